@@ -1,0 +1,24 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// Every error that plait reports at run time. The text names the knob that is wrong, its value, and what would be legal.
+class error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Throws `error(text)` unless `condition` holds. `text` is evaluated by the caller: pass literals, or build it in the
+/// failing branch with `fail`.
+inline void require(bool condition, const char* text) {
+  if (!condition) throw error(text);
+}
+
+[[noreturn]] inline void fail(const std::string& text) { throw error(text); }
+
+}  // namespace plait
