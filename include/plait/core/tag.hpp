@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// A name of at most 16 characters as two words: a template argument that every compiler prints, compares and mangles
+/// alike (arrays of characters do not survive nvcc).
+struct name {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+
+  template <std::size_t N>
+    requires(N <= 17)
+  consteval name(const char (&text)[N]) {  // NOLINT: implicit, so that a literal can be a template argument
+    for (std::size_t i = 0; i + 1 < N; ++i)
+      (i < 8 ? low : high) |= std::uint64_t{static_cast<unsigned char>(text[i])} << (8 * (i % 8));
+  }
+};
+
+/// A name as characters, ended by zero.
+struct tag_info {
+  char text[17]{};
+
+  constexpr explicit tag_info(plait::name n) {
+    for (int i = 0; i < 16; ++i) text[i] = static_cast<char>(((i < 8 ? n.low : n.high) >> (8 * (i % 8))) & 0xff);
+  }
+};
+
+/// Base of every axis: `struct tp : plait::axis_tag<"tp"> {};`, at namespace scope.
+template <name Name>
+struct axis_tag {
+  static constexpr plait::name plait_axis_name = Name;
+};
+
+/// Base of every dim: `struct hidden : plait::dim_tag<"hidden"> {};`, at namespace scope.
+template <name Name>
+struct dim_tag {
+  static constexpr plait::name plait_dim_name = Name;
+};
+
+template <class T>
+concept axis_like = std::is_class_v<T> && requires { T::plait_axis_name; };
+template <class T>
+concept dim_like = std::is_class_v<T> && requires { T::plait_dim_name; };
+
+template <axis_like T>
+inline constexpr tag_info axis_info_of{T::plait_axis_name};
+template <dim_like T>
+inline constexpr tag_info dim_info_of{T::plait_dim_name};
+
+/// Identity of a tag at run time and in `constexpr` code: the address of a variable that knows the tag's name. Two tags
+/// with one name are two identities. `Kind` keeps axes and dims apart.
+template <class Kind>
+struct tag_id {
+  const tag_info* info = nullptr;
+
+  constexpr const char* text() const { return info ? info->text : "(none)"; }
+  constexpr explicit operator bool() const { return info != nullptr; }
+  friend constexpr bool operator==(tag_id a, tag_id b) { return a.info == b.info; }
+  /// Order by name, for canonical forms. Tags that share a name have no order, so they must not share a mesh.
+  friend constexpr bool before(tag_id a, tag_id b) {
+    const char* x = a.text();
+    const char* y = b.text();
+    while (*x && *x == *y) ++x, ++y;
+    return static_cast<unsigned char>(*x) < static_cast<unsigned char>(*y);
+  }
+};
+struct axis_kind;
+struct dim_kind;
+using axis_id = tag_id<axis_kind>;
+using dim_id = tag_id<dim_kind>;
+
+template <axis_like T>
+inline constexpr axis_id axis_of{&axis_info_of<T>};
+template <dim_like T>
+inline constexpr dim_id dim_of{&dim_info_of<T>};
+
+/// The axes and dims of the training literature. Nothing in plait treats them differently from a user's own.
+struct dp : axis_tag<"dp"> {};
+struct pp : axis_tag<"pp"> {};
+struct cp : axis_tag<"cp"> {};
+struct tp : axis_tag<"tp"> {};
+struct ep : axis_tag<"ep"> {};
+
+struct batch : dim_tag<"batch"> {};
+struct seq : dim_tag<"seq"> {};
+struct hidden : dim_tag<"hidden"> {};
+struct heads : dim_tag<"heads"> {};
+struct kv_heads : dim_tag<"kv_heads"> {};
+struct head_dim : dim_tag<"head_dim"> {};
+struct ffn : dim_tag<"ffn"> {};
+struct vocab : dim_tag<"vocab"> {};
+
+}  // namespace plait

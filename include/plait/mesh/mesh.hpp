@@ -1,0 +1,166 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "plait/core/static_vector.hpp"
+#include "plait/core/tag.hpp"
+#include "plait/core/type_list.hpp"
+
+namespace plait {
+
+/// The most axes that one mesh, and the most axes that one dim may have.
+inline constexpr std::size_t max_axes = 6;
+
+/// Axes in order, the first one major: neighbours along the last axis are neighbours in the list of ranks.
+using axis_list = static_vector<axis_id, max_axes>;
+
+/// An extent that is known only at run time.
+inline constexpr std::int64_t dynamic = -1;
+
+/// One direction of a mesh: a tag and its extent (number of ranks along it), static or `dynamic`.
+template <axis_like Tag, std::int64_t Extent = dynamic>
+struct axis {
+  static_assert(Extent == dynamic || Extent >= 1, "an axis' extent is a number of ranks: at least 1, or plait::dynamic");
+  using tag = Tag;
+  static constexpr std::int64_t extent = Extent;
+};
+
+/// The value of a mesh: axes with extents. Ranks are numbered row-major, the last axis fastest.
+struct mesh_shape {
+  axis_list axes;
+  static_vector<std::int64_t, max_axes> extents;
+
+  constexpr void add(axis_id axis, std::int64_t extent) {
+    axes.push_back(axis);
+    extents.push_back(extent);
+  }
+  constexpr bool has(axis_id axis) const { return axes.contains(axis); }
+  /// Number of ranks along `axis`; 1 along an axis that the mesh does not have.
+  constexpr std::int64_t extent(axis_id axis) const {
+    const int i = axes.find(axis);
+    return i < 0 ? 1 : extents[static_cast<std::size_t>(i)];
+  }
+  /// Number of ranks of the group that the axes span together.
+  constexpr std::int64_t size(const axis_list& group) const {
+    std::int64_t n = 1;
+    for (axis_id axis : group) n *= extent(axis);
+    return n;
+  }
+  constexpr std::int64_t size() const { return size(axes); }
+
+  /// Place of `rank` along `axis`, 0 along an axis that the mesh does not have.
+  constexpr std::int64_t coordinate(std::int64_t rank, axis_id axis) const {
+    for (std::size_t i = axes.size(); i-- > 0;) {
+      if (axes[i] == axis) return rank % extents[i];
+      rank /= extents[i];
+    }
+    return 0;
+  }
+  /// Place of `rank` in the group that `group` spans, the first axis major. This is the index of its shard when a dim is
+  /// sharded over those axes in that order.
+  constexpr std::int64_t index_in(std::int64_t rank, const axis_list& group) const {
+    std::int64_t index = 0;
+    for (axis_id axis : group) index = index * extent(axis) + coordinate(rank, axis);
+    return index;
+  }
+  /// A number that the ranks of one group share and no two groups do: the index over all the other axes.
+  constexpr std::int64_t group_of(std::int64_t rank, const axis_list& group) const {
+    return index_in(rank, others(group));
+  }
+  constexpr axis_list others(const axis_list& group) const {
+    axis_list rest;
+    for (axis_id axis : axes)
+      if (!group.contains(axis)) rest.push_back(axis);
+    return rest;
+  }
+  /// The rank at the given coordinates, one for each axis in the mesh's order.
+  template <class... Coordinates>
+    requires(sizeof...(Coordinates) <= max_axes)
+  constexpr std::int64_t rank_at(Coordinates... coordinates) const {
+    const std::int64_t at[] = {static_cast<std::int64_t>(coordinates)...};
+    std::int64_t rank = 0;
+    for (std::size_t i = 0; i < sizeof...(Coordinates); ++i) rank = rank * extents[i] + at[i];
+    return rank;
+  }
+
+  friend constexpr bool operator==(const mesh_shape&, const mesh_shape&) = default;
+};
+
+namespace detail {
+
+constexpr bool all_distinct(const axis_list& axes) {
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    for (std::size_t j = i + 1; j < axes.size(); ++j)
+      if (axes[i] == axes[j]) return false;
+  return true;
+}
+constexpr bool all_ordered_by_name(const axis_list& axes) {
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    for (std::size_t j = i + 1; j < axes.size(); ++j)
+      if (!before(axes[i], axes[j]) && !before(axes[j], axes[i])) return false;
+  return true;
+}
+
+}  // namespace detail
+
+/// A device mesh as a type: `mesh<axis<dp>, axis<tp, 4>>`. As in `std::mdspan`, only dynamic extents are stored, and an
+/// object is made from them in order: `mesh<axis<dp>, axis<tp, 4>> m{2};`.
+template <class... Axes>
+struct mesh {
+  static_assert(sizeof...(Axes) <= max_axes, "a mesh has at most plait::max_axes axes");
+  using tags = type_list<typename Axes::tag...>;
+  static constexpr std::size_t rank = sizeof...(Axes);
+  static constexpr std::size_t rank_dynamic = (std::size_t{0} + ... + (Axes::extent == dynamic ? 1 : 0));
+  static constexpr axis_list axes{[] {
+    axis_list list;
+    (list.push_back(axis_of<typename Axes::tag>), ...);
+    return list;
+  }()};
+  static_assert(detail::all_distinct(axes), "a mesh names each axis once");
+  static_assert(!detail::all_distinct(axes) || detail::all_ordered_by_name(axes),
+                "two axes of a mesh have the same name: give each axis_tag its own");
+
+  constexpr mesh()
+    requires(rank_dynamic == 0)
+  {}
+  template <class... Extents>
+    requires(sizeof...(Extents) == rank_dynamic && rank_dynamic > 0 && (std::convertible_to<Extents, std::int64_t> && ...))
+  constexpr explicit mesh(Extents... extents) : dynamic_{static_cast<std::int64_t>(extents)...} {}
+  /// From a shape, such as a parsed command line; the static extents must agree (`parse_mesh` checks them).
+  static constexpr mesh from(const mesh_shape& shape) {
+    mesh m{uninitialised{}};
+    std::size_t next = 0;
+    ((Axes::extent == dynamic ? void(m.dynamic_[next++] = shape.extent(axis_of<typename Axes::tag>)) : void()), ...);
+    return m;
+  }
+
+  constexpr mesh_shape shape() const {
+    mesh_shape result;
+    std::size_t next = 0;
+    (result.add(axis_of<typename Axes::tag>, Axes::extent == dynamic ? dynamic_[next++] : Axes::extent), ...);
+    return result;
+  }
+  /// The shape with every dynamic extent set to `dynamic`: what is known at compile time.
+  static constexpr mesh_shape static_shape() {
+    mesh_shape result;
+    (result.add(axis_of<typename Axes::tag>, Axes::extent), ...);
+    return result;
+  }
+  constexpr std::int64_t size() const { return shape().size(); }
+
+ private:
+  struct uninitialised {};
+  constexpr explicit mesh(uninitialised) {}
+
+  std::int64_t dynamic_[rank_dynamic == 0 ? 1 : rank_dynamic]{};
+};
+
+template <class T>
+inline constexpr bool is_mesh = false;
+template <class... Axes>
+inline constexpr bool is_mesh<mesh<Axes...>> = true;
+template <class T>
+concept mesh_like = is_mesh<T>;
+
+}  // namespace plait
