@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "plait/device/allocator.hpp"
+#include "plait/device/buffer.hpp"
+#include "plait/device/device.hpp"
+#include "plait/device/gemm_onednn.hpp"
+#include "plait/device/gemm_openblas.hpp"
+
+namespace plait {
+
+/// One rank's share of the processor. Everything runs at once in the calling thread, so streams and events have nothing
+/// left to do. Construct it in the rank's own thread: the number of threads of a product is a property of the thread that
+/// calls it (see `bind_thread`).
+class cpu {
+ public:
+  struct options {
+    int threads = 1;  ///< threads that one float or bf16 product may use; at least 1
+  };
+
+  class event;
+
+  /// An ordered queue of work whose work has always finished.
+  class stream {
+   public:
+    void synchronize() const {}
+    void wait(const event&) const {}
+    bool operator==(const stream&) const = default;
+  };
+
+  /// A point in a stream that has always been reached.
+  class event {
+   public:
+    void record(stream) {}
+    void synchronize() const {}
+    bool done() const { return true; }
+  };
+
+  cpu() : cpu(options{}) {}
+  explicit cpu(options settings) : options_(settings) {
+    if (options_.threads < 1) {
+      fail("cpu: options::threads = " + std::to_string(options_.threads) + ", must be at least 1");
+    }
+    warm_up();
+    set_openblas_threads(options_.threads);
+    bind_thread();
+  }
+  cpu(const cpu&) = delete;
+  cpu& operator=(const cpu&) = delete;
+
+  /// Runs the first product of the process, which initialises oneDNN (7 ms) outside of any measured or concurrent
+  /// code. The constructor calls it; calling it before threads are started keeps that time out of them.
+  static void warm_up() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      onednn_gemm::set_threads(1);
+      const float in[4] = {1, 2, 3, 4};
+      float out[4];
+      onednn_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
+    });
+  }
+
+  /// Applies `options::threads` to the calling thread: for a device that was made in another thread.
+  void bind_thread() const { onednn_gemm::set_threads(options_.threads); }
+
+  int threads() const { return options_.threads; }
+  stream main_stream() const { return {}; }
+  stream side_stream() const { return {}; }
+  void synchronize() const {}
+
+  /// Uninitialised memory on a 64-byte boundary; null for no bytes. Throws `plait::error` when memory is exhausted.
+  void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
+  void release(void* pointer, stream = {}) { allocator_.release(pointer); }
+
+  void copy(void* to, const void* from, std::size_t bytes, stream = {}) const {
+    if (bytes != 0) std::memmove(to, from, bytes);
+  }
+  void zero(void* to, std::size_t bytes, stream = {}) const {
+    if (bytes != 0) std::memset(to, 0, bytes);
+  }
+
+  std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
+  std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
+  std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
+  void reset_peak() { allocator_.reset_peak(); }
+  void release_cache() { allocator_.release_cache(); }
+
+  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, where op transposes if the flag is set and lda, ldb,
+  /// ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
+  /// `plait::error` for negative sizes or a leading dimension shorter than a row.
+  template <class T>
+    requires std::is_same_v<T, float> || std::is_same_v<T, double>
+  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const T* a,
+            std::int64_t lda, const T* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) {
+    const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
+    problem.check();
+    if (m == 0 || n == 0) return;
+    if (k == 0) return scale_matrix(m, n, beta, c, ldc);
+    if constexpr (std::is_same_v<T, float>) {
+      onednn_.run(problem, alpha, a, b, beta, c);
+    } else {
+      openblas_gemm(problem, alpha, a, b, beta, c);
+    }
+  }
+
+  /// The same with bf16 factors and a float result. Throws `plait::error` unless `supports_bf16()`.
+  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const bf16* a,
+            std::int64_t lda, const bf16* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+    if (!supports_bf16()) {
+      fail("gemm: this processor has no bf16 instructions (avx512_bf16 or amx_bf16); choose float");
+    }
+    const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
+    problem.check();
+    if (m == 0 || n == 0) return;
+    if (k == 0) return scale_matrix(m, n, beta, c, ldc);
+    onednn_.run(problem, alpha, a, b, beta, c);
+  }
+
+  /// Whether bf16 products run in hardware here.
+  static bool supports_bf16() { return onednn_gemm::supports_bf16(); }
+
+ private:
+  struct heap {
+    static constexpr std::align_val_t alignment{64};
+    void* allocate(std::size_t bytes) const {
+      void* const pointer = ::operator new(bytes, alignment, std::nothrow);
+      if (pointer == nullptr) fail("cpu: out of memory, " + std::to_string(bytes) + " bytes were asked for");
+      return pointer;
+    }
+    void release(void* pointer, std::size_t) const noexcept { ::operator delete(pointer, alignment); }
+  };
+
+  options options_;
+  caching_allocator<heap> allocator_;
+  onednn_gemm onednn_;
+};
+
+static_assert(compute_device<cpu>);
+
+}  // namespace plait

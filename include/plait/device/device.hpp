@@ -1,0 +1,40 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "plait/core/dtype.hpp"
+
+namespace plait {
+
+/// What a place that computes must offer. Layers and kernels are written against this concept; `cpu` models it, a GPU
+/// device models it with real streams. A device object belongs to one rank and is used by that rank's thread only
+/// (`allocate` and `release` may be called from any thread).
+///
+/// * `stream` is a small copyable handle that names an ordered queue of work; `main_stream()` is where gemm and the
+///   kernels run, `side_stream()` is where communication that overlaps them runs. A device without queues returns
+///   handles whose operations have already finished.
+/// * `event` marks a point in a stream: `record(stream)`, `stream.wait(event)`, `event.synchronize()`, `event.done()`.
+/// * memory is bound to the stream it was allocated on: after `release(ptr, stream)` it is reused only on `stream`.
+template <class D>
+concept compute_device =
+    requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from, std::size_t bytes,
+             std::int64_t n, const float* in, float* out) {
+      { d.main_stream() } -> std::same_as<typename D::stream>;
+      { d.side_stream() } -> std::same_as<typename D::stream>;
+      { d.allocate(bytes, s) } -> std::same_as<void*>;
+      d.release(to, s);
+      d.copy(to, from, bytes, s);
+      d.zero(to, bytes, s);
+      d.synchronize();
+      d.gemm(false, true, n, n, n, 1.0f, in, n, in, n, 0.0f, out, n);
+      { d.supports_bf16() } -> std::convertible_to<bool>;
+      s.synchronize();
+      s.wait(e);
+      e.record(s);
+      e.synchronize();
+      { e.done() } -> std::convertible_to<bool>;
+    };
+
+}  // namespace plait

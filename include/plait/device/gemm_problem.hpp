@@ -1,0 +1,59 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major; lda, ldb, ldc are the elements
+/// between consecutive rows of A, B, C as they are stored (before op).
+struct gemm_problem {
+  bool trans_a = false;
+  bool trans_b = false;
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  std::int64_t lda = 0;
+  std::int64_t ldb = 0;
+  std::int64_t ldc = 0;
+
+  bool operator==(const gemm_problem&) const = default;
+
+  std::string text() const {
+    return "gemm(trans_a=" + std::to_string(trans_a) + ", trans_b=" + std::to_string(trans_b) +
+           ", m=" + std::to_string(m) + ", n=" + std::to_string(n) + ", k=" + std::to_string(k) +
+           ", lda=" + std::to_string(lda) + ", ldb=" + std::to_string(ldb) + ", ldc=" + std::to_string(ldc) + ")";
+  }
+
+  /// Throws `plait::error` for negative sizes or rows that overlap.
+  void check() const {
+    const auto at_least = [&](const char* name, std::int64_t value, std::int64_t least) {
+      if (value < least) {
+        fail(text() + ": " + name + " must be at least " + std::to_string(least) + ", the length of a stored row");
+      }
+    };
+    if (m < 0 || n < 0 || k < 0) fail(text() + ": m, n and k must not be negative");
+    at_least("lda", lda, trans_a ? m : k);
+    at_least("ldb", ldb, trans_b ? k : n);
+    at_least("ldc", ldc, n);
+  }
+};
+
+/// C = beta * C, what a product over k = 0 leaves.
+template <class T>
+void scale_matrix(std::int64_t m, std::int64_t n, T beta, T* c, std::int64_t ldc) {
+  for (std::int64_t row = 0; row < m; ++row) {
+    T* const c_row = c + row * ldc;
+    if (beta == T(0)) {
+      std::fill(c_row, c_row + n, T(0));
+    } else {
+      for (std::int64_t column = 0; column < n; ++column) c_row[column] *= beta;
+    }
+  }
+}
+
+}  // namespace plait
