@@ -1,0 +1,67 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// A whole file, mapped read-only. Ranks that are threads share the pages, and ranks that are processes share them
+/// through the page cache, so a data set of any size costs memory once per machine.
+///
+/// The file must not shrink while it is mapped.
+class mapped_file {
+ public:
+  /// Maps `path`. `knob` is what the user set to name this file; every error text starts with it.
+  /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
+  mapped_file(std::string path, const std::string& knob) : path_(std::move(path)) {
+    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) fail(knob + ": cannot open '" + path_ + "': " + std::strerror(errno));
+    struct closer {
+      int descriptor;
+      ~closer() { ::close(descriptor); }
+    } close_at_exit{descriptor};
+    struct stat status {};
+    if (::fstat(descriptor, &status) != 0) fail(knob + ": cannot examine '" + path_ + "': " + std::strerror(errno));
+    if (S_ISDIR(status.st_mode)) fail(knob + ": '" + path_ + "' is a folder; name a file");
+    if (!S_ISREG(status.st_mode))
+      fail(knob + ": '" + path_ + "' is no regular file; pipes and devices cannot be mapped");
+    size_ = static_cast<std::size_t>(status.st_size);
+    if (size_ == 0) return;
+    void* start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (start == MAP_FAILED) fail(knob + ": cannot map '" + path_ + "': " + std::strerror(errno));
+    data_ = static_cast<const std::byte*>(start);
+  }
+  ~mapped_file() {
+    if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  }
+  mapped_file(const mapped_file&) = delete;
+  mapped_file& operator=(const mapped_file&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// The bytes of a whole file as text. Errors as `mapped_file`.
+inline std::string read_file(const std::string& path, const std::string& knob) {
+  const mapped_file file(path, knob);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+}  // namespace plait

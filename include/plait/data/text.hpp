@@ -1,0 +1,117 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plait/data/token_source.hpp"
+
+namespace plait {
+
+/// Entropy in nats of a distribution given by counts: -sum p log p. The loss of the best model that ignores context.
+inline double entropy(std::span<const std::int64_t> counts) {
+  double total = 0;
+  for (std::int64_t n : counts) total += static_cast<double>(n);
+  double sum = 0;
+  for (std::int64_t n : counts) {
+    if (n > 0) sum += static_cast<double>(n) * std::log(total / static_cast<double>(n));
+  }
+  return total > 0 ? sum / total : 0;
+}
+
+/// Entropy in nats of the single bytes of `text`; log 256 = 5.545 at most.
+inline double unigram_entropy(std::string_view text) {
+  std::vector<std::int64_t> counts(256);
+  for (char c : text) ++counts[static_cast<unsigned char>(c)];
+  return entropy(counts);
+}
+
+/// Entropy in nats of the single tokens of a whole source; reads all of it. Throws `error` as `token_source::read`.
+inline double unigram_entropy(const token_source& source) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(source.vocab()));
+  std::vector<std::int64_t> chunk(1 << 14);
+  for (std::int64_t first = 0; first < source.size();) {
+    const std::int64_t n = std::min<std::int64_t>(source.size() - first, static_cast<std::int64_t>(chunk.size()));
+    source.read(first, n, chunk.data());
+    for (std::int64_t i = 0; i < n; ++i) ++counts[static_cast<std::size_t>(chunk[static_cast<std::size_t>(i)])];
+    first += n;
+  }
+  return entropy(counts);
+}
+
+/// The tokens of a text by bytes.
+inline std::vector<std::int64_t> encode_bytes(std::string_view text) {
+  std::vector<std::int64_t> tokens;
+  tokens.reserve(text.size());
+  for (char c : text) tokens.push_back(static_cast<unsigned char>(c));
+  return tokens;
+}
+
+namespace detail {
+
+/// Bytes of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7), 0 if there is none.
+inline std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto follows = [&](std::size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return text.empty() ? 0 : 1;
+  if (lead >= 0xc2 && lead <= 0xdf) return follows(1) ? 2 : 0;
+  if (lead >= 0xe0 && lead <= 0xef) {
+    const bool overlong = lead == 0xe0 && byte(1) < 0xa0;
+    const bool surrogate = lead == 0xed && byte(1) > 0x9f;
+    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
+  }
+  if (lead >= 0xf0 && lead <= 0xf4) {
+    const bool overlong = lead == 0xf0 && byte(1) < 0x90;
+    const bool beyond = lead == 0xf4 && byte(1) > 0x8f;
+    return follows(1) && follows(2) && follows(3) && !overlong && !beyond ? 4 : 0;
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+/// `text` made safe for a terminal: line feeds, tabs, printable ASCII and well-formed UTF-8 stay; control characters
+/// (also U+0080 to U+009F, which some terminals obey) and stray bytes become `\xHH`.
+inline std::string printable(std::string_view text) {
+  constexpr char digits[] = "0123456789abcdef";
+  std::string out;
+  const auto escape = [&](char c) {
+    const auto value = static_cast<unsigned char>(c);
+    out += {'\\', 'x', digits[value >> 4], digits[value & 15]};
+  };
+  while (!text.empty()) {
+    const std::size_t length = detail::utf8_length(text);
+    const auto lead = static_cast<unsigned char>(text[0]);
+    const bool control = (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;
+    const bool upper_control = length == 2 && lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;
+    const std::size_t taken = std::max<std::size_t>(length, 1);
+    if (length == 0 || control || upper_control) {
+      for (char c : text.substr(0, taken)) escape(c);
+    } else {
+      out += text.substr(0, taken);
+    }
+    text.remove_prefix(taken);
+  }
+  return out;
+}
+
+/// Tokens by bytes as printable text; a token that is no byte becomes `<token>`.
+inline std::string decode_bytes(std::span<const std::int64_t> tokens) {
+  std::string out, run;
+  for (std::int64_t token : tokens) {
+    if (token >= 0 && token < 256) {
+      run += static_cast<char>(static_cast<unsigned char>(token));
+      continue;
+    }
+    out += printable(run) + "<" + std::to_string(token) + ">";
+    run.clear();
+  }
+  return out + printable(run);
+}
+
+}  // namespace plait

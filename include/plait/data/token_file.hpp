@@ -1,0 +1,236 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "plait/core/error.hpp"
+#include "plait/data/mapped_file.hpp"
+
+namespace plait {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and are read in place");
+
+/// How the tokens lie in a file.
+enum class token_format {
+  automatic,  ///< `.idx`, or `.bin` with an `.idx` beside it: megatron; another `.bin`: nanogpt; all else: bytes
+  bytes,      ///< any file; each byte is a token, vocabulary 256
+  megatron,   ///< `.bin` and `.idx` of Megatron-LM's indexed dataset
+  nanogpt,    ///< flat uint16 tokens without a header
+};
+
+constexpr const char* name_of(token_format format) {
+  switch (format) {
+    case token_format::automatic:
+      return "auto";
+    case token_format::bytes:
+      return "bytes";
+    case token_format::megatron:
+      return "megatron";
+    case token_format::nanogpt:
+      return "nanogpt";
+  }
+  return "?";
+}
+
+/// The format called `name`; `error` naming `knob` and the legal names otherwise.
+inline token_format token_format_from(std::string_view name, const std::string& knob = "--data-format") {
+  for (auto format : {token_format::automatic, token_format::bytes, token_format::megatron, token_format::nanogpt}) {
+    if (name == name_of(format)) return format;
+  }
+  fail(knob + ": unknown format '" + std::string(name) + "'; legal are auto, bytes, megatron, nanogpt");
+}
+
+/// The integer type that a file stores its tokens in.
+enum class token_type : std::uint8_t { u8, i8, i16, u16, i32, i64 };
+
+constexpr std::int64_t size_of(token_type type) {
+  switch (type) {
+    case token_type::u8:
+    case token_type::i8:
+      return 1;
+    case token_type::i16:
+    case token_type::u16:
+      return 2;
+    case token_type::i32:
+      return 4;
+    case token_type::i64:
+      return 8;
+  }
+  return 1;
+}
+
+/// The tokens of one file: `count` integers of `type`, from the first byte of `file`.
+struct token_file {
+  std::shared_ptr<const mapped_file> file;
+  token_type type = token_type::u8;
+  std::int64_t count = 0;
+};
+
+namespace detail {
+
+/// Reads the header fields of a Megatron index in order, and says where a file ends too early.
+class index_reader {
+ public:
+  index_reader(const mapped_file& file, const std::string& knob) : file_(file), knob_(knob) {}
+
+  template <class T>
+  T next(const char* what) {
+    T value{};
+    std::memcpy(&value, take(1, sizeof(T), what), sizeof(T));
+    return value;
+  }
+  /// `count` elements of `size` bytes; unaligned, so the caller copies each out.
+  const std::byte* take(std::uint64_t count, std::uint64_t size, const char* what) {
+    const std::uint64_t left = file_.bytes().size() - position_;
+    if (count > left / size) {
+      bad("is truncated: its " + std::string(what) + " would need " + std::to_string(count) + " x " +
+          std::to_string(size) + " bytes from byte " + std::to_string(position_) + ", and " + std::to_string(left) +
+          " are left");
+    }
+    const std::byte* start = file_.bytes().data() + position_;
+    position_ += count * size;
+    return start;
+  }
+  std::uint64_t left() const { return file_.bytes().size() - position_; }
+  [[noreturn]] void bad(const std::string& what) const { fail(knob_ + ": '" + file_.path() + "' " + what); }
+
+ private:
+  const mapped_file& file_;
+  const std::string& knob_;
+  std::uint64_t position_ = 0;
+};
+
+template <class T>
+T element(const std::byte* start, std::uint64_t index) {
+  T value{};
+  std::memcpy(&value, start + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+inline token_type megatron_token_type(const index_reader& index, std::uint8_t code) {
+  switch (code) {
+    case 1:
+      return token_type::u8;
+    case 2:
+      return token_type::i8;
+    case 3:
+      return token_type::i16;
+    case 4:
+      return token_type::i32;
+    case 5:
+      return token_type::i64;
+    case 6:
+    case 7:
+      index.bad("stores floating-point numbers (dtype code " + std::to_string(code) + "); tokens are integers");
+    case 8:
+      return token_type::u16;
+    default:
+      index.bad("has the unknown dtype code " + std::to_string(code) + "; legal are 1 to 5 and 8");
+  }
+}
+
+}  // namespace detail
+
+/// Opens Megatron-LM's indexed dataset. `path` is the `.bin`, the `.idx`, or what both names have in common. The
+/// sequences are read as one stream in the order of the file; samples may cross the borders of documents, as in
+/// Megatron's GPT data set. Index: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64 sequences, u64 documents, i32
+/// length of each sequence, i64 byte offset of each sequence, i64 first sequence of each document, perhaps one i8 mode
+/// each.
+inline token_file open_megatron(const std::string& path, const std::string& knob) {
+  std::string stem = path;
+  if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
+  const mapped_file index_file(stem + ".idx", knob);
+  auto tokens = std::make_shared<const mapped_file>(stem + ".bin", knob);
+
+  detail::index_reader index(index_file, knob);
+  if (std::memcmp(index.take(9, 1, "magic"), "MMIDIDX\0\0", 9) != 0) {
+    index.bad("is no Megatron index: it does not start with \"MMIDIDX\"");
+  }
+  if (const auto version = index.next<std::uint64_t>("version"); version != 1) {
+    index.bad("has version " + std::to_string(version) + "; version 1 is legal");
+  }
+  const token_type type = detail::megatron_token_type(index, index.next<std::uint8_t>("dtype code"));
+  const auto sequences = index.next<std::uint64_t>("number of sequences");
+  const auto documents = index.next<std::uint64_t>("number of documents");
+  const std::byte* lengths = index.take(sequences, 4, "sequence lengths");
+  const std::byte* offsets = index.take(sequences, 8, "sequence offsets");
+  const std::byte* starts = index.take(documents, 8, "document starts");
+  if (index.left() != 0 && index.left() != sequences) {
+    index.bad("has " + std::to_string(index.left()) + " bytes after its last field");
+  }
+  const auto bytes = static_cast<std::int64_t>(tokens->bytes().size());
+  std::int64_t end = 0;
+  for (std::uint64_t s = 0; s < sequences; ++s) {
+    const auto length = detail::element<std::int32_t>(lengths, s);
+    const auto offset = detail::element<std::int64_t>(offsets, s);
+    if (length < 0) index.bad("gives sequence " + std::to_string(s) + " the length " + std::to_string(length));
+    if (offset != end) {
+      index.bad("places sequence " + std::to_string(s) + " at byte " + std::to_string(offset) +
+                " and the one before ends at " + std::to_string(end) +
+                "; sequences must follow each other without gaps");
+    }
+    end += length * size_of(type);  // cannot overflow: end <= bytes held before
+    if (end > bytes) {
+      fail(knob + ": '" + tokens->path() + "' is truncated: sequence " + std::to_string(s) +
+           " of its index ends at byte " + std::to_string(end) + ", and the file has " + std::to_string(bytes));
+    }
+  }
+  if (end != bytes) {
+    fail(knob + ": '" + tokens->path() + "' has " + std::to_string(bytes) + " bytes, and its index describes " +
+         std::to_string(end) + "; they do not belong together");
+  }
+  std::int64_t previous = 0;
+  for (std::uint64_t d = 0; d < documents; ++d) {
+    const auto start = detail::element<std::int64_t>(starts, d);
+    if (start < previous || static_cast<std::uint64_t>(start) > sequences) {
+      index.bad("lets document " + std::to_string(d) + " start at sequence " + std::to_string(start) + "; legal are " +
+                std::to_string(previous) + " to " + std::to_string(sequences));
+    }
+    previous = start;
+  }
+  return {std::move(tokens), type, end / size_of(type)};
+}
+
+/// Opens a flat file of uint16 tokens, as nanoGPT's data scripts write it.
+inline token_file open_nanogpt(const std::string& path, const std::string& knob) {
+  auto file = std::make_shared<const mapped_file>(path, knob);
+  const std::size_t bytes = file->bytes().size();
+  if (bytes % 2 != 0) {
+    fail(knob + ": '" + path + "' has " + std::to_string(bytes) +
+         " bytes, an odd number; it is truncated, or its tokens are not uint16");
+  }
+  constexpr std::int32_t llm_c_magic = 20240520;
+  if (bytes >= 4 && detail::element<std::int32_t>(file->bytes().data(), 0) == llm_c_magic) {
+    fail(knob + ": '" + path + "' has the header of llm.c; nanoGPT's format is flat uint16 tokens without a header");
+  }
+  return {std::move(file), token_type::u16, static_cast<std::int64_t>(bytes / 2)};
+}
+
+/// Opens any file as bytes.
+inline token_file open_bytes(const std::string& path, const std::string& knob) {
+  auto file = std::make_shared<const mapped_file>(path, knob);
+  const auto count = static_cast<std::int64_t>(file->bytes().size());
+  return {std::move(file), token_type::u8, count};
+}
+
+/// What `token_format::automatic` takes `path` for.
+inline token_format guess_token_format(const std::string& path) {
+  const auto exists = [](const std::string& name) {
+    std::error_code ignored;
+    return std::filesystem::exists(name, ignored);
+  };
+  if (path.ends_with(".idx")) return token_format::megatron;
+  if (path.ends_with(".bin")) {
+    return exists(path.substr(0, path.size() - 4) + ".idx") ? token_format::megatron : token_format::nanogpt;
+  }
+  if (!exists(path) && exists(path + ".bin") && exists(path + ".idx")) return token_format::megatron;
+  return token_format::bytes;
+}
+
+}  // namespace plait
