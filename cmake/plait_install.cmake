@@ -1,0 +1,29 @@
+# Headers, one export file per component, and the package configuration that loads only those asked for.
+
+include(CMakePackageConfigHelpers)
+
+set(plait_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/plait")
+
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/plait" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+foreach(component IN ITEMS plait cpu mpi)
+  set(target plait)
+  if(NOT component STREQUAL "plait")
+    set(target plait_${component})
+  endif()
+  if(TARGET ${target})
+    install(TARGETS ${target} EXPORT plait-${component})
+    install(EXPORT plait-${component} NAMESPACE plait:: FILE plait-${component}.cmake DESTINATION "${plait_config_dir}")
+  endif()
+endforeach()
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/plaitConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/plaitConfig.cmake" INSTALL_DESTINATION "${plait_config_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/plaitConfigVersion.cmake"
+  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+install(FILES
+  "${PROJECT_BINARY_DIR}/plaitConfig.cmake"
+  "${PROJECT_BINARY_DIR}/plaitConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/plait_dependencies.cmake"
+  DESTINATION "${plait_config_dir}")

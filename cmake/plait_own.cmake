@@ -1,0 +1,21 @@
+# plait::own: warnings, the processor's instruction set and sanitizers, for the project's own programs only.
+
+include_guard(GLOBAL)
+
+add_library(plait_own INTERFACE)
+add_library(plait::own ALIAS plait_own)
+target_compile_options(plait_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+if(PLAIT_WERROR)
+  target_compile_options(plait_own INTERFACE -Werror)
+endif()
+if(PLAIT_NATIVE)
+  target_compile_options(plait_own INTERFACE -march=native)
+endif()
+if(PLAIT_SANITIZE)
+  if(NOT PLAIT_SANITIZE MATCHES "^(address|undefined|address,undefined|undefined,address|thread)$")
+    message(FATAL_ERROR "PLAIT_SANITIZE is '${PLAIT_SANITIZE}'; legal are address, undefined, address,undefined and thread")
+  endif()
+  target_compile_options(plait_own INTERFACE
+    -fsanitize=${PLAIT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  target_link_options(plait_own INTERFACE -fsanitize=${PLAIT_SANITIZE})
+endif()

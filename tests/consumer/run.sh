@@ -1,0 +1,70 @@
+#!/bin/sh
+# consumer/run.sh WAY: configures, builds and runs a project that embeds plait, in a temporary folder.
+# WAY is find_package, fetch_content or add_subdirectory. PLAIT_SOURCE and PLAIT_BUILD name plait's folders.
+set -eu
+
+way=$1
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export FETCHCONTENT_UPDATES_DISCONNECTED=ON
+
+configure() { # configure NAME SOURCE ARGUMENTS...: the exit status of CMake, its output in $work/NAME.log
+  name=$1
+  source=$2
+  shift 2
+  cmake -S "$source" -B "$work/$name" -DCMAKE_BUILD_TYPE=Debug "$@" >"$work/$name.log" 2>&1
+}
+
+must() {
+  "$@" || {
+    cat "$work"/*.log
+    echo "failed: $*" >&2
+    exit 1
+  }
+}
+
+build_and_run() { # build_and_run NAME
+  cmake --build "$work/$1" -j 2 >>"$work/$1.log" 2>&1 && "$work/$1/app" && "$work/$1/algebra"
+}
+
+case "$way" in
+  find_package)
+    cmake --install "$PLAIT_BUILD" --prefix "$work/prefix" >"$work/install.log" 2>&1 || must false
+    must configure app "$here/find_package" -DCMAKE_PREFIX_PATH="$work/prefix"
+    must build_and_run app
+    # No component asked for: nothing is looked for, so a machine without oneDNN is served.
+    must configure bare "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON
+    # A component that cannot be had, or does not exist, is an error that says so.
+    if configure without "$here/find_package" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON; then
+      must false
+    fi
+    must grep -q "plait::cpu needs: dnnl" "$work/without.log"
+    if configure unknown "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DEXTRA_COMPONENT=abacus; then
+      must false
+    fi
+    must grep -q "abacus" "$work/unknown.log"
+    # The installed files must not name the folder they were built from.
+    if grep -rq "$PLAIT_SOURCE" "$work/prefix"; then
+      echo "the installed package names its source folder" >&2
+      exit 1
+    fi
+    ;;
+  fetch_content | add_subdirectory)
+    must configure app "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE"
+    must build_and_run app
+    # An embedding project gets the targets and nothing else: no tests, examples, install rules or flags of plait.
+    if cmake --build "$work/app" --target help | grep -Eq "train_llama|plait_thread_tests|unit_"; then
+      echo "plait's own programs are built in the embedding project" >&2
+      exit 1
+    fi
+    if grep -q -e "-march=native" -e "-Werror" -r "$work/app" --include build.ninja --include flags.make; then
+      echo "plait's own flags reach the embedding project" >&2
+      exit 1
+    fi
+    ;;
+  *)
+    echo "unknown way '$way'" >&2
+    exit 2
+    ;;
+esac

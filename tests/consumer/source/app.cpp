@@ -1,0 +1,14 @@
+#include "all.hpp"
+
+#include <cblas.h>
+#include <dnnl.hpp>
+
+int other();
+
+int main() {
+  // Both libraries are really linked, not just found.
+  const double x[2] = {3.0, 4.0};
+  const bool blas = cblas_ddot(2, x, 1, x, 1) == 25.0;
+  const bool dnn = dnnl_version() != nullptr;
+  return blas && dnn ? other() : 1;
+}

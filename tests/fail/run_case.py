@@ -1,0 +1,96 @@
+"""run_case.py --compiler C [--compiler C...] --include DIR CASE.cpp
+
+A case is ill-formed code. It must be refused by every compiler with all the texts that its leading comments name, and it
+must compile with -DPLAIT_FAIL_FIX, so that a mistake elsewhere in the file cannot make the test pass. Leading comments:
+
+    // expect: TEXT            in the messages of every compiler
+    // expect-gcc: TEXT        ... of g++ only
+    // expect-clang: TEXT      ... of clang++ only
+    // errors-at-most: N       a mistake is reported once, not twenty times
+
+Messages are compared with runs of white space made one blank and quotes made plain; lines of source that compilers echo
+are not part of them.
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|errors-at-most):\s*(.*?)\s*$")
+
+
+def directives(path: pathlib.Path) -> list[tuple[str, str]]:
+    found = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("//"):
+            break
+        match = DIRECTIVE.match(line)
+        if match:
+            found.append(match.groups())
+    return found
+
+
+def plain(text: str) -> str:
+    text = re.sub("[\u2018\u2019`]", "'", text)
+    return re.sub(r"\s+", " ", text)
+
+
+def is_clang(compiler: str) -> bool:
+    return "clang" in os.path.basename(compiler)
+
+
+def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool) -> tuple[int, str]:
+    quiet = "-fno-caret-diagnostics" if is_clang(compiler) else "-fno-diagnostics-show-caret"
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", quiet]
+    if not is_clang(compiler):
+        command.append("-fdiagnostics-color=never")
+    command += [f"-I{directory}" for directory in include]
+    if fixed:
+        command += ["-DPLAIT_FAIL_FIX", "-Werror", "-Wno-unused"]
+    run = subprocess.run([*command, str(source)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                         errors="replace", env={**os.environ, "LC_ALL": "C"})
+    return run.returncode, run.stdout
+
+
+def check(compiler: str, include: list[str], source: pathlib.Path) -> list[str]:
+    wanted = directives(source)
+    mine = {"expect", "expect-clang" if is_clang(compiler) else "expect-gcc"}
+    expected = [text for key, text in wanted if key in mine]
+    if not expected or not all(expected):
+        return [f"{source.name}: the leading comments name no text to expect from {compiler}"]
+
+    complaints = []
+    code, output = compile_case(compiler, include, source, fixed=True)
+    if code != 0:
+        complaints.append(f"{compiler}: does not compile with -DPLAIT_FAIL_FIX:\n{output}")
+    code, output = compile_case(compiler, include, source, fixed=False)
+    if code == 0:
+        return [*complaints, f"{compiler}: compiles, and was to be refused"]
+    messages = plain(output)
+    complaints += [f"{compiler}: no message holds: {text}" for text in expected if plain(text) not in messages]
+    errors = len(re.findall(r"(?:^|\s)(?:fatal )?error: ", output))
+    for key, limit in wanted:
+        if key == "errors-at-most" and errors > int(limit):
+            complaints.append(f"{compiler}: {errors} errors, and at most {limit} are wanted")
+    if complaints:
+        complaints.append(f"what {compiler} said:\n{output}")
+    return complaints
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compiler", action="append", required=True)
+    parser.add_argument("--include", action="append", default=[])
+    parser.add_argument("source", type=pathlib.Path)
+    arguments = parser.parse_args()
+    complaints = []
+    for compiler in arguments.compiler:
+        complaints += check(compiler, arguments.include, arguments.source)
+    print("\n".join(complaints))
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below; the lowest floors only the standard library.
+
+Floors are the folders of include/plait, listed from the ground up.
+"""
+import pathlib
+import re
+import sys
+
+FLOORS = ["core", "mesh", "layout", "schedule", "device", "kernels", "comm", "data", "tensor", "nn", "parallel", "optim",
+          "checkpoint", "plan", "observe", "models"]
+STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def floor_of(path: str) -> str | None:
+    """The floor of a path such as plait/core/error.hpp; None for headers above all floors or below (version.hpp)."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else None
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    complaints, seen = [], 0
+    for file in sorted(root.glob("plait/**/*.hpp")):
+        name = file.relative_to(root).as_posix()
+        floor = floor_of(name)
+        seen += 1
+        if floor is not None and floor not in FLOORS:
+            complaints.append(f"{name}: the folder is no floor")
+            continue
+        text = file.read_text()
+        if text.count("\n") > 500:
+            complaints.append(f"{name}: over 500 lines")
+        for bracket, included in INCLUDE.findall(text):
+            if bracket == '"':
+                included_path = (file.parent / included).resolve()
+                included = included_path.relative_to(root.resolve()).as_posix()
+            if included.startswith("plait/"):
+                if not (root / included).exists():
+                    complaints.append(f"{name}: includes {included}, which does not exist")
+                if floor is None or included == "plait/version.hpp":
+                    continue
+                target = floor_of(included)
+                if target is None:
+                    complaints.append(f"{name}: includes {included}, which stands above the floors")
+                elif target in FLOORS and FLOORS.index(target) > FLOORS.index(floor):
+                    complaints.append(f"{name} ({floor}): includes {included}, from the higher floor {target}")
+            elif floor in STANDARD_ONLY and ("/" in included or included.endswith((".h", ".hpp"))):
+                complaints.append(f"{name} ({floor}): includes {included}; this floor needs only the standard library")
+    for complaint in complaints:
+        print(complaint)
+    print(f"{seen} headers, {len(complaints)} complaints")
+    return 1 if complaints or seen == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

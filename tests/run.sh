@@ -1,0 +1,58 @@
+#!/bin/sh
+# Installs what is missing (Debian 12, root), builds, and runs every test.
+#
+#   sh tests/run.sh            everything: release, clang 16 for what is only compiled, address, undefined and thread
+#                              sanitizers, in that order
+#   sh tests/run.sh --quick    the release build and its tests only
+set -eu
+
+cd "$(dirname "$0")/.."
+. cmake/packages.sh
+
+quick=no
+for argument in "$@"; do
+  case "$argument" in
+    --quick) quick=yes ;;
+    *)
+      echo "unknown argument '$argument'; legal is --quick" >&2
+      exit 2
+      ;;
+  esac
+done
+
+# shellcheck disable=SC2086  # lists of names
+install_packages $plait_build_packages $plait_mpi_packages $plait_test_packages
+
+jobs=$(plait_jobs)
+started=$(date +%s)
+say() { echo "== $* ($(($(date +%s) - started)) s)"; }
+
+say "release: build"
+cmake --preset release >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+rm -f build.log
+cmake --build build -j "$jobs"
+
+failed=""
+if [ "$quick" = no ]; then
+  say "clang 16: theorems and headers"
+  cmake --preset clang -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
+  cmake --build build/clang -j "$jobs" --target plait_static plait_headers
+
+  say "address and undefined sanitizers: build and tests"
+  cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --build build/asan -j "$jobs"
+  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=ignore -L unit || failed="$failed asan"
+
+  say "thread sanitizer: build and tests"
+  cmake --preset tsan -DPLAIT_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --build build/tsan -j "$jobs" --target plait_thread_tests
+  ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=ignore -L threads || failed="$failed tsan"
+fi
+
+say "release: tests"
+ctest --test-dir build -j "$jobs" --output-on-failure --no-tests=error || failed="$failed release"
+
+if [ -n "$failed" ]; then
+  echo "failed:$failed" >&2
+  exit 1
+fi
