@@ -1,0 +1,271 @@
+#pragma once
+
+#include <initializer_list>
+
+#include "plait/layout/verdict.hpp"
+
+namespace plait {
+
+/// How an operation combines its operands: `sum` is linear in all of them jointly (add, subtract; with one operand:
+/// scale, cast), `product` is linear in each of them, `nonlinear` is neither.
+enum class combine : std::uint8_t { sum, product, nonlinear };
+
+namespace detail {
+
+using operands = std::initializer_list<const layout*>;
+
+constexpr axis_list axes_of(operands all) {
+  axis_list axes;
+  for (const layout* a : all) axes = union_of(axes, a->mentioned());
+  return axes;
+}
+
+/// Operands that share a dim must hold the same part of it: the same axes in the same order.
+constexpr verdict same_parts(const layout& a, const layout& b) {
+  verdict worst;
+  for (const dim_placement& p : a.dims) {
+    if (!b.has(p.dim)) continue;
+    const axis_list other = b.axes_of(p.dim);
+    if (p.axes == other) continue;
+    verdict v{rule::axis_order_differs, p.axes.empty() ? other[0] : p.axes[0], p.dim, state::varying, state::varying};
+    for (axis_id axis : union_of(p.axes, other))
+      if (p.axes.contains(axis) != other.contains(axis))
+        v = {rule::sharded_and_whole, axis, p.dim, a.state_of(axis), b.state_of(axis)};
+    worst.worsen(v);
+  }
+  return worst;
+}
+
+/// The state on one axis of an elementwise combination of values that agree on their parts; `varying` stands for any dim.
+/// A value that is replicated goes with one that varies only if it lacks the sharded dim; that is `same_parts`' business.
+struct axis_outcome {
+  state result;
+  rule code;
+};
+constexpr axis_outcome combine_states(combine how, state a, state b) {
+  using enum state;
+  if (a == partial || b == partial) {
+    const state other = a == partial ? b : a;
+    if (how == combine::nonlinear) return {replicated, rule::partial_nonlinear};
+    if (how == combine::sum) return {partial, other == partial ? rule::ok : rule::partial_plus_other};
+    if (other == partial) return {partial, rule::partial_times_partial};
+    if (other == varying) return {varying, rule::partial_times_varying};
+    return {partial, other == invariant ? rule::meets_invariant : rule::ok};
+  }
+  if (a == b) return {a, rule::ok};
+  if (a == invariant || b == invariant) return {a == invariant ? b : a, rule::meets_invariant};
+  return {varying, rule::ok};
+}
+
+constexpr verdict outcome(rule code, axis_id axis, dim_id dim, state a, state b) {
+  return code == rule::ok ? verdict{} : verdict{code, axis, dim, a, b};
+}
+
+/// Puts the non-varying states of `axis` into a result whose dims are placed already.
+constexpr void settle(layout& result, axis_id axis, state s) {
+  if (s != state::varying && !result.sharded_by(axis)) result.set(axis, s);
+}
+
+}  // namespace detail
+
+/// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out` is
+/// a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a partial
+/// result; a sharded operand needs a replicated (not invariant) partner; a partial one likewise.
+constexpr ruled contract(const layout& a, const layout& b, const dim_list& out) {
+  ruled r;
+  r.verdict = detail::same_parts(a, b);
+  for (dim_id dim : out) {
+    if (!a.has(dim) && !b.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+    r.result.dims.push_back({dim, a.has(dim) ? a.axes_of(dim) : b.axes_of(dim)});
+  }
+  for (axis_id axis : detail::axes_of({&a, &b})) {
+    const state sa = a.state_of(axis), sb = b.state_of(axis);
+    const dim_id da = a.sharded_by(axis), db = b.sharded_by(axis);
+    if (da && db && !(da == db)) {
+      r.verdict.worsen({rule::one_axis_two_dims, axis, db, sa, sb});
+      for (dim_placement& p : r.result.dims)
+        if (p.dim == db)
+          if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
+      continue;
+    }
+    const auto [s, code] = detail::combine_states(combine::product, sa, sb);
+    r.verdict.worsen(detail::outcome(code, axis, da ? da : db, sa, sb));
+    detail::settle(r.result, axis, s == state::varying ? state::partial : s);
+  }
+  return r;
+}
+
+/// An elementwise operation of one or more operands. The first has all dims of the result; the others may lack some
+/// (broadcast). Operands must hold the same parts; states agree, or a replicated value is broadcast into a sharded one.
+constexpr ruled pointwise(combine how, std::initializer_list<const layout*> operands) {
+  const layout& first = **operands.begin();
+  ruled r;
+  r.result.dims = first.dims;
+  for (const layout* b : operands) {
+    r.verdict.worsen(detail::same_parts(first, *b));
+    for (const dim_placement& p : b->dims)
+      if (!first.has(p.dim)) r.verdict.worsen({rule::dims_differ, {}, p.dim});
+  }
+  for (axis_id axis : detail::axes_of(operands)) {
+    state s = first.state_of(axis);
+    if (s == state::partial && how == combine::nonlinear)
+      r.verdict.worsen({rule::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
+    for (const layout* b : operands) {
+      if (b == *operands.begin()) continue;
+      const state sb = b->state_of(axis);
+      const dim_id da = first.sharded_by(axis), db = b->sharded_by(axis);
+      if (da && db && !(da == db)) {
+        r.verdict.worsen({rule::one_axis_two_dims, axis, db, s, sb});
+        continue;
+      }
+      if (db && !da) {  // the result has the dim, so the first operand holds all of it: same_parts has said so
+        r.verdict.worsen({rule::sharded_and_whole, axis, db, s, sb});
+        continue;
+      }
+      const auto [next, code] = detail::combine_states(how, s, sb);
+      r.verdict.worsen(detail::outcome(code, axis, da, s, sb));
+      s = next;
+    }
+    detail::settle(r.result, axis, s);
+  }
+  return r;
+}
+
+/// Sum (or mean) over `dim`, which leaves the result: partial over the axes that sharded it.
+constexpr ruled reduce_sum(const layout& a, dim_id dim) {
+  ruled r{a, {}};
+  const int at = a.find(dim);
+  if (at < 0) return {a, {rule::dims_differ, {}, dim}};
+  const axis_list axes = a.axes_of(dim);
+  r.result.dims.erase(static_cast<std::size_t>(at));
+  for (axis_id axis : axes) r.result.set(axis, state::partial);
+  return r;
+}
+
+/// A reduction over `dim` that is not linear (max): the dim must be whole and the value complete.
+constexpr ruled reduce_nonlinear(const layout& a, dim_id dim) {
+  ruled r = reduce_sum(a, dim);
+  for (axis_id axis : a.axes_of(dim)) {
+    r.verdict.worsen({rule::reduced_over_shard, axis, dim, state::varying, state::varying});
+    r.result.set(axis, state::replicated);
+  }
+  for (axis_id axis : a.partial) r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, state::partial});
+  return r;
+}
+
+/// Softmax over `dim`, which may be sharded: the operation then reduces its maximum and its sum over those axes itself.
+constexpr ruled softmax(const layout& a, dim_id dim) {
+  ruled r = pointwise(combine::nonlinear, {&a});
+  if (!a.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+  return r;
+}
+
+/// RMSNorm or LayerNorm of `x` over `dim` (which may be sharded: the statistics are reduced inside), times `weight`.
+constexpr ruled normalize(const layout& x, const layout& weight, dim_id dim) {
+  ruled r = pointwise(combine::product, {&x, &weight});
+  if (!x.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+  for (axis_id axis : x.partial) r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, weight.state_of(axis)});
+  return r;
+}
+
+namespace detail {
+
+/// An operand without a gradient (token ids, labels): it only has to hold the right part, so invariant and replicated are
+/// one. `must_vary` is the dim that has to be sharded on this axis, if any.
+constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must_vary, state partner) {
+  const state s = indices.state_of(axis);
+  const dim_id d = indices.sharded_by(axis);
+  if (s == state::partial) return {rule::partial_nonlinear, axis, {}, partner, s};
+  if (must_vary && indices.has(must_vary) && !(d == must_vary))
+    return {rule::sharded_and_whole, axis, must_vary, partner, s};
+  if (d && !(d == must_vary)) return {rule::sharded_and_whole, axis, d, partner, s};
+  return {};
+}
+
+}  // namespace detail
+
+/// Lookup of `ids` in the rows (dim `rows`) of `table`: the result has the dims of `ids`, then the table's other dims. A
+/// table with sharded rows gives zeros for rows that it does not hold, so the result is partial there.
+constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
+  ruled r;
+  if (!table.has(rows)) r.verdict.worsen({rule::dims_differ, {}, rows});
+  r.result.dims = ids.dims;
+  for (const dim_placement& p : table.dims)
+    if (!(p.dim == rows)) r.result.dims.push_back(p);
+  for (axis_id axis : detail::axes_of({&table, &ids})) {
+    const state st = table.state_of(axis), si = ids.state_of(axis);
+    const dim_id dt = table.sharded_by(axis), di = ids.sharded_by(axis);
+    if (si == state::partial) {
+      r.verdict.worsen({rule::partial_nonlinear, axis, {}, st, si});
+    } else if (dt && di) {
+      r.verdict.worsen({rule::one_axis_two_dims, axis, di, st, si});
+    } else if (di) {
+      const rule code = st == state::invariant ? rule::meets_invariant
+                        : st == state::partial ? rule::partial_times_varying
+                                               : rule::ok;
+      r.verdict.worsen(detail::outcome(code, axis, di, st, si));
+    } else {
+      detail::settle(r.result, axis, dt == rows && dt ? state::partial : st);
+    }
+  }
+  return r;
+}
+
+/// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded: the operation
+/// reduces its statistics itself, so its result, one loss for each row, is invariant over those axes.
+constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id classes) {
+  ruled r;
+  const int at = logits.find(classes);
+  if (at < 0) return {logits, {rule::dims_differ, {}, classes}};
+  const axis_list over = logits.axes_of(classes);
+  r.result = logits;
+  r.result.dims.erase(static_cast<std::size_t>(at));
+  if (!(r.result.dim_order() == labels.dim_order())) r.verdict.worsen({rule::dims_differ, {}, classes});
+  for (axis_id axis : over) r.result.set(axis, state::invariant);
+  for (axis_id axis : detail::axes_of({&logits, &labels})) {
+    const state s = logits.state_of(axis);
+    if (s == state::partial) r.verdict.worsen({rule::partial_nonlinear, axis, classes, s, labels.state_of(axis)});
+    r.verdict.worsen(detail::index_operand(labels, axis, r.result.sharded_by(axis), s));
+  }
+  for (const dim_placement& p : r.result.dims)
+    if (labels.has(p.dim) && !(labels.axes_of(p.dim) == p.axes) && r.verdict.ok())
+      r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+  return r;
+}
+
+/// The dims that attention works on.
+struct attention_dims {
+  dim_id seq, heads, kv_heads;
+};
+
+/// Grouped-query attention of local heads over a whole sequence: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. kv
+/// heads may be sharded over the leading axes of heads only, and are replicated over the rest.
+constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
+  ruled r{q, {}};
+  for (const layout* kv : {&k, &v}) {
+    for (axis_id axis : detail::axes_of({&q, kv})) {
+      const state sq = q.state_of(axis), sk = kv->state_of(axis);
+      const dim_id dq = q.sharded_by(axis), dk = kv->sharded_by(axis);
+      if (sq == state::partial || sk == state::partial) r.verdict.worsen({rule::partial_nonlinear, axis, {}, sq, sk});
+      else if ((dq && dq == dims.seq) || (dk && dk == dims.seq))
+        r.verdict.worsen({rule::seq_must_be_whole, axis, dims.seq, sq, sk});
+      else if (dq && dq == dims.heads && dk && dk == dims.kv_heads) continue;
+      else if (dq && dq == dims.heads && sk == state::replicated) continue;
+      else if (dq && dk && !(dq == dk)) r.verdict.worsen({rule::one_axis_two_dims, axis, dk, sq, sk});
+      else if ((sq == state::invariant) != (sk == state::invariant))
+        r.verdict.worsen({rule::meets_invariant, axis, dq ? dq : dk, sq, sk});
+      else if (static_cast<bool>(dq) != static_cast<bool>(dk))
+        r.verdict.worsen({rule::sharded_and_whole, axis, dq ? dq : dk, sq, sk});
+    }
+    const axis_list outer = kv->axes_of(dims.kv_heads), all = q.axes_of(dims.heads);
+    for (std::size_t i = 0; i < outer.size(); ++i)
+      if (i >= all.size() || !(all[i] == outer[i]))
+        r.verdict.worsen({rule::kv_heads_must_lead, outer[i], dims.kv_heads, q.state_of(outer[i]), state::varying});
+    for (const dim_placement& p : q.dims)
+      if (kv->has(p.dim) && !(kv->axes_of(p.dim) == p.axes) && r.verdict.ok())
+        r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+  }
+  return r;
+}
+
+}  // namespace plait
