@@ -1,0 +1,153 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/wire.hpp"
+
+namespace plait {
+
+/// Seconds of a clock that never goes back; its zero is arbitrary but the same for all threads of a process.
+inline double comm_clock() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
+inline std::string bytes_text(std::uint64_t bytes) {
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[48];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  std::string out = text;
+  if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
+  return out + " " + units[unit];
+}
+
+/// The last operations of one rank, kept for the text of an error. Written by its rank for every operation, so it is a
+/// fixed array and never allocates; the states may be read while the rank runs.
+class flight_recorder {
+ public:
+  static constexpr std::size_t capacity = 16;
+  enum class state : std::uint8_t { started, waiting, completed };
+
+  /// Returns a ticket for `mark`.
+  std::uint64_t start(std::string_view label, std::uint64_t sequence, const char* name, std::uint64_t bytes) {
+    entry& e = entries_[next_ % capacity];
+    const std::size_t n = std::min(label.size(), e.label.size() - 1);
+    std::copy_n(label.data(), n, e.label.data());
+    e.label[n] = '\0';
+    e.sequence = sequence;
+    e.name = name;
+    e.bytes = bytes;
+    e.now.store(state::started, std::memory_order_relaxed);
+    return next_++;
+  }
+
+  /// Notes how far operation `ticket` is; one that has left the ring already is skipped.
+  void mark(std::uint64_t ticket, state now) {
+    if (next_ - ticket <= capacity) entries_[ticket % capacity].now.store(now, std::memory_order_relaxed);
+  }
+
+  /// One line, oldest first: "all_reduce #3 on 'tp' 4 KB completed; send #1 on 'pp' 64 B waiting". The last `most`.
+  std::string text(std::size_t most = 4) const {
+    std::string out;
+    const std::uint64_t count = std::min<std::uint64_t>({next_, capacity, most});
+    for (std::uint64_t i = next_ - count; i < next_; ++i) {
+      const entry& e = entries_[i % capacity];
+      if (!out.empty()) out += "; ";
+      out += std::string(e.name) + " #" + std::to_string(e.sequence) + " on '" + e.label.data() + "' " +
+             bytes_text(e.bytes) + " " + name_of(e.now.load(std::memory_order_relaxed));
+    }
+    return out.empty() ? "nothing" : out;
+  }
+
+ private:
+  static const char* name_of(state s) {
+    return s == state::started ? "started" : s == state::waiting ? "waiting" : "completed";
+  }
+  struct entry {
+    std::array<char, 32> label{};
+    std::uint64_t sequence = 0;
+    const char* name = "";
+    std::uint64_t bytes = 0;
+    std::atomic<state> now{state::started};
+  };
+  std::array<entry, capacity> entries_{};
+  std::uint64_t next_ = 0;
+};
+
+/// Operations of one rank with their times, for timelines. Not synchronised: one recorder per rank. With a capacity it
+/// is a ring that keeps the last ones.
+class recorder {
+ public:
+  struct event {
+    int label = 0;  ///< index into labels()
+    collective kind = collective::barrier;
+    std::uint64_t bytes = 0;    ///< what this rank hands in, as in wire_bytes
+    double start = 0;           ///< comm_clock seconds
+    double end = 0;             ///< 0 while an asynchronous operation has not been waited for
+    double waited = 0;          ///< seconds of [start, end] that the rank spent inside the communicator
+    bool asynchronous = false;
+  };
+
+  explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}
+
+  int label(std::string_view name) {
+    for (std::size_t i = 0; i < labels_.size(); ++i) {
+      if (labels_[i] == name) return static_cast<int>(i);
+    }
+    labels_.emplace_back(name);
+    return static_cast<int>(labels_.size()) - 1;
+  }
+
+  /// Returns a ticket for `find`.
+  std::uint64_t add(const event& e) {
+    if (capacity_ == 0 || events_.size() < capacity_) {
+      events_.push_back(e);
+    } else {
+      events_[added_ % capacity_] = e;
+    }
+    return added_++;
+  }
+
+  /// The event of a ticket, or nullptr once the ring has overwritten it.
+  event* find(std::uint64_t ticket) {
+    if (ticket >= added_ || added_ - ticket > events_.size()) return nullptr;
+    return &events_[capacity_ == 0 ? ticket : ticket % capacity_];
+  }
+
+  /// Oldest first.
+  std::vector<event> events() const {
+    std::vector<event> out = events_;
+    if (capacity_ != 0 && added_ > capacity_) {
+      std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added_ % capacity_), out.end());
+    }
+    return out;
+  }
+  const std::vector<std::string>& labels() const { return labels_; }
+  std::uint64_t added() const { return added_; }
+  void clear() {
+    events_.clear();
+    added_ = 0;
+  }
+
+ private:
+  std::size_t capacity_;
+  std::uint64_t added_ = 0;
+  std::vector<event> events_;
+  std::vector<std::string> labels_;
+};
+
+}  // namespace plait

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+enum class reduce_op : std::uint8_t { sum, max, min };
+
+constexpr const char* name_of(reduce_op op) {
+  switch (op) {
+    case reduce_op::sum: return "sum";
+    case reduce_op::max: return "max";
+    case reduce_op::min: return "min";
+  }
+  return "?";
+}
+
+/// Whether reductions of this element type exist (bytes can be moved, not added).
+constexpr bool reducible(dtype type) { return type != dtype::u8; }
+
+namespace detail {
+
+inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+
+/// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
+inline bf16 narrow(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t nan = (bits >> 16) | 0x40u;
+  return bf16{static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+}
+
+/// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
+template <reduce_op Op, class T>
+inline T combine(T a, T b) {
+  if constexpr (Op == reduce_op::sum && std::is_integral_v<T>) {
+    using word = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<word>(a) + static_cast<word>(b));
+  } else if constexpr (Op == reduce_op::sum) {
+    return a + b;
+  } else if constexpr (Op == reduce_op::max) {
+    return (a > b) | (a != a) ? a : b;
+  } else {
+    return (a < b) | (a != a) ? a : b;
+  }
+}
+
+// Elements per block. Loops of a constant trip count over restrict pointers are vectorised at -O2 as well, and a block
+// of accumulators stays in the first-level cache.
+inline constexpr std::size_t reduce_block = 1024;
+
+template <class T, class A>
+inline void load_block(A* __restrict acc, const T* __restrict src, std::size_t n) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    for (std::size_t i = 0; i < n; ++i) acc[i] = widen(src[i]);
+  } else {
+    std::memcpy(acc, src, n * sizeof(T));
+  }
+}
+
+template <reduce_op Op, class T, class A>
+inline void combine_block(A* __restrict acc, const T* __restrict src, std::size_t n) {
+  const auto step = [&](std::size_t i) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      acc[i] = combine<Op>(acc[i], widen(src[i]));
+    } else {
+      acc[i] = combine<Op>(acc[i], src[i]);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (std::size_t j = 0; j < 64; ++j) step(i + j);
+  }
+  for (; i < n; ++i) step(i);
+}
+
+template <class T, class A>
+inline void store_block(T* __restrict dst, const A* __restrict acc, std::size_t n) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    for (std::size_t i = 0; i < n; ++i) dst[i] = narrow(acc[i]);
+  } else {
+    std::memcpy(dst, acc, n * sizeof(T));
+  }
+}
+
+/// Reduces elements [begin, end) of `n` sources and gives every finished block to `store(begin, block, count)`. The
+/// order is source 0, 1, ..., n-1 whoever calls it, so the result depends on nothing but the data. A block is read
+/// from all sources before it is stored: a destination may be one of the sources.
+template <reduce_op Op, class T, class Source, class Store>
+void reduce_range(int n, const Source& source, std::size_t begin, std::size_t end, const Store& store) {
+  using accumulator = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  alignas(64) accumulator acc[reduce_block];
+  alignas(64) T rounded[std::is_same_v<T, bf16> ? reduce_block : 1];
+  for (std::size_t at = begin; at < end; at += reduce_block) {
+    const std::size_t count = end - at < reduce_block ? end - at : reduce_block;
+    load_block(acc, reinterpret_cast<const T*>(source(0)) + at, count);
+    for (int k = 1; k < n; ++k) combine_block<Op>(acc, reinterpret_cast<const T*>(source(k)) + at, count);
+    if constexpr (std::is_same_v<T, bf16>) {
+      store_block(rounded, acc, count);
+      store(at, rounded, count);
+    } else {
+      store(at, acc, count);
+    }
+  }
+}
+
+/// Calls `f.template operator()<Op, T>()` for run-time values of both.
+template <class F>
+decltype(auto) with_reduction(reduce_op op, dtype type, const F& f) {
+  const auto with_type = [&]<reduce_op Op>() -> decltype(auto) {
+    switch (type) {
+      case dtype::f32: return f.template operator()<Op, float>();
+      case dtype::f64: return f.template operator()<Op, double>();
+      case dtype::bf16: return f.template operator()<Op, bf16>();
+      case dtype::i32: return f.template operator()<Op, std::int32_t>();
+      case dtype::i64: return f.template operator()<Op, std::int64_t>();
+      case dtype::u8: break;
+    }
+    fail(std::string("a reduction of ") + name_of(type) + " was asked for; reducible are float, double, bf16, int32, int64");
+  };
+  switch (op) {
+    case reduce_op::max: return with_type.template operator()<reduce_op::max>();
+    case reduce_op::min: return with_type.template operator()<reduce_op::min>();
+    case reduce_op::sum: break;
+  }
+  return with_type.template operator()<reduce_op::sum>();
+}
+
+}  // namespace detail
+}  // namespace plait

@@ -1,0 +1,315 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/request.hpp"
+#include "plait/comm/threads_world.hpp"
+
+namespace plait::threads {
+
+using counts = std::span<const std::size_t>;
+
+namespace detail {
+
+/// One rank of one group: posts operations, shares their work, and waits for them.
+class member {
+ public:
+  member(std::shared_ptr<world> w, std::shared_ptr<group> g, int rank)
+      : world_(std::move(w)), group_(std::move(g)), rank_(rank) {}
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(group_->members.size()); }
+  int world_rank() const { return group_->members[static_cast<std::size_t>(rank_)]; }
+  const group& home() const { return *group_; }
+  world& run() { return *world_; }
+
+  /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
+  /// does the work, or opens it to those who wait.
+  template <class Fill>
+  operation* post(const signature& s, std::uint64_t bytes, const Fill& fill) {
+    operation* op;
+    bool last;
+    {
+      const std::lock_guard lock(world_->mutex());
+      if (world_->failed()) stop(text(s) + " #" + std::to_string(sequence_) + " on '" + group_->label + "'");
+      op = find_or_begin(s);
+      if (!(op->what == s)) mismatch(*op, s);
+      part& mine = op->parts[static_cast<std::size_t>(rank_)];
+      fill(mine);
+      if (s.what == action::all_to_all_v) check_pairs(*op);
+      mine.here = true;
+      mine.ticket = world_->flight(world_rank()).start(group_->label, sequence_, name_of(s.what), bytes);
+      last = ++op->arrived == size();
+      if (last && s.what == action::split) make_children(*op);
+    }
+    ++sequence_;
+    if (last) execute(*op);
+    return op;
+  }
+
+  /// Joins the oldest message of the same sender, receiver and tag that lacks this side (0 sends, 1 receives), or
+  /// begins one.
+  template <class Fill>
+  operation* post_message(int side, int peer, const signature& s, const Fill& fill) {
+    const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
+    const char* const name = side == 0 ? "send" : "receive";
+    operation* op = nullptr;
+    bool last;
+    {
+      const std::lock_guard lock(world_->mutex());
+      if (world_->failed()) {
+        stop(std::string(name) + (side == 0 ? " to rank " : " from rank ") + std::to_string(of_world(peer)) + " on '" +
+             group_->label + "'");
+      }
+      auto& open = group_->unmatched;
+      const auto match = std::find_if(open.begin(), open.end(), [&](const operation* o) {
+        return o->source == source && o->target == target && o->what.root == s.root &&
+               !o->parts[static_cast<std::size_t>(side)].here;
+      });
+      if (match != open.end()) {
+        op = *match;
+        open.erase(match);
+        if (!(op->what == s)) message_mismatch(*op, side, s);
+      } else {
+        op = acquire(group_->idle_messages, 2);
+        op->begin(s, messages_, group_.get());
+        op->source = source;
+        op->target = target;
+        op->world_ranks.assign({of_world(source), of_world(target)});
+        open.push_back(op);
+      }
+      part& mine = op->parts[static_cast<std::size_t>(side)];
+      fill(mine);
+      mine.here = true;
+      mine.ticket = world_->flight(world_rank()).start(group_->label, messages_, name, s.count * size_of(s.type));
+      last = ++op->arrived == 2;
+    }
+    ++messages_;
+    if (last) execute(*op);
+    return op;
+  }
+
+  /// Waits for the operation, sharing its work, and leaves it. `side` as in post_message, -1 for a collective.
+  void finish(operation* op, int side = -1) {
+    wait(*op, side);
+    release(*op);
+  }
+
+  std::shared_ptr<member> split(int color, int key, std::string_view label) {
+    operation* op = post({.what = action::split}, 0, [&](part& p) {
+      p.color = color;
+      p.key = key;
+      p.label = label;
+    });
+    wait(*op, -1);
+    part& mine = op->parts[static_cast<std::size_t>(rank_)];
+    std::shared_ptr<group> child = std::move(mine.child);
+    const int child_rank = mine.child_rank;
+    release(*op);
+    return child ? std::make_shared<member>(world_, std::move(child), child_rank) : nullptr;
+  }
+
+  /// Whether finish would not block.
+  bool done(operation& op) {
+    if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) return true;
+    if (world_->failed()) {
+      const std::lock_guard lock(world_->mutex());
+      if (!op.complete()) stop(text(op.what) + " #" + std::to_string(op.sequence) + " on '" + group_->label + "'");
+    }
+    std::this_thread::yield();
+    return false;
+  }
+
+  /// finish, when an error cannot be thrown.
+  void drop(operation* op, int side) noexcept {
+    try {
+      if (std::uncaught_exceptions() > 0) world_->fail_by_unwinding(world_rank());
+      finish(op, side);
+    } catch (const stopped&) {  // the world has failed: every later operation, and threads::run, say why
+    }
+  }
+
+ private:
+  int of_world(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
+
+  part& part_of(operation& op, int side) { return op.parts[static_cast<std::size_t>(side < 0 ? rank_ : side)]; }
+
+  void wait(operation& op, int side) {
+    const std::uint64_t ticket = part_of(op, side).ticket;
+    if (!world_->wait(world_rank(), op, operation::open | operation::finished, ticket)) {
+      const std::lock_guard lock(world_->mutex());
+      stop(text(op.what) + " #" + std::to_string(op.sequence) + " on '" + group_->label + "'");
+    }
+    if ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
+      help(op);
+      world_->wait(world_rank(), op, operation::finished, ticket);
+    }
+    world_->flight(world_rank()).mark(ticket, flight_recorder::state::completed);
+  }
+
+  /// The last rank to leave puts the operation back.
+  void release(operation& op) {
+    if (op.left.fetch_add(1, std::memory_order_acq_rel) + 1 != static_cast<int>(op.parts.size())) return;
+    const std::lock_guard lock(world_->mutex());
+    if (op.what.what == action::message) {
+      group_->idle_messages.push_back(&op);
+    } else {
+      group_->window[op.sequence & (group_->window.size() - 1)] = nullptr;
+      group_->idle_collectives.push_back(&op);
+    }
+  }
+
+  operation* acquire(std::vector<operation*>& idle, std::size_t parts) {
+    if (!idle.empty()) {
+      operation* op = idle.back();
+      idle.pop_back();
+      return op;
+    }
+    group_->store.push_back(std::make_unique<operation>());
+    operation* op = group_->store.back().get();
+    op->parts.resize(parts);
+    return op;
+  }
+
+  operation* find_or_begin(const signature& s) {
+    auto& window = group_->window;
+    if (window.empty()) window.resize(8);
+    operation*& place = window[sequence_ & (window.size() - 1)];
+    if (place != nullptr && place->sequence == sequence_) return place;
+    if (place != nullptr) {  // a rank is further ahead than the window is long
+      widen_window();
+      return find_or_begin(s);
+    }
+    place = acquire(group_->idle_collectives, group_->members.size());
+    if (place->world_ranks.empty()) place->world_ranks = group_->members;
+    place->begin(s, sequence_, group_.get());
+    return place;
+  }
+
+  void widen_window() {
+    std::vector<operation*> wider(group_->window.size() * 2);
+    for (operation* op : group_->window) {
+      if (op != nullptr) wider[op->sequence & (wider.size() - 1)] = op;
+    }
+    group_->window.swap(wider);
+  }
+
+  void execute(operation& op) {
+    const work w(op);
+    op.units = w.units();
+    if (w.bytes() <= solo_bytes || op.units < 2 || world_->helpers() == 0) {
+      for (std::size_t u = 0; u < op.units; ++u) w.run(u);
+      world_->signal(op, operation::finished);
+      return;
+    }
+    op.next_unit.store(0, std::memory_order_relaxed);
+    op.units_left.store(op.units, std::memory_order_relaxed);
+    world_->signal(op, operation::open, world_->helpers());
+    help(op);
+  }
+
+  void help(operation& op) {
+    const work w(op);
+    const std::size_t units = op.units;
+    for (std::size_t u; (u = op.next_unit.fetch_add(1, std::memory_order_relaxed)) < units;) {
+      w.run(u);
+      if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) world_->signal(op, operation::finished);
+    }
+  }
+
+  /// With the mutex held, by the last rank of a split.
+  void make_children(operation& op) {
+    std::vector<std::size_t> order(op.parts.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const part &x = op.parts[a], &y = op.parts[b];
+      return std::pair(x.color, x.key) < std::pair(y.color, y.key);
+    });
+    std::shared_ptr<group> child;
+    int color = -1;
+    for (const std::size_t r : order) {
+      part& p = op.parts[r];
+      p.child = nullptr;
+      if (p.color < 0) continue;
+      if (p.color != color) {
+        color = p.color;
+        child = std::make_shared<group>();
+        child->label = p.label.empty() ? group_->label + "." + std::to_string(color) : p.label;
+      }
+      p.child = child;
+      p.child_rank = static_cast<int>(child->members.size());
+      child->members.push_back(group_->members[r]);
+    }
+  }
+
+  // Errors, with the mutex held.
+
+  [[noreturn]] void stop(const std::string& doing) const {
+    world_->throw_stopped(world_rank(), doing, world_->cause_locked());
+  }
+
+  [[noreturn]] void mismatch(const operation& op, const signature& s) const {
+    std::size_t other = 0;
+    while (other + 1 < op.parts.size() && !op.parts[other].here) ++other;
+    world_->fail_here("mismatched collective #" + std::to_string(sequence_) + " on '" + group_->label + "': rank " +
+                      std::to_string(world_rank()) + " calls " + text(s) + ", but rank " +
+                      std::to_string(group_->members[other]) + " called " + text(op.what));
+  }
+
+  [[noreturn]] void message_mismatch(const operation& op, int side, const signature& s) const {
+    const signature& sent = side == 0 ? s : op.what;
+    const signature& received = side == 0 ? op.what : s;
+    world_->fail_here("mismatched message on '" + group_->label + "', tag " + std::to_string(s.root) + ": rank " +
+                      std::to_string(op.world_ranks[0]) + " sends " + std::to_string(sent.count) + " " +
+                      plait::name_of(sent.type) + ", but rank " + std::to_string(op.world_ranks[1]) + " receives " +
+                      std::to_string(received.count) + " " + plait::name_of(received.type));
+  }
+
+  /// all_to_all_v: what this rank sends and expects, against those that are here already.
+  void check_pairs(const operation& op) const {
+    const auto me = static_cast<std::size_t>(rank_);
+    const part& mine = op.parts[me];
+    const auto check = [&](std::size_t from, std::size_t to, std::size_t sent, std::size_t expected) {
+      if (sent == expected) return;
+      world_->fail_here("mismatched collective #" + std::to_string(sequence_) + " on '" + group_->label +
+                        "': in all_to_all_v rank " + std::to_string(group_->members[from]) + " sends " +
+                        std::to_string(sent) + " " + plait::name_of(op.what.type) + " to rank " +
+                        std::to_string(group_->members[to]) + ", which expects " + std::to_string(expected));
+    };
+    check(me, me, mine.send_counts[me], mine.receive_counts[me]);
+    for (std::size_t k = 0; k < op.parts.size(); ++k) {
+      const part& other = op.parts[k];
+      if (!other.here || k == me) continue;
+      check(me, k, mine.send_counts[k], other.receive_counts[me]);
+      check(k, me, other.send_counts[me], mine.receive_counts[k]);
+    }
+  }
+
+  std::shared_ptr<world> world_;
+  std::shared_ptr<group> group_;
+  int rank_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t messages_ = 0;
+};
+
+template <int Side>
+inline constexpr request_ops request_table = {
+    [](void* owner, void* object) { static_cast<member*>(owner)->finish(static_cast<operation*>(object), Side); },
+    [](void* owner, void* object) { return static_cast<member*>(owner)->done(*static_cast<operation*>(object)); },
+    [](void* owner, void* object) noexcept {
+      static_cast<member*>(owner)->drop(static_cast<operation*>(object), Side);
+    }};
+
+}  // namespace detail
+}  // namespace plait::threads

@@ -1,0 +1,226 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/comm/recorder.hpp"
+#include "plait/comm/reduce.hpp"
+#include "plait/core/dtype.hpp"
+
+namespace plait::threads::detail {
+
+struct group;
+
+enum class action : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  all_to_all_v,
+  broadcast,
+  barrier,
+  split,
+  message
+};
+
+/// What the ranks of one operation must agree on. `count` is the count of the public call, except for all_to_all_v,
+/// where it is 0 and the counts are compared pair by pair.
+struct signature {
+  action what = action::barrier;
+  std::size_t count = 0;
+  dtype type = dtype::u8;
+  reduce_op op = reduce_op::sum;
+  int root = 0;  ///< of a broadcast; the tag of a message
+  bool operator==(const signature&) const = default;
+};
+
+inline const char* name_of(action what) {
+  switch (what) {
+    case action::all_reduce: return "all_reduce";
+    case action::all_gather: return "all_gather";
+    case action::reduce_scatter: return "reduce_scatter";
+    case action::all_to_all: return "all_to_all";
+    case action::all_to_all_v: return "all_to_all_v";
+    case action::broadcast: return "broadcast";
+    case action::barrier: return "barrier";
+    case action::split: return "split";
+    case action::message: return "message";
+  }
+  return "?";
+}
+
+/// "all_reduce(1024 float, sum)"
+inline std::string text(const signature& s) {
+  std::string out = name_of(s.what);
+  if (s.what == action::barrier || s.what == action::split) return out;
+  out += "(";
+  if (s.what != action::all_to_all_v) out += std::to_string(s.count) + " ";
+  out += plait::name_of(s.type);
+  if (s.what == action::all_reduce || s.what == action::reduce_scatter) out += std::string(", ") + plait::name_of(s.op);
+  if (s.what == action::broadcast) out += ", root " + std::to_string(s.root);
+  return out + ")";
+}
+
+/// What one rank brings to an operation.
+struct part {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  bool here = false;
+  std::uint64_t ticket = 0;  ///< in the rank's flight recorder
+  // all_to_all_v: counts and offsets per peer, in elements (the vectors keep their memory between operations)
+  std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
+  // split
+  int color = 0, key = 0;
+  std::string label;
+  std::shared_ptr<group> child;
+  int child_rank = -1;
+};
+
+/// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:
+/// filling, open (every rank is here; units of work may be taken by whoever waits for it), finished. Operations are
+/// reused, so the steady state allocates nothing.
+struct operation {
+  static constexpr std::uint32_t open = 1, finished = 2;
+
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<std::size_t> next_unit{0};
+  std::atomic<std::size_t> units_left{0};
+  std::atomic<int> left{0};  ///< ranks that are done with it
+  std::size_t units = 0;
+  signature what;
+  std::uint64_t sequence = 0;
+  int arrived = 0;
+  int source = 0, target = 0;  ///< of a message: ranks in the group
+  const group* home = nullptr;
+  std::vector<part> parts;
+  std::vector<int> world_ranks;  ///< of the parts
+
+  bool complete() const { return arrived == static_cast<int>(parts.size()); }
+
+  void begin(const signature& s, std::uint64_t seq, const group* g) {
+    word.store(0, std::memory_order_relaxed);
+    left.store(0, std::memory_order_relaxed);
+    what = s;
+    sequence = seq;
+    arrived = 0;
+    home = g;
+    for (part& p : parts) p.here = false;
+  }
+};
+
+// Bytes of one unit of shared work. Large enough that taking one (an atomic add) is nothing, small enough that two
+// helpers that start at different times finish together, and that a source block is still in cache for its last reader.
+inline constexpr std::size_t grain = std::size_t{64} << 10;
+// Bytes moved by an operation, summed over ranks, up to which the last arriver does all of it: waking a helper costs
+// more than it saves (measured with 2 to 8 ranks on 2 cores; see benchmarks/all_reduce.cpp).
+inline constexpr std::size_t solo_bytes = std::size_t{1} << 20;
+
+inline std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+inline void copy(std::byte* to, const std::byte* from, std::size_t n) {
+  if (n != 0 && to != from) std::memcpy(to, from, n);
+}
+
+/// How an operation is cut into units, and what a unit does. Called once the operation is complete.
+class work {
+ public:
+  explicit work(operation& op)
+      : op_(op), n_(op.parts.size()), size_(size_of(op.what.type)), bytes_(op.what.count * size_) {
+    if (op.what.what == action::all_to_all_v) {
+      bytes_ = 0;
+      for (const part& p : op.parts) {
+        for (const std::size_t c : p.send_counts) bytes_ = std::max(bytes_, c * size_);
+      }
+    }
+    pieces_ = divide_up(bytes_, grain);
+  }
+
+  std::size_t units() const {
+    switch (op_.what.what) {
+      case action::all_reduce:
+      case action::broadcast:
+      case action::message: return pieces_;
+      case action::all_gather:
+      case action::reduce_scatter: return n_ * pieces_;
+      case action::all_to_all:
+      case action::all_to_all_v: return n_ * n_ * pieces_;
+      case action::barrier:
+      case action::split: return 0;
+    }
+    return 0;
+  }
+
+  /// Bytes written by all units together.
+  std::size_t bytes() const {
+    switch (op_.what.what) {
+      case action::all_reduce:
+      case action::broadcast:
+      case action::reduce_scatter: return n_ * bytes_;
+      case action::message: return bytes_;
+      default: return n_ * n_ * bytes_;
+    }
+  }
+
+  void run(std::size_t unit) const {
+    const std::size_t begin = unit % pieces_ * grain;
+    const std::size_t end = std::min(bytes_, begin + grain);
+    const std::size_t who = unit / pieces_;
+    switch (op_.what.what) {
+      case action::all_reduce: return reduce(0, begin, end, 0, n_);
+      case action::reduce_scatter: return reduce(who * bytes_, begin, end, who, who + 1);
+      case action::message: return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
+      case action::broadcast: {
+        const auto root = static_cast<std::size_t>(op_.what.root);
+        return spread(op_.parts[root].out, 0, begin, end);
+      }
+      case action::all_gather: return spread(op_.parts[who].in, who * bytes_, begin, end);
+      case action::all_to_all: {
+        const std::size_t from = who / n_, to = who % n_;
+        return copy(op_.parts[to].out + from * bytes_ + begin, op_.parts[from].in + to * bytes_ + begin, end - begin);
+      }
+      case action::all_to_all_v: {
+        const std::size_t from = who / n_, to = who % n_;
+        const std::size_t total = op_.parts[from].send_counts[to] * size_;
+        if (begin >= total) return;
+        return copy(op_.parts[to].out + op_.parts[to].receive_offsets[from] * size_ + begin,
+                    op_.parts[from].in + op_.parts[from].send_offsets[to] * size_ + begin,
+                    std::min(total, end) - begin);
+      }
+      case action::barrier:
+      case action::split: return;
+    }
+  }
+
+ private:
+  /// Copies bytes [begin, end) of `from` to every rank, `shift` bytes into its output.
+  void spread(const std::byte* from, std::size_t shift, std::size_t begin, std::size_t end) const {
+    for (std::size_t at = begin; at < end; at += 16384) {
+      const std::size_t n = std::min<std::size_t>(16384, end - at);
+      for (const part& p : op_.parts) copy(p.out + shift + at, from + at, n);
+    }
+  }
+
+  /// Reduces bytes [begin, end), `shift` bytes into every input, into the outputs of parts [first, last).
+  void reduce(std::size_t shift, std::size_t begin, std::size_t end, std::size_t first, std::size_t last) const {
+    plait::detail::with_reduction(op_.what.op, op_.what.type, [&]<reduce_op Op, class T>() {
+      plait::detail::reduce_range<Op, T>(
+          static_cast<int>(n_), [&](int k) { return op_.parts[static_cast<std::size_t>(k)].in + shift; },
+          begin / sizeof(T), end / sizeof(T), [&](std::size_t at, const T* block, std::size_t count) {
+            for (std::size_t r = first; r < last; ++r) {
+              std::memcpy(op_.parts[r].out + at * sizeof(T), block, count * sizeof(T));
+            }
+          });
+    });
+  }
+
+  operation& op_;
+  std::size_t n_, size_, bytes_, pieces_ = 0;
+};
+
+}  // namespace plait::threads::detail

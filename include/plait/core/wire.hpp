@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// The kinds of communication that are counted, predicted and recorded.
+enum class collective : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  broadcast,
+  send,
+  receive,
+  barrier
+};
+
+inline constexpr int collective_kinds = 8;
+
+constexpr const char* name_of(collective kind) {
+  switch (kind) {
+    case collective::all_reduce: return "all_reduce";
+    case collective::all_gather: return "all_gather";
+    case collective::reduce_scatter: return "reduce_scatter";
+    case collective::all_to_all: return "all_to_all";
+    case collective::broadcast: return "broadcast";
+    case collective::send: return "send";
+    case collective::receive: return "receive";
+    case collective::barrier: return "barrier";
+  }
+  return "?";
+}
+
+/// Bytes on the wire, summed over the n ranks of the group, of a ring-optimal algorithm. The sum over the group is
+/// what makes it an exact integer: one rank's share of an all-reduce, 2 (n-1)/n B, is not.
+///
+/// `bytes` is what one rank hands in: its own contribution to an all-gather, its whole input of a reduce-scatter,
+/// all-reduce or all-to-all, the message of a broadcast or a send. A receive is counted where it is sent.
+constexpr std::uint64_t wire_bytes(collective kind, int ranks, std::uint64_t bytes) {
+  const auto n = static_cast<std::uint64_t>(ranks < 1 ? 1 : ranks);
+  switch (kind) {
+    case collective::all_gather: return n * (n - 1) * bytes;
+    case collective::all_reduce: return 2 * (n - 1) * bytes;
+    case collective::reduce_scatter:
+    case collective::all_to_all:
+    case collective::broadcast: return (n - 1) * bytes;
+    case collective::send: return bytes;
+    case collective::receive:
+    case collective::barrier: return 0;
+  }
+  return 0;
+}
+
+}  // namespace plait
