@@ -1,0 +1,102 @@
+#pragma once
+
+#include "plait/layout/verdict.hpp"
+
+namespace plait {
+
+/// One step of a redistribution. `keep_one` leaves the value on the group's first rank and zeros elsewhere; `pad` puts the
+/// local part among zeros; `relabel` moves nothing: only the meaning of the value changes.
+enum class move : std::uint8_t { slice, pad, keep_one, relabel, all_reduce, all_gather, reduce_scatter, all_to_all };
+
+constexpr const char* name_of(move m) {
+  switch (m) {
+    case move::slice: return "slice";
+    case move::pad: return "pad";
+    case move::keep_one: return "keep_one";
+    case move::relabel: return "relabel";
+    case move::all_reduce: return "all_reduce";
+    case move::all_gather: return "all_gather";
+    case move::reduce_scatter: return "reduce_scatter";
+    case move::all_to_all: return "all_to_all";
+  }
+  return "?";
+}
+constexpr bool communicates(move m) { return m >= move::all_reduce; }
+
+struct step {
+  move kind = move::relabel;
+  axis_list axes;  ///< the group, major first; for moves of a dim in the order in which the axes shard it
+  dim_id dim;      ///< the dim that is sliced, gathered, scattered or padded; none for the other moves
+  state from = state::invariant, to = state::invariant;  ///< of every axis in `axes`
+  layout after;
+};
+
+/// How to get from one layout to another of the same dims: an empty list of steps where they are equivalent.
+struct plan {
+  layout from, to;
+  static_vector<step, 12> steps;
+  plait::verdict verdict;
+
+  constexpr const layout& before(std::size_t i) const { return i == 0 ? from : steps[i - 1].after; }
+  /// The axes that some step communicates over.
+  constexpr axis_list communicating_axes() const {
+    axis_list axes;
+    for (const step& s : steps)
+      if (communicates(s.kind)) axes = union_of(axes, s.axes);
+    return axes;
+  }
+};
+
+/// The one move from `from` to `to` on an axis, for a value that changes on that axis only: the sixteen transitions.
+constexpr move transition(state from, state to) {
+  using enum state;
+  switch (from) {
+    case invariant:
+      return to == varying ? move::slice : to == partial ? move::keep_one : move::relabel;
+    case replicated:
+      return to == varying ? move::slice : to == partial ? move::keep_one : move::relabel;
+    case varying:
+      return to == varying ? move::all_to_all : to == partial ? move::pad : move::all_gather;
+    case partial:
+      return to == varying ? move::reduce_scatter : to == partial ? move::relabel : move::all_reduce;
+  }
+  return move::relabel;
+}
+
+/// The adjoint of one step: from the dual of what it made to the dual of what it took.
+constexpr step mirror(const step& s, const layout& before) {
+  step back = s;
+  back.from = dual(s.to);
+  back.to = dual(s.from);
+  back.kind = transition(back.from, back.to);
+  back.after = dual(before);
+  return back;
+}
+
+/// The backward plan: the mirror of the forward steps, in reverse. It is the exact adjoint, and it is not planned anew.
+constexpr plan mirror(const plan& forward) {
+  plan back;
+  back.from = dual(forward.to);
+  back.to = dual(forward.from);
+  back.verdict = forward.verdict;
+  for (std::size_t i = forward.steps.size(); i-- > 0;) back.steps.push_back(mirror(forward.steps[i], forward.before(i)));
+  return back;
+}
+
+/// The axes on which a rank's local data or its meaning differs between two layouts of the same dims. An axis counts when
+/// its state or dim changes, or when the axes outside it on its dim do.
+constexpr axis_list differing_axes(const layout& a, const layout& b) {
+  axis_list axes;
+  for (axis_id axis : union_of(a.mentioned(), b.mentioned())) {
+    bool same = a.state_of(axis) == b.state_of(axis) && a.sharded_by(axis) == b.sharded_by(axis);
+    if (const dim_id dim = a.sharded_by(axis); same && dim) {
+      const axis_list x = a.axes_of(dim), y = b.axes_of(dim);
+      for (std::size_t i = 0; same && !(x[i] == axis); ++i) same = i < y.size() && x[i] == y[i];
+      same = same && y[static_cast<std::size_t>(x.find(axis))] == axis;
+    }
+    if (!same) axes.push_back(axis);
+  }
+  return axes;
+}
+
+}  // namespace plait
