@@ -1,0 +1,134 @@
+"""make_llama_goldens.py [FOLDER]: tiny Llamas of Hugging Face transformers, with logits, loss and gradients.
+
+Each FOLDER/llama_NAME/ holds what Hugging Face would (config.json, model.safetensors in float32) and
+golden.safetensors, computed in float64 from the float32 weights and then rounded to float32:
+
+    input_ids     [2, 24] int64
+    labels        [2, 24] int64   already shifted: position s predicts labels[b, s]; -100 does not count
+    logits        [2, 24, vocab]
+    loss          []              mean over the labels that count
+    grad.NAME     like NAME       gradient of the loss, NAME as in model.safetensors
+
+Made with torch 2.15.0 and transformers 5.23.0; needs both, and safetensors.
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+BASE = dict(hidden_size=64, intermediate_size=144, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+            vocab_size=131, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False)
+LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 64}
+CASES = {
+    "mha": {},
+    "gqa_tied": dict(num_key_value_heads=2, tie_word_embeddings=True),
+    "rope_scaling": dict(num_key_value_heads=2, rope_theta=500000.0, rope_scaling=LLAMA3_SCALING),
+    "smollm": dict(hidden_size=48, intermediate_size=128, num_attention_heads=3, num_key_value_heads=1, rms_norm_eps=1e-6,
+                   tie_word_embeddings=True),
+}
+BATCH, SEQ, IGNORE = 2, 24, -100
+
+
+class AllDouble(TorchFunctionMode):
+    """float32 means float64: Hugging Face's code as it is, with its casts to float32 (norms, softmax, rotary) widened."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        widen = lambda value: torch.float64 if value is torch.float32 else value
+        args = tuple(widen(value) for value in args)
+        kwargs = {key: widen(value) for key, value in (kwargs or {}).items()}
+        return torch.Tensor.double(*args, **kwargs) if function is torch.Tensor.float else function(*args, **kwargs)
+
+
+def written_config(case: dict) -> dict:
+    """A config.json in the form of the published Llama models: rope_theta and rope_scaling at the top level."""
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
+            "mlp_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.02,
+            "torch_dtype": "float32", "use_cache": True, "rope_scaling": None, **BASE, **case}
+
+
+def make_model(folder: pathlib.Path, generator: torch.Generator) -> LlamaForCausalLM:
+    # Read back from the file, so that the golden values are those of the configuration as written.
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder, attn_implementation="eager"))
+    model = model.to(torch.float64).eval()
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.08
+            if "norm" in name:
+                values = 1.0 + 3.0 * values
+            parameter.copy_(torch.from_numpy(values.numpy().astype("float32")))  # float32 numbers held in float64
+    return model
+
+
+def check_scaling(model: LlamaForCausalLM, case: dict) -> None:
+    inv_freq = model.model.rotary_emb.inv_freq
+    plain = 1.0 / case.get("rope_theta", BASE["rope_theta"]) ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    scaled = not torch.allclose(inv_freq, plain, rtol=1e-12)
+    assert inv_freq.dtype == torch.float64
+    assert scaled == ("rope_scaling" in case), "the configuration's rope scaling did not reach the model"
+
+
+def make_case(root: pathlib.Path, name: str, case: dict, seed: int) -> None:
+    folder = root / f"llama_{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written_config(case), indent=2, sort_keys=True) + "\n")
+
+    generator = torch.Generator().manual_seed(seed)
+    with AllDouble():
+        model = make_model(folder, generator)
+    check_scaling(model, case)
+    vocab = BASE["vocab_size"]
+    text = torch.randint(0, vocab, (BATCH, SEQ + 1), generator=generator)
+    text[0, 3] = vocab - 1  # the last row of a vocabulary that divides by nothing
+    input_ids, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
+    labels[0, :5] = IGNORE
+    labels[1, 7] = IGNORE
+    labels[1, -2:] = IGNORE
+
+    with AllDouble():
+        logits = model(input_ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.view(-1, vocab), labels.view(-1), ignore_index=IGNORE)
+    # transformers shifts its labels itself: the same loss from the unshifted ones.
+    unshifted = torch.cat([torch.full((BATCH, 1), IGNORE), labels[:, :-1]], dim=1)
+    shifted_labels = torch.cat([unshifted[:, 1:], torch.full((BATCH, 1), IGNORE)], dim=1)
+    with AllDouble():
+        own = model(input_ids, labels=unshifted).loss
+    same = torch.nn.functional.cross_entropy(logits.view(-1, vocab), shifted_labels.view(-1), ignore_index=IGNORE)
+    assert torch.allclose(own, same, rtol=1e-12), (own, same)
+
+    loss.backward()
+    golden = {"input_ids": input_ids, "labels": labels, "logits": logits.detach().float(), "loss": loss.detach().float()}
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float64
+        golden[f"grad.{key}"] = parameter.grad.float().contiguous()
+    weights = {key: parameter.detach().float().contiguous() for key, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(golden, folder / "golden.safetensors")
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+    # How far Hugging Face's own float32 is from these values: what a float32 implementation can hope for.
+    single = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    distance = (single(input_ids).logits - golden["logits"]).abs().max() / golden["logits"].abs().max()
+    assert distance < 5e-6, distance
+    print(f"{name}: loss {loss.item():.6f}, {sum(w.numel() for w in weights.values())} weights, "
+          f"gradient norm {sum(p.grad.square().sum() for p in model.parameters()).sqrt():.4f}, "
+          f"logits up to {golden['logits'].abs().max():.2f}, float32 is {distance:.1e} away")
+
+
+def main() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent
+    for seed, (name, case) in enumerate(CASES.items(), start=2024):
+        make_case(root, name, case, seed)
+
+
+if __name__ == "__main__":
+    main()
