@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plait/core/error.hpp"
 
@@ -61,11 +62,10 @@ std::string error_of(Action&& action) {
 inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 /// Fails unless the `plait::error` that `action` throws has every given part in its text.
-#define CHECK_ERROR(action, ...)                                                             \
-  do {                                                                                       \
-    const std::string text_of_error = error_of([&] { action; });                             \
-    for (std::string_view part_of_error : {__VA_ARGS__}) {                                   \
-      CHECK_MESSAGE(contains(text_of_error, part_of_error), "'", text_of_error, "' lacks '", \
-                    std::string(part_of_error), "'");                                        \
-    }                                                                                        \
+#define CHECK_ERROR(action, ...)                                                                                  \
+  do {                                                                                                            \
+    const std::string text_of_error = error_of([&] { action; });                                                  \
+    for (const std::string& part_of_error : std::vector<std::string>{__VA_ARGS__}) {                              \
+      CHECK_MESSAGE(contains(text_of_error, part_of_error), "'", text_of_error, "' lacks '", part_of_error, "'"); \
+    }                                                                                                             \
   } while (false)

@@ -1,0 +1,239 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+enum class rope_kind { none, llama3 };
+
+/// Rotary frequencies for contexts beyond those trained on, as in Llama 3.1: wavelengths above `original_max_position /
+/// low_freq_factor` are stretched by `factor`, those below `original_max_position / high_freq_factor` stay, and those
+/// between are blended linearly.
+struct rope_scaling {
+  rope_kind kind = rope_kind::none;
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  std::int64_t original_max_position = 8192;
+
+  bool operator==(const rope_scaling&) const = default;
+};
+
+/// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
+/// RMSNorm, SwiGLU), RMSNorm, output projection.
+struct llama_config {
+  std::int64_t vocab = 256;
+  std::int64_t hidden = 128;
+  std::int64_t layers = 4;
+  std::int64_t heads = 8;
+  std::int64_t kv_heads = 8;
+  std::int64_t head_dim = 16;  ///< heads * head_dim may differ from hidden
+  std::int64_t ffn = 384;
+  std::int64_t max_position = 1024;
+  double rms_eps = 1e-5;
+  double rope_theta = 10000;
+  rope_scaling rope{};
+  bool tie_embeddings = false;  ///< the output projection is the embedding
+  bool attention_bias = false;  ///< on q, k, v and o
+  bool mlp_bias = false;        ///< on gate, up and down
+  double initializer_range = 0.02;
+
+  bool operator==(const llama_config&) const = default;
+};
+
+/// Throws `error`, its text starting with `source` (a file or knob) and naming the field by its Hugging Face key,
+/// unless all values can make a model.
+inline void validate(const llama_config& c, const std::string& source) {
+  const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
+    if (value < 1 || value > largest) {
+      fail(source + ": " + key + " is " + std::to_string(value) + "; legal are 1 to " + std::to_string(largest));
+    }
+  };
+  const auto positive = [&](const char* key, double value) {
+    if (!(value > 0 && std::isfinite(value))) {
+      fail(source + ": " + key + " is " + std::to_string(value) + "; legal is a positive number");
+    }
+  };
+  constexpr std::int64_t widest = 1 << 20;  // with these limits no count of values overflows 64 bits
+  within("vocab_size", c.vocab, 1 << 24);
+  within("hidden_size", c.hidden, widest);
+  within("num_hidden_layers", c.layers, 1 << 16);
+  within("num_attention_heads", c.heads, widest);
+  within("num_key_value_heads", c.kv_heads, widest);
+  within("head_dim", c.head_dim, widest / c.heads);
+  within("intermediate_size", c.ffn, widest);
+  within("max_position_embeddings", c.max_position, std::int64_t{1} << 31);
+  if (c.heads % c.kv_heads != 0) {
+    fail(source + ": num_attention_heads is " + std::to_string(c.heads) + " and num_key_value_heads " +
+         std::to_string(c.kv_heads) + "; the first must be a multiple of the second");
+  }
+  if (c.head_dim % 2 != 0) {
+    fail(source + ": head_dim is " + std::to_string(c.head_dim) + "; rotary positions turn pairs, so it must be even");
+  }
+  positive("rms_norm_eps", c.rms_eps);
+  positive("rope_theta", c.rope_theta);
+  positive("initializer_range", c.initializer_range);
+  if (c.rope.kind == rope_kind::llama3) {
+    const auto& r = c.rope;
+    if (!(r.factor >= 1 && std::isfinite(r.factor))) {
+      fail(source + ": rope_scaling.factor is " + std::to_string(r.factor) + "; at least 1 is legal");
+    }
+    positive("rope_scaling.low_freq_factor", r.low_freq_factor);
+    positive("rope_scaling.high_freq_factor", r.high_freq_factor);
+    if (r.high_freq_factor <= r.low_freq_factor) {
+      fail(source + ": rope_scaling.high_freq_factor is " + std::to_string(r.high_freq_factor) +
+           " and low_freq_factor " + std::to_string(r.low_freq_factor) + "; the first must be larger");
+    }
+    within("rope_scaling.original_max_position_embeddings", r.original_max_position, std::int64_t{1} << 31);
+  }
+}
+
+/// Number of trained values. A tied output projection is counted once.
+constexpr std::int64_t parameter_count(const llama_config& c) {
+  const std::int64_t q = c.heads * c.head_dim;
+  const std::int64_t kv = c.kv_heads * c.head_dim;
+  std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv + 3 * c.hidden * c.ffn;
+  if (c.attention_bias) layer += q + 2 * kv + c.hidden;
+  if (c.mlp_bias) layer += 2 * c.ffn + c.hidden;
+  return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + c.hidden;
+}
+
+/// Floating-point operations of a training step, forward and backward, per token.
+struct llama_flops {
+  double weights = 0;  ///< 6 N, N being all parameters that are multiplied with: the input embedding, a look-up, is
+                       ///< left out, and a tied one stays in as the output projection
+  double attention =
+      0;  ///< 12 layers heads head_dim seq: scores and weighted values of the full square (PaLM, appendix B)
+
+  /// The usual figure for model flops utilisation.
+  constexpr double total() const { return weights + attention; }
+  /// What a causal model needs: half of the attention square is masked.
+  constexpr double causal() const { return weights + attention / 2; }
+};
+
+constexpr llama_flops flops_per_token(const llama_config& c, std::int64_t seq) {
+  const std::int64_t multiplied = parameter_count(c) - (c.tie_embeddings ? 0 : c.vocab * c.hidden);
+  return {6.0 * static_cast<double>(multiplied),
+          12.0 * static_cast<double>(c.layers) * static_cast<double>(c.heads * c.head_dim) * static_cast<double>(seq)};
+}
+
+struct llama_preset {
+  std::string_view name;
+  llama_config config;
+};
+
+/// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
+/// that benchmarks compare; the others are the published shapes, without weights.
+inline constexpr std::array<llama_preset, 12> llama_presets{{
+    {"tiny", {}},
+    {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
+    {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
+    {"bench-512", {.vocab = 4096, .hidden = 512, .layers = 4, .heads = 8, .kv_heads = 8, .head_dim = 64, .ffn = 1536}},
+    {"bench-1024",
+     {.vocab = 4096, .hidden = 1024, .layers = 4, .heads = 16, .kv_heads = 8, .head_dim = 64, .ffn = 3072}},
+    {"smollm-135m",
+     {.vocab = 49152,
+      .hidden = 576,
+      .layers = 30,
+      .heads = 9,
+      .kv_heads = 3,
+      .head_dim = 64,
+      .ffn = 1536,
+      .max_position = 2048,
+      .tie_embeddings = true}},
+    {"smollm-360m",
+     {.vocab = 49152,
+      .hidden = 960,
+      .layers = 32,
+      .heads = 15,
+      .kv_heads = 5,
+      .head_dim = 64,
+      .ffn = 2560,
+      .max_position = 2048,
+      .tie_embeddings = true}},
+    {"smollm-1.7b",
+     {.vocab = 49152,
+      .hidden = 2048,
+      .layers = 24,
+      .heads = 32,
+      .kv_heads = 32,
+      .head_dim = 64,
+      .ffn = 8192,
+      .max_position = 2048,
+      .tie_embeddings = true}},
+    {"llama-2-7b",
+     {.vocab = 32000,
+      .hidden = 4096,
+      .layers = 32,
+      .heads = 32,
+      .kv_heads = 32,
+      .head_dim = 128,
+      .ffn = 11008,
+      .max_position = 4096}},
+    {"llama-3-8b",
+     {.vocab = 128256,
+      .hidden = 4096,
+      .layers = 32,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 14336,
+      .max_position = 8192,
+      .rope_theta = 500000}},
+    {"llama-3.1-8b",
+     {.vocab = 128256,
+      .hidden = 4096,
+      .layers = 32,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 14336,
+      .max_position = 131072,
+      .rope_theta = 500000,
+      .rope = {.kind = rope_kind::llama3}}},
+    {"llama-3.2-1b",
+     {.vocab = 128256,
+      .hidden = 2048,
+      .layers = 16,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 64,
+      .ffn = 8192,
+      .max_position = 131072,
+      .rope_theta = 500000,
+      .rope = {.kind = rope_kind::llama3, .factor = 32},
+      .tie_embeddings = true}},
+}};
+
+/// The names of all presets, separated by commas.
+inline std::string llama_preset_names() {
+  std::string names;
+  for (const llama_preset& preset : llama_presets) {
+    if (!names.empty()) names += ", ";
+    names += preset.name;
+  }
+  return names;
+}
+
+/// The preset called `name`, or null.
+inline const llama_config* find_llama_preset(std::string_view name) {
+  for (const llama_preset& preset : llama_presets) {
+    if (preset.name == name) return &preset.config;
+  }
+  return nullptr;
+}
+
+/// The preset called `name`; `error` naming `knob` and all presets otherwise.
+inline llama_config llama_preset_config(std::string_view name, const std::string& knob = "--model") {
+  if (const llama_config* config = find_llama_preset(name)) return *config;
+  fail(knob + ": unknown model '" + std::string(name) + "'; presets are " + llama_preset_names());
+}
+
+}  // namespace plait

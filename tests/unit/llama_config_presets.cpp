@@ -1,0 +1,89 @@
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <set>
+#include <string>
+
+#include "plait/models/llama_config.hpp"
+#include "temp_folder.hpp"
+
+using plait::llama_config;
+using plait::llama_preset_config;
+using plait::parameter_count;
+
+TEST_CASE("published shapes have the published numbers of parameters") {
+  CHECK(parameter_count(llama_preset_config("smollm-135m")) == 134'515'008);
+  CHECK(parameter_count(llama_preset_config("smollm-360m")) == 361'821'120);
+  CHECK(parameter_count(llama_preset_config("smollm-1.7b")) == 1'711'376'384);
+  CHECK(parameter_count(llama_preset_config("llama-2-7b")) == 6'738'415'616);
+  CHECK(parameter_count(llama_preset_config("llama-3-8b")) == 8'030'261'248);
+  CHECK(parameter_count(llama_preset_config("llama-3.2-1b")) == 1'235'814'400);
+}
+
+TEST_CASE("parameters and operations, counted by hand") {
+  llama_config c{.vocab = 10, .hidden = 6, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 5};
+  const std::int64_t layer = 6 + 6 + 8 * 6 + 2 * (4 * 6) + 6 * 8 + 3 * (5 * 6);
+  CHECK(parameter_count(c) == 2 * 60 + 2 * layer + 6);
+  const auto flops = plait::flops_per_token(c, 7);
+  CHECK(flops.weights == 6 * (60 + 2 * layer + 6));
+  CHECK(flops.attention == 12 * 2 * 8 * 7);
+  CHECK(flops.total() == flops.weights + flops.attention);
+  CHECK(flops.causal() == flops.weights + flops.attention / 2);
+
+  c.tie_embeddings = true;
+  CHECK(parameter_count(c) == 60 + 2 * layer + 6);
+  CHECK(plait::flops_per_token(c, 7).weights == flops.weights);
+  c.attention_bias = true;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 8 + 4 + 4 + 6) + 6);
+  c.mlp_bias = true;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 22 + 5 + 5 + 6) + 6);
+}
+
+TEST_CASE("every preset is valid, named once, and found") {
+  std::set<std::string_view> names;
+  for (const auto& preset : plait::llama_presets) {
+    CAPTURE(preset.name);
+    CHECK_NOTHROW(validate(preset.config, "preset"));
+    CHECK(names.insert(preset.name).second);
+    CHECK(llama_preset_config(preset.name) == preset.config);
+  }
+  for (const char* name : {"tiny", "small"}) {
+    const llama_config c = llama_preset_config(name);
+    CHECK(c.vocab == 256);
+    for (std::int64_t dim : {c.hidden, c.heads, c.kv_heads, c.ffn}) CHECK(dim % 8 == 0);
+  }
+  CHECK(llama_preset_config("tiny").hidden == 128);
+  CHECK(llama_preset_config("small").hidden == 256);
+  CHECK_ERROR(llama_preset_config("huge"), "--model", "'huge'", "tiny, small", "llama-3-8b");
+}
+
+TEST_CASE("values that make no model are refused by key") {
+  const auto refuse = [](auto change, auto... parts) {
+    llama_config c;
+    change(c);
+    CHECK_ERROR(validate(c, "here"), "here: ", parts...);
+  };
+  CHECK_NOTHROW(validate(llama_config{}, "here"));
+  refuse([](auto& c) { c.vocab = 0; }, "vocab_size is 0", "1 to");
+  refuse([](auto& c) { c.hidden = -4; }, "hidden_size is -4");
+  refuse([](auto& c) { c.hidden = INT64_MAX; }, "hidden_size");
+  refuse([](auto& c) { c.layers = 0; }, "num_hidden_layers");
+  refuse([](auto& c) { c.heads = 0; }, "num_attention_heads");
+  refuse([](auto& c) { c.kv_heads = 0; }, "num_key_value_heads");
+  refuse([](auto& c) { c.kv_heads = 3; }, "num_attention_heads is 8", "num_key_value_heads 3", "multiple");
+  refuse([](auto& c) { c.kv_heads = 16; }, "num_key_value_heads 16");
+  refuse([](auto& c) { c.head_dim = 15; }, "head_dim is 15", "even");
+  refuse([](auto& c) { c.head_dim = 1 << 20; }, "head_dim", "1 to 131072");
+  refuse([](auto& c) { c.ffn = 0; }, "intermediate_size");
+  refuse([](auto& c) { c.max_position = 0; }, "max_position_embeddings");
+  refuse([](auto& c) { c.rms_eps = 0; }, "rms_norm_eps");
+  refuse([](auto& c) { c.rope_theta = std::numeric_limits<double>::quiet_NaN(); }, "rope_theta");
+  refuse([](auto& c) { c.initializer_range = -1; }, "initializer_range");
+  const auto refuse_rope = [&](auto change, auto... parts) {
+    refuse([&](auto& c) { c.rope.kind = plait::rope_kind::llama3, change(c.rope); }, parts...);
+  };
+  refuse_rope([](auto& r) { r.factor = 0.5; }, "rope_scaling.factor is 0.5");
+  refuse_rope([](auto& r) { r.low_freq_factor = 0; }, "rope_scaling.low_freq_factor");
+  refuse_rope([](auto& r) { r.high_freq_factor = 1; }, "rope_scaling.high_freq_factor", "larger");
+  refuse_rope([](auto& r) { r.original_max_position = 0; }, "original_max_position_embeddings");
+}
