@@ -1,0 +1,76 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "plait/core/wire.hpp"
+
+namespace plait {
+
+/// What one rank has communicated, per label (the group's name, usually its mesh axes) and kind of collective. Not
+/// synchronised: one ledger per rank. `wire` follows wire_bytes, so it is the traffic of the whole group and equal on
+/// all its ranks, except for all_to_all_v, where each rank counts n times what it sends to others: the group's traffic
+/// is the mean over its ranks.
+struct ledger {
+  struct entry {
+    std::uint64_t calls = 0;
+    std::uint64_t payload = 0;  ///< bytes that this rank handed in, as in wire_bytes
+    std::uint64_t wire = 0;
+    double seconds = 0;  ///< time this rank spent inside the communicator
+
+    entry& operator+=(const entry& other) {
+      calls += other.calls;
+      payload += other.payload;
+      wire += other.wire;
+      seconds += other.seconds;
+      return *this;
+    }
+  };
+  struct row {
+    std::string label;
+    std::array<entry, collective_kinds> kinds{};
+  };
+
+  std::deque<row> rows;  ///< in the order of first use; a row never moves
+
+  row& of(std::string_view label) {
+    for (row& r : rows) {
+      if (r.label == label) return r;
+    }
+    rows.push_back({std::string(label), {}});
+    return rows.back();
+  }
+
+  entry total(std::string_view label, collective kind) const {
+    for (const row& r : rows) {
+      if (r.label == label) return r.kinds[static_cast<std::size_t>(kind)];
+    }
+    return {};
+  }
+  entry total(std::string_view label) const {
+    entry sum;
+    for (const row& r : rows) {
+      if (r.label != label) continue;
+      for (const entry& e : r.kinds) sum += e;
+    }
+    return sum;
+  }
+  entry total() const {
+    entry sum;
+    for (const row& r : rows) {
+      for (const entry& e : r.kinds) sum += e;
+    }
+    return sum;
+  }
+
+  /// Starts a new period; the rows stay.
+  void clear() {
+    for (row& r : rows) r.kinds = {};
+  }
+};
+
+}  // namespace plait

@@ -1,0 +1,435 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "plait/comm/communicator.hpp"
+
+// What every model of `communicator` must do, on any number of ranks. Every rank calls `conformance(comm)`; a difference
+// throws plait::error. The values are small integers, so that sums are exact in every dtype.
+namespace plait::test {
+
+template <class T>
+T make(int v) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return detail::narrow(static_cast<float>(v));
+  } else {
+    return static_cast<T>(v);
+  }
+}
+
+template <class T>
+double value(T x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return static_cast<double>(detail::widen(x));
+  } else {
+    return static_cast<double>(x);
+  }
+}
+
+/// In 0..7: element `i` of rank `rank`, for test number `salt`.
+inline int pattern(int rank, std::size_t i, unsigned salt) {
+  std::uint64_t h = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u ^ (i + 1) * 0xc2b2ae3d27d4eb4fu ^ salt * 0x165667b19e3779f9u;
+  h ^= h >> 29;
+  h *= 0xbf58476d1ce4e5b9u;
+  return static_cast<int>(h >> 61);
+}
+
+template <class T>
+std::vector<T> data(int rank, std::size_t n, unsigned salt) {
+  std::vector<T> out(n);
+  for (std::size_t i = 0; i < n; ++i) out[i] = make<T>(pattern(rank, i, salt));
+  return out;
+}
+
+inline int reduced(int ranks, std::size_t i, unsigned salt, reduce_op op) {
+  int acc = pattern(0, i, salt);
+  for (int r = 1; r < ranks; ++r) {
+    const int v = pattern(r, i, salt);
+    acc = op == reduce_op::sum ? acc + v : op == reduce_op::max ? std::max(acc, v) : std::min(acc, v);
+  }
+  return acc;
+}
+
+template <class T, class Expected>
+void expect(const char* what, const T* got, std::size_t n, const Expected& expected) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (value(got[i]) != static_cast<double>(expected(i))) {
+      fail(std::string("conformance: ") + what + " of " + std::to_string(n) + " " + name_of(dtype_of<T>) + ": element " +
+           std::to_string(i) + " is " + std::to_string(value(got[i])) + ", expected " + std::to_string(expected(i)));
+    }
+  }
+}
+
+inline void expect(bool ok, const char* what) {
+  if (!ok) fail(std::string("conformance: ") + what);
+}
+
+/// "started" runs the asynchronous twin and waits.
+enum class how { direct, in_place, started, started_in_place };
+inline constexpr how all_ways[] = {how::direct, how::in_place, how::started, how::started_in_place};
+inline bool in_place(how h) { return h == how::in_place || h == how::started_in_place; }
+inline bool started(how h) { return h == how::started || h == how::started_in_place; }
+
+template <class T, class C>
+void check_all_reduce(C& comm, std::size_t n, reduce_op op, how h, unsigned salt) {
+  auto in = data<T>(comm.rank(), n, salt);
+  std::vector<T> other(n);
+  T* out = in_place(h) ? in.data() : other.data();
+  if (started(h)) {
+    request r = comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op);
+    r.wait();
+  } else {
+    comm.all_reduce(in.data(), out, n, dtype_of<T>, op);
+  }
+  expect("all_reduce", out, n, [&](std::size_t i) { return reduced(comm.size(), i, salt, op); });
+  if (!in_place(h)) expect("input", in.data(), n, [&](std::size_t i) { return pattern(comm.rank(), i, salt); });
+}
+
+template <class T, class C>
+void check_all_gather(C& comm, std::size_t n, how h, unsigned salt) {
+  auto in = data<T>(comm.rank(), n, salt);
+  std::vector<T> out(n * static_cast<std::size_t>(comm.size()));
+  T* place = out.data() + n * static_cast<std::size_t>(comm.rank());
+  if (in_place(h)) std::copy(in.begin(), in.end(), place);
+  const T* from = in_place(h) ? place : in.data();
+  if (started(h)) {
+    request r = comm.start_all_gather(from, out.data(), n, dtype_of<T>);
+    r.wait();
+  } else {
+    comm.all_gather(from, out.data(), n, dtype_of<T>);
+  }
+  expect("all_gather", out.data(), out.size(),
+         [&](std::size_t i) { return pattern(static_cast<int>(i / n), i % n, salt); });
+}
+
+template <class T, class C>
+void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned salt) {
+  auto in = data<T>(comm.rank(), n * static_cast<std::size_t>(comm.size()), salt);
+  std::vector<T> other(n);
+  const std::size_t shift = n * static_cast<std::size_t>(comm.rank());
+  T* out = in_place(h) ? in.data() + shift : other.data();
+  if (started(h)) {
+    request r = comm.start_reduce_scatter(in.data(), out, n, dtype_of<T>, op);
+    r.wait();
+  } else {
+    comm.reduce_scatter(in.data(), out, n, dtype_of<T>, op);
+  }
+  expect("reduce_scatter", out, n, [&](std::size_t i) { return reduced(comm.size(), shift + i, salt, op); });
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (in_place(h) && i >= shift && i < shift + n) continue;
+    expect(value(in[i]) == pattern(comm.rank(), i, salt), "reduce_scatter changed its input");
+  }
+}
+
+template <class T, class C>
+void check_all_to_all(C& comm, std::size_t n, how h, unsigned salt) {
+  const auto p = static_cast<std::size_t>(comm.size());
+  auto in = data<T>(comm.rank(), n * p, salt);
+  std::vector<T> out(n * p);
+  if (started(h)) {
+    request r = comm.start_all_to_all(in.data(), out.data(), n, dtype_of<T>);
+    r.wait();
+  } else {
+    comm.all_to_all(in.data(), out.data(), n, dtype_of<T>);
+  }
+  expect("all_to_all", out.data(), out.size(), [&](std::size_t i) {
+    return pattern(static_cast<int>(i / n), static_cast<std::size_t>(comm.rank()) * n + i % n, salt);
+  });
+}
+
+/// Rank a sends (a + 2 b + salt) % 5 * scale elements to rank b; gaps of one element between the blocks.
+template <class T, class C>
+void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
+  const auto p = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+  const auto count = [&](std::size_t a, std::size_t b) { return (a + 2 * b + salt) % 5 * scale; };
+  std::vector<std::size_t> sc(p), so(p), rc(p), ro(p);
+  std::size_t sends = 0, receives = 0;
+  for (std::size_t k = 0; k < p; ++k) {
+    sc[k] = count(me, k), so[k] = sends, sends += sc[k] + 1;
+    rc[k] = count(k, me), ro[k] = receives, receives += rc[k] + 1;
+  }
+  std::vector<T> in(sends), out(receives, make<T>(9));
+  for (std::size_t k = 0; k < p; ++k) {
+    for (std::size_t i = 0; i < sc[k]; ++i) in[so[k] + i] = make<T>(pattern(comm.rank(), i, salt + static_cast<unsigned>(k)));
+  }
+  if (started(h)) {
+    request r = comm.start_all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
+    r.wait();
+  } else {
+    comm.all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
+  }
+  for (std::size_t k = 0; k < p; ++k) {
+    expect("all_to_all_v", out.data() + ro[k], rc[k] + 1, [&](std::size_t i) {
+      return i == rc[k] ? 9 : pattern(static_cast<int>(k), i, salt + static_cast<unsigned>(me));
+    });
+  }
+}
+
+template <class T, class C>
+void check_broadcast(C& comm, std::size_t n, int root, how h, unsigned salt) {
+  auto x = data<T>(comm.rank(), n, salt);
+  if (started(h)) {
+    request r = comm.start_broadcast(x.data(), n, dtype_of<T>, root);
+    r.wait();
+  } else {
+    comm.broadcast(x.data(), n, dtype_of<T>, root);
+  }
+  expect("broadcast", x.data(), n, [&](std::size_t i) { return pattern(root, i, salt); });
+}
+
+template <class T, class C>
+void check_ring(C& comm, std::size_t n, unsigned salt) {
+  const int p = comm.size(), next = (comm.rank() + 1) % p, previous = (comm.rank() + p - 1) % p;
+  const auto a = data<T>(comm.rank(), n, salt), b = data<T>(comm.rank(), n, salt + 1);
+  std::vector<T> from_previous(n), from_next(n), second(n);
+  comm_group ring(comm);
+  ring.send(a.data(), n, dtype_of<T>, next, 1);
+  ring.send(b.data(), n, dtype_of<T>, previous, 2);
+  ring.send(b.data(), n, dtype_of<T>, next, 1);
+  ring.receive(from_next.data(), n, dtype_of<T>, next, 2);
+  ring.receive(from_previous.data(), n, dtype_of<T>, previous, 1);
+  ring.receive(second.data(), n, dtype_of<T>, previous, 1);
+  ring.end();
+  expect("ring", from_previous.data(), n, [&](std::size_t i) { return pattern(previous, i, salt); });
+  expect("ring, second message", second.data(), n, [&](std::size_t i) { return pattern(previous, i, salt + 1); });
+  expect("ring, other way", from_next.data(), n, [&](std::size_t i) { return pattern(next, i, salt + 1); });
+}
+
+/// Blocking messages from each rank to the next.
+template <class C>
+void check_chain(C& comm) {
+  int x = 1;
+  if (comm.rank() > 0) comm.receive(&x, 1, dtype::i32, comm.rank() - 1);
+  ++x;
+  if (comm.rank() + 1 < comm.size()) comm.send(&x, 1, dtype::i32, comm.rank() + 1);
+  expect(x == comm.rank() + 2, "chain of messages");
+}
+
+template <class T, class C>
+void check_type(C& comm, std::size_t n, unsigned salt) {
+  for (const how h : all_ways) {
+    if constexpr (reducible(dtype_of<T>)) {
+      for (const reduce_op op : {reduce_op::sum, reduce_op::max, reduce_op::min}) {
+        check_all_reduce<T>(comm, n, op, h, salt++);
+        check_reduce_scatter<T>(comm, n, op, h, salt++);
+      }
+    }
+    check_all_gather<T>(comm, n, h, salt++);
+    if (in_place(h)) continue;
+    check_all_to_all<T>(comm, n, h, salt++);
+    check_all_to_all_v<T>(comm, n, h, salt++);
+    check_broadcast<T>(comm, n, comm.size() - 1, h, salt++);
+  }
+  check_ring<T>(comm, n, salt);
+}
+
+template <class C>
+void check_types(C& comm) {
+  for (const std::size_t n : {0, 1, 3, 257, 2000}) {
+    check_type<float>(comm, n, 1);
+    check_type<double>(comm, n, 2);
+    check_type<bf16>(comm, n, 3);
+    check_type<std::int32_t>(comm, n, 4);
+    check_type<std::int64_t>(comm, n, 5);
+    check_type<std::uint8_t>(comm, n, 6);
+  }
+}
+
+/// Sizes at which a backend may change its algorithm, not multiples of anything.
+template <class C>
+void check_large(C& comm) {
+  for (const std::size_t n : {40'001, 300'007}) {
+    for (const how h : {how::in_place, how::started}) {
+      check_all_reduce<float>(comm, n, reduce_op::sum, h, 7);
+      check_reduce_scatter<bf16>(comm, n, reduce_op::sum, h, 8);
+      check_all_gather<float>(comm, n, h, 9);
+      check_all_to_all<bf16>(comm, n, h, 10);
+      check_all_to_all_v<std::int32_t>(comm, n / 4, h, 11);
+      check_broadcast<double>(comm, n, 0, h, 12);
+    }
+    check_ring<float>(comm, n, 13);
+  }
+}
+
+template <class C>
+void check_splits(C& comm) {
+  const int r = comm.rank(), p = comm.size();
+  {  // all in one, reversed
+    C all = comm.split(0, -r);
+    expect(static_cast<bool>(all) && all.size() == p && all.rank() == p - 1 - r, "split of one color, reversed");
+    check_all_gather<float>(all, 3, how::direct, 1);
+  }
+  {  // each alone
+    C alone = comm.split(r, 0);
+    expect(alone.size() == 1 && alone.rank() == 0, "split into single ranks");
+    check_type<float>(alone, 5, 2);
+  }
+  {  // odd and even
+    C half = comm.split(r % 2, r, "half");
+    expect(half.rank() == r / 2 && half.size() == (p + 1 - r % 2) / 2, "split into odd and even ranks");
+    expect(std::string(half.label()) == "half", "label of a split");
+    check_type<float>(half, 100, 3);
+    check_chain(half);
+    C quarter = half.split(half.rank() % 2, 0);  // a split of a split
+    check_all_reduce<double>(quarter, 17, reduce_op::sum, how::direct, 4);
+    check_all_reduce<double>(half, 17, reduce_op::sum, how::direct, 5);
+  }
+  {  // only the last rank has no part
+    C rest = comm.split(r == p - 1 ? -1 : 7, 0);
+    expect(static_cast<bool>(rest) == (r != p - 1), "a negative color gives an empty communicator");
+    if (rest) check_all_reduce<float>(rest, 9, reduce_op::max, how::direct, 6);
+  }
+  {
+    C none = comm.split(-1, 0);
+    expect(!none, "split without any color");
+  }
+}
+
+/// A grid of two axes: requests of both directions and of the whole are in flight together.
+template <class C>
+void check_interleaved(C& comm) {
+  const int columns = comm.size() % 2 == 0 ? 2 : 1;
+  C row = comm.split(comm.rank() / columns, comm.rank()), column = comm.split(comm.rank() % columns, comm.rank());
+  const std::size_t n = 1000;
+  for (unsigned round = 0; round < 6; ++round) {
+    auto a = data<float>(row.rank(), n, round), b = data<float>(column.rank(), n, round + 50);
+    auto c = data<float>(comm.rank(), n, round + 99);
+    std::vector<float> gathered(n * static_cast<std::size_t>(column.size()));
+    request x = row.start_all_reduce(a.data(), a.data(), n, dtype::f32, reduce_op::sum);
+    request y = column.start_all_gather(b.data(), gathered.data(), n, dtype::f32);
+    request z = comm.start_all_reduce(c.data(), c.data(), n, dtype::f32, reduce_op::max);
+    if (round % 2 == 0) check_all_reduce<float>(row, 10, reduce_op::min, how::direct, round);  // overtakes the others
+    request* order[] = {&x, &y, &z};
+    std::rotate(order, order + round % 3, order + 3);
+    if (round >= 3) std::swap(order[0], order[1]);
+    for (request* q : order) {
+      if (round == 5) {
+        while (!q->done()) {
+        }
+      }
+      q->wait();
+      expect(!*q && q->done(), "a request that was waited for is empty");
+    }
+    expect("row", a.data(), n, [&](std::size_t i) { return reduced(row.size(), i, round, reduce_op::sum); });
+    expect("column", gathered.data(), gathered.size(),
+           [&](std::size_t i) { return pattern(static_cast<int>(i / n), i % n, round + 50); });
+    expect("both", c.data(), n, [&](std::size_t i) { return reduced(comm.size(), i, round + 99, reduce_op::max); });
+  }
+}
+
+/// More requests in flight than any window is likely to hold; waited for backwards, or by the destructor.
+template <class C>
+void check_many_requests(C& comm) {
+  constexpr std::size_t count = 70, n = 50;
+  std::vector<std::vector<std::int32_t>> x;
+  for (unsigned k = 0; k < count; ++k) x.push_back(data<std::int32_t>(comm.rank(), n, k));
+  {
+    std::vector<request> requests;
+    for (auto& v : x) {
+      requests.push_back(comm.start_all_reduce(v.data(), v.data(), n, dtype::i32, reduce_op::sum));
+    }
+    for (std::size_t k = count; k-- > count / 2;) requests[k].wait();
+  }
+  for (unsigned k = 0; k < count; ++k) {
+    expect("many", x[k].data(), n, [&](std::size_t i) { return reduced(comm.size(), i, k, reduce_op::sum); });
+  }
+}
+
+/// Random operations on the whole group and on two kinds of subgroups, the same ones on every rank.
+template <class C>
+void check_random(C& comm, unsigned seed, int steps) {
+  std::mt19937 random(seed);
+  C half = comm.split(comm.rank() % 2, 0), block = comm.split(comm.rank() / 3, 0);
+  for (int s = 0; s < steps; ++s) {
+    const unsigned salt = random() % 1000;
+    const std::size_t n = random() % (random() % 8 == 0 ? 20000 : 200);
+    const how h = all_ways[random() % 4];
+    const auto op = static_cast<reduce_op>(random() % 3);
+    const auto which = random() % 3, kind = random() % 8;
+    C& c = which == 0 ? comm : which == 1 ? half : block;
+    switch (kind) {
+      case 0: check_all_reduce<bf16>(c, n, op, h, salt); break;
+      case 1: check_all_gather<float>(c, n, h, salt); break;
+      case 2: check_reduce_scatter<double>(c, n, op, h, salt); break;
+      case 3: check_all_to_all<std::int64_t>(c, n, h, salt); break;
+      case 4: check_all_to_all_v<float>(c, n / 4, h, salt); break;
+      case 5: check_broadcast<std::uint8_t>(c, n, static_cast<int>(salt) % c.size(), h, salt); break;
+      case 6: check_ring<float>(c, n, salt); break;
+      default: c.barrier();
+    }
+  }
+}
+
+/// Sums that round: equal on all ranks and in every repetition.
+template <class C>
+void check_same_bits(C& comm) {
+  const std::size_t n = 100'003;
+  std::vector<float> x(n), first;
+  for (int round = 0; round < 3; ++round) {
+    std::mt19937 random(static_cast<unsigned>(comm.rank()) + 1);
+    for (float& v : x) v = std::uniform_real_distribution<float>(-1, 1)(random);
+    comm.all_reduce(x.data(), x.data(), n, dtype::f32, reduce_op::sum);
+    if (round == 0) first = x;
+    expect(std::memcmp(first.data(), x.data(), n * sizeof(float)) == 0, "an all_reduce differs when it is repeated");
+  }
+  std::vector<float> all(n * static_cast<std::size_t>(comm.size()));
+  comm.all_gather(x.data(), all.data(), n, dtype::f32);
+  for (int r = 0; r < comm.size(); ++r) {
+    expect(std::memcmp(all.data() + n * static_cast<std::size_t>(r), x.data(), n * sizeof(float)) == 0,
+           "an all_reduce differs between ranks");
+  }
+}
+
+template <class F>
+void expect_refused(const F& call, const char* part) {
+  try {
+    call();
+  } catch (const error& e) {
+    expect(std::string(e.what()).find(part) != std::string::npos, e.what());
+    return;
+  }
+  fail(std::string("conformance: not refused: ") + part);
+}
+
+/// Arguments that are wrong on the face of it are refused before anything is sent, so the group stays usable.
+template <class C>
+void check_arguments(C& comm) {
+  std::vector<float> x(64 * static_cast<std::size_t>(comm.size()));
+  std::uint8_t bytes[4] = {};
+  expect_refused([&] { comm.all_reduce(bytes, bytes, 4, dtype::u8, reduce_op::sum); }, "dtype is uint8");
+  expect_refused([&] { comm.reduce_scatter(bytes, bytes, 0, dtype::u8, reduce_op::sum); }, "dtype is uint8");
+  expect_refused([&] { comm.all_reduce(x.data(), x.data() + 1, 8, dtype::f32, reduce_op::sum); }, "overlap");
+  expect_refused([&] { comm.all_reduce(nullptr, x.data(), 8, dtype::f32, reduce_op::sum); }, "null pointer");
+  expect_refused([&] { comm.broadcast(x.data(), 8, dtype::f32, comm.size()); }, "root is");
+  expect_refused([&] { comm.send(x.data(), 8, dtype::f32, -1); }, "peer is -1");
+  if (comm.size() > 1) {
+    expect_refused([&] { comm.all_to_all(x.data(), x.data(), 8, dtype::f32); }, "use separate buffers");
+    expect_refused([&] { comm.all_to_all_v(x.data(), {}, {}, x.data(), {}, {}, dtype::f32); }, "one entry for each");
+  }
+  C empty;
+  expect(!empty, "a default communicator is empty");
+  expect_refused([&] { empty.barrier(); }, "negative color");
+  check_all_reduce<float>(comm, 5, reduce_op::sum, how::direct, 1);
+}
+
+template <plait::communicator C>
+void conformance(C& comm, unsigned seed = 1, int random_steps = 150) {
+  check_types(comm);
+  check_large(comm);
+  check_chain(comm);
+  check_splits(comm);
+  check_interleaved(comm);
+  check_many_requests(comm);
+  check_same_bits(comm);
+  check_arguments(comm);
+  for (unsigned s = 0; s < 2; ++s) check_random(comm, seed + s, random_steps);
+}
+
+}  // namespace plait::test

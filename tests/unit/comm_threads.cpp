@@ -1,0 +1,54 @@
+#include "plait/comm/threads.hpp"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+
+#include "../support/conformance.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/counted.hpp"
+
+using namespace plait;
+
+TEST_CASE("threads: conformance on any number of ranks") {
+  for (const int ranks : {1, 2, 3, 4, 7, 8, 16}) {
+    CAPTURE(ranks);
+    CHECK_NOTHROW(threads::run(ranks, [](threads::communicator& comm) { test::conformance(comm); }));
+  }
+}
+
+TEST_CASE("threads: conformance through any_communicator and counted") {
+  CHECK_NOTHROW(threads::run(4, [](const threads::communicator& comm) {
+    any_communicator any(comm);
+    test::conformance(any, 11);
+    auto book = std::make_shared<ledger>();
+    counted<threads::communicator> c(comm, book, std::make_shared<recorder>(100));
+    test::conformance(c, 12);
+    any_communicator both(c);
+    test::conformance(both, 13, 50);
+    counted<any_communicator> outside(both, book);
+    test::check_types(outside);
+  }));
+}
+
+TEST_CASE("threads: random stress") {
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    const int ranks = static_cast<int>(2 + seed * 7 % 9);
+    CHECK_NOTHROW(threads::run(ranks, [&](threads::communicator& comm) { test::check_random(comm, seed * 100, 300); }));
+  }
+}
+
+TEST_CASE("threads: many small operations reuse their memory and keep their order") {
+  CHECK_NOTHROW(threads::run(8, [](threads::communicator& comm) {
+    auto pair = comm.split(comm.rank() / 2, comm.rank());
+    for (int i = 0; i < 3000; ++i) {
+      int x = i + comm.rank();
+      comm.all_reduce(&x, &x, 1, dtype::i32, reduce_op::max);
+      test::expect(x == i + 7, "max");
+      int y = x;
+      pair.all_reduce(&y, &y, 1, dtype::i32, reduce_op::sum);
+      test::expect(y == 2 * x, "sum");
+    }
+  }));
+}
