@@ -1,6 +1,10 @@
 #pragma once
 
+#if __has_include(<omp.h>)
 #include <omp.h>
+#else
+extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header still links oneDNN's runtime
+#endif
 
 #include <bit>
 #include <cstddef>

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// Activation functions and their gradients. `backward` takes the input x of the forward pass and dy and writes dx, which
+/// may be the array of x or of dy.
+namespace plait::kernels {
+
+namespace detail {
+
+template <class T>
+PLAIT_INLINE simd::pack<T> sigmoid(simd::pack<T> x) {
+  return T(1) / (simd::exp<T>(-x) + T(1));
+}
+
+/// tanh u = 1 - 2 / (e^2u + 1)
+template <class T>
+PLAIT_INLINE simd::pack<T> tanh(simd::pack<T> u) {
+  return T(1) - T(2) / (simd::exp<T>(u * T(2)) + T(1));
+}
+
+inline constexpr double root_2_over_pi = 0.79788456080286535588;
+inline constexpr double gelu_cubic = 0.044715;
+
+}  // namespace detail
+
+/// y = max(x, 0)
+template <class T>
+void relu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] > T(0) ? x[i] : T(0);
+}
+
+template <class T>
+void relu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = x[i] > T(0) ? dy[i] : T(0);
+}
+
+/// y = x / (1 + e^-x)
+template <class T>
+void silu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  simd::transform(n, y, [](simd::pack<T> v) { return v * detail::sigmoid<T>(v); }, x);
+}
+
+template <class T>
+void silu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  simd::transform(
+      n, dx,
+      [](simd::pack<T> v, simd::pack<T> d) {
+        const simd::pack<T> s = detail::sigmoid<T>(v);
+        return d * s * (v * (T(1) - s) + T(1));
+      },
+      x, dy);
+}
+
+/// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
+template <class T>
+void gelu_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = T(0.5) * x[i] * (T(1) + std::erf(x[i] * T(M_SQRT1_2)));
+}
+
+template <class T>
+void gelu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  constexpr T density_at_0 = T(0.39894228040143267794);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T v = x[i];
+    const T distribution = T(0.5) * (T(1) + std::erf(v * T(M_SQRT1_2)));
+    dx[i] = dy[i] * (distribution + v * density_at_0 * std::exp(T(-0.5) * v * v));
+  }
+}
+
+/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
+template <class T>
+void gelu_tanh_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  simd::transform(
+      n, y,
+      [](simd::pack<T> v) {
+        const simd::pack<T> u = T(detail::root_2_over_pi) * (v + T(detail::gelu_cubic) * v * v * v);
+        return T(0.5) * v * (detail::tanh<T>(u) + T(1));
+      },
+      x);
+}
+
+template <class T>
+void gelu_tanh_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  simd::transform(
+      n, dx,
+      [](simd::pack<T> v, simd::pack<T> d) {
+        const simd::pack<T> u = T(detail::root_2_over_pi) * (v + T(detail::gelu_cubic) * v * v * v);
+        const simd::pack<T> du = T(detail::root_2_over_pi) * (T(3 * detail::gelu_cubic) * v * v + T(1));
+        const simd::pack<T> t = detail::tanh<T>(u);
+        return d * (T(0.5) * (t + T(1)) + T(0.5) * v * (T(1) - t * t) * du);
+      },
+      x, dy);
+}
+
+}  // namespace plait::kernels

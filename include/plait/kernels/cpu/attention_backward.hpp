@@ -1,0 +1,101 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plait/kernels/cpu/attention_blocks.hpp"
+
+namespace plait::kernels {
+
+/// Whether `attention_backward` adds to its outputs or overwrites them.
+struct attention_accumulate {
+  bool queries = false;
+  bool keys_and_values = false;
+};
+
+/// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
+/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the results
+/// are these keys' share of dq and the dk, dv of these keys.
+template <class T>
+void attention_backward(cpu& device, const T* q, const T* k, const T* v, const T* o, const T* lse, const T* d_o, T* dq,
+                        T* dk, T* dv, const attention_shape& shape, attention_accumulate accumulate = {}) {
+  const attention_shape s = shape.checked();
+  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d;
+  const std::int64_t q_block = std::min(detail::query_block(group, 128), s.q_len), k_block = detail::key_block;
+  const auto max_rows = static_cast<std::size_t>(q_block * group);
+  auto scratch = make_buffer<T>(device, max_rows * static_cast<std::size_t>(3 * d + 2 * k_block + 2));
+  T* const scores = scratch.template data<T>();
+  T* const dscores = scores + max_rows * static_cast<std::size_t>(k_block);
+  T* const queries = dscores + max_rows * static_cast<std::size_t>(k_block);
+  T* const douts = queries + max_rows * static_cast<std::size_t>(d);
+  T* const dqueries = douts + max_rows * static_cast<std::size_t>(d);
+  T* const row_lse = dqueries + max_rows * static_cast<std::size_t>(d);
+  T* const row_delta = row_lse + max_rows;
+
+  if (!accumulate.keys_and_values) {
+    for (std::int64_t token = 0; token < s.batch * s.k_len; ++token) {
+      std::fill_n(dk + token * s.dk_stride, s.kv_heads * d, T(0));
+      std::fill_n(dv + token * s.dv_stride, s.kv_heads * d, T(0));
+    }
+  }
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+      const T* const keys = k + b * s.k_len * s.k_stride + kv_head * d;
+      const T* const values = v + b * s.k_len * s.v_stride + kv_head * d;
+      T* const dkeys = dk + b * s.k_len * s.dk_stride + kv_head * d;
+      T* const dvalues = dv + b * s.k_len * s.dv_stride + kv_head * d;
+      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += q_block) {
+        const std::int64_t tokens = std::min(q_block, s.q_len - q0), rows = tokens * group, first = b * s.q_len + q0;
+        const std::int64_t visible = s.visible(q0 + tokens - 1);
+        T* const out = dq + first * s.dq_stride + kv_head * group_width;
+        if (visible == 0) {
+          if (!accumulate.queries) {
+            for (std::int64_t i = 0; i < tokens; ++i) std::fill_n(out + i * s.dq_stride, group_width, T(0));
+          }
+          continue;
+        }
+        detail::pack_queries(q + first * s.q_stride + kv_head * group_width, s.q_stride, tokens, group_width,
+                             static_cast<T>(s.scale), queries);
+        detail::pack_queries(d_o + first * s.do_stride + kv_head * group_width, s.do_stride, tokens, group_width, T(1),
+                             douts);
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          for (std::int64_t h = 0; h < group; ++h) {
+            const T* const output = o + (first + i) * s.o_stride + kv_head * group_width + h * d;
+            const std::int64_t row = i * group + h;
+            row_delta[row] = static_cast<T>(simd::sum_of<T>(
+                d, [](simd::pack<T> x, simd::pack<T> y) { return x * y; }, output, douts + row * d));
+            row_lse[row] = lse[(b * s.heads + kv_head * group + h) * s.q_len + q0 + i];
+          }
+        }
+        for (std::int64_t k0 = 0; k0 < visible; k0 += k_block) {
+          const std::int64_t count = std::min(k_block, visible - k0);
+          device.gemm(false, true, rows, count, d, T(1), queries, d, keys + k0 * s.k_stride, s.k_stride, T(0), scores,
+                      k_block);
+          device.gemm(false, true, rows, count, d, T(1), douts, d, values + k0 * s.v_stride, s.v_stride, T(0), dscores,
+                      k_block);
+          for (std::int64_t row = 0; row < rows; ++row) {
+            const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
+            detail::row_gradients(scores + row * k_block, dscores + row * k_block, row_lse[row], row_delta[row], seen,
+                                  count);
+          }
+          device.gemm(true, false, count, d, rows, T(1), scores, k_block, douts, d, T(1), dvalues + k0 * s.dv_stride,
+                      s.dv_stride);
+          device.gemm(true, false, count, d, rows, T(1), dscores, k_block, queries, d, T(1), dkeys + k0 * s.dk_stride,
+                      s.dk_stride);
+          device.gemm(false, false, rows, d, count, T(1), dscores, k_block, keys + k0 * s.k_stride, s.k_stride,
+                      k0 > 0 ? T(1) : T(0), dqueries, d);
+        }
+        const T scale = static_cast<T>(s.scale);
+        for (std::int64_t i = 0; i < tokens; ++i) {
+          T* const target = out + i * s.dq_stride;
+          const T* const source = dqueries + i * group_width;
+          if (!accumulate.queries) std::fill_n(target, group_width, T(0));
+          PLAIT_IVDEP
+          for (std::int64_t c = 0; c < group_width; ++c) target[c] += source[c] * scale;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace plait::kernels

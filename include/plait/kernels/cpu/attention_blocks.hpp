@@ -1,0 +1,95 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/attention_shape.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// What the forward and the backward pass of attention share: blocks, packing, masked exponentials of a row of scores.
+namespace plait::kernels::detail {
+
+/// Keys in a block: a row of scores is then 1 KiB of floats, and a block of keys, values and scores stays in the L2 cache.
+inline constexpr std::int64_t key_block = 256;
+
+/// Query tokens in a block, such that the heads of a group together give about `rows` rows of scores.
+constexpr std::int64_t query_block(std::int64_t group, std::int64_t rows) {
+  return std::max<std::int64_t>(rows / group, 8);
+}
+
+/// Packs `tokens` query tokens of one group of heads into rows [tokens * group, head_dim], times `factor`.
+template <class T>
+void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::int64_t width, T factor, T* to) {
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    simd::transform(width, to + i * width, [=](simd::pack<T> v) { return v * factor; }, from + i * stride);
+  }
+}
+
+/// The pack with the lanes from `count` on replaced by -infinity.
+template <class T>
+PLAIT_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t count) {
+  simd::pack<T> lane;
+  for (std::int64_t i = 0; i < simd::lanes<T>; ++i) lane[i] = static_cast<T>(i);
+  const T limit = static_cast<T>(std::min(count, simd::lanes<T>));
+  return lane < simd::splat(limit) ? scores : simd::splat(-std::numeric_limits<T>::infinity());
+}
+
+/// The largest of the first `count` scores of a row whose storage is a whole number of packs.
+template <class T>
+PLAIT_INLINE T row_maximum(const T* scores, std::int64_t count) {
+  constexpr std::int64_t w = simd::lanes<T>;
+  simd::pack<T> m = simd::splat(-std::numeric_limits<T>::infinity());
+  std::int64_t c = 0;
+  for (; c + w <= count; c += w) m = simd::max<T>(m, simd::load(scores + c));
+  if (c < count) m = simd::max<T>(m, masked<T>(simd::load(scores + c), count - c));
+  return simd::lane_max<T>(m);
+}
+
+/// scores = exp(scores - shift) for the first `count` of a row, 0 for the rest up to `width`; returns their sum.
+template <class T>
+PLAIT_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int64_t width) {
+  constexpr std::int64_t w = simd::lanes<T>;
+  simd::pack<T> sum{};
+  std::int64_t c = 0;
+  for (; c + w <= count; c += w) {
+    const simd::pack<T> p = simd::exp<T>(simd::load(scores + c) - shift);
+    sum += p;
+    simd::store<T>(p, scores + c);
+  }
+  if (c < count) {
+    const simd::pack<T> p = simd::exp<T>(masked<T>(simd::load(scores + c) - shift, count - c));
+    sum += p;
+    simd::store<T>(p, scores + c);
+    c += w;
+  }
+  for (; c < width; c += w) simd::store<T>(simd::pack<T>{}, scores + c);
+  return simd::lane_sum<T>(sum);
+}
+
+/// Turns a row of scores into probabilities and a row of their gradients into gradients of the scores:
+/// p = exp(s - lse), ds = p (dp - delta) for the first `count`, 0 for the rest up to `width`.
+template <class T>
+PLAIT_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t count, std::int64_t width) {
+  constexpr std::int64_t w = simd::lanes<T>;
+  std::int64_t c = 0;
+  for (; c + w <= count; c += w) {
+    const simd::pack<T> p = simd::exp<T>(simd::load(scores + c) - lse);
+    simd::store<T>(p, scores + c);
+    simd::store<T>(p * (simd::load(dscores + c) - delta), dscores + c);
+  }
+  if (c < count) {
+    const simd::pack<T> p = simd::exp<T>(masked<T>(simd::load(scores + c) - lse, count - c));
+    const simd::pack<T> d = p * (simd::load(dscores + c) - delta);
+    simd::store<T>(p, scores + c);
+    simd::store<T>(p > simd::pack<T>{} ? d : simd::pack<T>{}, dscores + c);  // 0 times what is not a number is not 0
+    c += w;
+  }
+  for (; c < width; c += w) {
+    simd::store<T>(simd::pack<T>{}, scores + c);
+    simd::store<T>(simd::pack<T>{}, dscores + c);
+  }
+}
+
+}  // namespace plait::kernels::detail

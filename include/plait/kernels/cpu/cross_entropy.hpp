@@ -1,0 +1,166 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// Cross entropy of softmax over a vocabulary that may be split over ranks and padded. Logits are [rows, columns], this
+/// rank's columns first_column ... first_column + columns - 1 of the vocabulary; those from `vocab` on are padding, which
+/// neither counts nor receives a gradient. Steps, with the reductions the caller makes between them over the ranks that
+/// share the vocabulary:
+///
+///   cross_entropy_max          -> row_max, all-reduce max
+///   cross_entropy_statistics   -> sum_exp, target_logit, sum_logits, all-reduce sum
+///   cross_entropy_loss         -> loss per row
+///   cross_entropy_backward     -> dlogits, may be written over the logits
+///
+/// `cross_entropy_local_statistics` does the first two in one pass over the memory; `cross_entropy_rescale` then turns its
+/// sums, which are relative to the local maximum, into sums relative to the global one.
+namespace plait::kernels {
+
+struct cross_entropy_settings {
+  std::int64_t ignore_index = -100;  ///< rows with this target have no loss and no gradient
+  double label_smoothing = 0.0;      ///< weight of the uniform distribution over the vocabulary
+  double z_loss = 0.0;               ///< adds z_loss * lse^2 to a row's loss
+};
+
+/// Which columns of the vocabulary a rank's logits are.
+struct vocabulary_range {
+  std::int64_t columns = 0;       ///< local columns, padding included
+  std::int64_t first_column = 0;  ///< global index of the first of them
+  std::int64_t vocab = 0;         ///< true size of the vocabulary, without padding
+
+  /// Local columns that are not padding.
+  std::int64_t valid() const { return std::clamp<std::int64_t>(vocab - first_column, 0, columns); }
+};
+
+namespace detail {
+template <class Id>
+bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, const cross_entropy_settings& s) {
+  const auto target = static_cast<std::int64_t>(targets[row]);
+  if (target == s.ignore_index) return false;
+  if (target < 0 || target >= range.vocab) {
+    fail("cross_entropy: row " + std::to_string(row) + " has target " + std::to_string(target) + ", legal are 0 to " +
+         std::to_string(range.vocab - 1) + " and ignore_index = " + std::to_string(s.ignore_index));
+  }
+  return true;
+}
+
+/// A row without any valid column has nothing to add, whatever its maximum.
+template <class T>
+PLAIT_INLINE double sum_exp_of(const T* x, std::int64_t n, T maximum) {
+  return simd::sum_of<T>(n, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum); }, x);
+}
+
+template <class T, class Id>
+PLAIT_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& sum_exp, T& target_logit, T* sum_logits,
+                                    const vocabulary_range& range) {
+  const std::int64_t valid = range.valid();
+  const std::int64_t at = static_cast<std::int64_t>(target) - range.first_column;
+  sum_exp = static_cast<T>(sum_exp_of(x, valid, maximum));
+  target_logit = at >= 0 && at < valid ? x[at] : T(0);
+  if (sum_logits != nullptr) {
+    *sum_logits = static_cast<T>(simd::sum_of<T>(valid, [](simd::pack<T> v) { return v; }, x));
+  }
+}
+}  // namespace detail
+
+/// row_max[r] over the valid local columns; -infinity where there are none.
+template <class T>
+void cross_entropy_max(cpu&, const T* logits, T* row_max, std::int64_t rows, const vocabulary_range& range) {
+  const std::int64_t valid = range.valid();
+  for (std::int64_t r = 0; r < rows; ++r) row_max[r] = simd::max_of(logits + r * range.columns, valid);
+}
+
+/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the logit
+/// of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be null). Throws
+/// `plait::error` for a target outside the vocabulary.
+template <class T, class Id>
+void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const T* row_max, T* sum_exp, T* target_logit,
+                              T* sum_logits, std::int64_t rows, const vocabulary_range& range,
+                              const cross_entropy_settings& settings) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    detail::counts(targets, r, range, settings);
+    detail::statistics_of_row(logits + r * range.columns, targets[r], row_max[r], sum_exp[r], target_logit[r],
+                              sum_logits == nullptr ? nullptr : sum_logits + r, range);
+  }
+}
+
+/// `cross_entropy_max` and `cross_entropy_statistics` relative to the local maximum, row by row while a row is in the
+/// cache. Where the vocabulary is whole these are final.
+template <class T, class Id>
+void cross_entropy_local_statistics(cpu&, const T* logits, const Id* targets, T* row_max, T* sum_exp, T* target_logit,
+                                    T* sum_logits, std::int64_t rows, const vocabulary_range& range,
+                                    const cross_entropy_settings& settings) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    detail::counts(targets, r, range, settings);
+    const T* const x = logits + r * range.columns;
+    row_max[r] = simd::max_of(x, range.valid());
+    detail::statistics_of_row(x, targets[r], row_max[r], sum_exp[r], target_logit[r],
+                              sum_logits == nullptr ? nullptr : sum_logits + r, range);
+  }
+}
+
+/// sum_exp[r] *= exp(local_max[r] - global_max[r]).
+template <class T>
+void cross_entropy_rescale(cpu&, const T* local_max, const T* global_max, T* sum_exp, std::int64_t rows) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bool empty = local_max[r] == -std::numeric_limits<T>::infinity();
+    sum_exp[r] = empty ? T(0) : sum_exp[r] * std::exp(local_max[r] - global_max[r]);
+  }
+}
+
+/// loss[r] = (1 - eps) (lse - x_target) + eps (lse - mean x) + z lse^2 from statistics over the whole vocabulary, with
+/// lse = max + log(sum_exp); 0 for an ignored row. sum_logits may be null without label smoothing.
+template <class T, class Id>
+void cross_entropy_loss(cpu&, const Id* targets, const T* row_max, const T* sum_exp, const T* target_logit,
+                        const T* sum_logits, T* loss, std::int64_t rows, const vocabulary_range& range,
+                        const cross_entropy_settings& s) {
+  require(s.label_smoothing == 0.0 || sum_logits != nullptr, "cross_entropy_loss: label_smoothing needs sum_logits");
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (!detail::counts(targets, r, range, s)) {
+      loss[r] = T(0);
+      continue;
+    }
+    const double lse = static_cast<double>(row_max[r]) + std::log(static_cast<double>(sum_exp[r]));
+    double value = (1.0 - s.label_smoothing) * (lse - static_cast<double>(target_logit[r])) + s.z_loss * lse * lse;
+    if (s.label_smoothing != 0.0) {
+      value += s.label_smoothing * (lse - static_cast<double>(sum_logits[r]) / static_cast<double>(range.vocab));
+    }
+    loss[r] = static_cast<T>(value);
+  }
+}
+
+/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is the
+/// gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
+template <class T, class Id>
+void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const T* row_max, const T* sum_exp,
+                            const T* scale, T* dlogits, std::int64_t rows, const vocabulary_range& range,
+                            const cross_entropy_settings& s) {
+  const std::int64_t valid = range.valid();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    T* const d = dlogits + r * range.columns;
+    if (!detail::counts(targets, r, range, s)) {
+      std::fill_n(d, range.columns, T(0));
+      continue;
+    }
+    const auto total = static_cast<double>(sum_exp[r]), g = static_cast<double>(scale[r]);
+    const double lse = static_cast<double>(row_max[r]) + std::log(total);
+    const T factor = static_cast<T>(g * (1.0 + 2.0 * s.z_loss * lse) / total);
+    const T uniform = static_cast<T>(g * s.label_smoothing / static_cast<double>(range.vocab));
+    const T maximum = row_max[r];
+    simd::transform(
+        valid, d, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum) * factor - uniform; },
+        logits + r * range.columns);
+    std::fill(d + valid, d + range.columns, T(0));
+    const std::int64_t at = static_cast<std::int64_t>(targets[r]) - range.first_column;
+    if (at >= 0 && at < valid) d[at] -= static_cast<T>(g * (1.0 - s.label_smoothing));
+  }
+}
+
+}  // namespace plait::kernels

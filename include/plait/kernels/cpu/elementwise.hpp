@@ -1,0 +1,115 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "plait/core/dtype.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// Element by element; every array has n elements. Outputs may be the same array as an input.
+namespace plait::kernels {
+
+/// y = a + b
+template <class T>
+void add(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+/// y += a
+template <class T>
+void accumulate(cpu&, const T* a, T* y, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] += a[i];
+}
+
+/// y *= factor
+template <class T>
+void scale(cpu&, T* y, std::int64_t n, T factor) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] *= factor;
+}
+
+/// y += factor * x
+template <class T>
+void axpy(cpu&, const T* x, T* y, std::int64_t n, T factor) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
+/// y = a * b
+template <class T>
+void multiply(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] * b[i];
+}
+
+/// y = value
+template <class T>
+void fill(cpu&, T* y, std::int64_t n, T value) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = value;
+}
+
+/// The float that a bf16 stands for.
+inline float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+
+/// The nearest bf16, ties to even; a NaN stays a (quiet) NaN.
+inline bf16 to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  return bf16{static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
+}
+
+namespace detail {
+template <class To, class From>
+PLAIT_INLINE To converted(From x) {
+  if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, bf16>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, bf16>) {
+    return to_bf16(static_cast<float>(x));
+  } else if constexpr (std::is_same_v<From, bf16>) {
+    return static_cast<To>(to_float(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}
+}  // namespace detail
+
+/// y = x in another type: float, double or bf16, rounded to nearest even (double to bf16 by way of float).
+template <class From, class To>
+void cast(cpu&, const From* x, To* y, std::int64_t n) {
+  PLAIT_IVDEP
+  for (std::int64_t i = 0; i < n; ++i) y[i] = detail::converted<To>(x[i]);
+}
+
+/// y[r, c] += bias[c] for y [rows, columns].
+template <class T>
+void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    T* const row = y + r * columns;
+    PLAIT_IVDEP
+    for (std::int64_t c = 0; c < columns; ++c) row[c] += bias[c];
+  }
+}
+
+/// dbias[c] += sum over r of dy[r, c].
+template <class T>
+void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t columns) {
+  simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * columns + c]; });
+}
+
+/// The sum of the squares of n elements.
+template <class T>
+double sum_squares(cpu&, const T* x, std::int64_t n) {
+  return simd::sum_of<T>(n, [](simd::pack<T> v) { return v * v; }, x);
+}
+
+/// The sum of n elements.
+template <class T>
+double sum(cpu&, const T* x, std::int64_t n) {
+  return simd::sum_of<T>(n, [](simd::pack<T> v) { return v; }, x);
+}
+
+}  // namespace plait::kernels

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// Table lookup for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first + rows_local - 1.
+/// An id outside [0, vocab) is an error that names it; an id in another rank's range contributes zeros.
+namespace plait::kernels {
+
+namespace detail {
+template <class Id>
+void check_id(Id id, std::int64_t token, std::int64_t vocab) {
+  if (id < 0 || static_cast<std::int64_t>(id) >= vocab) {
+    fail("embedding: token " + std::to_string(token) + " has id " + std::to_string(id) + ", legal are 0 to " +
+         std::to_string(vocab - 1));
+  }
+}
+}  // namespace detail
+
+/// y[t] = table[ids[t] - first], or zeros; y is [tokens, width].
+template <class T, class Id>
+void embedding_forward(cpu&, const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
+                       std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    detail::check_id(ids[t], t, vocab);
+    const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first;
+    if (row >= 0 && row < rows_local) {
+      std::copy_n(table + row * width, width, y + t * width);
+    } else {
+      std::fill_n(y + t * width, width, T(0));
+    }
+  }
+}
+
+/// dtable[ids[t] - first] += dy[t] for the ids in range, in the order of the tokens.
+template <class T, class Id>
+void embedding_backward(cpu&, const Id* ids, const T* dy, T* dtable, std::int64_t tokens, std::int64_t width,
+                        std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    detail::check_id(ids[t], t, vocab);
+    const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first;
+    if (row < 0 || row >= rows_local) continue;
+    T* const target = dtable + row * width;
+    const T* const source = dy + t * width;
+    PLAIT_IVDEP
+    for (std::int64_t c = 0; c < width; ++c) target[c] += source[c];
+  }
+}
+
+}  // namespace plait::kernels

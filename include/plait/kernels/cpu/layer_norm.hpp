@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// Layer norm (Ba, Kiros and Hinton 2016): y = (x - mean) w / sqrt(variance + eps) + b over the columns of
+/// x [rows, columns], with the biased variance.
+///
+/// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
+/// the results of `row_sums`, then of `row_centred_squares`, and of `layer_norm_backward_dots`, over the ranks between the
+/// steps. mean[rows] and inv_std[rows] are kept for the backward pass.
+namespace plait::kernels {
+
+/// out[r] = sum over c of x[r, c].
+template <class T>
+void row_sums(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    out[r] = static_cast<T>(simd::sum_of<T>(columns, [](simd::pack<T> v) { return v; }, x + r * columns));
+  }
+}
+
+/// out[r] = sum over the local columns of (x - mean)^2, where mean = sums[r] / columns_global.
+template <class T>
+void row_centred_squares(cpu&, const T* x, const T* sums, T* out, std::int64_t rows, std::int64_t columns,
+                         std::int64_t columns_global) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T mean = static_cast<T>(static_cast<double>(sums[r]) / static_cast<double>(columns_global));
+    out[r] = static_cast<T>(
+        simd::sum_of<T>(columns, [=](simd::pack<T> v) { return (v - mean) * (v - mean); }, x + r * columns));
+  }
+}
+
+/// mean and inv_std of whole rows from the two reduced sums; either may be written over its source.
+template <class T>
+void layer_norm_statistics(cpu&, const T* sums, const T* centred_squares, T* mean, T* inv_std, std::int64_t rows,
+                           std::int64_t columns_global, double eps) {
+  const auto n = static_cast<double>(columns_global);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double variance = static_cast<double>(centred_squares[r]) / n;
+    mean[r] = static_cast<T>(static_cast<double>(sums[r]) / n);
+    inv_std[r] = static_cast<T>(1.0 / std::sqrt(variance + eps));
+  }
+}
+
+/// y = (x - mean) inv_std w + b; y may be x.
+template <class T>
+void layer_norm_apply(cpu&, const T* x, const T* mean, const T* inv_std, const T* weight, const T* bias, T* y,
+                      std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T m = mean[r], inverse = inv_std[r];
+    simd::transform(
+        columns, y + r * columns,
+        [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> b) { return (v - m) * inverse * w + b; }, x + r * columns,
+        weight, bias);
+  }
+}
+
+/// The whole forward pass where rows are whole; writes y, mean and inv_std.
+template <class T>
+void layer_norm_forward(cpu& device, const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std,
+                        std::int64_t rows, std::int64_t columns, double eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const row = x + r * columns;
+    row_sums(device, row, mean + r, 1, columns);
+    row_centred_squares(device, row, mean + r, inv_std + r, 1, columns, columns);
+    layer_norm_statistics(device, mean + r, inv_std + r, mean + r, inv_std + r, 1, columns, eps);
+    layer_norm_apply(device, row, mean + r, inv_std + r, weight, bias, y + r * columns, 1, columns);
+  }
+}
+
+/// dots[r, 0] = sum of dy w and dots[r, 1] = sum of dy w (x - mean) inv_std over the local columns; dots is [rows, 2].
+template <class T>
+void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std, T* dots,
+                              std::int64_t rows, std::int64_t columns) {
+  using pack = simd::pack<T>;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T m = mean[r], inverse = inv_std[r];
+    const T* const d_row = dy + r * columns;
+    dots[2 * r] = static_cast<T>(simd::sum_of<T>(columns, [](pack w, pack d) { return d * w; }, weight, d_row));
+    dots[2 * r + 1] = static_cast<T>(simd::sum_of<T>(
+        columns, [=](pack v, pack w, pack d) { return d * w * ((v - m) * inverse); }, x + r * columns, weight, d_row));
+  }
+}
+
+/// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx may
+/// be dy.
+template <class T>
+void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std,
+                            const T* dots, T* dx, std::int64_t rows, std::int64_t columns,
+                            std::int64_t columns_global) {
+  using pack = simd::pack<T>;
+  const auto n = static_cast<double>(columns_global);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T m = mean[r], inverse = inv_std[r];
+    const T shift = static_cast<T>(static_cast<double>(dots[2 * r]) / n);
+    const T pull = static_cast<T>(static_cast<double>(dots[2 * r + 1]) / n);
+    simd::transform(
+        columns, dx + r * columns,
+        [=](pack v, pack w, pack d) { return inverse * (d * w - shift - (v - m) * inverse * pull); }, x + r * columns,
+        weight, dy + r * columns);
+  }
+}
+
+/// dweight[c] += sum over r of dy (x - mean) inv_std and dbias[c] += sum over r of dy; dbias may be null.
+template <class T>
+void layer_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* mean, const T* inv_std, T* dweight, T* dbias,
+                                 std::int64_t rows, std::int64_t columns) {
+  simd::add_column_sums(rows, columns, dweight, [=](std::int64_t r, std::int64_t c) {
+    return dy[r * columns + c] * ((x[r * columns + c] - mean[r]) * inv_std[r]);
+  });
+  if (dbias != nullptr) {
+    simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * columns + c]; });
+  }
+}
+
+/// The whole backward pass where rows are whole. dx or dweight may be null, which skips it (dbias goes with dweight);
+/// dweight and dbias are added to, dx may be dy if dweight is null.
+template <class T>
+void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std, T* dx,
+                         T* dweight, T* dbias, std::int64_t rows, std::int64_t columns) {
+  if (dx != nullptr) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t at = r * columns;
+      T dots[2];
+      layer_norm_backward_dots(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, 1, columns);
+      layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns, columns);
+    }
+  }
+  if (dweight != nullptr) {
+    layer_norm_backward_dweight(device, x, dy, mean, inv_std, dweight, dbias, rows, columns);
+  }
+}
+
+}  // namespace plait::kernels

@@ -1,0 +1,131 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+
+/// RMS norm (Zhang and Sennrich 2019): y = x w / sqrt(mean(x^2) + eps) over the columns of x [rows, columns].
+///
+/// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
+/// the per-row results of `row_sum_squares` and `rms_norm_backward_dot` over the ranks between the halves. Weights and their
+/// gradients always have the local columns. inv_rms[rows] is 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
+namespace plait::kernels {
+
+/// out[r] = sum over c of x[r, c]^2.
+template <class T>
+void row_sum_squares(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    out[r] = static_cast<T>(simd::sum_of<T>(columns, [](simd::pack<T> v) { return v * v; }, x + r * columns));
+  }
+}
+
+/// inv_rms[r] from the sum of the squares of the whole row; inv_rms may be the array of sum_squares.
+template <class T>
+void rms_inverse(cpu&, const T* sum_squares, T* inv_rms, std::int64_t rows, std::int64_t columns_global, double eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double mean = static_cast<double>(sum_squares[r]) / static_cast<double>(columns_global);
+    inv_rms[r] = static_cast<T>(1.0 / std::sqrt(mean + eps));
+  }
+}
+
+namespace detail {
+template <class T>
+PLAIT_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, std::int64_t columns) {
+  simd::transform(columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
+}
+
+/// dx = inv (dy w - x inv^2 dot / columns_global), where dot is the row's sum of dy w x.
+template <class T>
+PLAIT_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse, T dot, T* dx, std::int64_t columns,
+                             std::int64_t columns_global) {
+  const T pull = static_cast<T>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
+                                static_cast<double>(columns_global));
+  simd::transform(
+      columns, dx,
+      [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return inverse * (d * w - v * pull); }, x, weight, dy);
+}
+
+template <class T>
+PLAIT_INLINE T rms_row_dot(const T* x, const T* weight, const T* dy, std::int64_t columns) {
+  return static_cast<T>(simd::sum_of<T>(
+      columns, [](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return d * w * v; }, x, weight, dy));
+}
+}  // namespace detail
+
+/// y from the sums of the squares of the whole rows; y may be x.
+template <class T>
+void rms_apply(cpu&, const T* x, const T* sum_squares, const T* weight, T* y, std::int64_t rows, std::int64_t columns,
+               std::int64_t columns_global, double eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double mean = static_cast<double>(sum_squares[r]) / static_cast<double>(columns_global);
+    const T inverse = static_cast<T>(1.0 / std::sqrt(mean + eps));
+    detail::rms_scale_row(x + r * columns, inverse, weight, y + r * columns, columns);
+  }
+}
+
+/// The whole forward pass where rows are whole; writes y and inv_rms.
+template <class T>
+void rms_norm_forward(cpu&, const T* x, const T* weight, T* y, T* inv_rms, std::int64_t rows, std::int64_t columns,
+                      double eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const row = x + r * columns;
+    const double squares = simd::sum_of<T>(columns, [](simd::pack<T> v) { return v * v; }, row);
+    inv_rms[r] = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(columns) + eps));
+    detail::rms_scale_row(row, inv_rms[r], weight, y + r * columns, columns);
+  }
+}
+
+/// dot[r] = sum over the local columns of dy w x.
+template <class T>
+void rms_norm_backward_dot(cpu&, const T* x, const T* weight, const T* dy, T* dot, std::int64_t rows,
+                           std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    dot[r] = detail::rms_row_dot(x + r * columns, weight, dy + r * columns, columns);
+  }
+}
+
+/// dx from the dots of the whole rows; dx may be dy.
+template <class T>
+void rms_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* inv_rms, const T* dot, T* dx,
+                          std::int64_t rows, std::int64_t columns, std::int64_t columns_global) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    detail::rms_row_dx(x + r * columns, weight, dy + r * columns, inv_rms[r], dot[r], dx + r * columns, columns,
+                       columns_global);
+  }
+}
+
+/// dweight[c] += sum over r of dy x inv_rms.
+template <class T>
+void rms_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* inv_rms, T* dweight, std::int64_t rows,
+                               std::int64_t columns) {
+  simd::add_column_sums(rows, columns, dweight, [=](std::int64_t r, std::int64_t c) {
+    return dy[r * columns + c] * (x[r * columns + c] * inv_rms[r]);
+  });
+}
+
+/// dx (must not be dy) and dweight (added to) from the dots of the whole rows.
+template <class T>
+void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* dy, const T* inv_rms, const T* dot,
+                             T* dx, T* dweight, std::int64_t rows, std::int64_t columns, std::int64_t columns_global) {
+  rms_norm_backward_dx(device, x, weight, dy, inv_rms, dot, dx, rows, columns, columns_global);
+  rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
+}
+
+/// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
+/// to, dx may be dy if dweight is null.
+template <class T>
+void rms_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* inv_rms, T* dx, T* dweight,
+                       std::int64_t rows, std::int64_t columns) {
+  if (dx != nullptr) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t at = r * columns;
+      const T dot = detail::rms_row_dot(x + at, weight, dy + at, columns);
+      detail::rms_row_dx(x + at, weight, dy + at, inv_rms[r], dot, dx + at, columns, columns);
+    }
+  }
+  if (dweight != nullptr) rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
+}
+
+}  // namespace plait::kernels

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+#include "plait/kernels/rope_frequencies.hpp"
+
+/// Rotary position embeddings in the rotate_half convention of Hugging Face: element i of a head is rotated with element
+/// i + head_dim / 2 by the angle position * frequency[i].
+namespace plait::kernels {
+
+/// cosine, sine [count, frequencies]: the rotations of the given positions. In float the angle is the product of two
+/// floats, as in transformers, so that models trained there see the same rotations.
+template <class T>
+void rope_table(cpu&, const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
+                T* sine) {
+  const auto width = static_cast<std::int64_t>(frequencies.size());
+  for (std::int64_t p = 0; p < count; ++p) {
+    for (std::int64_t i = 0; i < width; ++i) {
+      const T angle = static_cast<T>(positions[p]) * static_cast<T>(frequencies[static_cast<std::size_t>(i)]);
+      cosine[p * width + i] = static_cast<T>(std::cos(static_cast<double>(angle)));
+      sine[p * width + i] = static_cast<T>(std::sin(static_cast<double>(angle)));
+    }
+  }
+}
+
+namespace detail {
+/// direction is 1 to rotate and -1 to rotate back.
+template <class T>
+void rotate(T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+            std::int64_t row_stride, std::int64_t table_rows, T direction) {
+  const std::int64_t half = head_dim / 2;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const c = cosine + r % table_rows * half;
+    const T* const s = sine + r % table_rows * half;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      T* const first = x + r * row_stride + h * head_dim;
+      T* const second = first + half;
+      PLAIT_IVDEP
+      for (std::int64_t i = 0; i < half; ++i) {
+        const T a = first[i], b = second[i], turn = direction * s[i];
+        first[i] = a * c[i] - b * turn;
+        second[i] = b * c[i] + a * turn;
+      }
+    }
+  }
+}
+}  // namespace detail
+
+/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a fused
+/// projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows, head_dim / 2]:
+/// pass the local sequence length where rows are batch times sequence.
+template <class T>
+void rope_forward(cpu&, T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads,
+                  std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate(x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(1));
+}
+
+/// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
+template <class T>
+void rope_backward(cpu&, T* dx, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads,
+                   std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rotate(dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(-1));
+}
+
+}  // namespace plait::kernels

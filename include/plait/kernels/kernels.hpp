@@ -1,0 +1,17 @@
+#pragma once
+
+/// Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
+/// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float or double throughout.
+#include "plait/kernels/cpu/activations.hpp"
+#include "plait/kernels/cpu/adamw.hpp"
+#include "plait/kernels/cpu/attention_backward.hpp"
+#include "plait/kernels/cpu/attention_forward.hpp"
+#include "plait/kernels/cpu/copy.hpp"
+#include "plait/kernels/cpu/cross_entropy.hpp"
+#include "plait/kernels/cpu/elementwise.hpp"
+#include "plait/kernels/cpu/embedding.hpp"
+#include "plait/kernels/cpu/layer_norm.hpp"
+#include "plait/kernels/cpu/random.hpp"
+#include "plait/kernels/cpu/rms_norm.hpp"
+#include "plait/kernels/cpu/rope.hpp"
+#include "plait/kernels/cpu/swiglu.hpp"

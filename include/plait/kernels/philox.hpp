@@ -1,0 +1,60 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+/// Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+/// 1, 2, 3" (SC 2011). A number depends on (seed, stream, index) alone, so any rank can make any element's number.
+namespace plait::kernels {
+
+inline constexpr std::uint32_t philox_multiplier_0 = 0xD2511F53u;
+inline constexpr std::uint32_t philox_multiplier_1 = 0xCD9E8D57u;
+inline constexpr std::uint32_t philox_weyl_0 = 0x9E3779B9u;
+inline constexpr std::uint32_t philox_weyl_1 = 0xBB67AE85u;
+
+/// Four random words from a 128-bit counter and a 64-bit key.
+constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                                  std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = std::uint64_t{philox_multiplier_0} * counter[0];
+    const std::uint64_t p1 = std::uint64_t{philox_multiplier_1} * counter[2];
+    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
+               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
+    key[0] += philox_weyl_0;
+    key[1] += philox_weyl_1;
+  }
+  return counter;
+}
+
+/// The four words of elements 4 * block ... 4 * block + 3 of a stream.
+constexpr std::array<std::uint32_t, 4> random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t block) {
+  return philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                     static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
+                    {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+}
+
+/// A word as a number strictly between 0 and 1.
+constexpr double to_unit(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
+
+/// Uniform in (0, 1).
+constexpr double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return to_unit(random_words(seed, stream, index / 4)[index % 4]);
+}
+
+/// A pair of independent standard normal numbers from two words (Box and Muller 1958).
+inline std::array<double, 2> normal_pair(std::uint32_t a, std::uint32_t b) {
+  const double radius = std::sqrt(-2.0 * std::log(to_unit(a)));
+  const double angle = 2.0 * std::numbers::pi * to_unit(b);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+/// Standard normal.
+inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const auto words = random_words(seed, stream, index / 4);
+  const std::size_t pair = index % 4 / 2 * 2;
+  return normal_pair(words[pair], words[pair + 1])[index % 2];
+}
+
+}  // namespace plait::kernels

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+namespace plait::kernels {
+
+/// Llama 3's stretching of the rotary frequencies ("rope_type": "llama3" in a Hugging Face config.json).
+struct llama3_rope_scaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  double original_max_position_embeddings = 8192.0;
+};
+
+/// The head_dim / 2 inverse frequencies of rotary position embeddings (Su et al. 2021): theta^(-2i / head_dim). With
+/// `scaling`, wavelengths beyond original / low_freq_factor are stretched by `factor`, those below original /
+/// high_freq_factor are kept, and those between are blended, as transformers' modeling_rope_utils defines it. Throws
+/// `plait::error` for an odd or non-positive head_dim, a non-positive theta or an impossible scaling.
+inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
+                                                    const std::optional<llama3_rope_scaling>& scaling = {}) {
+  if (head_dim <= 0 || head_dim % 2 != 0) {
+    fail("rope: head_dim = " + std::to_string(head_dim) + ", must be positive and even");
+  }
+  if (!(theta > 0)) fail("rope: theta = " + std::to_string(theta) + ", must be positive");
+  std::vector<double> frequencies;
+  frequencies.reserve(static_cast<std::size_t>(head_dim / 2));
+  for (std::int64_t i = 0; i < head_dim; i += 2) {
+    frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim)));
+  }
+  if (!scaling) return frequencies;
+  const auto& s = *scaling;
+  if (!(s.factor > 0) || !(s.low_freq_factor > 0) || !(s.high_freq_factor > s.low_freq_factor) ||
+      !(s.original_max_position_embeddings > 0)) {
+    fail("rope: llama3 scaling needs factor > 0, 0 < low_freq_factor < high_freq_factor and "
+         "original_max_position_embeddings > 0");
+  }
+  for (double& frequency : frequencies) {
+    const double wavelength = 2 * std::numbers::pi / frequency;
+    if (wavelength > s.original_max_position_embeddings / s.low_freq_factor) {
+      frequency /= s.factor;
+    } else if (wavelength >= s.original_max_position_embeddings / s.high_freq_factor) {
+      const double smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) /
+                            (s.high_freq_factor - s.low_freq_factor);
+      frequency = (1 - smooth) * frequency / s.factor + smooth * frequency;
+    }
+  }
+  return frequencies;
+}
+
+}  // namespace plait::kernels
