@@ -1,0 +1,164 @@
+"""Training steps of transformers' Llama in PyTorch on CPU: what plait's trainer is measured against.
+
+    python benchmarks/pytorch_llama.py --hidden 512 --layers 4 --heads 8 --kv-heads 8 --ffn 1408 --vocab 256 \\
+        --seq 256 --micro-batch 2 --dp 2 --tp 2
+
+Float32; forward, backward, clipping by global norm and AdamW (fused); one thread per rank; data parallel by
+DistributedDataParallel over Gloo, tensor parallel by DTensor. Prints one line of JSON; the rate is that of the fastest
+step, tokens counted over all data-parallel ranks, and each rank's micro-batch is one step.
+"""
+import argparse
+import json
+import os
+import socket
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name, default in (("hidden", 512), ("layers", 4), ("heads", 8), ("kv-heads", 8), ("ffn", 1408), ("vocab", 256),
+                          ("seq", 256), ("micro-batch", 2), ("dp", 1), ("tp", 1), ("steps", 8), ("warm-up", 3),
+                          ("threads", 1), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
+    parser.add_argument("--sharded-vocab", action="store_true",
+                        help="shard embedding, output and loss over tp; slower at small vocabularies")
+    parser.add_argument("--no-clip", action="store_true")
+    return parser.parse_args()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def parallelise(model: LlamaForCausalLM, mesh, sharded_vocab: bool) -> None:
+    """Megatron's placements: columns for q, k, v, gate and up, rows for o and down."""
+    plan = {}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        plan[f"model.layers.*.{name}"] = ColwiseParallel()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        plan[f"model.layers.*.{name}"] = RowwiseParallel()
+    if sharded_vocab:
+        plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
+        plan["lm_head"] = ColwiseParallel(use_local_output=False)
+    parallelize_module(model, mesh, plan)
+
+
+def average(parameters: list, group, size: int) -> None:
+    """Averages gradients over data-parallel ranks in one flat bucket: DistributedDataParallel refuses DTensors."""
+    grads = [local(parameter.grad) for parameter in parameters]
+    bucket = torch.cat([grad.reshape(-1) for grad in grads])
+    dist.all_reduce(bucket, group=group)
+    bucket /= size
+    pieces = bucket.split([grad.numel() for grad in grads])
+    torch._foreach_copy_(grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads)])
+
+
+def clip(parameters: list, tensor_group, max_norm: float) -> None:
+    """Clipping by global norm over mixed DTensors and plain tensors: local sums, one all-reduce over tp."""
+    squares = lambda grads: torch.stack(torch._foreach_norm(grads)).square().sum() if grads else torch.zeros(())
+    sharded = squares([local(p.grad) for p in parameters if isinstance(p.grad, DTensor)])
+    if tensor_group is not None:
+        dist.all_reduce(sharded, group=tensor_group)
+    total = (sharded + squares([p.grad for p in parameters if not isinstance(p.grad, DTensor)])).sqrt()
+    torch._foreach_mul_([local(p.grad) for p in parameters], torch.clamp(max_norm / (total + 1e-6), max=1.0))
+
+
+def train(rank: int, options: argparse.Namespace, port: int) -> None:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    world = options.dp * options.tp
+    mesh = None
+    if world > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
+
+    config = LlamaConfig(hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
+                         num_attention_heads=options.heads, num_key_value_heads=options.kv_heads, vocab_size=options.vocab,
+                         max_position_embeddings=options.seq, use_cache=False, tie_word_embeddings=False,
+                         attn_implementation=options.attention)
+    model = LlamaForCausalLM(config).train()
+    if options.tp > 1:
+        parallelise(model, mesh["tp"], options.sharded_vocab)
+    parameters = list(model.parameters())
+    wrapped = model
+    if options.dp > 1 and options.tp == 1:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=mesh["dp"].get_group(),
+                                                            gradient_as_bucket_view=True)
+
+    # Fused AdamW refuses a mixture of DTensors and plain tensors in one group.
+    kinds = {}
+    for parameter in parameters:
+        kinds.setdefault(type(parameter.data).__name__, []).append(parameter)
+    optimizer = torch.optim.AdamW([{"params": group} for group in kinds.values()], lr=1e-4, betas=(0.9, 0.95),
+                                  weight_decay=0.1, fused=True)
+
+    data = torch.Generator().manual_seed(options.seed + (rank // options.tp))
+    times, losses = [], []
+    for step in range(options.warm_up + options.steps):
+        tokens = torch.randint(0, options.vocab, (options.micro_batch, options.seq), generator=data)
+        if world > 1:
+            dist.barrier()
+        started = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        if options.sharded_vocab and options.tp > 1:
+            with loss_parallel():
+                logits = wrapped(tokens).logits[:, :-1]
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+                loss.backward()
+        else:
+            loss = wrapped(tokens, labels=tokens).loss
+            loss.backward()
+        if options.dp > 1 and options.tp > 1:
+            average(parameters, mesh["dp"].get_group(), options.dp)
+        if not options.no_clip:
+            clip(parameters, mesh["tp"].get_group() if options.tp > 1 else None, 1.0)
+        optimizer.step()
+        elapsed = time.perf_counter() - started
+        if world > 1:  # a step lasts until its slowest rank is done
+            slowest = torch.tensor([elapsed])
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            elapsed = slowest.item()
+        losses.append((loss.full_tensor() if isinstance(loss, DTensor) else loss).item())
+        if step >= options.warm_up:
+            times.append(elapsed)
+
+    if rank == 0:
+        tokens_per_step = options.micro_batch * options.seq * options.dp
+        shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq",
+                                                           "micro_batch", "dp", "tp", "threads")}
+        print(json.dumps({"framework": f"torch {torch.__version__}", **shape,
+                          "tokens_per_second": round(tokens_per_step / min(times), 1),
+                          "tokens_per_second_median": round(tokens_per_step / statistics.median(times), 1),
+                          "step_seconds": round(min(times), 6), "first_loss": losses[0], "last_loss": losses[-1]}))
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    options = parse()
+    for name in ("heads", "kv_heads", "ffn"):
+        if getattr(options, name) % options.tp != 0:
+            raise SystemExit(f"--{name.replace('_', '-')} {getattr(options, name)} does not divide by --tp {options.tp}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = options.dp * options.tp
+    if world == 1:
+        train(0, options, port)
+    else:
+        multiprocessing.spawn(train, args=(options, port), nprocs=world)
+
+
+if __name__ == "__main__":
+    main()
