@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "plait/core/error.hpp"
+#include "plait/data/json_writer.hpp"
+#include "plait/observe/step_record.hpp"
+
+namespace plait {
+
+/// The log of a training run, one JSON object per line: a line for each step,
+/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, and at the end one
+/// line
+/// `{"summary": {..}}`. Doubles read back exactly; NaN and infinities are `null`. Each line reaches the operating
+/// system before the call returns, so a killed run keeps all lines but the one being written.
+class json_log {
+ public:
+  /// Starts an empty log; a file that is there is replaced. Throws `error` naming `knob` when it cannot be written.
+  explicit json_log(std::string path, std::string knob = "--log") : path_(std::move(path)), knob_(std::move(knob)) {
+    errno = 0;
+    out_.open(path_, std::ios::binary | std::ios::trunc);
+    check("cannot write");
+  }
+
+  void step(const step_record& record) {
+    json_object line;
+    line.add("step", record.step).add("loss", record.loss).add("grad_norm", record.grad_norm).add("lr", record.lr);
+    line.add("tokens_per_second", record.tokens_per_second).add("comm_share", record.comm_share);
+    write(line);
+  }
+  /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,
+  /// `weights_hash`.
+  void summary(const json_object& values) { write(json_object().add("summary", values)); }
+  /// Any other line; a reader tells lines apart by their keys.
+  void write(const json_object& line) {
+    errno = 0;
+    out_ << line.text() + "\n" << std::flush;
+    check("cannot append to");
+  }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  void check(const char* what) const {
+    if (out_) return;
+    fail(knob_ + ": " + what + " '" + path_ + "': " + (errno != 0 ? std::strerror(errno) : "the stream failed"));
+  }
+
+  std::string path_;
+  std::string knob_;
+  std::ofstream out_;
+};
+
+}  // namespace plait

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+namespace plait {
+
+/// What one optimizer step reports, the same on every rank.
+struct step_record {
+  std::int64_t step = 0;         ///< counted from 1: steps finished
+  double loss = 0;               ///< nats per counted token of the global batch
+  double grad_norm = 0;          ///< before clipping
+  double lr = 0;                 ///< applied in this step
+  double tokens_per_second = 0;  ///< of all ranks together
+  double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1
+};
+
+}  // namespace plait
