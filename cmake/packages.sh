@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034
 # Sourced by examples/run.sh and tests/run.sh: install_packages NAME... installs the Debian packages that are missing, and
 # leaves apt alone when all are there.
 
