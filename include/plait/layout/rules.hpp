@@ -268,4 +268,15 @@ constexpr ruled attend(const layout& q, const layout& k, const layout& v, const 
   return r;
 }
 
+/// What a layer's boundary demands of a spec: every axis of the mesh is mentioned, so that none is forgotten by silence,
+/// and the mesh has every axis that the spec mentions.
+constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
+  verdict worst;
+  for (axis_id axis : mesh.axes)
+    if (!a.mentions(axis)) worst.worsen({rule::axis_unmentioned, axis, {}});
+  for (axis_id axis : a.mentioned())
+    if (!mesh.has(axis)) worst.worsen({rule::axis_unknown, axis, a.sharded_by(axis), a.state_of(axis), a.state_of(axis)});
+  return worst;
+}
+
 }  // namespace plait

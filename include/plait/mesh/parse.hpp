@@ -1,0 +1,100 @@
+#pragma once
+
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "plait/core/error.hpp"
+#include "plait/mesh/mesh.hpp"
+
+namespace plait {
+
+namespace detail {
+
+[[noreturn]] inline void bad_mesh(std::string_view text, const std::string& what) {
+  fail("--mesh " + std::string(text) + ": " + what);
+}
+
+/// The axes of a mesh as a user may write them: "dp, cp=2 (fixed), tp".
+inline std::string list_axes(const mesh_shape& known) {
+  std::string list;
+  for (std::size_t i = 0; i < known.axes.size(); ++i) {
+    if (i > 0) list += ", ";
+    list += known.axes[i].text();
+    if (known.extents[i] != dynamic) list += "=" + std::to_string(known.extents[i]) + " (fixed)";
+  }
+  return list;
+}
+
+constexpr std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+inline int find_axis(const mesh_shape& known, std::string_view name) {
+  for (std::size_t i = 0; i < known.axes.size(); ++i)
+    if (name == known.axes[i].text()) return static_cast<int>(i);
+  return -1;
+}
+
+inline std::int64_t parse_extent(std::string_view text, std::string_view item, std::string_view value) {
+  std::int64_t extent = 0;
+  const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), extent);
+  if (problem == std::errc::result_out_of_range)
+    bad_mesh(text, "\"" + std::string(item) + "\" has an extent beyond the number of ranks of any machine");
+  if (problem != std::errc{} || end != value.data() + value.size() || extent < 1)
+    bad_mesh(text, "\"" + std::string(item) + "\" is not AXIS=EXTENT with a positive whole number, as in tp=4");
+  return extent;
+}
+
+inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const mesh_shape& known) {
+  static_vector<std::int64_t, max_axes> written;
+  for (std::size_t i = 0; i < known.axes.size(); ++i) written.push_back(0);
+  for (std::string_view rest = trimmed(text); !rest.empty();) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view item = trimmed(rest.substr(0, comma));
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    if (item.empty() || (comma != std::string_view::npos && rest.empty()))
+      bad_mesh(text, "a comma without an axis beside it; legal is a list like dp=2,tp=4");
+    const std::size_t equals = item.find('=');
+    const std::string name(trimmed(item.substr(0, equals)));
+    const int i = find_axis(known, name);
+    if (i < 0) bad_mesh(text, "unknown axis \"" + name + "\"; the axes of this mesh are " + list_axes(known));
+    const std::size_t at = static_cast<std::size_t>(i);
+    if (written[at] != 0) bad_mesh(text, "axis \"" + name + "\" is given twice");
+    written[at] = parse_extent(text, item, equals == std::string_view::npos ? "" : trimmed(item.substr(equals + 1)));
+    if (known.extents[at] != dynamic && written[at] != known.extents[at])
+      bad_mesh(text, "axis \"" + name + "\" has the fixed extent " + std::to_string(known.extents[at]) + ", not " +
+                         std::to_string(written[at]));
+  }
+
+  mesh_shape shape;
+  std::string product;
+  std::int64_t size = 1;
+  for (std::size_t i = 0; i < known.axes.size(); ++i) {
+    const std::int64_t extent = written[i] != 0 ? written[i] : known.extents[i] != dynamic ? known.extents[i] : 1;
+    if (extent > (std::int64_t{1} << 31) / size) bad_mesh(text, "the extents multiply to more than 2147483648 ranks");
+    size *= extent;
+    shape.add(known.axes[i], extent);
+    product += (i > 0 ? " * " : "") + std::string(known.axes[i].text()) + "=" + std::to_string(extent);
+  }
+  if (ranks >= 0 && size != ranks)
+    bad_mesh(text, "the extents " + product + " multiply to " + std::to_string(size) + " ranks, and there are " +
+                       std::to_string(ranks));
+  return shape;
+}
+
+}  // namespace detail
+
+/// The shape that the text of a `--mesh` option gives to `Mesh`: "dp=2,tp=4", in any order. Axes that the text leaves
+/// out have their static extent, or 1. `ranks` is the number of ranks that there are; negative: not compared.
+///
+/// Throws `error` for an axis that `Mesh` lacks or that is named twice, for an extent that is no positive number or
+/// that contradicts a static one, and for extents that do not multiply to `ranks`.
+template <mesh_like Mesh>
+mesh_shape parse_mesh(std::string_view text, std::int64_t ranks = -1) {
+  return detail::parse_mesh(text, ranks, Mesh::static_shape());
+}
+
+}  // namespace plait
