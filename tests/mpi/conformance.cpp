@@ -1,0 +1,27 @@
+// The conformance suite over MPI: mpirun -n 4 conformance
+#include <cstdio>
+
+#include "../support/conformance.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/counted.hpp"
+#include "plait/comm/mpi.hpp"
+
+int main(int argc, char** argv) {
+  return plait::mpi::run(argc, argv, [](plait::mpi::communicator& world) {
+    plait::test::conformance(world, 1, 60);
+    plait::any_communicator any(world);
+    plait::test::check_types(any);
+    plait::counted<plait::mpi::communicator> counted(world, std::make_shared<plait::ledger>());
+    plait::test::check_types(counted);
+    plait::test::check_interleaved(counted);
+
+    auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
+    small.set_limit(100);
+    plait::test::check_types(small);
+    plait::test::check_random(small, 5, 40);
+
+    auto attached = plait::mpi::communicator::attach(MPI_COMM_WORLD);
+    plait::test::check_all_reduce<float>(attached, 1000, plait::reduce_op::sum, plait::test::how::direct, 1);
+    if (world.rank() == 0) std::puts("conformance: ok");
+  });
+}
