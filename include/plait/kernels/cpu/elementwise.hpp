@@ -84,20 +84,21 @@ void cast(cpu&, const From* x, To* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = detail::converted<To>(x[i]);
 }
 
-/// y[r, c] += bias[c] for y [rows, columns].
+/// y[r, c] += bias[c] for y [rows, columns], whose rows are `stride` elements apart (0: columns).
 template <class T>
-void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
+void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    T* const row = y + r * columns;
+    T* const row = y + r * (stride == 0 ? columns : stride);
     PLAIT_IVDEP
     for (std::int64_t c = 0; c < columns; ++c) row[c] += bias[c];
   }
 }
 
-/// dbias[c] += sum over r of dy[r, c].
+/// dbias[c] += sum over r of dy[r, c], whose rows are `stride` elements apart (0: columns).
 template <class T>
-void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t columns) {
-  simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * columns + c]; });
+void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
+  const std::int64_t row = stride == 0 ? columns : stride;
+  simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * row + c]; });
 }
 
 /// The sum of the squares of n elements.
