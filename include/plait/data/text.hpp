@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/data/token_source.hpp"
+#include "plait/data/utf8.hpp"
 
 namespace plait {
 
@@ -51,30 +52,6 @@ inline std::vector<std::int64_t> encode_bytes(std::string_view text) {
   return tokens;
 }
 
-namespace detail {
-
-/// Bytes of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7), 0 if there is none.
-inline std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto follows = [&](std::size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return text.empty() ? 0 : 1;
-  if (lead >= 0xc2 && lead <= 0xdf) return follows(1) ? 2 : 0;
-  if (lead >= 0xe0 && lead <= 0xef) {
-    const bool overlong = lead == 0xe0 && byte(1) < 0xa0;
-    const bool surrogate = lead == 0xed && byte(1) > 0x9f;
-    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (lead >= 0xf0 && lead <= 0xf4) {
-    const bool overlong = lead == 0xf0 && byte(1) < 0x90;
-    const bool beyond = lead == 0xf4 && byte(1) > 0x8f;
-    return follows(1) && follows(2) && follows(3) && !overlong && !beyond ? 4 : 0;
-  }
-  return 0;
-}
-
-}  // namespace detail
-
 /// `text` made safe for a terminal: line feeds, tabs, printable ASCII and well-formed UTF-8 stay; control characters
 /// (also U+0080 to U+009F, which some terminals obey) and stray bytes become `\xHH`.
 inline std::string printable(std::string_view text) {
@@ -85,7 +62,7 @@ inline std::string printable(std::string_view text) {
     out += {'\\', 'x', digits[value >> 4], digits[value & 15]};
   };
   while (!text.empty()) {
-    const std::size_t length = detail::utf8_length(text);
+    const std::size_t length = utf8_length(text);
     const auto lead = static_cast<unsigned char>(text[0]);
     const bool control = (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;
     const bool upper_control = length == 2 && lead == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0;

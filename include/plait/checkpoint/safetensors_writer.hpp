@@ -1,0 +1,87 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/core/error.hpp"
+#include "plait/data/atomic_file.hpp"
+#include "plait/data/json_writer.hpp"
+#include "plait/data/utf8.hpp"
+
+namespace plait {
+
+/// Where the data of a file that plait writes start is a multiple of this many bytes, a page.
+inline constexpr std::uint64_t safetensors_alignment = 4096;
+
+/// The first bytes of a safetensors file whose data are those of `entries` in this order: header length and header,
+/// padded with spaces. Throws `error`, its text starting with `source`, for a name that is empty, reserved, used twice
+/// or no UTF-8, and for data whose length is not that of the shape.
+inline std::string safetensors_header_text(const std::vector<safetensors_entry>& entries,
+                                           const safetensors_metadata& metadata, const std::string& source) {
+  std::unordered_set<std::string> names;
+  const auto claim = [&](const std::string& name) {
+    if (!is_utf8(name)) fail(source + ": the name '" + name + "' is not UTF-8");
+    if (!names.insert(name).second) fail(source + ": the name '" + name + "' is used twice");
+  };
+  json_object header;
+  if (!metadata.empty()) {
+    json_object values;
+    for (const auto& [key, value] : metadata) {
+      claim(key);
+      if (!is_utf8(value)) fail(source + ": the metadata of '" + key + "' is not UTF-8");
+      values.add(key, value);
+    }
+    header.add("__metadata__", values);
+  }
+  names.clear();
+  std::uint64_t position = 0;
+  for (const safetensors_entry& entry : entries) {
+    if (entry.name.empty() || entry.name == "__metadata__") {
+      fail(source + ": '" + entry.name + "' cannot be the name of a tensor");
+    }
+    claim(entry.name);
+    const auto bytes = safetensors_bytes(entry.shape, entry.dtype);
+    if (!bytes || *bytes != entry.bytes.size()) {
+      fail(source + ": tensor '" + entry.name + "' has " + std::to_string(entry.bytes.size()) +
+           " bytes, and its shape and dtype take " +
+           (bytes ? std::to_string(*bytes) : std::string("more than 2^63, or an extent is negative")));
+    }
+    const std::uint64_t end = position + *bytes;
+    header.add(entry.name, json_object()
+                               .add("dtype", name_of(entry.dtype))
+                               .add("shape", entry.shape)
+                               .add("data_offsets", std::vector<std::uint64_t>{position, end}));
+    position = end;
+  }
+  std::string text = header.text();
+  const std::uint64_t unpadded = 8 + text.size();
+  text.append((safetensors_alignment - unpadded % safetensors_alignment) % safetensors_alignment, ' ');
+  if (text.size() > safetensors_max_header) {
+    fail(source + ": " + std::to_string(entries.size()) + " tensors make a header of " + std::to_string(text.size()) +
+         " bytes; readers accept " + std::to_string(safetensors_max_header) + "; use several files");
+  }
+  std::string length(8, '\0');
+  const std::uint64_t size = text.size();
+  std::memcpy(length.data(), &size, 8);
+  return length + text;
+}
+
+/// Writes a safetensors file in one step. Tensors with wider elements come first (else in the given order), so that
+/// each starts on a multiple of its element size. Errors as `safetensors_header_text` and `atomic_file`, naming `knob`.
+inline void write_safetensors(const std::string& path, std::vector<safetensors_entry> entries,
+                              const safetensors_metadata& metadata = {}, const std::string& knob = "--save") {
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
+  const std::string header = safetensors_header_text(entries, metadata, knob + ": '" + path + "'");
+  atomic_file file(path, knob);
+  file.write(header);
+  for (const safetensors_entry& entry : entries) file.write(entry.bytes.data(), entry.bytes.size());
+  file.commit();
+}
+
+}  // namespace plait
