@@ -1,0 +1,213 @@
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernel_support.hpp"
+#include "plait/kernels/kernels.hpp"
+
+using namespace kernel_support;
+using plait::bf16;
+using plait::cpu;
+namespace kernels = plait::kernels;
+
+TEST_CASE_TEMPLATE("arithmetic", T, float, double) {
+  cpu device;
+  const int64_t n = 37;
+  const auto a = random_values<T>(n, 1), b = random_values<T>(n, 2);
+  std::vector<T> y(a.size());
+  kernels::add(device, a.data(), b.data(), y.data(), n);
+  CHECK(y[36] == a[36] + b[36]);
+  kernels::accumulate(device, a.data(), y.data(), n);
+  CHECK(y[5] == a[5] + b[5] + a[5]);
+  kernels::scale(device, y.data(), n, T(0.5));
+  CHECK(y[5] == (a[5] + b[5] + a[5]) * T(0.5));
+  kernels::fill(device, y.data(), n, T(3));
+  kernels::axpy(device, a.data(), y.data(), n, T(2));
+  CHECK(y[36] == doctest::Approx(static_cast<double>(T(3) + T(2) * a[36])));
+  kernels::multiply(device, a.data(), b.data(), y.data(), n);
+  CHECK(y[0] == a[0] * b[0]);
+  kernels::add(device, y.data(), b.data(), y.data(), n);  // in place
+  CHECK(y[1] == doctest::Approx(static_cast<double>(a[1] * b[1] + b[1])));
+  double squares = 0, total = 0;
+  for (const T v : a) {
+    squares += static_cast<double>(v) * static_cast<double>(v);
+    total += static_cast<double>(v);
+  }
+  CHECK(kernels::sum_squares(device, a.data(), n) == doctest::Approx(squares));
+  CHECK(kernels::sum(device, a.data(), n) == doctest::Approx(total));
+}
+
+TEST_CASE("casts round to the nearest, ties to even") {
+  cpu device;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> x{1.0f, 1.00390625f, 1.01171875f, -3.3895314e38f, infinity, nan, 1e-40f, 0x1.01p0f, 0x1.010002p0f};
+  std::vector<bf16> half(x.size());
+  std::vector<float> back(x.size());
+  kernels::cast(device, x.data(), half.data(), static_cast<int64_t>(x.size()));
+  kernels::cast(device, half.data(), back.data(), static_cast<int64_t>(x.size()));
+  CHECK(back[0] == 1.0f);
+  CHECK(back[1] == 1.0f);          // 1 + 1/256 lies between 1 and 1 + 1/128: even is 1
+  CHECK(back[2] == 1.015625f);     // 1 + 3/256 lies between 1 + 1/128 and 1 + 2/128: even is the latter
+  CHECK(back[3] == -3.3895314e38f);
+  CHECK(back[4] == infinity);
+  CHECK(std::isnan(back[5]));
+  CHECK(back[7] == 1.0f);
+  CHECK(back[8] == 0x1.02p0f);     // just above the tie
+  const auto doubles = random_values<double>(50, 3);
+  std::vector<float> floats(50);
+  kernels::cast(device, doubles.data(), floats.data(), 50);
+  CHECK(floats[49] == static_cast<float>(doubles[49]));
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {  // every bf16 survives the way there and back
+    const bf16 value{static_cast<std::uint16_t>(bits)};
+    const float f = kernels::to_float(value);
+    if (!std::isnan(f)) CHECK(kernels::to_bf16(f).bits == value.bits);
+  }
+}
+
+TEST_CASE_TEMPLATE("bias and its gradient", T, float, double) {
+  cpu device;
+  const int64_t rows = 45, columns = 19;
+  const auto bias = random_values<T>(columns, 1), x = random_values<T>(rows * columns, 2);
+  auto y = x;
+  kernels::add_bias(device, bias.data(), y.data(), rows, columns);
+  CHECK(y[static_cast<std::size_t>(3 * columns + 4)] == x[static_cast<std::size_t>(3 * columns + 4)] + bias[4]);
+  std::vector<T> gradient(static_cast<std::size_t>(columns), T(1));
+  kernels::bias_gradient(device, x.data(), gradient.data(), rows, columns);
+  std::vector<double> expected(static_cast<std::size_t>(columns), 1.0);
+  for (std::size_t i = 0; i < x.size(); ++i) expected[i % static_cast<std::size_t>(columns)] += static_cast<double>(x[i]);
+  CHECK(difference(gradient, expected) < 1e-6);
+}
+
+namespace {
+
+struct activation {
+  void (*forward)(cpu&, const double*, double*, int64_t);
+  void (*backward)(cpu&, const double*, const double*, double*, int64_t);
+  void (*forward_f)(cpu&, const float*, float*, int64_t);
+  void (*backward_f)(cpu&, const float*, const float*, float*, int64_t);
+  double (*reference)(double);
+};
+
+const activation activations[] = {
+    {kernels::relu_forward<double>, kernels::relu_backward<double>, kernels::relu_forward<float>,
+     kernels::relu_backward<float>, [](double x) { return x > 0 ? x : 0; }},
+    {kernels::silu_forward<double>, kernels::silu_backward<double>, kernels::silu_forward<float>,
+     kernels::silu_backward<float>, [](double x) { return x / (1 + std::exp(-x)); }},
+    {kernels::gelu_forward<double>, kernels::gelu_backward<double>, kernels::gelu_forward<float>,
+     kernels::gelu_backward<float>, [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }},
+    {kernels::gelu_tanh_forward<double>, kernels::gelu_tanh_backward<double>, kernels::gelu_tanh_forward<float>,
+     kernels::gelu_tanh_backward<float>,
+     [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }}};
+
+}  // namespace
+
+TEST_CASE("activations and their gradients") {
+  cpu device;
+  const int64_t n = 83;
+  auto x = random_values<double>(n, 4, 3.0);
+  x[0] = -40;
+  x[1] = 40;
+  const auto dy = random_values<double>(n, 5);
+  const std::vector<float> xf(x.begin(), x.end()), dyf(dy.begin(), dy.end());
+  for (const auto& a : activations) {
+    std::vector<double> y(x.size()), dx(x.size()), expected(x.size()), slope(x.size());
+    std::vector<float> yf(x.size()), dxf(x.size());
+    a.forward(device, x.data(), y.data(), n);
+    a.backward(device, x.data(), dy.data(), dx.data(), n);
+    a.forward_f(device, xf.data(), yf.data(), n);
+    a.backward_f(device, xf.data(), dyf.data(), dxf.data(), n);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      expected[i] = a.reference(x[i]);
+      slope[i] = dy[i] * (a.reference(x[i] + 1e-5) - a.reference(x[i] - 1e-5)) / 2e-5;
+    }
+    CHECK(difference(y, expected) < 1e-15);
+    CHECK(difference(dx, slope) < 1e-9);
+    CHECK(difference(yf, expected) < 1e-6);
+    CHECK(difference(dxf, slope) < 1e-6);
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float far[] = {-1e4f, 1e4f, -infinity};
+  float y[3];
+  kernels::silu_forward(device, far, y, 2);
+  CHECK(y[0] == 0.0f);
+  CHECK(y[1] == 1e4f);
+}
+
+TEST_CASE("swiglu equals silu times up, and its gradient the differences") {
+  cpu device;
+  for (const int64_t ffn : {5, 16, 41}) {
+    const int64_t rows = 3;
+    const auto x = random_values<double>(rows * 2 * ffn, 6), dy = random_values<double>(rows * ffn, 7);
+    const auto forward = [&](const std::vector<double>& in) {
+      std::vector<double> y(static_cast<std::size_t>(rows * ffn));
+      kernels::swiglu_forward(device, in.data(), y.data(), rows, ffn);
+      return y;
+    };
+    const auto y = forward(x);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < ffn; ++c) {
+        const double gate = x[static_cast<std::size_t>(r * 2 * ffn + c)], up = x[static_cast<std::size_t>(r * 2 * ffn + ffn + c)];
+        CHECK(y[static_cast<std::size_t>(r * ffn + c)] == doctest::Approx(gate / (1 + std::exp(-gate)) * up).epsilon(1e-14));
+      }
+    }
+    std::vector<double> dx(x.size());
+    kernels::swiglu_backward(device, x.data(), dy.data(), dx.data(), rows, ffn);
+    CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(forward(in), dy); })) < 1e-9);
+    const std::vector<float> xf(x.begin(), x.end()), dyf(dy.begin(), dy.end());
+    std::vector<float> yf(y.size()), dxf = xf;
+    kernels::swiglu_forward(device, xf.data(), yf.data(), rows, ffn);
+    kernels::swiglu_backward(device, dxf.data(), dyf.data(), dxf.data(), rows, ffn);  // in place
+    CHECK(difference(yf, y) < 1e-6);
+    CHECK(difference(dxf, dx) < 1e-6);
+  }
+}
+
+TEST_CASE_TEMPLATE("adamw equals the formula over several steps", T, float, double) {
+  cpu device;
+  const int64_t n = 53;
+  auto p = random_values<T>(n, 8);
+  std::vector<T> m(p.size()), v(p.size());
+  std::vector<double> pr(p.begin(), p.end()), mr(p.size()), vr(p.size());
+  kernels::adamw_settings s;
+  s.learning_rate = 0.01;
+  s.weight_decay = 0.1;
+  s.beta2 = 0.95;
+  s.gradient_scale = 0.5;
+  for (s.step = 1; s.step <= 5; ++s.step) {
+    const auto g = random_values<T>(n, static_cast<unsigned>(s.step + 100));
+    kernels::adamw(device, p.data(), g.data(), m.data(), v.data(), n, s);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const double gradient = static_cast<double>(g[i]) * 0.5;
+      mr[i] = 0.9 * mr[i] + 0.1 * gradient;
+      vr[i] = 0.95 * vr[i] + 0.05 * gradient * gradient;
+      const double k = static_cast<double>(s.step);
+      pr[i] *= 1 - 0.01 * 0.1;
+      pr[i] -= 0.01 * (mr[i] / (1 - std::pow(0.9, k))) / (std::sqrt(vr[i] / (1 - std::pow(0.95, k))) + 1e-8);
+    }
+  }
+  const double tolerance = sizeof(T) == 4 ? 1e-6 : 1e-14;
+  CHECK(difference(p, pr) < tolerance);
+  CHECK(difference(m, mr) < tolerance);
+  CHECK(difference(v, vr) < tolerance);
+  s.step = 0;
+  CHECK_THROWS_WITH_AS(kernels::adamw(device, p.data(), p.data(), m.data(), v.data(), n, s),
+                       "adamw: step = 0, must be at least 1", plait::error);
+}
+
+TEST_CASE("strided copies pack and unpack") {
+  cpu device;
+  std::vector<int> from(2 * 3 * 5), packed(2 * 3 * 2), back(from.size(), -1);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<int>(i);
+  kernels::copy_3d(device, from.data() + 1, packed.data(), 2, 3, 8, 60, 20, 24, 8);
+  CHECK(packed == std::vector<int>{1, 2, 6, 7, 11, 12, 16, 17, 21, 22, 26, 27});
+  kernels::copy_3d(device, packed.data(), back.data() + 1, 2, 3, 8, 24, 8, 60, 20);
+  CHECK(back[0] == -1);
+  CHECK(back[27] == 27);
+  CHECK(back[28] == -1);
+  kernels::copy_2d(device, from.data(), back.data(), 6, 20, 20, 20);
+  CHECK(back == from);
+  kernels::copy_2d(device, nullptr, nullptr, 0, 4, 4, 4);
+}
