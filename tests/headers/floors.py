@@ -32,9 +32,8 @@ def main() -> int:
         if text.count("\n") > 500:
             complaints.append(f"{name}: over 500 lines")
         for bracket, included in INCLUDE.findall(text):
-            if bracket == '"':
-                included_path = (file.parent / included).resolve()
-                included = included_path.relative_to(root.resolve()).as_posix()
+            if bracket == '"' and (file.parent / included).exists():
+                included = (file.parent / included).resolve().relative_to(root.resolve()).as_posix()
             if included.startswith("plait/"):
                 if not (root / included).exists():
                     complaints.append(f"{name}: includes {included}, which does not exist")
