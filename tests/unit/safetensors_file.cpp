@@ -215,7 +215,7 @@ TEST_CASE("bit flips and random mutations either parse to something consistent o
     attempt(file);
   }
   std::mt19937 random(7);
-  const std::string alphabet("{}[]\",:0123456789 -.eE\\u\xff\0", 28);
+  const std::string alphabet("{}[]\",:0123456789 -.eE\\u\xff\0", 26);
   for (int trial = 0; trial < 20000; ++trial) {
     std::string file = good;
     for (std::uint32_t edits = 1 + random() % 4; edits > 0; --edits) {
