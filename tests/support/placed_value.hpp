@@ -1,0 +1,112 @@
+#pragma once
+
+#include "support/named_array.hpp"
+
+/// Values spread over the ranks of a mesh, and every layout that a value can have.
+namespace plait::test {
+
+/// What each rank holds.
+using shards = std::vector<array>;
+
+/// A mesh and the global sizes of dims.
+struct world {
+  mesh_shape mesh;
+  dim_sizes sizes;
+
+  box part(const layout& a, std::int64_t rank) const { return local_box(a, mesh, sizes, rank); }
+};
+
+inline std::vector<dim_id> dims_of(const layout& a) {
+  std::vector<dim_id> dims;
+  for (const dim_placement& p : a.dims) dims.push_back(p.dim);
+  return dims;
+}
+
+/// Lays `whole` out: shards where dims are sharded, uneven random terms where it is partial, copies elsewhere.
+inline shards spread(const array& whole, const layout& a, const world& w, std::mt19937_64& random) {
+  const std::int64_t count = w.mesh.size(a.partial);
+  shards terms;
+  array rest = whole;
+  for (std::int64_t t = 0; t + 1 < count; ++t) {
+    terms.push_back(random_array(whole.dims, w.sizes, random));
+    for (std::size_t i = 0; i < rest.data.size(); ++i) rest.data[i] -= terms.back().data[i];
+  }
+  terms.push_back(rest);
+  shards placed;
+  for (std::int64_t rank = 0; rank < w.mesh.size(); ++rank)
+    placed.push_back(cut(terms[static_cast<std::size_t>(w.mesh.index_in(rank, a.partial))], w.part(a, rank)));
+  return placed;
+}
+
+/// The value that shards mean under a layout, or nothing where they are no value of that layout: a local size is wrong,
+/// or ranks that should hold copies differ.
+inline std::optional<array> assemble(const shards& held, const layout& a, const world& w) {
+  array whole;
+  for (dim_id dim : dims_of(a)) whole.dims.push_back(dim), whole.sizes.push_back(w.sizes.of(dim));
+  whole = array(whole.dims, whole.sizes);
+  axis_list copies;
+  for (axis_id axis : w.mesh.axes)
+    if (const state s = a.state_of(axis); s == state::replicated || s == state::invariant) copies.push_back(axis);
+  const axis_list others = w.mesh.others(copies);
+  std::vector<const array*> first(static_cast<std::size_t>(w.mesh.size(others)), nullptr);
+  for (std::int64_t rank = 0; rank < w.mesh.size(); ++rank) {
+    const array& mine = held[static_cast<std::size_t>(rank)];
+    const box part = w.part(a, rank);
+    if (mine.dims != whole.dims) return std::nullopt;
+    for (std::size_t d = 0; d < mine.dims.size(); ++d)
+      if (mine.sizes[d] != part.local[d]) return std::nullopt;
+    const array*& same = first[static_cast<std::size_t>(w.mesh.index_in(rank, others))];
+    if (same == nullptr) {
+      same = &mine;
+      paste(whole, mine, part);
+    } else if (!(*same == mine)) {
+      return std::nullopt;
+    }
+  }
+  return whole;
+}
+
+/// Every layout of `dims` on the mesh: each axis in each state, sharded axes in each order. Axes are all mentioned.
+inline std::vector<layout> all_layouts(const std::vector<dim_id>& dims, const mesh_shape& mesh) {
+  layout bare;
+  for (dim_id dim : dims) bare.dims.push_back({dim, {}});
+  std::vector<layout> found{bare};
+  for (axis_id axis : mesh.axes) {
+    std::vector<layout> next;
+    for (const layout& a : found) {
+      for (state s : {state::invariant, state::replicated, state::partial}) {
+        next.push_back(a);
+        next.back().set(axis, s);
+      }
+      for (std::size_t d = 0; d < a.dims.size(); ++d)
+        for (std::size_t at = 0; at <= a.dims[d].axes.size(); ++at) {
+          next.push_back(a);
+          next.back().dims[d].axes.insert(at, axis);
+        }
+    }
+    found = next;
+  }
+  return found;
+}
+
+/// The layouts whose shards have whole sizes.
+inline std::vector<layout> layouts_that_divide(const std::vector<dim_id>& dims, const world& w) {
+  std::vector<layout> kept;
+  for (const layout& a : all_layouts(dims, w.mesh))
+    if (check_divides(a, w.mesh, w.sizes).ok()) kept.push_back(a);
+  return kept;
+}
+
+struct mesh_a : axis_tag<"a"> {};
+struct mesh_b : axis_tag<"b"> {};
+struct mesh_c : axis_tag<"c"> {};
+struct mesh_d : axis_tag<"d"> {};
+
+inline mesh_shape make_mesh(std::initializer_list<std::int64_t> extents) {
+  const axis_id axes[] = {axis_of<mesh_a>, axis_of<mesh_b>, axis_of<mesh_c>, axis_of<mesh_d>};
+  mesh_shape shape;
+  for (std::int64_t extent : extents) shape.add(axes[shape.axes.size()], extent);
+  return shape;
+}
+
+}  // namespace plait::test
