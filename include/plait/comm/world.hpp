@@ -1,0 +1,87 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/counted.hpp"
+#include "plait/mesh/mesh.hpp"
+
+namespace plait {
+
+/// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
+inline std::string label_of(const axis_list& axes) {
+  std::string label;
+  for (axis_id axis : axes) label += (label.empty() ? "" : "+") + std::string(axis.text());
+  return label.empty() ? "none" : label;
+}
+
+/// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call of
+/// those communicators is counted in `ledger()` under the axes' label.
+class world {
+ public:
+  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ. Collective: the groups of
+  /// every set of axes (of more than one rank, in the mesh's order) are made here.
+  world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr)
+      : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
+    if (shape_.size() != root_.size())
+      fail("the mesh has " + std::to_string(shape_.size()) + " ranks, but the communicator has " +
+           std::to_string(root_.size()) + ": the extents of the axes must multiply to the number of ranks");
+    const unsigned sets = 1u << shape_.axes.size();
+    for (unsigned set = 1; set < sets; ++set) {
+      axis_list axes;
+      for (std::size_t i = 0; i < shape_.axes.size(); ++i)
+        if (set >> i & 1u) axes.push_back(shape_.axes[i]);
+      if (pruned(axes) == axes) make(axes);
+    }
+  }
+  world(const world&) = delete;
+  world& operator=(const world&) = delete;
+
+  const mesh_shape& shape() const { return shape_; }
+  std::int64_t rank() const { return root_.rank(); }
+  std::int64_t size() const { return shape_.size(); }
+  std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
+  any_communicator& root() { return root_; }
+  plait::ledger& ledger() { return *ledger_; }
+
+  /// The axes of `axes` along which there is more than one rank.
+  axis_list pruned(const axis_list& axes) const {
+    axis_list rest;
+    for (axis_id axis : axes)
+      if (shape_.extent(axis) > 1) rest.push_back(axis);
+    return rest;
+  }
+
+  /// The group that `axes` span, its ranks ordered with the first axis major. For axes in another order than the mesh's the
+  /// group is made at its first use, which is then collective over the whole world. Valid as long as the world.
+  any_communicator& group(const axis_list& axes) {
+    const axis_list wanted = pruned(axes);
+    for (entry& e : groups_)
+      if (e.axes == wanted) return e.comm;
+    return make(wanted);
+  }
+
+ private:
+  struct entry {
+    axis_list axes;
+    any_communicator comm;
+  };
+
+  any_communicator& make(const axis_list& axes) {
+    any_communicator part = root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
+                                        static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
+    groups_.push_back({axes, any_communicator(counted<any_communicator>(std::move(part), ledger_, events_))});
+    return groups_.back().comm;
+  }
+
+  mesh_shape shape_;
+  any_communicator root_;
+  std::shared_ptr<plait::ledger> ledger_;
+  std::shared_ptr<plait::recorder> events_;
+  std::deque<entry> groups_;
+};
+
+}  // namespace plait

@@ -1,0 +1,319 @@
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/layout/boundary.hpp"
+#include "plait/nn/linear_rule.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// What linears keep of a forward pass beyond their input: the gathered input, unless it is the input itself or is to be
+/// gathered again.
+template <compute_device Device>
+struct linear_saved {
+  buffer<Device> gathered;
+};
+
+/// The computation of linears that share an input, without types: everything follows from a `linear_derivation`. Weights
+/// lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in rows.
+template <class T, compute_device Device, std::size_t N>
+class linear_core {
+ public:
+  struct branch_info {
+    parameter_info weight;
+    layout stored_weight;
+    bool bias = false;
+    parameter_info bias_info;
+    layout stored_bias;
+  };
+
+  linear_core(context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N> info,
+              T* foreign_weight = nullptr, T* foreign_gradient = nullptr)
+      : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
+        spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
+        resolve_(d.branches[0].product, d.branches[0].output, ctx.ranks, ctx.sizes, "output of " + info[0].weight.name),
+        unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + info[0].weight.name) {
+    const mesh_shape& mesh = ctx.ranks.shape();
+    inner_ = 1;
+    for (const dim_placement& p : d.input.dims) {
+      const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
+      (d.branches[0].weight.has(p.dim) ? inner_ : rows_) *= local;
+    }
+    std::array<std::int64_t, N> sizes{};
+    for (std::size_t i = 0; i < N; ++i) {
+      sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
+      columns_[i] = sizes[i] / inner_;
+      total_ += columns_[i];
+    }
+    if (!foreign_weight) own_weight_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(total_ * inner_));
+    if (!foreign_gradient) own_gradient_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(total_ * inner_));
+    weight_ = foreign_weight ? foreign_weight : own_weight_.template data<T>();
+    gradient_ = foreign_gradient ? foreign_gradient : own_gradient_.template data<T>();
+    T* value = weight_;
+    T* slope = gradient_;
+    for (std::size_t i = 0; i < N; ++i) {
+      weights_[i] = {ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].weight, value, slope};
+      value += sizes[i], slope += sizes[i];
+      if (!info[i].bias) continue;
+      const auto n = static_cast<std::size_t>(local_elements(d.branches[i].bias, mesh, ctx.sizes));
+      bias_memory_[i] = make_buffer<T>(ctx.device, 2 * n);
+      biases_[i] = {ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias,
+                    bias_memory_[i].template data<T>(), bias_memory_[i].template data<T>() + n};
+      has_bias_[i] = true;
+    }
+  }
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t columns() const { return total_; }
+  /// Elements of the output: of the resolved one for a single linear, of the rows side by side for several.
+  std::int64_t output_size() const { return N == 1 ? resolve_.to().local_size() : rows_ * total_; }
+  /// Bytes kept by a forward pass that keeps the gathered input.
+  std::int64_t saved_bytes() const { return gather_.trivial() ? 0 : rows_ * inner_ * static_cast<std::int64_t>(sizeof(T)); }
+
+  void forward(context<Device>& ctx, const T* x, T* y, linear_saved<Device>* keep) {
+    buffer<Device> gathered = gather(ctx, x);
+    const T* const input = gathered.empty() ? x : gathered.template data<T>();
+    buffer<Device> product;
+    T* out = y;
+    if (N == 1 && !resolve_.trivial()) {
+      product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * total_));
+      out = product.template data<T>();
+    }
+    ctx.device.gemm(false, true, rows_, total_, inner_, T(1), input, inner_, weight_, inner_, T(0), out, total_);
+    if (out != y) resolve_.run(ctx.device, out, y, dtype_of<T>);
+    add_biases(ctx, y);
+    if (keep) keep->gathered = std::move(gathered);
+  }
+
+  /// dx is overwritten. If weight gradients are put off, x must live until they are computed; dy need not.
+  void backward(context<Device>& ctx, const T* x, linear_saved<Device>& saved, const T* dy, T* dx) {
+    buffer<Device> slope, kept_dy;
+    const T* d = dy;
+    if (ctx.deferred && (has_bias_[0] || unresolve_.trivial())) {
+      kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
+      ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
+      d = dy = kept_dy.template data<T>();
+    }
+    if (N == 1 && !unresolve_.trivial()) {
+      slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * total_));
+      unresolve_.run(ctx.device, dy, slope.data(), dtype_of<T>);
+      d = slope.template data<T>();
+    }
+    if (saved.gathered.empty()) saved.gathered = gather(ctx, x);
+    if (dx) {
+      buffer<Device> gathered;
+      T* out = dx;
+      if (!spread_.trivial()) {
+        gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * inner_));
+        out = gathered.template data<T>();
+      }
+      ctx.device.gemm(false, false, rows_, inner_, total_, T(1), d, total_, weight_, inner_, T(0), out, inner_);
+      if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
+    }
+    ctx.on_weights([this, &ctx, x, dy, d, slope = std::move(slope), kept_dy = std::move(kept_dy),
+                    input = std::move(saved.gathered)]() mutable {
+      const T* const in = input.empty() ? x : input.template data<T>();
+      ctx.device.gemm(true, false, total_, inner_, rows_, T(1), d, total_, in, inner_, T(1), gradient_, inner_);
+      bias_gradients(ctx, dy);
+    });
+  }
+
+  parameter_base<T, Device>& weight(std::size_t i) { return weights_[i]; }
+  parameter_base<T, Device>& bias(std::size_t i) { return biases_[i]; }
+  template <class F>
+  void visit(F&& f) {
+    for (std::size_t i = 0; i < N; ++i) {
+      f(weights_[i]);
+      if (has_bias_[i]) f(biases_[i]);
+    }
+  }
+
+  /// The collectives of one forward and one backward pass, for plans and predictions.
+  template <class F>
+  void visit_plans(F&& f) const {
+    f("forward", gather_);
+    if (N == 1) f("forward", resolve_);
+    if (N == 1) f("backward", unresolve_);
+    f("backward", spread_);
+  }
+  /// The gather that the backward pass repeats when a forward pass did not keep the gathered input.
+  const executor& regather() const { return gather_; }
+
+ private:
+  buffer<Device> gather(context<Device>& ctx, const T* x) {
+    if (gather_.trivial()) return {};
+    buffer<Device> gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * inner_));
+    gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
+    return gathered;
+  }
+
+  /// Calls f(parameter, offset in a row, columns, row stride) for each bias; rows are those of the output.
+  template <class F>
+  void each_bias(F&& f) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < N; ++i) {
+      const std::int64_t n = has_bias_[i] ? biases_[i].used_size() : columns_[i];
+      if (has_bias_[i]) f(biases_[i], at, n, N == 1 ? n : total_);
+      at += n;
+    }
+  }
+  void add_biases(context<Device>& ctx, T* y) {
+    each_bias([&](parameter_base<T, Device>& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      kernels::add_bias(ctx.device, b.used_value(), y + at, output_size() / stride, n, stride);
+    });
+  }
+  void bias_gradients(context<Device>& ctx, const T* dy) {
+    each_bias([&](parameter_base<T, Device>& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      kernels::bias_gradient(ctx.device, dy + at, b.used_gradient(), output_size() / stride, n, stride);
+    });
+  }
+
+  executor gather_, spread_, resolve_, unresolve_;
+  std::int64_t rows_ = 1, inner_ = 1, total_ = 0;
+  std::array<std::int64_t, N> columns_{};
+  buffer<Device> own_weight_, own_gradient_;
+  T* weight_ = nullptr;
+  T* gradient_ = nullptr;
+  std::array<parameter_base<T, Device>, N> weights_;
+  std::array<buffer<Device>, N> bias_memory_;
+  std::array<parameter_base<T, Device>, N> biases_;
+  std::array<bool, N> has_bias_{};
+};
+
+/// Whether a policy that names its `mesh` mentions all its axes in the given specs; refuses to compile otherwise.
+template <class Policy, class... Specs>
+inline constexpr bool inside_mesh = [] {
+  if constexpr (requires { typename Policy::mesh; }) return (boundary<Specs, typename Policy::mesh, Policy> && ...);
+  else return true;
+}();
+
+namespace detail {
+
+template <class Policy>
+struct stored_weight {
+  using type = typename Policy::weight;
+};
+template <class Policy>
+  requires requires { typename Policy::stored; }
+struct stored_weight<Policy> {
+  using type = typename Policy::stored;
+};
+
+template <class... Policies>
+struct linear_value {
+  using first = type_at<0, type_list<Policies...>>;
+  static constexpr std::size_t count = sizeof...(Policies);
+  static constexpr linear_derivation<count> derivation = derive_linear<count>(
+      layout_v<typename first::input>, {layout_v<typename Policies::weight>...}, {layout_v<typename Policies::output>...});
+  static constexpr verdict value = [] {
+    verdict v = derivation.verdict;
+    for (std::size_t i = 0; i < count; ++i) {
+      const linear_layouts& b = derivation.branches[i];
+      if (count > 1 && v.ok()) v.worsen(only_moves(b.product, b.output, {}));
+    }
+    return v;
+  }();
+};
+template <class Policy>
+inline constexpr bool has_bias = [] {
+  if constexpr (requires { Policy::bias; }) return bool{Policy::bias};
+  else return false;
+}();
+template <class Policy>
+struct bias_value {
+  static constexpr verdict value =
+      has_bias<Policy> ? check_bias(linear_value<Policy>::derivation.branches[0]) : verdict{};
+};
+template <class Given, class Expected>
+struct dual_value_check {
+  static constexpr verdict value = [] {
+    const layout given = layout_v<Given>, expected = dual(layout_v<Expected>);
+    if (!(given.dim_order() == expected.dim_order())) return verdict{rule::dims_differ, {}, expected.dims[0].dim};
+    for (axis_id axis : differing_axes(given, expected))
+      return verdict{rule::wrong_dual, axis, given.sharded_by(axis), given.state_of(axis), expected.state_of(axis)};
+    return verdict{};
+  }();
+};
+
+}  // namespace detail
+
+/// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may have
+///
+///     static constexpr bool bias = true;
+///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`
+///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
+///
+/// The weight's dims are the output's own, then the contracted ones. Everything else is derived: column-parallel,
+/// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the weight.
+template <class T, class Policy, compute_device Device = cpu>
+class linear {
+  using value = detail::linear_value<Policy>;
+
+ public:
+  using input = typename Policy::input;
+  using weight = typename Policy::weight;
+  using output = typename Policy::output;
+  using saved = linear_saved<Device>;
+  static constexpr linear_derivation<1> derivation = value::derivation;
+  static_assert(enforced<value, Policy, input, weight, output>);
+  static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight, output>);
+  static_assert(inside_mesh<Policy, input, output>);
+
+  /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec).
+  explicit linear(context<Device>& ctx, std::string name = "linear", T* foreign_weight = nullptr,
+                  T* foreign_gradient = nullptr, initializer init = {})
+      : core_(ctx, derivation, {describe_branch(ctx, name, init)}, foreign_weight, foreign_gradient) {
+    enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
+    enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
+  }
+
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr) {
+    tensor<T, output, Device> y(ctx);
+    core_.forward(ctx, x.data(), y.data(), keep);
+    return y;
+  }
+  /// The same on the caller's memory: this rank's part of the input and of the output.
+  void forward(context<Device>& ctx, const T* x, T* y) { core_.forward(ctx, x, y, nullptr); }
+
+  /// Takes the gradient of the output and returns that of the input; adds to the weight's gradient. `x` is the input of the
+  /// forward pass, which the caller has kept.
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
+                                            const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    tensor<T, dual_t<input>, Device> dx(ctx);
+    core_.backward(ctx, x.data(), kept, dy.data(), dx.data());
+    return dx;
+  }
+  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx) {
+    core_.backward(ctx, x, kept, dy, dx);
+  }
+
+  std::int64_t saved_bytes() const { return core_.saved_bytes(); }
+  linear_core<T, Device, 1>& core() { return core_; }
+  template <class F>
+  void visit(F&& f) {
+    core_.visit(f);
+  }
+
+ private:
+  static typename linear_core<T, Device, 1>::branch_info describe_branch(context<Device>& ctx, const std::string& name,
+                                                                         initializer init) {
+    const auto shape = [&](const layout& a) {
+      std::vector<std::int64_t> sizes;
+      for (const dim_placement& p : a.dims) sizes.push_back(ctx.sizes.of(p.dim));
+      return sizes;
+    };
+    const layout& bias = derivation.branches[0].bias_stored;
+    return {{name + ".weight", shape(layout_v<weight>), init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
+            detail::has_bias<Policy>, {name + ".bias", shape(bias), {0, 0}, false}, bias};
+  }
+
+  linear_core<T, Device, 1> core_;
+};
+
+}  // namespace plait

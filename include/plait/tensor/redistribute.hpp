@@ -1,0 +1,28 @@
+#pragma once
+
+#include "plait/layout/enforce.hpp"
+#include "plait/tensor/executor.hpp"
+#include "plait/tensor/tensor.hpp"
+
+namespace plait {
+namespace detail {
+template <class From, class To>
+struct redistribution {
+  static constexpr verdict value = layout_v<From>.dim_order() == layout_v<To>.dim_order()
+                                       ? verdict{}
+                                       : verdict{rule::dims_differ, {}, layout_v<To>.dims.empty() ? dim_id{} : layout_v<To>.dims[0].dim};
+};
+}  // namespace detail
+
+/// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its adjoint
+/// is `redistribute<dual_t<From>>` of a gradient.
+template <spec_like To, class T, spec_like From, compute_device Device>
+tensor<T, To, Device> redistribute(context<Device>& ctx, const tensor<T, From, Device>& x) {
+  static_assert(enforced<detail::redistribution<From, To>, among<From, To>, From, To>);
+  const executor moves(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "redistribute");
+  tensor<T, To, Device> y(ctx);
+  moves.run(ctx.device, x.data(), y.data(), dtype_of<T>);
+  return y;
+}
+
+}  // namespace plait

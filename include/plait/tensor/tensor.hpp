@@ -1,0 +1,78 @@
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "plait/device/buffer.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/layout/bytes.hpp"
+#include "plait/layout/spec.hpp"
+#include "plait/tensor/context.hpp"
+
+namespace plait {
+
+/// One rank's part of a tensor that lies on the mesh as `Spec` says: contiguous, row-major in the spec's order of dims. Owns
+/// its memory, or views the caller's. Move-only.
+template <class T, spec_like Spec, compute_device Device = cpu>
+class tensor {
+ public:
+  using value_type = T;
+  using spec = Spec;
+
+  tensor() = default;
+  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims.
+  explicit tensor(context<Device>& ctx)
+      : part_(local_box(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank())),
+        own_(ctx.device, static_cast<std::size_t>(part_.local_size()) * sizeof(T)),
+        data_(own_.template data<T>()) {}
+  /// A view of the caller's memory, which holds this rank's part.
+  tensor(context<Device>& ctx, T* data)
+      : part_(local_box(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank())), data_(data) {}
+  /// Takes over memory that holds this rank's part.
+  tensor(context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) { own_ = std::move(memory); }
+
+  tensor(tensor&& other) noexcept { swap(other); }
+  tensor& operator=(tensor&& other) noexcept {
+    tensor(std::move(other)).swap(*this);
+    return *this;
+  }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  /// Local elements.
+  std::int64_t size() const { return data_ ? part_.local_size() : 0; }
+  /// Where this part lies in the global tensor.
+  const box& part() const { return part_; }
+  /// Local elements along the dim.
+  std::int64_t extent(dim_id dim) const { return part_.local[static_cast<std::size_t>(layout_v<Spec>.find(dim))]; }
+  bool owning() const { return !own_.empty(); }
+  explicit operator bool() const { return data_ != nullptr; }
+  void reset() { tensor().swap(*this); }
+
+  /// The same memory under an equivalent spec: invariant by mention or by default.
+  template <spec_like Other>
+    requires(equivalent(layout_v<Spec>, layout_v<Other>))
+  tensor<T, Other, Device> as() && {
+    tensor<T, Other, Device> other;
+    other.part_ = part_;
+    other.own_ = std::move(own_);
+    other.data_ = std::exchange(data_, nullptr);
+    return other;
+  }
+
+  void swap(tensor& other) noexcept {
+    std::swap(part_, other.part_);
+    own_.swap(other.own_);
+    std::swap(data_, other.data_);
+  }
+
+ private:
+  template <class, spec_like, compute_device>
+  friend class tensor;
+
+  box part_;
+  buffer<Device> own_;
+  T* data_ = nullptr;
+};
+
+}  // namespace plait
