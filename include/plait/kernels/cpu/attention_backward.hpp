@@ -20,17 +20,24 @@ template <class T>
 void attention_backward(cpu& device, const T* q, const T* k, const T* v, const T* o, const T* lse, const T* d_o, T* dq,
                         T* dk, T* dv, const attention_shape& shape, attention_accumulate accumulate = {}) {
   const attention_shape s = shape.checked();
-  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d;
-  const std::int64_t q_block = std::min(detail::query_block(group, 128), s.q_len), k_block = detail::key_block;
-  const auto max_rows = static_cast<std::size_t>(q_block * group);
-  auto scratch = make_buffer<T>(device, max_rows * static_cast<std::size_t>(3 * d + 2 * k_block + 2));
+  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d, k_block = detail::key_block;
+  const detail::query_blocks blocks(s, 256);
+  const auto outer_rows = static_cast<std::size_t>(blocks.outer * group);
+  const auto inner_rows = static_cast<std::size_t>(blocks.inner * group), width = static_cast<std::size_t>(d);
+  const auto key_count = static_cast<std::size_t>(k_block);
+  auto scratch =
+      make_buffer<T>(device, 2 * inner_rows * key_count + outer_rows * (3 * width + 2) + 4 * key_count * width);
   T* const scores = scratch.template data<T>();
-  T* const dscores = scores + max_rows * static_cast<std::size_t>(k_block);
-  T* const queries = dscores + max_rows * static_cast<std::size_t>(k_block);
-  T* const douts = queries + max_rows * static_cast<std::size_t>(d);
-  T* const dqueries = douts + max_rows * static_cast<std::size_t>(d);
-  T* const row_lse = dqueries + max_rows * static_cast<std::size_t>(d);
-  T* const row_delta = row_lse + max_rows;
+  T* const dscores = scores + inner_rows * key_count;
+  T* const queries = dscores + inner_rows * key_count;
+  T* const douts = queries + outer_rows * width;
+  T* const dqueries = douts + outer_rows * width;
+  T* const key_space = dqueries + outer_rows * width;
+  T* const value_space = key_space + key_count * width;
+  T* const dkey_space = value_space + key_count * width;
+  T* const dvalue_space = dkey_space + key_count * width;
+  T* const row_lse = dvalue_space + key_count * width;
+  T* const row_delta = row_lse + outer_rows;
 
   if (!accumulate.keys_and_values) {
     for (std::int64_t token = 0; token < s.batch * s.k_len; ++token) {
@@ -40,12 +47,12 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const T
   }
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      const T* const keys = k + b * s.k_len * s.k_stride + kv_head * d;
-      const T* const values = v + b * s.k_len * s.v_stride + kv_head * d;
+      const T* const head_keys = k + b * s.k_len * s.k_stride + kv_head * d;
+      const T* const head_values = v + b * s.k_len * s.v_stride + kv_head * d;
       T* const dkeys = dk + b * s.k_len * s.dk_stride + kv_head * d;
       T* const dvalues = dv + b * s.k_len * s.dv_stride + kv_head * d;
-      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += q_block) {
-        const std::int64_t tokens = std::min(q_block, s.q_len - q0), rows = tokens * group, first = b * s.q_len + q0;
+      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
+        const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), first = b * s.q_len + q0;
         const std::int64_t visible = s.visible(q0 + tokens - 1);
         T* const out = dq + first * s.dq_stride + kv_head * group_width;
         if (visible == 0) {
@@ -68,22 +75,39 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const T
           }
         }
         for (std::int64_t k0 = 0; k0 < visible; k0 += k_block) {
-          const std::int64_t count = std::min(k_block, visible - k0);
-          device.gemm(false, true, rows, count, d, T(1), queries, d, keys + k0 * s.k_stride, s.k_stride, T(0), scores,
-                      k_block);
-          device.gemm(false, true, rows, count, d, T(1), douts, d, values + k0 * s.v_stride, s.v_stride, T(0), dscores,
-                      k_block);
-          for (std::int64_t row = 0; row < rows; ++row) {
-            const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
-            detail::row_gradients(scores + row * k_block, dscores + row * k_block, row_lse[row], row_delta[row], seen,
-                                  count);
+          const std::int64_t available = std::min(k_block, s.k_len - k0);
+          const std::int64_t taken = detail::keys_to_take(visible - k0, available);
+          const auto keys = detail::pack_keys(head_keys + k0 * s.k_stride, s.k_stride, available, d, key_space);
+          const auto values = detail::pack_keys(head_values + k0 * s.v_stride, s.v_stride, available, d, value_space);
+          std::fill_n(dkey_space, taken * d, T(0));
+          std::fill_n(dvalue_space, taken * d, T(0));
+          for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
+            const std::int64_t inner = std::min(blocks.inner, tokens - t0), rows = inner * group;
+            const std::int64_t inner_visible = s.visible(q0 + t0 + inner - 1) - k0;
+            T* const dq_rows = dqueries + t0 * group_width;
+            if (inner_visible <= 0) {
+              if (k0 == 0) std::fill_n(dq_rows, rows * d, T(0));
+              continue;
+            }
+            const std::int64_t count = detail::keys_to_take(inner_visible, available);
+            const T* const q_rows = queries + t0 * group_width;
+            const T* const do_rows = douts + t0 * group_width;
+            device.gemm(false, true, rows, count, d, T(1), q_rows, d, keys.data, keys.stride, T(0), scores, k_block);
+            device.gemm(false, true, rows, count, d, T(1), do_rows, d, values.data, values.stride, T(0), dscores,
+                        k_block);
+            for (std::int64_t r = 0; r < rows; ++r) {
+              const std::int64_t row = t0 * group + r;
+              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
+              detail::row_gradients(scores + r * k_block, dscores + r * k_block, row_lse[row], row_delta[row], seen,
+                                    count);
+            }
+            device.gemm(true, false, count, d, rows, T(1), scores, k_block, do_rows, d, T(1), dvalue_space, d);
+            device.gemm(true, false, count, d, rows, T(1), dscores, k_block, q_rows, d, T(1), dkey_space, d);
+            device.gemm(false, false, rows, d, count, T(1), dscores, k_block, keys.data, keys.stride,
+                        k0 > 0 ? T(1) : T(0), dq_rows, d);
           }
-          device.gemm(true, false, count, d, rows, T(1), scores, k_block, douts, d, T(1), dvalues + k0 * s.dv_stride,
-                      s.dv_stride);
-          device.gemm(true, false, count, d, rows, T(1), dscores, k_block, queries, d, T(1), dkeys + k0 * s.dk_stride,
-                      s.dk_stride);
-          device.gemm(false, false, rows, d, count, T(1), dscores, k_block, keys + k0 * s.k_stride, s.k_stride,
-                      k0 > 0 ? T(1) : T(0), dqueries, d);
+          detail::add_rows(dkey_space, d, taken, dkeys + k0 * s.dk_stride, s.dk_stride);
+          detail::add_rows(dvalue_space, d, taken, dvalues + k0 * s.dv_stride, s.dv_stride);
         }
         const T scale = static_cast<T>(s.scale);
         for (std::int64_t i = 0; i < tokens; ++i) {

@@ -11,12 +11,49 @@
 /// What the forward and the backward pass of attention share: blocks, packing, masked exponentials of a row of scores.
 namespace plait::kernels::detail {
 
-/// Keys in a block: a row of scores is then 1 KiB of floats, and a block of keys, values and scores stays in the L2 cache.
+/// Keys in a block: a row of scores is then 1 KiB of floats.
 inline constexpr std::int64_t key_block = 256;
 
-/// Query tokens in a block, such that the heads of a group together give about `rows` rows of scores.
-constexpr std::int64_t query_block(std::int64_t group, std::int64_t rows) {
-  return std::max<std::int64_t>(rows / group, 8);
+/// Query tokens are taken `outer` at a time, for which a block of keys and values is packed once, and of those `inner` at a
+/// time, for which the scores exist at a time: few, so that little above the diagonal is computed in vain. The heads of a
+/// group go together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
+struct query_blocks {
+  std::int64_t inner;
+  std::int64_t outer;
+  query_blocks(const attention_shape& s, std::int64_t outer_rows)
+      : inner(std::max<std::int64_t>(64 / s.group(), 1)),
+        outer(std::min(inner * std::max<std::int64_t>(outer_rows / (inner * s.group()), 1), s.q_len)) {}
+};
+
+/// Keys to multiply with where `visible` are seen and `available` exist: a multiple of 64 if possible, to keep the number of
+/// different products small whatever the offsets.
+constexpr std::int64_t keys_to_take(std::int64_t visible, std::int64_t available) {
+  return std::min(available, (visible + 63) / 64 * 64);
+}
+
+/// A block of keys or values as a product reads it.
+template <class T>
+struct key_rows {
+  const T* data;
+  std::int64_t stride;
+};
+
+/// `count` tokens of one head, packed into `space` unless they lie side by side already: rows a power of two apart fall on
+/// the same few cache lines.
+template <class T>
+key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, std::int64_t d, T* space) {
+  if (stride == d) return {from, stride};
+  for (std::int64_t i = 0; i < count; ++i) std::copy_n(from + i * stride, d, space + i * d);
+  return {space, d};
+}
+
+/// to[r, :] += from[r, :] for rows of `width` elements, packed in `from`.
+template <class T>
+void add_rows(const T* from, std::int64_t width, std::int64_t rows, T* to, std::int64_t to_stride) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    PLAIT_IVDEP
+    for (std::int64_t c = 0; c < width; ++c) to[r * to_stride + c] += from[r * width + c];
+  }
 }
 
 /// Packs `tokens` query tokens of one group of heads into rows [tokens * group, head_dim], times `factor`.

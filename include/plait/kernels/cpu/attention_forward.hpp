@@ -16,48 +16,62 @@ template <class T>
 void attention_forward(cpu& device, const T* q, const T* k, const T* v, T* o, T* lse, const attention_shape& shape) {
   const attention_shape s = shape.checked();
   constexpr T nothing = -std::numeric_limits<T>::infinity();
-  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d;
-  const std::int64_t q_block = std::min(detail::query_block(group, 64), s.q_len), k_block = detail::key_block;
-  const auto max_rows = static_cast<std::size_t>(q_block * group);
-  auto scratch = make_buffer<T>(device, max_rows * static_cast<std::size_t>(2 * d + k_block + 2));
+  const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d, k_block = detail::key_block;
+  const detail::query_blocks blocks(s, 512);
+  const auto outer_rows = static_cast<std::size_t>(blocks.outer * group);
+  const auto inner_rows = static_cast<std::size_t>(blocks.inner * group), width = static_cast<std::size_t>(d);
+  const auto key_count = static_cast<std::size_t>(k_block);
+  auto scratch = make_buffer<T>(device, inner_rows * key_count + 2 * outer_rows * (width + 1) + 2 * key_count * width);
   T* const scores = scratch.template data<T>();
-  T* const queries = scores + max_rows * static_cast<std::size_t>(k_block);
-  T* const sums = queries + max_rows * static_cast<std::size_t>(d);
-  T* const row_max = sums + max_rows * static_cast<std::size_t>(d);
-  T* const row_sum = row_max + max_rows;
+  T* const queries = scores + inner_rows * key_count;
+  T* const sums = queries + outer_rows * width;
+  T* const key_space = sums + outer_rows * width;
+  T* const value_space = key_space + key_count * width;
+  T* const row_max = value_space + key_count * width;
+  T* const row_sum = row_max + outer_rows;
 
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      const T* const keys = k + b * s.k_len * s.k_stride + kv_head * d;
-      const T* const values = v + b * s.k_len * s.v_stride + kv_head * d;
-      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += q_block) {
-        const std::int64_t tokens = std::min(q_block, s.q_len - q0), rows = tokens * group;
+      const T* const head_keys = k + b * s.k_len * s.k_stride + kv_head * d;
+      const T* const head_values = v + b * s.k_len * s.v_stride + kv_head * d;
+      for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
+        const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), rows = tokens * group;
         detail::pack_queries(q + (b * s.q_len + q0) * s.q_stride + kv_head * group_width, s.q_stride, tokens,
                              group_width, static_cast<T>(s.scale), queries);
         std::fill_n(row_max, rows, nothing);
         std::fill_n(row_sum, rows, T(0));
         const std::int64_t visible = s.visible(q0 + tokens - 1);
         for (std::int64_t k0 = 0; k0 < visible; k0 += k_block) {
-          const std::int64_t count = std::min(k_block, visible - k0);
-          device.gemm(false, true, rows, count, d, T(1), queries, d, keys + k0 * s.k_stride, s.k_stride, T(0), scores,
-                      k_block);
-          for (std::int64_t row = 0; row < rows; ++row) {
-            const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
-            T* const line = scores + row * k_block;
-            const T before = row_max[row];
-            const T now = std::max(before, detail::row_maximum(line, seen));
-            const T sum = detail::row_exponentials(line, now == nothing ? T(0) : now, seen, count);
-            const T shrink = before == now ? T(1) : std::exp(before - now);
-            row_max[row] = now;
-            row_sum[row] = row_sum[row] * shrink + sum;
-            if (k0 > 0 && shrink != T(1)) {
-              T* const target = sums + row * d;
-              PLAIT_IVDEP
-              for (std::int64_t c = 0; c < d; ++c) target[c] *= shrink;
+          const std::int64_t available = std::min(k_block, s.k_len - k0);
+          const auto keys = detail::pack_keys(head_keys + k0 * s.k_stride, s.k_stride, available, d, key_space);
+          const auto values = detail::pack_keys(head_values + k0 * s.v_stride, s.v_stride, available, d, value_space);
+          for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
+            const std::int64_t inner = std::min(blocks.inner, tokens - t0);
+            const std::int64_t inner_visible = s.visible(q0 + t0 + inner - 1) - k0;
+            if (inner_visible <= 0) continue;
+            const std::int64_t count = detail::keys_to_take(inner_visible, available);
+            const std::int64_t first_row = t0 * group;
+            device.gemm(false, true, inner * group, count, d, T(1), queries + first_row * d, d, keys.data, keys.stride,
+                        T(0), scores, k_block);
+            for (std::int64_t r = 0; r < inner * group; ++r) {
+              const std::int64_t row = first_row + r;
+              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
+              T* const line = scores + r * k_block;
+              const T before = row_max[row];
+              const T now = std::max(before, detail::row_maximum(line, seen));
+              const T sum = detail::row_exponentials(line, now == nothing ? T(0) : now, seen, count);
+              const T shrink = before == now ? T(1) : std::exp(before - now);
+              row_max[row] = now;
+              row_sum[row] = row_sum[row] * shrink + sum;
+              if (k0 > 0 && shrink != T(1)) {
+                T* const target = sums + row * d;
+                PLAIT_IVDEP
+                for (std::int64_t c = 0; c < d; ++c) target[c] *= shrink;
+              }
             }
+            device.gemm(false, false, inner * group, d, count, T(1), scores, k_block, values.data, values.stride,
+                        k0 > 0 ? T(1) : T(0), sums + first_row * d, d);
           }
-          device.gemm(false, false, rows, d, count, T(1), scores, k_block, values + k0 * s.v_stride, s.v_stride,
-                      k0 > 0 ? T(1) : T(0), sums, d);
         }
         T* const out = o + (b * s.q_len + q0) * s.o_stride + kv_head * group_width;
         T* const out_lse = lse + (b * s.heads + kv_head * group) * s.q_len + q0;
