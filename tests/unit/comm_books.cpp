@@ -1,0 +1,152 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "plait/comm/counted.hpp"
+#include "plait/comm/threads.hpp"
+
+using namespace plait;
+
+static_assert(wire_bytes(collective::all_gather, 4, 10) == 120);
+static_assert(wire_bytes(collective::reduce_scatter, 4, 40) == 120);
+static_assert(wire_bytes(collective::all_reduce, 4, 40) == 240);
+static_assert(wire_bytes(collective::all_to_all, 4, 40) == 120);
+static_assert(wire_bytes(collective::broadcast, 4, 40) == 120);
+static_assert(wire_bytes(collective::send, 4, 40) == 40);
+static_assert(wire_bytes(collective::receive, 4, 40) == 0 && wire_bytes(collective::barrier, 4, 0) == 0);
+// An all-reduce is a reduce-scatter and an all-gather; alone nothing is on the wire.
+static_assert(wire_bytes(collective::all_reduce, 8, 800) ==
+              wire_bytes(collective::reduce_scatter, 8, 800) + wire_bytes(collective::all_gather, 8, 100));
+static_assert(wire_bytes(collective::all_reduce, 1, 800) == 0);
+
+TEST_CASE("a ledger counts calls and bytes per group and kind") {
+  threads::run(4, [](threads::communicator& world) {
+    auto book = std::make_shared<ledger>();
+    auto events = std::make_shared<recorder>();
+    counted<threads::communicator> all(world, book, events);
+    auto pair = all.split(all.rank() / 2, 0, "tp");
+    std::vector<float> x(400), y(400);
+    all.all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    all.all_reduce(x.data(), x.data(), 10, dtype::f64, reduce_op::sum);
+    all.reduce_scatter(x.data(), y.data(), 25, dtype::f32, reduce_op::sum);
+    all.all_gather(x.data(), y.data(), 25, dtype::f32);
+    all.all_to_all(x.data(), y.data(), 25, dtype::f32);
+    pair.broadcast(x.data(), 7, dtype::bf16, 0);
+    pair.barrier();
+    {
+      request r = pair.start_all_reduce(x.data(), x.data(), 50, dtype::f32, reduce_op::max);
+      CHECK(book->total("tp", collective::all_reduce).calls == 1);
+      CHECK(events->events().back().end == 0);
+    }
+    comm_group g(pair);
+    g.send(x.data(), 5, dtype::i32, 1 - pair.rank());
+    g.receive(y.data(), 5, dtype::i32, 1 - pair.rank());
+    g.end();
+
+    const auto a = book->total("world", collective::all_reduce);
+    CHECK(a.calls == 2);
+    CHECK(a.payload == 480);
+    CHECK(a.wire == 2 * 3 * 480);
+    CHECK(a.seconds > 0);
+    CHECK(book->total("world", collective::reduce_scatter).wire == 3 * 400);
+    CHECK(book->total("world", collective::all_gather).wire == 4 * 3 * 100);
+    CHECK(book->total("world", collective::all_to_all).wire == 3 * 400);
+    CHECK(book->total("tp", collective::broadcast).wire == 14);
+    CHECK(book->total("tp", collective::barrier).calls == 1);
+    CHECK(book->total("tp", collective::all_reduce).wire == 2 * 200);
+    CHECK(book->total("tp", collective::send).wire == 20);
+    CHECK(book->total("tp", collective::receive).wire == 0);
+    CHECK(book->total("tp").calls == 5);
+    CHECK(book->total().calls == 10);
+    CHECK(book->total("pp").calls == 0);
+
+    const auto list = events->events();
+    CHECK(list.size() == 10);
+    for (const auto& e : list) {
+      CHECK(e.end >= e.start);
+      CHECK(e.waited <= e.end - e.start + 1e-9);
+    }
+    CHECK(list[7].asynchronous);
+    CHECK(list[7].bytes == 200);
+    CHECK(events->labels()[static_cast<std::size_t>(list[7].label)] == "tp");
+    book->clear();
+    CHECK(book->total().calls == 0);
+  });
+}
+
+TEST_CASE("all_to_all_v: the mean over the ranks is the traffic of the group") {
+  std::uint64_t wire[3] = {}, sent[3] = {};
+  threads::run(3, [&](threads::communicator& world) {
+    auto book = std::make_shared<ledger>();
+    counted<threads::communicator> c(world, book);
+    const auto me = static_cast<std::size_t>(c.rank());
+    const std::vector<std::size_t> send(3, me), receive{0, 1, 2}, send_at(3, 0), receive_at{0, 4, 8};
+    std::vector<float> x(16), y(16);
+    c.all_to_all_v(x.data(), send, send_at, y.data(), receive, receive_at, dtype::f32);
+    wire[me] = book->total().wire;
+    sent[me] = 2 * me * 4;
+  });
+  CHECK(wire[0] + wire[1] + wire[2] == 3 * (sent[0] + sent[1] + sent[2]));
+}
+
+TEST_CASE("a recorder with a capacity keeps the last events") {
+  recorder r(3);
+  const int label = r.label("dp");
+  for (std::uint64_t i = 0; i < 5; ++i) CHECK(r.add({label, collective::send, i, 0, 0, 0, true}) == i);
+  CHECK(r.label("dp") == label);
+  const auto list = r.events();
+  REQUIRE(list.size() == 3);
+  CHECK(list[0].bytes == 2);
+  CHECK(list[2].bytes == 4);
+  CHECK(r.find(1) == nullptr);
+  REQUIRE(r.find(3) != nullptr);
+  CHECK(r.find(3)->bytes == 3);
+  CHECK(r.find(5) == nullptr);
+}
+
+TEST_CASE("the flight recorder keeps the last operations in order") {
+  flight_recorder f;
+  CHECK(f.text() == "nothing");
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    const auto ticket = f.start("a group with a name that is much too long for it", i, "send", i * 1024);
+    f.mark(ticket, i % 2 == 0 ? flight_recorder::state::completed : flight_recorder::state::waiting);
+  }
+  f.mark(0, flight_recorder::state::started);  // gone from the ring: must not touch another one
+  CHECK(f.text(2) == "send #18 on 'a group with a name that is muc' 18 KB completed; "
+                     "send #19 on 'a group with a name that is muc' 19 KB waiting");
+  CHECK(bytes_text(0) == "0 B");
+  CHECK(bytes_text(1536) == "1.5 KB");
+  CHECK(bytes_text(std::uint64_t{3} << 20) == "3 MB");
+  CHECK(bytes_text(std::uint64_t{100} << 20) == "100 MB");
+}
+
+TEST_CASE("reductions: order of the ranks, rounding, NaN, wrap-around") {
+  threads::run(3, [](threads::communicator& c) {
+    const float terms[] = {1e8f, 1.0f, -1e8f};
+    float x = terms[c.rank()];
+    c.all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
+    CHECK(x == 0.0f);  // (1e8 + 1) - 1e8 in float; another order gives 1
+
+    const float halves[] = {256.0f, 0.75f, 0.75f};  // kept in float until the end: 257.5 rounds to 258
+    bf16 b = detail::narrow(halves[c.rank()]);
+    c.all_reduce(&b, &b, 1, dtype::bf16, reduce_op::sum);
+    CHECK(detail::widen(b) == 258.0f);
+
+    for (int who = 0; who < 3; ++who) {
+      for (const reduce_op op : {reduce_op::max, reduce_op::min, reduce_op::sum}) {
+        double d = c.rank() == who ? std::numeric_limits<double>::quiet_NaN() : 1.0;
+        c.all_reduce(&d, &d, 1, dtype::f64, op);
+        CHECK(std::isnan(d));
+        bf16 n = detail::narrow(c.rank() == who ? std::numeric_limits<float>::quiet_NaN() : 1.0f);
+        c.all_reduce(&n, &n, 1, dtype::bf16, op);
+        CHECK(std::isnan(detail::widen(n)));
+      }
+    }
+    std::int32_t big = std::numeric_limits<std::int32_t>::max();
+    c.all_reduce(&big, &big, 1, dtype::i32, reduce_op::sum);
+    CHECK(big == 2147483645);  // 3 * (2^31 - 1) modulo 2^32
+  });
+}
