@@ -233,30 +233,41 @@ constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id
   return r;
 }
 
-/// The dims that attention works on.
+/// The dims that attention works on; the last dim of q, k and v, which the scores sum over, needs no name.
 struct attention_dims {
   dim_id seq, heads, kv_heads;
 };
 
+namespace detail {
+
+/// What one axis says of attention with the operand `kv`, which is k or, where the operation is linear in it, v.
+constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attention_dims& dims, axis_id axis, bool is_v) {
+  const state sq = q.state_of(axis), sk = kv.state_of(axis);
+  const dim_id dq = q.sharded_by(axis), dk = kv.sharded_by(axis);
+  const dim_id depth = q.dims.empty() ? dim_id{} : q.dims.back().dim;
+  const auto refuse = [&](rule code, dim_id dim) { return verdict{code, axis, dim, sq, sk}; };
+  if (sq == state::partial || (sk == state::partial && !is_v)) return refuse(rule::partial_nonlinear, {});
+  if ((dq && dq == dims.seq) || (dk && dk == dims.seq)) return refuse(rule::seq_must_be_whole, dims.seq);
+  if ((dq && dq == depth) || (dk && dk == depth)) return refuse(rule::head_dim_must_be_whole, depth);
+  if (dq && dq == dims.heads && ((dk && dk == dims.kv_heads) || sk == state::replicated)) return {};
+  if (dq && dk && !(dq == dk)) return refuse(rule::one_axis_two_dims, dk);
+  if (sk != state::partial && (sq == state::invariant) != (sk == state::invariant))
+    return refuse(rule::meets_invariant, dq ? dq : dk);
+  if (sk == state::partial) return outcome(combine_states(combine::product, sq, sk).code, axis, dq, sq, sk);
+  if (static_cast<bool>(dq) != static_cast<bool>(dk)) return refuse(rule::sharded_and_whole, dq ? dq : dk);
+  return {};
+}
+
+}  // namespace detail
+
 /// Grouped-query attention of local heads over a whole sequence: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. kv
-/// heads may be sharded over the leading axes of heads only, and are replicated over the rest.
+/// heads may be sharded over the leading axes of heads only, and are replicated over the rest. The operation is linear in v,
+/// so that a partial v with replicated q and k gives a partial result.
 constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
   ruled r{q, {}};
   for (const layout* kv : {&k, &v}) {
-    for (axis_id axis : detail::axes_of({&q, kv})) {
-      const state sq = q.state_of(axis), sk = kv->state_of(axis);
-      const dim_id dq = q.sharded_by(axis), dk = kv->sharded_by(axis);
-      if (sq == state::partial || sk == state::partial) r.verdict.worsen({rule::partial_nonlinear, axis, {}, sq, sk});
-      else if ((dq && dq == dims.seq) || (dk && dk == dims.seq))
-        r.verdict.worsen({rule::seq_must_be_whole, axis, dims.seq, sq, sk});
-      else if (dq && dq == dims.heads && dk && dk == dims.kv_heads) continue;
-      else if (dq && dq == dims.heads && sk == state::replicated) continue;
-      else if (dq && dk && !(dq == dk)) r.verdict.worsen({rule::one_axis_two_dims, axis, dk, sq, sk});
-      else if ((sq == state::invariant) != (sk == state::invariant))
-        r.verdict.worsen({rule::meets_invariant, axis, dq ? dq : dk, sq, sk});
-      else if (static_cast<bool>(dq) != static_cast<bool>(dk))
-        r.verdict.worsen({rule::sharded_and_whole, axis, dq ? dq : dk, sq, sk});
-    }
+    for (axis_id axis : detail::axes_of({&q, kv}))
+      r.verdict.worsen(detail::attend_on_axis(q, *kv, dims, axis, kv == &v));
     const axis_list outer = kv->axes_of(dims.kv_heads), all = q.axes_of(dims.heads);
     for (std::size_t i = 0; i < outer.size(); ++i)
       if (i >= all.size() || !(all[i] == outer[i]))
@@ -264,6 +275,11 @@ constexpr ruled attend(const layout& q, const layout& k, const layout& v, const 
     for (const dim_placement& p : q.dims)
       if (kv->has(p.dim) && !(kv->axes_of(p.dim) == p.axes) && r.verdict.ok())
         r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+  }
+  for (axis_id axis : v.partial) {
+    if (k.state_of(axis) != state::replicated)
+      r.verdict.worsen({rule::partial_nonlinear, axis, {}, k.state_of(axis), state::partial});
+    detail::settle(r.result, axis, state::partial);
   }
   return r;
 }

@@ -23,6 +23,8 @@
     "the weight's contracted dim over the same axes (row-parallel)")                                                   \
   X(seq_must_be_whole,                                                                                                 \
     "attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy")       \
+  X(head_dim_must_be_whole,                                                                                            \
+    "attention needs whole heads on the rank: the dim that its scores sum over is sharded. Shard the heads instead")   \
   X(kv_heads_must_lead,                                                                                                \
     "the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or "    \
     "shard<kv_heads, a>")                                                                                              \
