@@ -44,6 +44,7 @@ class plan_search {
                         const dim_sizes& sizes, detours allowed)
       : from_(from), moving_(moving), count_(moving.size()) {
     for (std::size_t i = 0; i < count_; ++i) {
+      known_[i] = mesh.has(moving[i]) && mesh.extent(moving[i]) != dynamic;
       extent_[i] = known_extent(mesh, moving[i]);
       for (std::size_t d = 0; d < from.dims.size(); ++d)
         may_shard_[i][d] = allowed == detours::any || from.dims[d].axes.contains(moving[i]) ||
@@ -287,11 +288,29 @@ class plan_search {
       add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
   }
 
+  /// What lies outside a sharding axis on its dim: the number of parts, and the axes whose extents are unknown. Where both
+  /// are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of each other.
+  struct outer_parts {
+    std::int64_t parts = 1;
+    unsigned unknown = 0;
+    friend constexpr bool operator==(const outer_parts&, const outer_parts&) = default;
+  };
+  constexpr outer_parts outside(const arrangement& x, std::size_t i) const {
+    outer_parts outer;
+    if (x.place[i] < first_dim) return outer;
+    for (std::size_t j = 0; j < count_; ++j)
+      if (x.place[j] == x.place[i] && x.order[j] < x.order[i]) {
+        if (known_[j]) outer.parts *= extent_[j];
+        else outer.unknown |= 1u << j;
+      }
+    return outer;
+  }
+
   constexpr void add(plan& result, const arrangement& a, const arrangement& b) const {
     step s;
     s.after = layout_of(b);
     for (std::size_t i = 0; i < count_; ++i) {
-      if (a.place[i] == b.place[i] && a.order[i] == b.order[i]) continue;
+      if (a.place[i] == b.place[i] && outside(a, i) == outside(b, i)) continue;
       s.from = state_at(a.place[i]);
       s.to = state_at(b.place[i]);
       s.kind = transition(s.from, s.to);
@@ -315,6 +334,7 @@ class plan_search {
   axis_list moving_;
   std::size_t count_;
   std::int64_t extent_[max_axes]{};
+  bool known_[max_axes]{};
   bool may_shard_[max_axes][max_dims]{};
   std::int64_t fixed_parts_[max_dims]{1, 1, 1, 1, 1, 1};
   std::int64_t size_[max_dims]{};

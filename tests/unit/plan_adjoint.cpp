@@ -1,0 +1,125 @@
+#include <doctest/doctest.h>
+
+#include "plait/layout/describe.hpp"
+#include "support/plan_simulator.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct row : dim_tag<"row"> {};
+struct column : dim_tag<"column"> {};
+const std::vector<dim_id> dims{dim_of<row>, dim_of<column>};
+
+element dot(const shards& a, const shards& b) {
+  element sum = 0;
+  for (std::size_t r = 0; r < a.size(); ++r)
+    for (std::size_t i = 0; i < a[r].data.size(); ++i) sum += a[r].data[i] * b[r].data[i];
+  return sum;
+}
+element invariant_ranks(const layout& a, const mesh_shape& mesh) {
+  element n = 1;
+  for (axis_id axis : mesh.axes)
+    if (a.state_of(axis) == state::invariant) n *= static_cast<element>(mesh.extent(axis));
+  return n;
+}
+
+/// A value and a gradient of every layout.
+class laboratory {
+ public:
+  explicit laboratory(const world& w) : w_(w), random_(7), layouts_(layouts_that_divide(dims, w)) {
+    value_ = random_array(dims, w.sizes, random_);
+    for (const layout& a : layouts_) spread_.push_back(spread(value_, a, w, random_));
+    for (const layout& a : layouts_) gradients_.push_back(spread(value_, dual(a), w, random_));
+  }
+  std::size_t size() const { return layouts_.size(); }
+
+  void check(std::size_t from, std::size_t to, detours allowed) {
+    check(from, to, make_plan(layouts_[from], layouts_[to], w_.mesh, w_.sizes, allowed));
+  }
+  void check(std::size_t from, std::size_t to, const plan& forward) {
+    const plan backward = mirror(forward), twice = mirror(backward);
+    const std::string text = describe(forward) + "\n" + describe(backward);
+    CAPTURE(text);
+    REQUIRE(forward.verdict.ok());
+
+    plan_simulator there(w_), back(w_), again(w_);
+    const shards y = there.run(forward, spread_[from]);
+    CHECK(assemble(y, layouts_[to], w_) == value_);
+    const shards dx = back.run(backward, gradients_[to]);
+    CHECK(assemble(dx, dual(layouts_[from]), w_) == value_);
+    // <A x, y> = <x, A' y>: a replicated value meets partial gradients, so that ranks add up; an invariant one meets
+    // the whole gradient on each of its ranks.
+    CHECK(dot(y, gradients_[to]) * invariant_ranks(layouts_[from], w_.mesh) ==
+          dot(spread_[from], dx) * invariant_ranks(layouts_[to], w_.mesh));
+    CHECK(again.run(twice, spread_[from]) == y);
+    CHECK(twice.steps.size() == forward.steps.size());
+    for (std::size_t i = 0; i < forward.steps.size(); ++i) {
+      CHECK(twice.steps[i].kind == forward.steps[i].kind);
+      CHECK(equivalent(twice.steps[i].after, forward.steps[i].after));
+      CHECK(check_divides(forward.steps[i].after, w_.mesh, w_.sizes).ok());
+    }
+    CHECK(bytes(forward, w_.mesh, w_.sizes, 4) == 4 * there.sent());
+    CHECK(bytes(backward, w_.mesh, w_.sizes, 4) == 4 * back.sent());
+  }
+
+  void check_all_pairs() {
+    for (std::size_t from = 0; from < size(); ++from)
+      for (std::size_t to = 0; to < size(); ++to)
+        for (detours allowed : {detours::none, detours::any}) check(from, to, allowed);
+  }
+  /// Plans made before extents and sizes are known have to be right on every mesh.
+  void check_plans_made_early(int count) {
+    for (int i = 0; i < count; ++i) {
+      const std::size_t from = random_() % size(), to = random_() % size();
+      check(from, to, make_plan(layouts_[from], layouts_[to]));
+    }
+  }
+  void check_some_pairs(int count, detours allowed) {
+    for (int i = 0; i < count; ++i) {
+      const std::size_t from = random_() % size(), to = random_() % size();
+      check(from, to, allowed);
+    }
+  }
+
+ private:
+  world w_;
+  std::mt19937_64 random_;
+  std::vector<layout> layouts_;
+  array value_;
+  std::vector<shards> spread_, gradients_;
+};
+
+world make_world(std::initializer_list<std::int64_t> extents, std::int64_t rows, std::int64_t columns) {
+  world w{make_mesh(extents), {}};
+  w.sizes.set(dims[0], rows);
+  w.sizes.set(dims[1], columns);
+  return w;
+}
+
+}  // namespace
+
+TEST_CASE("every pair of layouts on one axis: value, adjoint and bytes") {
+  laboratory(make_world({2}, 2, 4)).check_all_pairs();
+  laboratory(make_world({3}, 6, 3)).check_all_pairs();
+}
+TEST_CASE("every pair of layouts on two axes") {
+  laboratory(make_world({2, 2}, 4, 4)).check_all_pairs();
+  laboratory(make_world({2, 3}, 6, 12)).check_all_pairs();
+}
+TEST_CASE("every pair on two axes, where a dim does not divide by all ranks") {
+  laboratory(make_world({2, 3}, 2, 6)).check_all_pairs();
+  laboratory(make_world({2, 3}, 2, 3)).check_all_pairs();
+}
+TEST_CASE("random pairs on three axes") {
+  laboratory(make_world({2, 2, 2}, 8, 8)).check_some_pairs(2000, detours::none);
+  laboratory(make_world({2, 3, 2}, 12, 12)).check_some_pairs(1000, detours::none);
+  laboratory(make_world({2, 3, 2}, 4, 6)).check_some_pairs(1000, detours::none);
+  laboratory(make_world({2, 2, 2}, 8, 8)).check_some_pairs(500, detours::any);
+  laboratory(make_world({2, 3, 2}, 4, 6)).check_some_pairs(500, detours::any);
+}
+TEST_CASE("plans made without extents, on three axes") {
+  laboratory(make_world({3, 2, 2}, 12, 12)).check_plans_made_early(2000);
+  laboratory(make_world({2, 4, 2}, 16, 16)).check_plans_made_early(500);
+}

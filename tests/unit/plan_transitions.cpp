@@ -1,0 +1,81 @@
+#include <doctest/doctest.h>
+
+#include "plait/layout/describe.hpp"
+#include "plait/layout/make_plan.hpp"
+#include "plait/layout/spec.hpp"
+
+using namespace plait;
+
+namespace {
+
+struct row : dim_tag<"row"> {};
+struct column : dim_tag<"column"> {};
+
+using I = spec<row, column, invariant<tp>>;
+using R = spec<row, column, replicate<tp>>;
+using P = spec<row, column, partial<tp>>;
+using V = spec<shard<row, tp>, column>;
+using W = spec<row, shard<column, tp>>;
+
+template <class From, class To>
+void goes_by(move forward, move backward) {
+  const plan p = make_plan(layout_v<From>, layout_v<To>);
+  CAPTURE(describe(p));
+  REQUIRE(p.verdict.ok());
+  REQUIRE(p.steps.size() == 1);
+  CHECK(p.steps[0].kind == forward);
+  CHECK(p.steps[0].after == layout_v<To>);
+  const plan back = mirror(p);
+  CAPTURE(describe(back));
+  REQUIRE(back.steps.size() == 1);
+  CHECK(back.steps[0].kind == backward);
+  CHECK(back.steps[0].after == dual(layout_v<From>));
+  CHECK(make_plan(layout_v<From>, layout_v<To>, {}, {}, detours::any).steps[0].kind == forward);
+}
+template <class Spec>
+void stays() {
+  CHECK(make_plan(layout_v<Spec>, layout_v<Spec>).steps.empty());
+  CHECK(mirror(make_plan(layout_v<Spec>, layout_v<Spec>)).steps.empty());
+}
+
+}  // namespace
+
+TEST_CASE("the sixteen transitions of one axis") {
+  stays<I>();
+  stays<R>();
+  stays<P>();
+  stays<V>();
+  goes_by<I, R>(move::relabel, move::all_reduce);
+  goes_by<P, I>(move::all_reduce, move::relabel);
+  goes_by<P, R>(move::all_reduce, move::all_reduce);
+  goes_by<V, R>(move::all_gather, move::reduce_scatter);
+  goes_by<V, I>(move::all_gather, move::slice);
+  goes_by<I, V>(move::slice, move::all_gather);
+  goes_by<P, V>(move::reduce_scatter, move::all_gather);
+  goes_by<R, V>(move::slice, move::pad);
+  goes_by<V, P>(move::pad, move::slice);
+  goes_by<R, P>(move::keep_one, move::keep_one);
+  goes_by<R, I>(move::relabel, move::keep_one);
+  goes_by<I, P>(move::keep_one, move::relabel);
+  goes_by<V, W>(move::all_to_all, move::all_to_all);
+}
+
+TEST_CASE("axes that make one transition share one collective") {
+  const plan weight = make_plan(layout_v<spec<row, partial<dp, cp, tp>>>, layout_v<spec<row, invariant<dp, cp, tp>>>);
+  REQUIRE(weight.steps.size() == 1);
+  CHECK(weight.steps[0].axes.size() == 3);
+  const plan gather = make_plan(layout_v<spec<shard<row, cp, tp>>>, layout_v<spec<row, replicate<cp, tp>>>);
+  REQUIRE(gather.steps.size() == 1);
+  CHECK(describe(gather.steps[0]) == "all_gather of row over cp, tp (varying -> replicated)");
+}
+
+TEST_CASE("other dims, or the same dims in another order, are no redistribution") {
+  CHECK(make_plan(layout_v<V>, layout_v<spec<row>>).verdict.code == rule::dims_differ);
+  CHECK(make_plan(layout_v<V>, layout_v<spec<column, shard<row, tp>>>).verdict.code == rule::dims_differ);
+}
+
+TEST_CASE("a plan names the axes it communicates over") {
+  const plan p = make_plan(layout_v<spec<shard<row, tp>, column, invariant<dp>>>,
+                           layout_v<spec<row, shard<column, dp>, replicate<tp>>>);
+  CHECK(describe(p.communicating_axes()) == "tp");
+}
