@@ -8,8 +8,9 @@
 
 #include "plait/kernels/kernels.hpp"
 
-/// Rates of the cpu device and its kernels on one thread. `FLOP` counts are of the arithmetic that the result needs (causal
-/// attention: half of the square), `bytes` those read and written once; compare with `copy`, the memory's own rate.
+/// Rates of the cpu device and its kernels on one thread. `FLOP` counts are of the arithmetic that the result needs
+/// (causal attention: half of the square), `bytes` those read and written once; compare with `copy`, the memory's own
+/// rate.
 namespace {
 
 using plait::cpu;
@@ -43,7 +44,8 @@ void gemm(benchmark::State& state) {
   }
   count_flop(state, 2.0 * static_cast<double>(m * n * k));
 }
-/// The products of a Llama step of hidden size 512 with 1024 tokens: forward (1), input gradient (0), weight gradient (2).
+/// The products of a Llama step of hidden size 512 with 1024 tokens: forward (1), input gradient (0), weight gradient
+/// (2).
 void llama_shapes(benchmark::internal::Benchmark* b) {
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{512, 512}, {1024, 512}, {2816, 512}, {512, 1408}}) {
     b->Args({1024, n, k, 1});
@@ -59,7 +61,8 @@ void gemm_bf16(benchmark::State& state) {
   if (!cpu::supports_bf16()) return state.SkipWithError("no bf16 instructions");
   const int64_t m = 1024, n = 2816, k = 512;
   cpu device;
-  const std::vector<plait::bf16> a(static_cast<std::size_t>(m * k), kernels::to_bf16(1)), b(static_cast<std::size_t>(k * n), kernels::to_bf16(1));
+  const std::vector<plait::bf16> a(static_cast<std::size_t>(m * k), kernels::to_bf16(1)),
+      b(static_cast<std::size_t>(k * n), kernels::to_bf16(1));
   std::vector<float> c(static_cast<std::size_t>(m * n));
   for (auto _ : state) device.gemm(false, true, m, n, k, 1.0f, a.data(), k, b.data(), k, 0.0f, c.data(), n);
   count_flop(state, 2.0 * static_cast<double>(m * n * k));
@@ -88,7 +91,8 @@ struct attention_case {
 void attention_forward(benchmark::State& state) {
   attention_case c(state);
   cpu device;
-  for (auto _ : state) kernels::attention_forward(device, c.q.data(), c.k.data(), c.v.data(), c.o.data(), c.lse.data(), c.s);
+  for (auto _ : state)
+    kernels::attention_forward(device, c.q.data(), c.k.data(), c.v.data(), c.o.data(), c.lse.data(), c.s);
   count_flop(state, c.flop());
 }
 BENCHMARK(attention_forward)->Args({512, 8})->Args({512, 2})->Args({1024, 8})->Args({1024, 2})->Args({4096, 8});
@@ -98,8 +102,8 @@ void attention_backward(benchmark::State& state) {
   cpu device;
   kernels::attention_forward(device, c.q.data(), c.k.data(), c.v.data(), c.o.data(), c.lse.data(), c.s);
   for (auto _ : state) {
-    kernels::attention_backward(device, c.q.data(), c.k.data(), c.v.data(), c.o.data(), c.lse.data(), c.q.data(), c.dq.data(),
-                                c.dk.data(), c.dv.data(), c.s);
+    kernels::attention_backward(device, c.q.data(), c.k.data(), c.v.data(), c.o.data(), c.lse.data(), c.q.data(),
+                                c.dq.data(), c.dk.data(), c.dv.data(), c.s);
   }
   count_flop(state, 2.5 * c.flop());
 }
@@ -127,10 +131,10 @@ void cross_entropy(benchmark::State& state) {
   const kernels::vocabulary_range range{vocab, 0, vocab};
   cpu device;
   for (auto _ : state) {
-    kernels::cross_entropy_local_statistics(device, logits.data(), targets.data(), maximum.data(), sum.data(), target.data(),
-                                            static_cast<float*>(nullptr), rows, range, {});
-    kernels::cross_entropy_loss(device, targets.data(), maximum.data(), sum.data(), target.data(), static_cast<float*>(nullptr),
-                                loss.data(), rows, range, {});
+    kernels::cross_entropy_local_statistics(device, logits.data(), targets.data(), maximum.data(), sum.data(),
+                                            target.data(), static_cast<float*>(nullptr), rows, range, {});
+    kernels::cross_entropy_loss(device, targets.data(), maximum.data(), sum.data(), target.data(),
+                                static_cast<float*>(nullptr), loss.data(), rows, range, {});
     kernels::cross_entropy_backward(device, logits.data(), targets.data(), maximum.data(), sum.data(), scale.data(),
                                     logits.data(), rows, range, {});
   }
@@ -187,8 +191,10 @@ void rope(benchmark::State& state) {
   std::vector<int64_t> positions(1024);
   for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int64_t>(i);
   std::vector<float> cosine(1024 * 32), sine(1024 * 32);
-  kernels::rope_table<float>(device, positions.data(), 1024, kernels::rope_inverse_frequencies(dim, 1e4), cosine.data(), sine.data());
-  for (auto _ : state) kernels::rope_forward(device, x.data(), cosine.data(), sine.data(), rows, heads, dim, heads * dim, 1024);
+  kernels::rope_table<float>(device, positions.data(), 1024, kernels::rope_inverse_frequencies(dim, 1e4), cosine.data(),
+                             sine.data());
+  for (auto _ : state)
+    kernels::rope_forward(device, x.data(), cosine.data(), sine.data(), rows, heads, dim, heads * dim, 1024);
   count_bytes(state, elements * 8);
 }
 BENCHMARK(rope);

@@ -1,5 +1,3 @@
-#include "plait/device/cpu.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -7,6 +5,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "plait/device/cpu.hpp"
 
 using plait::buffer;
 using plait::cpu;
@@ -40,8 +40,8 @@ TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks")
     CHECK(device.bytes_in_use() == 1000);
   }
   SUBCASE("a pointer released twice is an error") {
-    CHECK_THROWS_WITH_AS(device.release(second), "release: this pointer is not in use in this allocator (released twice?)",
-                         plait::error);
+    CHECK_THROWS_WITH_AS(device.release(second),
+                         "release: this pointer is not in use in this allocator (released twice?)", plait::error);
   }
   device.reset_peak();
   CHECK(device.peak_bytes() == 1000);

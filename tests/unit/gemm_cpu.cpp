@@ -45,7 +45,8 @@ double gemm_error(cpu& device, bool ta, bool tb, int64_t m, int64_t n, int64_t k
   std::mt19937 generator(static_cast<unsigned>(m * 131 + n * 17 + k + (ta ? 7 : 0) + (tb ? 3 : 0)));
   std::uniform_int_distribution<int> values(-64, 64);
   const int64_t lda = (ta ? m : k) + gap, ldb = (tb ? k : n) + gap, ldc = n + gap;
-  std::vector<In> a(static_cast<std::size_t>((ta ? k : m) * lda + 1)), b(static_cast<std::size_t>((tb ? n : k) * ldb + 1));
+  std::vector<In> a(static_cast<std::size_t>((ta ? k : m) * lda + 1)),
+      b(static_cast<std::size_t>((tb ? n : k) * ldb + 1));
   std::vector<Out> c(static_cast<std::size_t>(m * ldc + 1));
   for (auto& v : a) v = from_double<In>(values(generator) / 32.0);
   for (auto& v : b) v = from_double<In>(values(generator) / 32.0);
@@ -76,7 +77,7 @@ double gemm_error(cpu& device, bool ta, bool tb, int64_t m, int64_t n, int64_t k
   return worst;
 }
 
-const int64_t sizes[][3] = {{1, 1, 1},   {2, 3, 5},    {8, 8, 8},   {1, 64, 33}, {65, 1, 17}, {16, 16, 1},
+const int64_t sizes[][3] = {{1, 1, 1},    {2, 3, 5},     {8, 8, 8},    {1, 64, 33}, {65, 1, 17}, {16, 16, 1},
                             {33, 47, 65}, {128, 64, 96}, {3, 200, 70}, {0, 4, 4},   {4, 0, 4},   {4, 4, 0}};
 
 template <class In, class Out>
@@ -131,7 +132,8 @@ TEST_CASE("float products do not change a bit when m or n is split") {
   device.gemm(false, false, m, n, k, 1.0f, a.data(), k, b.data(), n, 0.0f, whole.data(), n);
   for (int64_t i = 0; i < m; i += 32) {
     for (int64_t j = 0; j < n; j += 40) {
-      device.gemm(false, false, 32, 40, k, 1.0f, a.data() + i * k, k, b.data() + j, n, 0.0f, split.data() + i * n + j, n);
+      device.gemm(false, false, 32, 40, k, 1.0f, a.data() + i * k, k, b.data() + j, n, 0.0f, split.data() + i * n + j,
+                  n);
     }
   }
   CHECK(split == whole);

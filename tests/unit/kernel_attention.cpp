@@ -85,8 +85,10 @@ reference naive(const attention_shape& given, const std::vector<T>& q, const std
         for (const int64_t j : seen) {
           const double ds = p[static_cast<std::size_t>(j)] * (dp[static_cast<std::size_t>(j)] - delta) * s.scale;
           for (int64_t c = 0; c < s.head_dim; ++c) {
-            r.dq[at(b, i, s.q_len, s.q_stride, h, c)] += ds * static_cast<double>(k[at(b, j, s.k_len, s.k_stride, kh, c)]);
-            r.dk[at(b, j, s.k_len, s.k_stride, kh, c)] += ds * static_cast<double>(q[at(b, i, s.q_len, s.q_stride, h, c)]);
+            r.dq[at(b, i, s.q_len, s.q_stride, h, c)] +=
+                ds * static_cast<double>(k[at(b, j, s.k_len, s.k_stride, kh, c)]);
+            r.dk[at(b, j, s.k_len, s.k_stride, kh, c)] +=
+                ds * static_cast<double>(q[at(b, i, s.q_len, s.q_stride, h, c)]);
           }
         }
       }
@@ -121,12 +123,14 @@ void check(const attention_shape& given, double tolerance) {
   CAPTURE(given.k_offset);
   const attention_shape s = given.checked();
   cpu device;
-  const auto q = random_values<T>(s.batch * s.q_len * s.q_stride, 1), k = random_values<T>(s.batch * s.k_len * s.k_stride, 2);
+  const auto q = random_values<T>(s.batch * s.q_len * s.q_stride, 1),
+             k = random_values<T>(s.batch * s.k_len * s.k_stride, 2);
   const auto v = random_values<T>(s.batch * s.k_len * s.v_stride, 3);
   const auto d_o = random_values<T>(s.batch * s.q_len * s.o_stride, 4);
   const reference expected = naive(given, q, k, v, d_o);
   const T mark = static_cast<T>(777);
-  std::vector<T> o(d_o.size(), mark), lse(expected.lse.size(), mark), dq(q.size(), mark), dk(k.size(), mark), dv(v.size(), mark);
+  std::vector<T> o(d_o.size(), mark), lse(expected.lse.size(), mark), dq(q.size(), mark), dk(k.size(), mark),
+      dv(v.size(), mark);
   attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), given);
   const int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim;
   CHECK(error_of(o, expected.o, s.o_stride, q_width) < tolerance);
@@ -137,8 +141,8 @@ void check(const attention_shape& given, double tolerance) {
       CHECK(std::abs(static_cast<double>(lse[i]) - expected.lse[i]) < 10 * tolerance);
     }
   }
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(), dv.data(),
-                     given);
+  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
+                     dv.data(), given);
   CHECK(error_of(dq, expected.dq, s.q_stride, q_width) < tolerance);
   CHECK(error_of(dk, expected.dk, s.k_stride, k_width) < tolerance);
   CHECK(error_of(dv, expected.dv, s.v_stride, k_width) < tolerance);
@@ -150,8 +154,8 @@ void check(const attention_shape& given, double tolerance) {
   }
 
   // Adding to what is there gives twice the result.
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(), dv.data(),
-                     given, {true, true});
+  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
+                     dv.data(), given, {true, true});
   for (auto& x : dq) x /= T(2);
   for (auto& x : dk) x /= T(2);
   for (auto& x : dv) x /= T(2);
@@ -161,7 +165,8 @@ void check(const attention_shape& given, double tolerance) {
   CHECK(device.bytes_in_use() == 0);
 }
 
-attention_shape shape_of(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+attention_shape shape_of(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
+                         int64_t head_dim) {
   attention_shape s;
   s.batch = batch;
   s.q_len = q_len;
@@ -221,15 +226,18 @@ TEST_CASE("gradients may have strides of their own") {
   attention_shape s = shape_of(1, 40, 50, 2, 1, 4);
   s.causal = false;
   cpu device;
-  const auto q = random_values<double>(40 * 8, 1), k = random_values<double>(50 * 4, 2), v = random_values<double>(50 * 4, 3);
+  const auto q = random_values<double>(40 * 8, 1), k = random_values<double>(50 * 4, 2),
+             v = random_values<double>(50 * 4, 3);
   const auto d_o = random_values<double>(40 * 8, 4);
   std::vector<double> o(40 * 8), lse(80), dq(40 * 8), dk(200), dv(200), dq2(40 * 11), dk2(50 * 9), dv2(50 * 5);
   attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(), dv.data(), s);
+  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
+                     dv.data(), s);
   s.dq_stride = 11;
   s.dk_stride = 9;
   s.dv_stride = 5;
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq2.data(), dk2.data(), dv2.data(), s);
+  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq2.data(), dk2.data(),
+                     dv2.data(), s);
   for (std::size_t t = 0; t < 40; ++t) CHECK(dq2[t * 11 + 3] == dq[t * 8 + 3]);
   for (std::size_t t = 0; t < 50; ++t) {
     CHECK(dk2[t * 9 + 3] == doctest::Approx(dk[t * 4 + 3]));
@@ -249,8 +257,8 @@ TEST_CASE("attention over keys in parts, merged by lse, equals attention over al
   std::vector<double> o(q.size()), lse(2 * 4 * 50), dq(q.size()), dk(k.size()), dv(v.size());
   const auto slice = [&](const std::vector<double>& from, int64_t first) {
     std::vector<double> to(2 * 30 * 16);
-    plait::kernels::copy_3d(device, from.data() + first * 16, to.data(), 2, part, 16 * 8, 90 * 16 * 8, 16 * 8, part * 16 * 8,
-                            16 * 8);
+    plait::kernels::copy_3d(device, from.data() + first * 16, to.data(), 2, part, 16 * 8, 90 * 16 * 8, 16 * 8,
+                            part * 16 * 8, 16 * 8);
     return to;
   };
   shape.k_len = part;
@@ -289,7 +297,8 @@ TEST_CASE("scratch does not grow with the sequence") {
     const auto q = random_values<float>(len * 16, 1), k = random_values<float>(len * 8, 2);
     std::vector<float> o(q.size()), lse(static_cast<std::size_t>(2 * len)), dq(q.size()), dk(k.size()), dv(k.size());
     attention_forward(device, q.data(), k.data(), k.data(), o.data(), lse.data(), s);
-    attention_backward(device, q.data(), k.data(), k.data(), o.data(), lse.data(), q.data(), dq.data(), dk.data(), dv.data(), s);
+    attention_backward(device, q.data(), k.data(), k.data(), o.data(), lse.data(), q.data(), dq.data(), dk.data(),
+                       dv.data(), s);
     peak[i] = device.peak_bytes();
   }
   CHECK(peak[0] == peak[1]);
@@ -300,5 +309,6 @@ TEST_CASE("impossible shapes are refused by name") {
   CHECK_THROWS_WITH_AS(s.checked(), "attention: heads = 3, must be a multiple of kv_heads = 2", plait::error);
   s = shape_of(1, 4, 4, 2, 2, 4);
   s.q_stride = 7;
-  CHECK_THROWS_WITH_AS(s.checked(), "attention: q_stride = 7, must be at least 8, the elements of a token", plait::error);
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: q_stride = 7, must be at least 8, the elements of a token",
+                       plait::error);
 }

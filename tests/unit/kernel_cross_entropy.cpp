@@ -28,7 +28,8 @@ double reference(const std::vector<double>& x, const std::vector<int64_t>& targe
       mean += row[c] / static_cast<double>(vocab);
     }
     const double lse = std::log(sum);
-    total += weights[r] * ((1 - s.label_smoothing) * (lse - row[targets[r]]) + s.label_smoothing * (lse - mean) + s.z_loss * lse * lse);
+    total += weights[r] * ((1 - s.label_smoothing) * (lse - row[targets[r]]) + s.label_smoothing * (lse - mean) +
+                           s.z_loss * lse * lse);
   }
   return total;
 }
@@ -42,25 +43,28 @@ struct result {
 /// The kernels over a vocabulary cut into ranges of the given width (the last is padded, some may be padding only),
 /// reduced by hand. `one_pass` takes the statistics relative to the local maximum.
 template <class T>
-result sharded(cpu& device, const std::vector<double>& x, const std::vector<int64_t>& targets, const std::vector<double>& weights,
-               int64_t vocab, int64_t width, int64_t ranks, const cross_entropy_settings& s, bool one_pass) {
+result sharded(cpu& device, const std::vector<double>& x, const std::vector<int64_t>& targets,
+               const std::vector<double>& weights, int64_t vocab, int64_t width, int64_t ranks,
+               const cross_entropy_settings& s, bool one_pass) {
   const auto rows = static_cast<int64_t>(targets.size());
   const std::size_t n = targets.size();
   std::vector<std::vector<T>> logits(static_cast<std::size_t>(ranks));
   std::vector<std::vector<T>> local_max(logits.size(), std::vector<T>(n)), local_sum = local_max;
-  std::vector<T> maximum(n, -std::numeric_limits<T>::infinity()), sum_exp(n), target_logit(n), sum_logits(n), a(n), b(n), c(n);
+  std::vector<T> maximum(n, -std::numeric_limits<T>::infinity()), sum_exp(n), target_logit(n), sum_logits(n), a(n),
+      b(n), c(n);
   const auto range_of = [&](int64_t rank) { return vocabulary_range{width, rank * width, vocab}; };
   for (int64_t rank = 0; rank < ranks; ++rank) {
     auto& mine = logits[static_cast<std::size_t>(rank)];
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t col = rank * width; col < (rank + 1) * width; ++col) {
-        mine.push_back(col < vocab ? static_cast<T>(x[static_cast<std::size_t>(r * vocab + col)]) : T(1e30));  // padding must not matter
+        mine.push_back(col < vocab ? static_cast<T>(x[static_cast<std::size_t>(r * vocab + col)])
+                                   : T(1e30));  // padding must not matter
       }
     }
     const auto i = static_cast<std::size_t>(rank);
     if (one_pass) {
-      kernels::cross_entropy_local_statistics(device, mine.data(), targets.data(), local_max[i].data(), local_sum[i].data(),
-                                              b.data(), c.data(), rows, range_of(rank), s);
+      kernels::cross_entropy_local_statistics(device, mine.data(), targets.data(), local_max[i].data(),
+                                              local_sum[i].data(), b.data(), c.data(), rows, range_of(rank), s);
       kernels::accumulate(device, b.data(), target_logit.data(), rows);
       kernels::accumulate(device, c.data(), sum_logits.data(), rows);
     } else {
@@ -74,8 +78,8 @@ result sharded(cpu& device, const std::vector<double>& x, const std::vector<int6
       kernels::cross_entropy_rescale(device, local_max[i].data(), maximum.data(), local_sum[i].data(), rows);
       kernels::accumulate(device, local_sum[i].data(), sum_exp.data(), rows);
     } else {
-      kernels::cross_entropy_statistics(device, logits[i].data(), targets.data(), maximum.data(), a.data(), b.data(), c.data(),
-                                        rows, range_of(rank), s);
+      kernels::cross_entropy_statistics(device, logits[i].data(), targets.data(), maximum.data(), a.data(), b.data(),
+                                        c.data(), rows, range_of(rank), s);
       kernels::accumulate(device, a.data(), sum_exp.data(), rows);
       kernels::accumulate(device, b.data(), target_logit.data(), rows);
       kernels::accumulate(device, c.data(), sum_logits.data(), rows);
@@ -83,21 +87,23 @@ result sharded(cpu& device, const std::vector<double>& x, const std::vector<int6
   }
   result out;
   std::vector<T> loss(n);
-  kernels::cross_entropy_loss(device, targets.data(), maximum.data(), sum_exp.data(), target_logit.data(), sum_logits.data(),
-                              loss.data(), rows, range_of(0), s);
+  kernels::cross_entropy_loss(device, targets.data(), maximum.data(), sum_exp.data(), target_logit.data(),
+                              sum_logits.data(), loss.data(), rows, range_of(0), s);
   for (std::size_t r = 0; r < n; ++r) out.loss += weights[r] * static_cast<double>(loss[r]);
   const std::vector<T> scale(weights.begin(), weights.end());
   out.gradient.assign(x.size(), 0.0);
   for (int64_t rank = 0; rank < ranks; ++rank) {
     auto& mine = logits[static_cast<std::size_t>(rank)];
-    kernels::cross_entropy_backward(device, mine.data(), targets.data(), maximum.data(), sum_exp.data(), scale.data(), mine.data(),
-                                    rows, range_of(rank), s);  // in place
+    kernels::cross_entropy_backward(device, mine.data(), targets.data(), maximum.data(), sum_exp.data(), scale.data(),
+                                    mine.data(), rows, range_of(rank), s);  // in place
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t col = 0; col < width; ++col) {
         const auto value = static_cast<double>(mine[static_cast<std::size_t>(r * width + col)]);
         const int64_t global = rank * width + col;
-        if (global < vocab) out.gradient[static_cast<std::size_t>(r * vocab + global)] = value;
-        else out.padding_gradient += std::abs(value);
+        if (global < vocab)
+          out.gradient[static_cast<std::size_t>(r * vocab + global)] = value;
+        else
+          out.padding_gradient += std::abs(value);
       }
     }
   }
@@ -158,9 +164,10 @@ TEST_CASE("a target outside the vocabulary is an error that names it") {
   const std::vector<float> x(8);
   const std::vector<std::int32_t> targets{3, 4};
   float a[2] = {}, b[2], c[2];
-  CHECK_THROWS_WITH_AS(kernels::cross_entropy_statistics(device, x.data(), targets.data(), a, b, c, static_cast<float*>(nullptr), 2,
-                                                         vocabulary_range{4, 0, 4}, {}),
-                       "cross_entropy: row 1 has target 4, legal are 0 to 3 and ignore_index = -100", plait::error);
+  CHECK_THROWS_WITH_AS(
+      kernels::cross_entropy_statistics(device, x.data(), targets.data(), a, b, c, static_cast<float*>(nullptr), 2,
+                                        vocabulary_range{4, 0, 4}, {}),
+      "cross_entropy: row 1 has target 4, legal are 0 to 3 and ignore_index = -100", plait::error);
   CHECK_THROWS_WITH_AS(kernels::cross_entropy_loss(device, targets.data(), a, b, c, static_cast<float*>(nullptr), a, 1,
                                                    vocabulary_range{4, 0, 4}, {-100, 0.1, 0.0}),
                        "cross_entropy_loss: label_smoothing needs sum_logits", plait::error);

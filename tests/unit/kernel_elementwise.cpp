@@ -43,19 +43,20 @@ TEST_CASE_TEMPLATE("arithmetic", T, float, double) {
 TEST_CASE("casts round to the nearest, ties to even") {
   cpu device;
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
-  const std::vector<float> x{1.0f, 1.00390625f, 1.01171875f, -3.3895314e38f, infinity, nan, 1e-40f, 0x1.01p0f, 0x1.010002p0f};
+  const std::vector<float> x{1.0f, 1.00390625f, 1.01171875f, -3.3895314e38f, infinity,
+                             nan,  1e-40f,      0x1.01p0f,   0x1.010002p0f};
   std::vector<bf16> half(x.size());
   std::vector<float> back(x.size());
   kernels::cast(device, x.data(), half.data(), static_cast<int64_t>(x.size()));
   kernels::cast(device, half.data(), back.data(), static_cast<int64_t>(x.size()));
   CHECK(back[0] == 1.0f);
-  CHECK(back[1] == 1.0f);          // 1 + 1/256 lies between 1 and 1 + 1/128: even is 1
-  CHECK(back[2] == 1.015625f);     // 1 + 3/256 lies between 1 + 1/128 and 1 + 2/128: even is the latter
+  CHECK(back[1] == 1.0f);       // 1 + 1/256 lies between 1 and 1 + 1/128: even is 1
+  CHECK(back[2] == 1.015625f);  // 1 + 3/256 lies between 1 + 1/128 and 1 + 2/128: even is the latter
   CHECK(back[3] == -3.3895314e38f);
   CHECK(back[4] == infinity);
   CHECK(std::isnan(back[5]));
   CHECK(back[7] == 1.0f);
-  CHECK(back[8] == 0x1.02p0f);     // just above the tie
+  CHECK(back[8] == 0x1.02p0f);  // just above the tie
   const auto doubles = random_values<double>(50, 3);
   std::vector<float> floats(50);
   kernels::cast(device, doubles.data(), floats.data(), 50);
@@ -77,7 +78,8 @@ TEST_CASE_TEMPLATE("bias and its gradient", T, float, double) {
   std::vector<T> gradient(static_cast<std::size_t>(columns), T(1));
   kernels::bias_gradient(device, x.data(), gradient.data(), rows, columns);
   std::vector<double> expected(static_cast<std::size_t>(columns), 1.0);
-  for (std::size_t i = 0; i < x.size(); ++i) expected[i % static_cast<std::size_t>(columns)] += static_cast<double>(x[i]);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    expected[i % static_cast<std::size_t>(columns)] += static_cast<double>(x[i]);
   CHECK(difference(gradient, expected) < 1e-6);
 }
 
@@ -149,8 +151,10 @@ TEST_CASE("swiglu equals silu times up, and its gradient the differences") {
     const auto y = forward(x);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < ffn; ++c) {
-        const double gate = x[static_cast<std::size_t>(r * 2 * ffn + c)], up = x[static_cast<std::size_t>(r * 2 * ffn + ffn + c)];
-        CHECK(y[static_cast<std::size_t>(r * ffn + c)] == doctest::Approx(gate / (1 + std::exp(-gate)) * up).epsilon(1e-14));
+        const double gate = x[static_cast<std::size_t>(r * 2 * ffn + c)],
+                     up = x[static_cast<std::size_t>(r * 2 * ffn + ffn + c)];
+        CHECK(y[static_cast<std::size_t>(r * ffn + c)] ==
+              doctest::Approx(gate / (1 + std::exp(-gate)) * up).epsilon(1e-14));
       }
     }
     std::vector<double> dx(x.size());

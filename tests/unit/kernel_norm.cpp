@@ -26,7 +26,8 @@ std::vector<double> rms_reference(const std::vector<double>& x, const std::vecto
   return y;
 }
 
-std::vector<double> layer_reference(const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& b) {
+std::vector<double> layer_reference(const std::vector<double>& x, const std::vector<double>& w,
+                                    const std::vector<double>& b) {
   const std::size_t columns = w.size();
   const auto n = static_cast<double>(columns);
   std::vector<double> y(x.size());
@@ -55,14 +56,18 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), dx.data(), dw.data(), rows, columns);
   for (auto& v : dw) v -= T(1);  // the gradient was added to ones
   CHECK(difference(y, rms_reference(x, w)) < tolerance);
-  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(rms_reference(in, w), dy); })) < std::max(tolerance, 1e-8));
-  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(rms_reference(x, in), dy); })) < std::max(tolerance, 1e-8));
+  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(rms_reference(in, w), dy); })) <
+        std::max(tolerance, 1e-8));
+  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(rms_reference(x, in), dy); })) <
+        std::max(tolerance, 1e-8));
 
   // dx alone, over dy; the weight gradient alone.
   auto in_place = dyt;
   std::vector<T> dw_alone(w.size());
-  kernels::rms_norm_backward(device, xt.data(), wt.data(), in_place.data(), inv.data(), in_place.data(), static_cast<T*>(nullptr), rows, columns);
-  kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), static_cast<T*>(nullptr), dw_alone.data(), rows, columns);
+  kernels::rms_norm_backward(device, xt.data(), wt.data(), in_place.data(), inv.data(), in_place.data(),
+                             static_cast<T*>(nullptr), rows, columns);
+  kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), static_cast<T*>(nullptr),
+                             dw_alone.data(), rows, columns);
   CHECK(in_place == dx);
   CHECK(difference(dw_alone, dw) < tolerance);
 
@@ -111,14 +116,18 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
   const auto xt = as<T>(x), wt = as<T>(w), bt = as<T>(b), dyt = as<T>(dy);
   const auto n = static_cast<std::size_t>(rows);
   std::vector<T> y(x.size()), mean(n), inv(n), dx(x.size()), dw(w.size()), db(w.size());
-  kernels::layer_norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns, eps);
+  kernels::layer_norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns,
+                              eps);
   kernels::layer_norm_backward(device, xt.data(), wt.data(), dyt.data(), mean.data(), inv.data(), dx.data(), dw.data(),
                                db.data(), rows, columns);
   const double numeric = std::max(tolerance, 1e-7);
   CHECK(difference(y, layer_reference(x, w, b)) < tolerance);
-  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(layer_reference(in, w, b), dy); })) < numeric);
-  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(layer_reference(x, in, b), dy); })) < numeric);
-  CHECK(difference(db, numeric_gradient(b, [&](const auto& in) { return dot(layer_reference(x, w, in), dy); })) < numeric);
+  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(layer_reference(in, w, b), dy); })) <
+        numeric);
+  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(layer_reference(x, in, b), dy); })) <
+        numeric);
+  CHECK(difference(db, numeric_gradient(b, [&](const auto& in) { return dot(layer_reference(x, w, in), dy); })) <
+        numeric);
 
   const int64_t cuts[] = {0, columns / 3, columns};
   std::vector<T> sums(n), squares(n), dots(2 * n), mine(n), mean2(n), inv2(n);
@@ -130,7 +139,8 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
     kernels::accumulate(device, mine.data(), sums.data(), rows);
   });
   parts([&](int64_t first, int64_t count) {
-    kernels::row_centred_squares(device, columns_of(xt, columns, first, count).data(), sums.data(), mine.data(), rows, count, columns);
+    kernels::row_centred_squares(device, columns_of(xt, columns, first, count).data(), sums.data(), mine.data(), rows,
+                                 count, columns);
     kernels::accumulate(device, mine.data(), squares.data(), rows);
   });
   kernels::layer_norm_statistics(device, sums.data(), squares.data(), mean2.data(), inv2.data(), rows, columns, eps);
@@ -139,16 +149,18 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
   parts([&](int64_t first, int64_t count) {
     const auto xp = columns_of(xt, columns, first, count), dyp = columns_of(dyt, columns, first, count);
     std::vector<T> yp(xp.size()), mine2(2 * n);
-    kernels::layer_norm_apply(device, xp.data(), mean2.data(), inv2.data(), wt.data() + first, bt.data() + first, yp.data(), rows, count);
+    kernels::layer_norm_apply(device, xp.data(), mean2.data(), inv2.data(), wt.data() + first, bt.data() + first,
+                              yp.data(), rows, count);
     CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
-    kernels::layer_norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), mean2.data(), inv2.data(), mine2.data(), rows, count);
+    kernels::layer_norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), mean2.data(), inv2.data(),
+                                      mine2.data(), rows, count);
     kernels::accumulate(device, mine2.data(), dots.data(), 2 * rows);
   });
   parts([&](int64_t first, int64_t count) {
     const auto xp = columns_of(xt, columns, first, count);
     auto dxp = columns_of(dyt, columns, first, count);  // in place
-    kernels::layer_norm_backward_dx(device, xp.data(), wt.data() + first, dxp.data(), mean2.data(), inv2.data(), dots.data(),
-                                    dxp.data(), rows, count, columns);
+    kernels::layer_norm_backward_dx(device, xp.data(), wt.data() + first, dxp.data(), mean2.data(), inv2.data(),
+                                    dots.data(), dxp.data(), rows, count, columns);
     CHECK(difference(dxp, columns_of(dx, columns, first, count)) < 5 * tolerance);
   });
 }

@@ -25,7 +25,9 @@ box box_of(std::vector<int64_t> global, std::vector<int64_t> offset, std::vector
   return b;
 }
 
-box whole_of(const std::vector<int64_t>& global) { return box_of(global, std::vector<int64_t>(global.size(), 0), global); }
+box whole_of(const std::vector<int64_t>& global) {
+  return box_of(global, std::vector<int64_t>(global.size(), 0), global);
+}
 
 /// What the box holds of a whole tensor.
 template <class T>

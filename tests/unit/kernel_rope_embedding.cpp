@@ -39,12 +39,14 @@ TEST_CASE("inverse frequencies, plain and stretched as for Llama 3") {
   CHECK(kept == 29);
   CHECK(blended == 6);
   CHECK(stretched == 29);
-  CHECK_THROWS_WITH_AS(kernels::rope_inverse_frequencies(7, 1e4), "rope: head_dim = 7, must be positive and even", plait::error);
+  CHECK_THROWS_WITH_AS(kernels::rope_inverse_frequencies(7, 1e4), "rope: head_dim = 7, must be positive and even",
+                       plait::error);
   CHECK_THROWS_AS(kernels::rope_inverse_frequencies(8, 0.0), plait::error);
   CHECK_THROWS_AS(kernels::rope_inverse_frequencies(8, 1e4, kernels::llama3_rope_scaling{8, 4, 1, 8192}), plait::error);
 }
 
-TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fused row, and backward undoes it", T, float, double) {
+TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fused row, and backward undoes it", T,
+                   float, double) {
   cpu device;
   const int64_t seq = 6, batch = 2, heads = 3, dim = 10, stride = 50;
   const auto frequencies = kernels::rope_inverse_frequencies(dim, 100.0);
@@ -83,7 +85,8 @@ TEST_CASE_TEMPLATE("embedding over vocabulary ranges sums to the whole", Id, std
   std::vector<Id> ids;
   for (int64_t t = 0; t < tokens; ++t) ids.push_back(static_cast<Id>(t * t % vocab));
   std::vector<double> sum(dy.size()), gradient;
-  for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 4}, {4, 4}, {8, 4}}) {  // the last holds one padding row
+  for (const auto& [first, rows] :
+       {std::pair<int64_t, int64_t>{0, 4}, {4, 4}, {8, 4}}) {  // the last holds one padding row
     std::vector<double> part(static_cast<std::size_t>(rows * width), 99.0), y(dy.size()), dpart(part.size());
     for (int64_t i = 0; i < rows * width && first * width + i < vocab * width; ++i) {
       part[static_cast<std::size_t>(i)] = table[static_cast<std::size_t>(first * width + i)];
@@ -104,9 +107,11 @@ TEST_CASE_TEMPLATE("embedding over vocabulary ranges sums to the whole", Id, std
   CHECK(gradient == expected);
   ids[3] = static_cast<Id>(vocab);
   std::vector<double> y(dy.size());
-  CHECK_THROWS_WITH_AS(kernels::embedding_forward(device, ids.data(), table.data(), y.data(), tokens, width, 0, vocab, vocab),
-                       "embedding: token 3 has id 11, legal are 0 to 10", plait::error);
+  CHECK_THROWS_WITH_AS(
+      kernels::embedding_forward(device, ids.data(), table.data(), y.data(), tokens, width, 0, vocab, vocab),
+      "embedding: token 3 has id 11, legal are 0 to 10", plait::error);
   ids[3] = -1;
-  CHECK_THROWS_WITH_AS(kernels::embedding_backward(device, ids.data(), dy.data(), y.data(), tokens, width, 0, vocab, vocab),
-                       "embedding: token 3 has id -1, legal are 0 to 10", plait::error);
+  CHECK_THROWS_WITH_AS(
+      kernels::embedding_backward(device, ids.data(), dy.data(), y.data(), tokens, width, 0, vocab, vocab),
+      "embedding: token 3 has id -1, legal are 0 to 10", plait::error);
 }

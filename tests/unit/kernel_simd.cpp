@@ -1,5 +1,3 @@
-#include "plait/kernels/cpu/simd.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "kernel_support.hpp"
+#include "plait/kernels/cpu/simd.hpp"
 
 namespace simd = plait::kernels::simd;
 using namespace kernel_support;
@@ -67,7 +66,8 @@ TEST_CASE_TEMPLATE("sums and maxima of every length", T, float, double) {
 
 TEST_CASE("a long float sum keeps seven digits") {
   const std::vector<float> x(3000001, 0.1f);
-  const double sum = simd::sum_of<float>(3000001, [](simd::pack<float> v) { return v; }, x.data());
+  const double sum = simd::sum_of<float>(
+      3000001, [](simd::pack<float> v) { return v; }, x.data());
   CHECK(std::abs(sum / (3000001.0 * static_cast<double>(0.1f)) - 1) < 2e-7);
 }
 
@@ -92,9 +92,11 @@ TEST_CASE_TEMPLATE("column sums over many rows and odd widths", T, float, double
     for (const int64_t rows : {0, 1, 31, 33, 500}) {
       const auto x = random_values<T>(rows * columns, 9);
       std::vector<T> out(static_cast<std::size_t>(columns), T(2));
-      simd::add_column_sums(rows, columns, out.data(), [&](int64_t r, int64_t c) { return x[static_cast<std::size_t>(r * columns + c)]; });
+      simd::add_column_sums(rows, columns, out.data(),
+                            [&](int64_t r, int64_t c) { return x[static_cast<std::size_t>(r * columns + c)]; });
       std::vector<double> expected(static_cast<std::size_t>(columns), 2.0);
-      for (std::size_t i = 0; i < x.size(); ++i) expected[i % static_cast<std::size_t>(columns)] += static_cast<double>(x[i]);
+      for (std::size_t i = 0; i < x.size(); ++i)
+        expected[i % static_cast<std::size_t>(columns)] += static_cast<double>(x[i]);
       CHECK(difference(out, expected) < 1e-6);
     }
   }

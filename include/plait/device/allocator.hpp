@@ -12,9 +12,9 @@
 
 namespace plait {
 
-/// Keeps released blocks and hands them out again, because memory fresh from the system costs a page fault per 4 KiB (or
-/// a device-wide synchronisation on a GPU). A training step asks for the same sizes again and again, so blocks are not
-/// split: a request takes the smallest cached block of its stream that is at most a quarter too large.
+/// Keeps released blocks and hands them out again, because memory fresh from the system costs a page fault per 4 KiB
+/// (or a device-wide synchronisation on a GPU). A training step asks for the same sizes again and again, so blocks are
+/// not split: a request takes the smallest cached block of its stream that is at most a quarter too large.
 ///
 /// `Source` is where memory comes from: `void* allocate(std::size_t)` (throws or returns non-null) and
 /// `void release(void*, std::size_t) noexcept`. Thread-safe.

@@ -17,8 +17,8 @@
 namespace plait {
 
 /// One rank's share of the processor. Everything runs at once in the calling thread, so streams and events have nothing
-/// left to do. Construct it in the rank's own thread: the number of threads of a product is a property of the thread that
-/// calls it (see `bind_thread`).
+/// left to do. Construct it in the rank's own thread: the number of threads of a product is a property of the thread
+/// that calls it (see `bind_thread`).
 class cpu {
  public:
   struct options {
@@ -92,8 +92,8 @@ class cpu {
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
 
-  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, where op transposes if the flag is set and lda, ldb,
-  /// ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
+  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, where op transposes if the flag is set and lda,
+  /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
   /// `plait::error` for negative sizes or a leading dimension shorter than a row.
   template <class T>
     requires std::is_same_v<T, float> || std::is_same_v<T, double>

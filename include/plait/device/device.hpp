@@ -18,23 +18,22 @@ namespace plait {
 /// * `event` marks a point in a stream: `record(stream)`, `stream.wait(event)`, `event.synchronize()`, `event.done()`.
 /// * memory is bound to the stream it was allocated on: after `release(ptr, stream)` it is reused only on `stream`.
 template <class D>
-concept compute_device =
-    requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from, std::size_t bytes,
-             std::int64_t n, const float* in, float* out) {
-      { d.main_stream() } -> std::same_as<typename D::stream>;
-      { d.side_stream() } -> std::same_as<typename D::stream>;
-      { d.allocate(bytes, s) } -> std::same_as<void*>;
-      d.release(to, s);
-      d.copy(to, from, bytes, s);
-      d.zero(to, bytes, s);
-      d.synchronize();
-      d.gemm(false, true, n, n, n, 1.0f, in, n, in, n, 0.0f, out, n);
-      { d.supports_bf16() } -> std::convertible_to<bool>;
-      s.synchronize();
-      s.wait(e);
-      e.record(s);
-      e.synchronize();
-      { e.done() } -> std::convertible_to<bool>;
-    };
+concept compute_device = requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from,
+                                  std::size_t bytes, std::int64_t n, const float* in, float* out) {
+  { d.main_stream() } -> std::same_as<typename D::stream>;
+  { d.side_stream() } -> std::same_as<typename D::stream>;
+  { d.allocate(bytes, s) } -> std::same_as<void*>;
+  d.release(to, s);
+  d.copy(to, from, bytes, s);
+  d.zero(to, bytes, s);
+  d.synchronize();
+  d.gemm(false, true, n, n, n, 1.0f, in, n, in, n, 0.0f, out, n);
+  { d.supports_bf16() } -> std::convertible_to<bool>;
+  s.synchronize();
+  s.wait(e);
+  e.record(s);
+  e.synchronize();
+  { e.done() } -> std::convertible_to<bool>;
+};
 
 }  // namespace plait

@@ -9,8 +9,8 @@
 
 namespace plait {
 
-/// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major; lda, ldb, ldc are the elements
-/// between consecutive rows of A, B, C as they are stored (before op).
+/// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major; lda, ldb, ldc are the
+/// elements between consecutive rows of A, B, C as they are stored (before op).
 struct gemm_problem {
   bool trans_a = false;
   bool trans_b = false;

@@ -9,12 +9,12 @@
 namespace plait::kernels {
 
 /// One grouped-query attention. Queries and outputs are [batch, q_len, heads, head_dim], keys and values
-/// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements lie
-/// side by side, tokens a stride apart (in elements), batches q_len or k_len tokens apart, so each may be a slice of a fused
-/// projection. A stride of 0 means: without gaps.
+/// [batch, k_len, kv_heads, head_dim]; head h attends with key head h / (heads / kv_heads). Heads and their elements
+/// lie side by side, tokens a stride apart (in elements), batches q_len or k_len tokens apart, so each may be a slice
+/// of a fused projection. A stride of 0 means: without gaps.
 ///
-/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i, the offsets being the
-/// global positions of the first tokens. A query that sees nothing has output 0 and lse -infinity.
+/// With `causal`, token i of the queries sees token j of the keys if k_offset + j <= q_offset + i, the offsets being
+/// the global positions of the first tokens. A query that sees nothing has output 0 and lse -infinity.
 struct attention_shape {
   std::int64_t batch = 1;
   std::int64_t q_len = 0;
@@ -42,7 +42,8 @@ struct attention_shape {
     if (k_len < 0) refuse("k_len", k_len, "at least 0");
     if (head_dim < 1) refuse("head_dim", head_dim, "at least 1");
     if (kv_heads < 1) refuse("kv_heads", kv_heads, "at least 1");
-    if (heads < 1 || heads % kv_heads != 0) refuse("heads", heads, "a multiple of kv_heads = " + std::to_string(kv_heads));
+    if (heads < 1 || heads % kv_heads != 0)
+      refuse("heads", heads, "a multiple of kv_heads = " + std::to_string(kv_heads));
     attention_shape s = *this;
     const auto settle = [&](const char* name, std::int64_t& stride, std::int64_t standard, std::int64_t least) {
       if (stride == 0) stride = standard;

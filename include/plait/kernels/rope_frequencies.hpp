@@ -38,8 +38,9 @@ inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, doubl
   const auto& s = *scaling;
   if (!(s.factor > 0) || !(s.low_freq_factor > 0) || !(s.high_freq_factor > s.low_freq_factor) ||
       !(s.original_max_position_embeddings > 0)) {
-    fail("rope: llama3 scaling needs factor > 0, 0 < low_freq_factor < high_freq_factor and "
-         "original_max_position_embeddings > 0");
+    fail(
+        "rope: llama3 scaling needs factor > 0, 0 < low_freq_factor < high_freq_factor and "
+        "original_max_position_embeddings > 0");
   }
   for (double& frequency : frequencies) {
     const double wavelength = 2 * std::numbers::pi / frequency;

@@ -6,8 +6,8 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// Activation functions and their gradients. `backward` takes the input x of the forward pass and dy and writes dx, which
-/// may be the array of x or of dy.
+/// Activation functions and their gradients. `backward` takes the input x of the forward pass and dy and writes dx,
+/// which may be the array of x or of dy.
 namespace plait::kernels {
 
 namespace detail {
@@ -44,7 +44,8 @@ void relu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
 /// y = x / (1 + e^-x)
 template <class T>
 void silu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  simd::transform(n, y, [](simd::pack<T> v) { return v * detail::sigmoid<T>(v); }, x);
+  simd::transform(
+      n, y, [](simd::pack<T> v) { return v * detail::sigmoid<T>(v); }, x);
 }
 
 template <class T>

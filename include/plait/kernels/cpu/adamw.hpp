@@ -16,8 +16,8 @@ struct adamw_settings {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.01;
-  std::int64_t step = 1;         ///< number of this step, from 1: corrects the bias of the averages
-  double gradient_scale = 1.0;   ///< multiplies the gradient first (clipping)
+  std::int64_t step = 1;        ///< number of this step, from 1: corrects the bias of the averages
+  double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
 };
 
 /// One step, in place, on n elements:

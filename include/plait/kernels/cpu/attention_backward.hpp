@@ -14,8 +14,8 @@ struct attention_accumulate {
 };
 
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
-/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the results
-/// are these keys' share of dq and the dk, dv of these keys.
+/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
+/// results are these keys' share of dq and the dk, dv of these keys.
 template <class T>
 void attention_backward(cpu& device, const T* q, const T* k, const T* v, const T* o, const T* lse, const T* d_o, T* dq,
                         T* dk, T* dv, const attention_shape& shape, attention_accumulate accumulate = {}) {

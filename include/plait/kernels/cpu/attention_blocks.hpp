@@ -14,9 +14,9 @@ namespace plait::kernels::detail {
 /// Keys in a block: a row of scores is then 1 KiB of floats.
 inline constexpr std::int64_t key_block = 256;
 
-/// Query tokens are taken `outer` at a time, for which a block of keys and values is packed once, and of those `inner` at a
-/// time, for which the scores exist at a time: few, so that little above the diagonal is computed in vain. The heads of a
-/// group go together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
+/// Query tokens are taken `outer` at a time, for which a block of keys and values is packed once, and of those `inner`
+/// at a time, for which the scores exist at a time: few, so that little above the diagonal is computed in vain. The
+/// heads of a group go together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
 struct query_blocks {
   std::int64_t inner;
   std::int64_t outer;
@@ -25,8 +25,8 @@ struct query_blocks {
         outer(std::min(inner * std::max<std::int64_t>(outer_rows / (inner * s.group()), 1), s.q_len)) {}
 };
 
-/// Keys to multiply with where `visible` are seen and `available` exist: a multiple of 64 if possible, to keep the number of
-/// different products small whatever the offsets.
+/// Keys to multiply with where `visible` are seen and `available` exist: a multiple of 64 if possible, to keep the
+/// number of different products small whatever the offsets.
 constexpr std::int64_t keys_to_take(std::int64_t visible, std::int64_t available) {
   return std::min(available, (visible + 63) / 64 * 64);
 }
@@ -38,8 +38,8 @@ struct key_rows {
   std::int64_t stride;
 };
 
-/// `count` tokens of one head, packed into `space` unless they lie side by side already: rows a power of two apart fall on
-/// the same few cache lines.
+/// `count` tokens of one head, packed into `space` unless they lie side by side already: rows a power of two apart fall
+/// on the same few cache lines.
 template <class T>
 key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, std::int64_t d, T* space) {
   if (stride == d) return {from, stride};
@@ -60,7 +60,8 @@ void add_rows(const T* from, std::int64_t width, std::int64_t rows, T* to, std::
 template <class T>
 void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::int64_t width, T factor, T* to) {
   for (std::int64_t i = 0; i < tokens; ++i) {
-    simd::transform(width, to + i * width, [=](simd::pack<T> v) { return v * factor; }, from + i * stride);
+    simd::transform(
+        width, to + i * width, [=](simd::pack<T> v) { return v * factor; }, from + i * stride);
   }
 }
 

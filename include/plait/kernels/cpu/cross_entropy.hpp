@@ -10,17 +10,17 @@
 #include "plait/kernels/cpu/simd.hpp"
 
 /// Cross entropy of softmax over a vocabulary that may be split over ranks and padded. Logits are [rows, columns], this
-/// rank's columns first_column ... first_column + columns - 1 of the vocabulary; those from `vocab` on are padding, which
-/// neither counts nor receives a gradient. Steps, with the reductions the caller makes between them over the ranks that
-/// share the vocabulary:
+/// rank's columns first_column ... first_column + columns - 1 of the vocabulary; those from `vocab` on are padding,
+/// which neither counts nor receives a gradient. Steps, with the reductions the caller makes between them over the
+/// ranks that share the vocabulary:
 ///
 ///   cross_entropy_max          -> row_max, all-reduce max
 ///   cross_entropy_statistics   -> sum_exp, target_logit, sum_logits, all-reduce sum
 ///   cross_entropy_loss         -> loss per row
 ///   cross_entropy_backward     -> dlogits, may be written over the logits
 ///
-/// `cross_entropy_local_statistics` does the first two in one pass over the memory; `cross_entropy_rescale` then turns its
-/// sums, which are relative to the local maximum, into sums relative to the global one.
+/// `cross_entropy_local_statistics` does the first two in one pass over the memory; `cross_entropy_rescale` then turns
+/// its sums, which are relative to the local maximum, into sums relative to the global one.
 namespace plait::kernels {
 
 struct cross_entropy_settings {
@@ -54,7 +54,8 @@ bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, 
 /// A row without any valid column has nothing to add, whatever its maximum.
 template <class T>
 PLAIT_INLINE double sum_exp_of(const T* x, std::int64_t n, T maximum) {
-  return simd::sum_of<T>(n, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum); }, x);
+  return simd::sum_of<T>(
+      n, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum); }, x);
 }
 
 template <class T, class Id>
@@ -65,7 +66,8 @@ PLAIT_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& sum_exp
   sum_exp = static_cast<T>(sum_exp_of(x, valid, maximum));
   target_logit = at >= 0 && at < valid ? x[at] : T(0);
   if (sum_logits != nullptr) {
-    *sum_logits = static_cast<T>(simd::sum_of<T>(valid, [](simd::pack<T> v) { return v; }, x));
+    *sum_logits = static_cast<T>(simd::sum_of<T>(
+        valid, [](simd::pack<T> v) { return v; }, x));
   }
 }
 }  // namespace detail
@@ -77,9 +79,9 @@ void cross_entropy_max(cpu&, const T* logits, T* row_max, std::int64_t rows, con
   for (std::int64_t r = 0; r < rows; ++r) row_max[r] = simd::max_of(logits + r * range.columns, valid);
 }
 
-/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the logit
-/// of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be null). Throws
-/// `plait::error` for a target outside the vocabulary.
+/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
+/// logit of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be
+/// null). Throws `plait::error` for a target outside the vocabulary.
 template <class T, class Id>
 void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const T* row_max, T* sum_exp, T* target_logit,
                               T* sum_logits, std::int64_t rows, const vocabulary_range& range,
@@ -136,8 +138,8 @@ void cross_entropy_loss(cpu&, const Id* targets, const T* row_max, const T* sum_
   }
 }
 
-/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is the
-/// gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
+/// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is
+/// the gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
 template <class T, class Id>
 void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const T* row_max, const T* sum_exp,
                             const T* scale, T* dlogits, std::int64_t rows, const vocabulary_range& range,

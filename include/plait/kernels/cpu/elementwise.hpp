@@ -104,13 +104,15 @@ void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t 
 /// The sum of the squares of n elements.
 template <class T>
 double sum_squares(cpu&, const T* x, std::int64_t n) {
-  return simd::sum_of<T>(n, [](simd::pack<T> v) { return v * v; }, x);
+  return simd::sum_of<T>(
+      n, [](simd::pack<T> v) { return v * v; }, x);
 }
 
 /// The sum of n elements.
 template <class T>
 double sum(cpu&, const T* x, std::int64_t n) {
-  return simd::sum_of<T>(n, [](simd::pack<T> v) { return v; }, x);
+  return simd::sum_of<T>(
+      n, [](simd::pack<T> v) { return v; }, x);
 }
 
 }  // namespace plait::kernels

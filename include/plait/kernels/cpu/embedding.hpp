@@ -7,8 +7,8 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// Table lookup for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first + rows_local - 1.
-/// An id outside [0, vocab) is an error that names it; an id in another rank's range contributes zeros.
+/// Table lookup for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first + rows_local
+/// - 1. An id outside [0, vocab) is an error that names it; an id in another rank's range contributes zeros.
 namespace plait::kernels {
 
 namespace detail {

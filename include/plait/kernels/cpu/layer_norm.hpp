@@ -10,15 +10,16 @@
 /// x [rows, columns], with the biased variance.
 ///
 /// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
-/// the results of `row_sums`, then of `row_centred_squares`, and of `layer_norm_backward_dots`, over the ranks between the
-/// steps. mean[rows] and inv_std[rows] are kept for the backward pass.
+/// the results of `row_sums`, then of `row_centred_squares`, and of `layer_norm_backward_dots`, over the ranks between
+/// the steps. mean[rows] and inv_std[rows] are kept for the backward pass.
 namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c].
 template <class T>
 void row_sums(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    out[r] = static_cast<T>(simd::sum_of<T>(columns, [](simd::pack<T> v) { return v; }, x + r * columns));
+    out[r] = static_cast<T>(simd::sum_of<T>(
+        columns, [](simd::pack<T> v) { return v; }, x + r * columns));
   }
 }
 
@@ -28,8 +29,8 @@ void row_centred_squares(cpu&, const T* x, const T* sums, T* out, std::int64_t r
                          std::int64_t columns_global) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const T mean = static_cast<T>(static_cast<double>(sums[r]) / static_cast<double>(columns_global));
-    out[r] = static_cast<T>(
-        simd::sum_of<T>(columns, [=](simd::pack<T> v) { return (v - mean) * (v - mean); }, x + r * columns));
+    out[r] = static_cast<T>(simd::sum_of<T>(
+        columns, [=](simd::pack<T> v) { return (v - mean) * (v - mean); }, x + r * columns));
   }
 }
 
@@ -79,14 +80,15 @@ void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, co
   for (std::int64_t r = 0; r < rows; ++r) {
     const T m = mean[r], inverse = inv_std[r];
     const T* const d_row = dy + r * columns;
-    dots[2 * r] = static_cast<T>(simd::sum_of<T>(columns, [](pack w, pack d) { return d * w; }, weight, d_row));
+    dots[2 * r] = static_cast<T>(simd::sum_of<T>(
+        columns, [](pack w, pack d) { return d * w; }, weight, d_row));
     dots[2 * r + 1] = static_cast<T>(simd::sum_of<T>(
         columns, [=](pack v, pack w, pack d) { return d * w * ((v - m) * inverse); }, x + r * columns, weight, d_row));
   }
 }
 
-/// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx may
-/// be dy.
+/// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx
+/// may be dy.
 template <class T>
 void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std,
                             const T* dots, T* dx, std::int64_t rows, std::int64_t columns,
@@ -126,7 +128,8 @@ void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, 
       const std::int64_t at = r * columns;
       T dots[2];
       layer_norm_backward_dots(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, 1, columns);
-      layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns, columns);
+      layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns,
+                             columns);
     }
   }
   if (dweight != nullptr) {

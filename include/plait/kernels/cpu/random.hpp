@@ -40,38 +40,37 @@ void for_each_run(const box& part, F f) {
   }
 }
 
-/// Philox for many consecutive blocks at once, arranged so that it vectorises: words[4 * i + j] is word j of block
-/// first + i.
+/// Philox for many consecutive blocks at once: words[4 * i + j] is word j of block first + i. Each 32-bit word has a
+/// 64-bit lane to itself, so that a product's two halves come from one multiplication.
 inline constexpr std::int64_t blocks_at_once = 16;
 
-inline void many_random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first, std::uint32_t* words) {
-  constexpr std::int64_t n = blocks_at_once;
-  alignas(64) std::uint32_t c0[n], c1[n], c2[n], c3[n];
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint64_t block = first + static_cast<std::uint64_t>(i);
-    c0[i] = static_cast<std::uint32_t>(block);
-    c1[i] = static_cast<std::uint32_t>(block >> 32);
-    c2[i] = static_cast<std::uint32_t>(stream);
-    c3[i] = static_cast<std::uint32_t>(stream >> 32);
-  }
-  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::uint64_t p0 = std::uint64_t{philox_multiplier_0} * c0[i];
-      const std::uint64_t p1 = std::uint64_t{philox_multiplier_1} * c2[i];
-      c0[i] = static_cast<std::uint32_t>(p1 >> 32) ^ c1[i] ^ k0;
-      c1[i] = static_cast<std::uint32_t>(p1);
-      c2[i] = static_cast<std::uint32_t>(p0 >> 32) ^ c3[i] ^ k1;
-      c3[i] = static_cast<std::uint32_t>(p0);
+PLAIT_INLINE void many_random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first,
+                                    std::uint32_t* words) {
+  using pack = simd::pack<std::uint64_t>;
+  constexpr std::int64_t w = simd::lanes<std::uint64_t>;
+  constexpr std::uint64_t low = 0xFFFFFFFFu;
+  for (std::int64_t block = 0; block < blocks_at_once; block += w) {
+    pack number;
+    for (std::int64_t i = 0; i < w; ++i) number[i] = first + static_cast<std::uint64_t>(block + i);
+    pack c0 = number & low, c1 = number >> 32;
+    pack c2 = simd::splat(stream & low), c3 = simd::splat(stream >> 32);
+    std::uint64_t k0 = seed & low, k1 = seed >> 32;
+    for (int round = 0; round < 10; ++round) {
+      const pack p0 = c0 * std::uint64_t{philox_multiplier_0}, p1 = c2 * std::uint64_t{philox_multiplier_1};
+      c0 = (p1 >> 32) ^ c1 ^ k0;
+      c1 = p1 & low;
+      c2 = (p0 >> 32) ^ c3 ^ k1;
+      c3 = p0 & low;
+      k0 = (k0 + philox_weyl_0) & low;
+      k1 = (k1 + philox_weyl_1) & low;
     }
-    k0 += philox_weyl_0;
-    k1 += philox_weyl_1;
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    words[4 * i] = c0[i];
-    words[4 * i + 1] = c1[i];
-    words[4 * i + 2] = c2[i];
-    words[4 * i + 3] = c3[i];
+    for (std::int64_t i = 0; i < w; ++i) {
+      std::uint32_t* const to = words + 4 * (block + i);
+      to[0] = static_cast<std::uint32_t>(c0[i]);
+      to[1] = static_cast<std::uint32_t>(c1[i]);
+      to[2] = static_cast<std::uint32_t>(c2[i]);
+      to[3] = static_cast<std::uint32_t>(c3[i]);
+    }
   }
 }
 
@@ -115,15 +114,16 @@ void fill_normal(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t 
 /// x uniform between low and high.
 template <class T>
 void fill_uniform(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double low, double high) {
-  detail::for_each_word(
-      part, seed, stream, [=](std::int64_t local, const std::uint32_t* words, std::int64_t lane, std::int64_t count) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          x[local + i] = static_cast<T>(low + (high - low) * to_unit(words[lane + i]));
-        }
-      });
+  detail::for_each_word(part, seed, stream,
+                        [=](std::int64_t local, const std::uint32_t* words, std::int64_t lane, std::int64_t count) {
+                          for (std::int64_t i = 0; i < count; ++i) {
+                            x[local + i] = static_cast<T>(low + (high - low) * to_unit(words[lane + i]));
+                          }
+                        });
 }
 
-/// y = x / (1 - p) where an element is kept, 0 with probability p. y may be x. Throws `plait::error` unless 0 <= p < 1.
+/// y = x / (1 - p) where an element is kept, x times 0 with probability p. y may be x. Throws `plait::error` unless 0
+/// <= p < 1.
 template <class T>
 void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream, double p) {
   detail::check_dropout(p);
@@ -131,10 +131,11 @@ void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed
   const auto threshold = static_cast<std::uint32_t>(std::min(p * 0x1p32, 4294967295.0));
   detail::for_each_word(
       part, seed, stream, [=](std::int64_t local, const std::uint32_t* words, std::int64_t lane, std::int64_t count) {
-        PLAIT_IVDEP
-        for (std::int64_t i = 0; i < count; ++i) {
-          y[local + i] = words[lane + i] >= threshold ? x[local + i] * keep : T(0);
-        }
+        constexpr std::int64_t n = 4 * detail::blocks_at_once;
+        alignas(64) T factor[n];
+        for (std::int64_t i = 0; i < n; ++i) factor[i] = words[i] >= threshold ? keep : T(0);
+        simd::transform(
+            count, y + local, [](simd::pack<T> v, simd::pack<T> f) { return v * f; }, x + local, factor + lane);
       });
 }
 

@@ -9,15 +9,17 @@
 /// RMS norm (Zhang and Sennrich 2019): y = x w / sqrt(mean(x^2) + eps) over the columns of x [rows, columns].
 ///
 /// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
-/// the per-row results of `row_sum_squares` and `rms_norm_backward_dot` over the ranks between the halves. Weights and their
-/// gradients always have the local columns. inv_rms[rows] is 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
+/// the per-row results of `row_sum_squares` and `rms_norm_backward_dot` over the ranks between the halves. Weights and
+/// their gradients always have the local columns. inv_rms[rows] is 1 / sqrt(mean(x^2) + eps), kept for the backward
+/// pass.
 namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c]^2.
 template <class T>
 void row_sum_squares(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    out[r] = static_cast<T>(simd::sum_of<T>(columns, [](simd::pack<T> v) { return v * v; }, x + r * columns));
+    out[r] = static_cast<T>(simd::sum_of<T>(
+        columns, [](simd::pack<T> v) { return v * v; }, x + r * columns));
   }
 }
 
@@ -33,7 +35,8 @@ void rms_inverse(cpu&, const T* sum_squares, T* inv_rms, std::int64_t rows, std:
 namespace detail {
 template <class T>
 PLAIT_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, std::int64_t columns) {
-  simd::transform(columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
+  simd::transform(
+      columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
 }
 
 /// dx = inv (dy w - x inv^2 dot / columns_global), where dot is the row's sum of dy w x.
@@ -43,8 +46,8 @@ PLAIT_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse
   const T pull = static_cast<T>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
                                 static_cast<double>(columns_global));
   simd::transform(
-      columns, dx,
-      [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return inverse * (d * w - v * pull); }, x, weight, dy);
+      columns, dx, [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return inverse * (d * w - v * pull); }, x,
+      weight, dy);
 }
 
 template <class T>
@@ -71,7 +74,8 @@ void rms_norm_forward(cpu&, const T* x, const T* weight, T* y, T* inv_rms, std::
                       double eps) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* const row = x + r * columns;
-    const double squares = simd::sum_of<T>(columns, [](simd::pack<T> v) { return v * v; }, row);
+    const double squares = simd::sum_of<T>(
+        columns, [](simd::pack<T> v) { return v * v; }, row);
     inv_rms[r] = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(columns) + eps));
     detail::rms_scale_row(row, inv_rms[r], weight, y + r * columns, columns);
   }

@@ -8,8 +8,8 @@
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
-/// Rotary position embeddings in the rotate_half convention of Hugging Face: element i of a head is rotated with element
-/// i + head_dim / 2 by the angle position * frequency[i].
+/// Rotary position embeddings in the rotate_half convention of Hugging Face: element i of a head is rotated with
+/// element i + head_dim / 2 by the angle position * frequency[i].
 namespace plait::kernels {
 
 /// cosine, sine [count, frequencies]: the rotations of the given positions. In float the angle is the product of two
@@ -50,9 +50,9 @@ void rotate(T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_
 }
 }  // namespace detail
 
-/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a fused
-/// projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows, head_dim / 2]:
-/// pass the local sequence length where rows are batch times sequence.
+/// Rotates x [rows, heads, head_dim] in place; row_stride is the elements between rows, so queries or keys inside a
+/// fused projection can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows,
+/// head_dim / 2]: pass the local sequence length where rows are batch times sequence.
 template <class T>
 void rope_forward(cpu&, T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads,
                   std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {

@@ -95,9 +95,9 @@ PLAIT_INLINE pack<T> sqrt(pack<T> x) {
 #endif
 }
 
-/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite), e^r is its Taylor series, cut where the
-/// next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that would
-/// be subnormal become 0, -infinity gives 0, too large gives infinity.
+/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite), e^r is its Taylor series, cut where
+/// the next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that
+/// would be subnormal become 0, -infinity gives 0, too large gives infinity.
 template <class T>
 PLAIT_INLINE pack<T> exp(pack<T> x) {
   using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
@@ -228,8 +228,8 @@ PLAIT_INLINE T max_of(const T* x, std::int64_t n) {
   return lane_max<T>(max<T>(m0, m1));
 }
 
-/// out[c] += sum over r of term(r, c), each column summed in T over 32 rows and beyond that in double, tile by tile so that
-/// the sums stay in the cache. `term(r, c)` must be a plain expression that vectorises over c.
+/// out[c] += sum over r of term(r, c), each column summed in T over 32 rows and beyond that in double, tile by tile so
+/// that the sums stay in the cache. `term(r, c)` must be a plain expression that vectorises over c.
 template <class T, class F>
 void add_column_sums(std::int64_t rows, std::int64_t columns, T* out, F term) {
   constexpr std::int64_t tile = 256;
