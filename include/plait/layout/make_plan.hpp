@@ -33,6 +33,7 @@ struct search_node {
   int moves = 0;
   int parent = -1;
   bool closed = false;
+  bool exchanged = false;  ///< reached by an all-to-all
 };
 
 /// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror (an all-gather
@@ -59,7 +60,7 @@ class plan_search {
   }
 
   constexpr void run(plan& result) {
-    nodes_.push_back({arrange(from_), 0, 0, -1, false});
+    nodes_.push_back({arrange(from_), 0, 0, -1});
     for (;;) {
       const int current = cheapest_open();
       const std::size_t c = static_cast<std::size_t>(current);
@@ -143,10 +144,10 @@ class plan_search {
     return n;
   }
 
-  constexpr void reach(int parent, const arrangement& x, double cost) {
+  constexpr void reach(int parent, const arrangement& x, double cost, bool exchanged = false) {
     if (!divides(x) && !(x == goal_)) return;
     const search_node next{x, nodes_[static_cast<std::size_t>(parent)].bytes + cost,
-                           nodes_[static_cast<std::size_t>(parent)].moves + 1, parent, false};
+                           nodes_[static_cast<std::size_t>(parent)].moves + 1, parent, false, exchanged};
     for (search_node& n : nodes_)
       if (n.at == x) {
         if (!n.closed && cheaper(next, n)) n = next;
@@ -158,27 +159,27 @@ class plan_search {
   constexpr void expand(int current) {
     const arrangement x = nodes_[static_cast<std::size_t>(current)].at;
     const double v = volume(x);
-    const std::size_t dims = from_.dims.size();
-    expand_sets(current, x, v);
+    reduce_sets(current, x, v);
     for (std::size_t i = 0; i < count_; ++i) {
       const double n = static_cast<double>(extent_[i]);
       const state s = state_at(x.place[i]);
-      const state goal = state_at(goal_.place[i]);
       if (s == state::varying) {
         if (x.order[i] + 1 != sharding(x, x.place[i])) continue;  // only the innermost moves freely
         const double growth = v * n - v;
-        if (goal == state::invariant) step_to(current, x, i, 0, growth);
-        if (goal == state::replicated) step_to(current, x, i, 1, 2 * growth);
-        if (goal == state::partial) step_to(current, x, i, 2, 0);
+        step_to(current, x, i, 0, growth);
+        step_to(current, x, i, 1, 2 * growth);
+        step_to(current, x, i, 2, 0);
         continue;
       }
       const double shrinkage = v - v / n;
       const double cost = s == state::partial ? 2 * shrinkage : s == state::invariant ? shrinkage : 0;
-      for (std::size_t d = 0; d < dims; ++d)
+      for (std::size_t d = 0; d < from_.dims.size(); ++d)
         if (may_shard_[i][d]) step_to(current, x, i, place_of(d), cost);
-      if (s != state::partial && goal == state::partial) step_to(current, x, i, 2, 0);
-      if (s == state::replicated && goal == state::invariant) step_to(current, x, i, 0, 0);
+      if (s != state::partial) step_to(current, x, i, 2, 0);
+      if (s == state::replicated) step_to(current, x, i, 0, 0);
     }
+    // Two exchanges in a row are one, of no more bytes.
+    if (nodes_[static_cast<std::size_t>(current)].exchanged) return;
     arrangement bare = x;
     bool any = false;
     for (std::size_t i = 0; i < count_; ++i)
@@ -186,24 +187,22 @@ class plan_search {
     if (any) exchange(current, x, bare, 0);
   }
 
-  /// Moves of several axes at once: reductions, and invariant to replicated, whose mirror is one.
-  constexpr void expand_sets(int current, const arrangement& x, double v) {
+  /// Moves of several axes at once, which cost less than one after the other: reductions, and invariant to replicated,
+  /// whose mirror is one.
+  constexpr void reduce_sets(int current, const arrangement& x, double v) {
     for (unsigned set = 1; set < (1u << count_); ++set) {
       double n = 1;
-      state s = state_at(x.place[lowest(set)]);
-      bool alike = s == state::partial || s == state::invariant, to_invariant = true, to_replicated = true;
+      const state s = state_at(x.place[lowest(set)]);
+      bool alike = s == state::partial || s == state::invariant;
       for (std::size_t i = 0; i < count_; ++i)
         if (set >> i & 1u) {
           n *= static_cast<double>(extent_[i]);
           alike = alike && state_at(x.place[i]) == s;
-          const state goal = state_at(goal_.place[i]);
-          to_invariant = to_invariant && (goal == state::invariant || goal == state::replicated);
-          to_replicated = to_replicated && goal == state::replicated;
         }
       if (!alike) continue;
       const double all_reduce = 2 * (v - v / n);
-      if (s == state::partial && to_invariant) reach(current, with(x, set, 0), all_reduce);
-      if (to_replicated) reach(current, with(x, set, 1), s == state::partial ? 2 * all_reduce : all_reduce);
+      if (s == state::partial) reach(current, with(x, set, 0), all_reduce);
+      reach(current, with(x, set, 1), s == state::partial ? 2 * all_reduce : all_reduce);
     }
   }
   static constexpr std::size_t lowest(unsigned set) {
@@ -227,7 +226,7 @@ class plan_search {
   constexpr void exchange(int current, const arrangement& before, const arrangement& partly, std::size_t i) {
     while (i < count_ && partly.place[i] != -1) ++i;
     if (i == count_) {
-      if (!(partly == before)) reach(current, partly, 2 * moved(before, partly));
+      if (!(partly == before)) reach(current, partly, 2 * moved(before, partly), true);
       return;
     }
     for (std::size_t d = 0; d < from_.dims.size(); ++d) {

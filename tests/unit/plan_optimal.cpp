@@ -1,0 +1,220 @@
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "plait/layout/describe.hpp"
+#include "plait/layout/make_plan.hpp"
+#include "support/placed_value.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct row : dim_tag<"row"> {};
+struct column : dim_tag<"column"> {};
+struct depth : dim_tag<"depth"> {};
+const std::vector<dim_id> two{dim_of<row>, dim_of<column>}, three{dim_of<row>, dim_of<column>, dim_of<depth>};
+
+constexpr std::uint64_t far = std::numeric_limits<std::uint64_t>::max() / 4;
+
+/// Where an axis is: its state, the dim it shards, and the axes outside it there.
+struct position {
+  state where;
+  dim_id dim;
+  axis_list outside;
+  friend bool operator==(const position&, const position&) = default;
+};
+position position_of(const layout& a, axis_id axis) {
+  position p{a.state_of(axis), a.sharded_by(axis), {}};
+  for (axis_id other : a.axes_of(p.dim)) {
+    if (other == axis) break;
+    p.outside.push_back(other);
+  }
+  return p;
+}
+axis_list moved_axes(const layout& a, const layout& b, const mesh_shape& mesh) {
+  axis_list moved;
+  for (axis_id axis : mesh.axes)
+    if (!(position_of(a, axis) == position_of(b, axis))) moved.push_back(axis);
+  return moved;
+}
+
+/// Shortest paths by brute force, sharing nothing with the planner but the cost of one step: all layouts are nodes, and
+/// two are neighbours if one collective or local step turns one into the other.
+class brute_force {
+ public:
+  brute_force(const std::vector<dim_id>& dims, const world& w) : w_(w), layouts_(layouts_that_divide(dims, w)) {
+    for (const layout& a : layouts_) {
+      step_.emplace_back();
+      for (const layout& b : layouts_) step_.back().push_back(one_step(a, b));
+    }
+  }
+  std::size_t size() const { return layouts_.size(); }
+  const layout& at(std::size_t i) const { return layouts_[i]; }
+
+  /// Bytes, forward and backward, from node `from` to every node over the nodes that `admits` admits.
+  template <class Admits>
+  std::vector<std::uint64_t> distances(std::size_t from, Admits&& admits) const {
+    std::vector<std::uint64_t> best(size(), far);
+    std::vector<char> closed(size(), 0);
+    best[from] = 0;
+    for (;;) {
+      std::size_t near = size();
+      for (std::size_t i = 0; i < size(); ++i)
+        if (!closed[i] && best[i] < far && (near == size() || best[i] < best[near])) near = i;
+      if (near == size()) return best;
+      closed[near] = 1;
+      for (std::size_t i = 0; i < size(); ++i)
+        if (step_[near][i] < far && admits(i)) best[i] = std::min(best[i], best[near] + step_[near][i]);
+    }
+  }
+
+  std::uint64_t cost_of(const plan& p) const {
+    return bytes(p, w_.mesh, w_.sizes, 1) + bytes(mirror(p), w_.mesh, w_.sizes, 1);
+  }
+  std::uint64_t planned(std::size_t from, std::size_t to, detours allowed) const {
+    const plan p = make_plan(layouts_[from], layouts_[to], w_.mesh, w_.sizes, allowed);
+    REQUIRE(p.verdict.ok());
+    return cost_of(p);
+  }
+  /// Nodes between `from` and `to` that move only the axes on which those differ, to states and dims of those.
+  std::vector<char> without_detours(std::size_t from, std::size_t to) const {
+    const axis_list moving = moved_axes(at(from), at(to), w_.mesh);
+    std::vector<char> allowed(size(), 0);
+    for (std::size_t i = 0; i < size(); ++i) {
+      bool fits = true;
+      for (axis_id axis : moved_axes(at(from), at(i), w_.mesh)) fits = fits && moving.contains(axis);
+      for (axis_id axis : moving)
+        if (const dim_id dim = at(i).sharded_by(axis))
+          fits = fits && (dim == at(from).sharded_by(axis) || dim == at(to).sharded_by(axis));
+      allowed[i] = fits;
+    }
+    return allowed;
+  }
+
+ private:
+  /// The cost of the one step from `a` to `b`, if there is one: every axis that moves goes from one state to another,
+  /// and where a dim is sliced or gathered it is one dim.
+  std::uint64_t one_step(const layout& a, const layout& b) const {
+    const axis_list moved = moved_axes(a, b, w_.mesh);
+    if (moved.empty()) return 0;
+    const state from = a.state_of(moved[0]), to = b.state_of(moved[0]);
+    dim_id dim;
+    for (axis_id axis : moved) {
+      if (a.state_of(axis) != from || b.state_of(axis) != to) return far;
+      if (from == to) continue;
+      const dim_id here = from == state::varying ? a.sharded_by(axis) : b.sharded_by(axis);
+      if (dim && !(here == dim)) return far;
+      dim = here;
+    }
+    plan p;
+    p.from = a, p.to = b;
+    p.steps.push_back({transition(from, to), moved, dim, from, to, b});
+    return cost_of(p);
+  }
+
+  world w_;
+  std::vector<layout> layouts_;
+  std::vector<std::vector<std::uint64_t>> step_;
+};
+
+world make_world(std::initializer_list<std::int64_t> extents, std::initializer_list<std::int64_t> sizes) {
+  world w{make_mesh(extents), {}};
+  std::size_t d = 0;
+  for (std::int64_t size : sizes) w.sizes.set(three[d++], size);
+  return w;
+}
+
+void check_optimal(const std::vector<dim_id>& dims, const world& w) {
+  const brute_force all(dims, w);
+  const std::string mesh = describe(w.mesh);
+  CAPTURE(mesh);
+  int worse_any = 0, worse_none = 0, wrong_any = 0, wrong_none = 0;
+  std::vector<std::vector<std::uint64_t>> none;
+  for (std::size_t from = 0; from < all.size(); ++from) {
+    const std::vector<std::uint64_t> best = all.distances(from, [](std::size_t) { return true; });
+    none.emplace_back();
+    for (std::size_t to = 0; to < all.size(); ++to) {
+      const std::uint64_t any = all.planned(from, to, detours::any);
+      none.back().push_back(all.planned(from, to, detours::none));
+      const std::vector<char> allowed = all.without_detours(from, to);
+      const std::uint64_t straight = all.distances(from, [&](std::size_t i) { return allowed[i] != 0; })[to];
+      worse_any += any > best[to], wrong_any += any < best[to];
+      worse_none += none.back()[to] > straight, wrong_none += none.back()[to] < straight;
+      if (any != best[to] && worse_any + wrong_any < 5)
+        MESSAGE("any: " << any << ", brute force " << best[to] << ": "
+                        << describe(make_plan(all.at(from), all.at(to), w.mesh, w.sizes, detours::any)));
+      if (none.back()[to] != straight && worse_none + wrong_none < 5)
+        MESSAGE("none: " << none.back()[to] << ", brute force " << straight << ": "
+                         << describe(make_plan(all.at(from), all.at(to), w.mesh, w.sizes)));
+    }
+  }
+  CHECK(worse_any == 0);
+  CHECK(wrong_any == 0);
+  CHECK(worse_none == 0);
+  CHECK(wrong_none == 0);
+
+  // Triangles. With detours they follow from optimality; without, they hold where the corner in the middle differs from
+  // the ends on axes and dims only on which those differ.
+  int triangles = 0, broken = 0;
+  for (std::size_t from = 0; from < all.size(); ++from)
+    for (std::size_t to = 0; to < all.size(); ++to) {
+      const std::vector<char> allowed = all.without_detours(from, to);
+      for (std::size_t middle = 0; middle < all.size(); ++middle)
+        if (allowed[middle]) ++triangles, broken += none[from][to] > none[from][middle] + none[middle][to];
+    }
+  CHECK(triangles > 0);
+  CHECK(broken == 0);
+}
+
+void check_triangles(const std::vector<dim_id>& dims, const world& w) {
+  const brute_force all(dims, w);
+  std::vector<std::vector<std::uint64_t>> any(all.size(), std::vector<std::uint64_t>(all.size()));
+  for (std::size_t from = 0; from < all.size(); ++from)
+    for (std::size_t to = 0; to < all.size(); ++to) any[from][to] = all.planned(from, to, detours::any);
+  int broken = 0;
+  for (const auto& row_of : any)
+    for (std::size_t to = 0; to < all.size(); ++to)
+      for (std::size_t middle = 0; middle < all.size(); ++middle)
+        broken += row_of[to] > row_of[middle] + any[middle][to];
+  CHECK(broken == 0);
+}
+
+}  // namespace
+
+TEST_CASE("plans are of least bytes: two dims, two axes") {
+  check_optimal(two, make_world({2, 2}, {4, 4}));
+  check_optimal(two, make_world({2, 3}, {6, 12}));
+  check_optimal(two, make_world({4, 2}, {8, 8}));
+}
+TEST_CASE("plans are of least bytes where layouts in between do not divide") {
+  check_optimal(two, make_world({2, 2}, {2, 4}));
+  check_optimal(two, make_world({2, 3}, {2, 3}));
+  check_optimal(two, make_world({2, 4}, {4, 2}));
+}
+TEST_CASE("plans are of least bytes: three dims, two axes") { check_optimal(three, make_world({2, 3}, {6, 6, 6})); }
+TEST_CASE("plans are of least bytes: one dim, three axes") { check_optimal({two[0]}, make_world({2, 3, 2}, {12})); }
+TEST_CASE("the triangle inequality on all triples") {
+  check_triangles(two, make_world({2, 2}, {4, 4}));
+  check_triangles(two, make_world({2, 3}, {6, 12}));
+  check_triangles(two, make_world({4, 2}, {8, 8}));
+}
+TEST_CASE("plans are of least bytes: random pairs of two dims on three axes") {
+  const world w = make_world({2, 3, 2}, {12, 12});
+  const brute_force all(two, w);
+  std::mt19937_64 random(11);
+  int wrong = 0;
+  for (int i = 0; i < 25; ++i) {
+    const std::size_t from = random() % all.size();
+    const std::vector<std::uint64_t> best = all.distances(from, [](std::size_t) { return true; });
+    for (int j = 0; j < 12; ++j) {
+      const std::size_t to = random() % all.size();
+      const std::vector<char> allowed = all.without_detours(from, to);
+      const std::uint64_t straight = all.distances(from, [&](std::size_t n) { return allowed[n] != 0; })[to];
+      wrong += all.planned(from, to, detours::any) != best[to];
+      wrong += all.planned(from, to, detours::none) != straight;
+    }
+  }
+  CHECK(wrong == 0);
+}
