@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "plait/core/error.hpp"
 #include "plait/data/mapped_file.hpp"

@@ -71,7 +71,8 @@ class token_source {
     }
   }
 
-  /// Reads every token once and throws as `read` does; about 1 GB of tokens per second. For a check before training.
+  /// Reads every token once and throws as `read` does; close to a billion tokens per second. For a check before
+  /// training.
   void check_tokens() const {
     std::vector<std::int64_t> chunk(1 << 14);
     for (std::int64_t first = 0; first < size();) {

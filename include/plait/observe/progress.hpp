@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "plait/core/error.hpp"
 #include "plait/observe/step_record.hpp"
