@@ -31,7 +31,8 @@ namespace plait {
 //                                          receive, so a ring of sends belongs in a comm_group
 //   barrier()
 //
-// Any other overlap of in and out is refused. `start_x` is x without waiting. `split(color, key)` makes the subgroups:
+// Any other overlap of in and out is refused. `start_x` is x without waiting; all ranks of a group use the same of the
+// two. `split(color, key)` makes the subgroups:
 // ranks of one color, ordered by key, then by rank; a negative color gives an empty communicator (false as a bool).
 // `abort` ends every rank of the world with an error. A communicator is a cheap handle: copies share the sequence of
 // operations; it belongs to the thread of its rank.

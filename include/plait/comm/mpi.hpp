@@ -41,7 +41,8 @@ class environment {
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is checked.
 /// An operation that is waited for and does not finish within the deadline ends all ranks, with a text that names it.
-/// The order of a reduction is the MPI library's choice.
+/// The order of a reduction is the MPI library's choice. All ranks use the same form of a collective, the direct one or
+/// the started one: MPI does not match the two.
 class communicator {
   using counts = std::span<const std::size_t>;
   using pending = detail::pending;
@@ -74,17 +75,17 @@ class communicator {
   const flight_recorder& flight() const { return *self().flight; }
 
   void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    post_all_reduce(in, out, n, t, op).wait();
+    post_all_reduce(true, in, out, n, t, op).wait();
   }
-  void all_gather(const void* in, void* out, std::size_t n, dtype t) { post_all_gather(in, out, n, t).wait(); }
+  void all_gather(const void* in, void* out, std::size_t n, dtype t) { post_all_gather(true, in, out, n, t).wait(); }
   void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    post_reduce_scatter(in, out, n, t, op).wait();
+    post_reduce_scatter(true, in, out, n, t, op).wait();
   }
-  void all_to_all(const void* in, void* out, std::size_t n, dtype t) { post_all_to_all(in, out, n, t).wait(); }
+  void all_to_all(const void* in, void* out, std::size_t n, dtype t) { post_all_to_all(true, in, out, n, t).wait(); }
   void all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
     post_all_to_all_v(in, sc, so, out, rc, ro, t).wait();
   }
-  void broadcast(void* data, std::size_t n, dtype t, int root) { post_broadcast(data, n, t, root).wait(); }
+  void broadcast(void* data, std::size_t n, dtype t, int root) { post_broadcast(true, data, n, t, root).wait(); }
   void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     post_send(data, n, t, peer, tag).wait();
   }
@@ -93,27 +94,27 @@ class communicator {
   }
   void barrier() {
     pending p = begin("barrier", 0);
-    detail::check(MPI_Ibarrier(self().comm, p.next()), "MPI_Ibarrier");
+    detail::issue(p, true, "MPI_Barrier", MPI_Barrier, MPI_Ibarrier, self().comm);
     p.wait();
   }
 
   request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(post_all_reduce(in, out, n, t, op));
+    return started(post_all_reduce(false, in, out, n, t, op));
   }
   request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
-    return started(post_all_gather(in, out, n, t));
+    return started(post_all_gather(false, in, out, n, t));
   }
   request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(post_reduce_scatter(in, out, n, t, op));
+    return started(post_reduce_scatter(false, in, out, n, t, op));
   }
   request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
-    return started(post_all_to_all(in, out, n, t));
+    return started(post_all_to_all(false, in, out, n, t));
   }
   request start_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
     return started(post_all_to_all_v(in, sc, so, out, rc, ro, t));
   }
   request start_broadcast(void* data, std::size_t n, dtype t, int root) {
-    return started(post_broadcast(data, n, t, root));
+    return started(post_broadcast(false, data, n, t, root));
   }
   request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     return started(post_send(data, n, t, peer, tag));
@@ -127,7 +128,7 @@ class communicator {
     detail::check(MPI_Comm_split(self().comm, color < 0 ? MPI_UNDEFINED : color, key, &child), "MPI_Comm_split");
     if (child == MPI_COMM_NULL) return {};
     communicator out(child, true, label.empty() ? self().label + "." + std::to_string(color) : std::string(label),
-                     self().ops, self().flight);
+                     state_.get());
     out.set_deadline(self().deadline);
     out.set_limit(self().limit);
     return out;
@@ -138,14 +139,14 @@ class communicator {
  private:
   static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of all_to_all_v
 
-  communicator(MPI_Comm comm, bool owned, std::string_view label, std::shared_ptr<detail::operations> ops = nullptr,
-               std::shared_ptr<flight_recorder> flight = nullptr)
+  communicator(MPI_Comm comm, bool owned, std::string_view label, const detail::state* parent = nullptr)
       : state_(std::make_shared<detail::state>()) {
     state_->comm = comm;
     state_->owned = owned;
     state_->label = label;
-    state_->ops = ops ? std::move(ops) : std::make_shared<detail::operations>();
-    state_->flight = flight ? std::move(flight) : std::make_shared<flight_recorder>();
+    state_->ops = parent ? parent->ops : std::make_shared<detail::operations>();
+    state_->flight = parent ? parent->flight : std::make_shared<flight_recorder>();
+    state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
@@ -194,28 +195,29 @@ class communicator {
     }
   }
 
-  pending post_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+  pending post_all_reduce(bool blocking, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     plait::detail::check_reducible("all_reduce", t);
     const std::size_t size = size_of(t);
     const detail::state& s = self();
     plait::detail::check_buffers("all_reduce", in, n * size, out, n * size, 0);
     pending p = begin("all_reduce", n * size);
     pieces(n, [&](std::size_t first, int count) {
-      detail::check(MPI_Iallreduce(in == out ? MPI_IN_PLACE : at(in, first * size), at(out, first * size), count,
-                                   detail::type_of(t), s.ops->of(op, t), s.comm, p.next()),
-                    "MPI_Iallreduce");
+      const void* from = in == out ? MPI_IN_PLACE : at(in, first * size);
+      detail::issue(p, blocking, "MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, from,
+                    static_cast<void*>(at(out, first * size)), count, detail::type_of(t), s.ops->of(op, t), s.comm);
     });
     return p;
   }
 
-  pending post_all_gather(const void* in, void* out, std::size_t n, dtype t) {
+  pending post_all_gather(bool blocking, const void* in, void* out, std::size_t n, dtype t) {
     const detail::state& s = self();
     const std::size_t bytes = n * size_of(t), place = bytes * static_cast<std::size_t>(s.rank);
     plait::detail::check_buffers("all_gather", in, bytes, out, bytes * ranks(), place);
     const void* from = bytes != 0 && in == at(out, place) ? MPI_IN_PLACE : in;
     pending p = begin("all_gather", bytes);
     const auto call = [&](int count, MPI_Datatype type) {
-      detail::check(MPI_Iallgather(from, count, type, out, count, type, s.comm, p.next()), "MPI_Iallgather");
+      detail::issue(p, blocking, "MPI_Allgather", MPI_Allgather, MPI_Iallgather, from, count, type, out, count, type,
+                    s.comm);
     };
     if (n * ranks() > s.limit) {
       call(1, detail::big_type(n, t, s.limit).get());
@@ -225,7 +227,7 @@ class communicator {
     return p;
   }
 
-  pending post_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+  pending post_reduce_scatter(bool blocking, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     plait::detail::check_reducible("reduce_scatter", t);
     const detail::state& s = self();
     const std::size_t size = size_of(t), bytes = n * size, place = bytes * static_cast<std::size_t>(s.rank);
@@ -239,29 +241,30 @@ class communicator {
     }
     const MPI_Op mpi_op = s.ops->of(op, t);
     if (n * ranks() <= s.limit) {
-      detail::check(MPI_Ireduce_scatter_block(in, to, static_cast<int>(n), detail::type_of(t), mpi_op, s.comm, p.next()),
-                    "MPI_Ireduce_scatter_block");
+      detail::issue(p, blocking, "MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, to,
+                    static_cast<int>(n), detail::type_of(t), mpi_op, s.comm);
       return p;
     }
     for (int root = 0; root < s.size; ++root) {
       pieces(n, [&](std::size_t first, int count) {
         const std::size_t shift = (static_cast<std::size_t>(root) * n + first) * size;
-        detail::check(MPI_Ireduce(at(in, shift), root == s.rank ? at(to, first * size) : nullptr, count,
-                                  detail::type_of(t), mpi_op, root, s.comm, p.next()),
-                      "MPI_Ireduce");
+        void* const result = root == s.rank ? at(to, first * size) : nullptr;
+        detail::issue(p, blocking, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, static_cast<const void*>(at(in, shift)),
+                      result, count, detail::type_of(t), mpi_op, root, s.comm);
       });
     }
     return p;
   }
 
-  pending post_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
+  pending post_all_to_all(bool blocking, const void* in, void* out, std::size_t n, dtype t) {
     const detail::state& s = self();
     const std::size_t bytes = n * size_of(t) * ranks();
     plait::detail::check_buffers("all_to_all", in, bytes, out, bytes, 0, s.size == 1);
     pending p = begin("all_to_all", bytes);
     const void* from = bytes != 0 && in == out ? MPI_IN_PLACE : in;
     const auto call = [&](int count, MPI_Datatype type) {
-      detail::check(MPI_Ialltoall(from, count, type, out, count, type, s.comm, p.next()), "MPI_Ialltoall");
+      detail::issue(p, blocking, "MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall, from, count, type, out, count, type,
+                    s.comm);
     };
     if (n * ranks() > s.limit) {
       call(1, detail::big_type(n, t, s.limit).get());
@@ -292,14 +295,13 @@ class communicator {
     return p;
   }
 
-  pending post_broadcast(void* data, std::size_t n, dtype t, int root) {
+  pending post_broadcast(bool blocking, void* data, std::size_t n, dtype t, int root) {
     plait::detail::check_peer("broadcast", "root", root, size());
     plait::detail::check_pointer("broadcast", data, n * size_of(t));
     pending p = begin("broadcast", n * size_of(t));
     pieces(n, [&](std::size_t first, int count) {
-      detail::check(
-          MPI_Ibcast(at(data, first * size_of(t)), count, detail::type_of(t), root, self().comm, p.next()),
-          "MPI_Ibcast");
+      detail::issue(p, blocking, "MPI_Bcast", MPI_Bcast, MPI_Ibcast, static_cast<void*>(at(data, first * size_of(t))),
+                    count, detail::type_of(t), root, self().comm);
     });
     return p;
   }

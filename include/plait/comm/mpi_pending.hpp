@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -127,6 +129,8 @@ class big_type {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+class watchdog;
+
 /// What the copies of a communicator share.
 struct state {
   MPI_Comm comm = MPI_COMM_NULL;
@@ -138,6 +142,7 @@ struct state {
   std::uint64_t sequence = 0;
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
+  std::shared_ptr<watchdog> dog;
 
   state() = default;
   state(const state&) = delete;
@@ -194,10 +199,15 @@ struct pending {
     while (!test()) {
       std::this_thread::yield();
       if (home->deadline <= 0 || comm_clock() < until) continue;
-      end_all(std::string(name) + " #" + std::to_string(sequence) + " on '" + home->label + "' (" + bytes_text(bytes) +
-              ") did not finish within its deadline of " + std::to_string(home->deadline) +
-              " s: a rank of the group is lost or has not called it; last operations: " + home->flight->text(16));
+      end_all(late());
     }
+  }
+
+  /// The text of an operation that is past its deadline.
+  std::string late() const {
+    return std::string(name) + " #" + std::to_string(sequence) + " on '" + home->label + "' (" + bytes_text(bytes) +
+           ") did not finish within its deadline of " + std::to_string(home->deadline) +
+           " s: a rank of the group is lost or has not called it; last operations: " + home->flight->text(16);
   }
 
   void complete() {
@@ -206,5 +216,67 @@ struct pending {
     home->flight->mark(ticket, flight_recorder::state::completed);
   }
 };
+
+/// Ends all ranks when a blocking MPI call is past its deadline. A thread of its own, because the blocking collectives
+/// of MPI libraries are up to eight times as fast as their non-blocking ones, which a rank could watch by itself; it
+/// looks at the clock ten times per deadline, at least once a second. Arming is a lock and two stores.
+class watchdog {
+ public:
+  watchdog() = default;
+  watchdog(const watchdog&) = delete;
+  watchdog& operator=(const watchdog&) = delete;
+  ~watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void arm(const pending& p) {
+    const double now = comm_clock();
+    const std::lock_guard lock(mutex_);
+    watched_ = &p;
+    until_ = now + p.home->deadline;
+    if (p.home->deadline / 10 < tick_) {
+      tick_ = p.home->deadline / 10;
+      changed_.notify_one();
+    }
+    if (!thread_.joinable()) thread_ = std::thread([this] { look(); });
+  }
+  void disarm() {
+    const std::lock_guard lock(mutex_);
+    watched_ = nullptr;
+  }
+
+ private:
+  void look() {
+    std::unique_lock lock(mutex_);
+    while (!over_) {
+      changed_.wait_for(lock, std::chrono::duration<double>(tick_));
+      if (watched_ != nullptr && comm_clock() > until_) end_all(watched_->late());
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const pending* watched_ = nullptr;
+  double until_ = 0, tick_ = 1;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// The blocking or the non-blocking form of one MPI call; they differ in the request at the end.
+template <class Blocking, class Starting, class... Arguments>
+void issue(pending& p, bool blocking, const char* name, Blocking call, Starting start, Arguments... arguments) {
+  if (!blocking) return check(start(arguments..., p.next()), name);
+  p.home->flight->mark(p.ticket, flight_recorder::state::waiting);
+  const bool watched = p.home->deadline > 0;
+  if (watched) p.home->dog->arm(p);
+  const int code = call(arguments...);
+  if (watched) p.home->dog->disarm();
+  check(code, name);
+}
 
 }  // namespace plait::mpi::detail
