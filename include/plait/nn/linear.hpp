@@ -8,6 +8,7 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/nn/linear_rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/recompute.hpp"
 
 namespace plait {
 
@@ -132,16 +133,16 @@ class linear_core {
     }
   }
 
-  /// The collectives of one forward and one backward pass, for plans and predictions.
+  /// Calls f(pass, cost) for every collective of a forward and a backward pass.
   template <class F>
-  void visit_plans(F&& f) const {
-    f("forward", gather_);
-    if (N == 1) f("forward", resolve_);
-    if (N == 1) f("backward", unresolve_);
-    f("backward", spread_);
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    const auto in = [&](const char* pass) { return [&f, pass](const collective_cost& c) { f(pass, c); }; };
+    gather_.visit_collectives(in("forward"), sizeof(T));
+    if (N == 1) resolve_.visit_collectives(in("forward"), sizeof(T));
+    if (N == 1) unresolve_.visit_collectives(in("backward"), sizeof(T));
+    if (policy != recompute::none) gather_.visit_collectives(in("backward"), sizeof(T));
+    spread_.visit_collectives(in("backward"), sizeof(T));
   }
-  /// The gather that the backward pass repeats when a forward pass did not keep the gathered input.
-  const executor& regather() const { return gather_; }
 
  private:
   buffer<Device> gather(context<Device>& ctx, const T* x) {
@@ -254,6 +255,8 @@ class linear {
   using value = detail::linear_value<Policy>;
 
  public:
+  using value_type = T;
+  using device = Device;
   using input = typename Policy::input;
   using weight = typename Policy::weight;
   using output = typename Policy::output;
@@ -263,17 +266,19 @@ class linear {
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight, output>);
   static_assert(inside_mesh<Policy, input, output>);
 
-  /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec).
-  explicit linear(context<Device>& ctx, std::string name = "linear", T* foreign_weight = nullptr,
-                  T* foreign_gradient = nullptr, initializer init = {})
-      : core_(ctx, derivation, {describe_branch(ctx, name, init)}, foreign_weight, foreign_gradient) {
+  /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec). `shape` is the
+  /// weight's logical shape, if its leading dim is padded or checkpoints know it under another one.
+  explicit linear(context<Device>& ctx, std::string name = "linear", std::vector<std::int64_t> shape = {},
+                  T* foreign_weight = nullptr, T* foreign_gradient = nullptr, initializer init = {})
+      : core_(ctx, derivation, {describe_branch(ctx, name, std::move(shape), init)}, foreign_weight, foreign_gradient) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
   }
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr) {
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
+                                    recompute policy = recompute::none) {
     tensor<T, output, Device> y(ctx);
-    core_.forward(ctx, x.data(), y.data(), keep);
+    core_.forward(ctx, x.data(), y.data(), policy == recompute::none ? keep : nullptr);
     return y;
   }
   /// The same on the caller's memory: this rank's part of the input and of the output.
@@ -293,24 +298,32 @@ class linear {
     core_.backward(ctx, x, kept, dy, dx);
   }
 
-  std::int64_t saved_bytes() const { return core_.saved_bytes(); }
-  linear_core<T, Device, 1>& core() { return core_; }
+  /// Bytes that a forward pass keeps besides its input.
+  std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
+    return policy == recompute::none ? core_.saved_bytes() : 0;
+  }
+  parameter_base<T, Device>& parameter() { return core_.weight(0); }
   template <class F>
   void visit(F&& f) {
     core_.visit(f);
   }
+  template <class F>
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    core_.visit_collectives(f, policy);
+  }
 
  private:
   static typename linear_core<T, Device, 1>::branch_info describe_branch(context<Device>& ctx, const std::string& name,
-                                                                         initializer init) {
-    const auto shape = [&](const layout& a) {
-      std::vector<std::int64_t> sizes;
-      for (const dim_placement& p : a.dims) sizes.push_back(ctx.sizes.of(p.dim));
-      return sizes;
-    };
+                                                                         std::vector<std::int64_t> shape, initializer init) {
     const layout& bias = derivation.branches[0].bias_stored;
-    return {{name + ".weight", shape(layout_v<weight>), init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
-            detail::has_bias<Policy>, {name + ".bias", shape(bias), {0, 0}, false}, bias};
+    if (shape.empty()) shape = sizes_of(ctx, layout_v<weight>);
+    return {{name + ".weight", std::move(shape), init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
+            detail::has_bias<Policy>, {name + ".bias", sizes_of(ctx, bias), {0, 0}, false}, bias};
+  }
+  static std::vector<std::int64_t> sizes_of(context<Device>& ctx, const layout& a) {
+    std::vector<std::int64_t> sizes;
+    for (const dim_placement& p : a.dims) sizes.push_back(ctx.sizes.of(p.dim));
+    return sizes;
   }
 
   linear_core<T, Device, 1> core_;

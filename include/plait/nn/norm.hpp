@@ -48,6 +48,7 @@ class norm_core {
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];
     rows = part.local_size() / columns;
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
+    row_axes = sharing;
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
     memory_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(4 * columns));
     T* const m = memory_.template data<T>();
@@ -62,6 +63,16 @@ class norm_core {
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   any_communicator* row_group = nullptr;
+  axis_list row_axes;
+
+  /// The reductions of per-row statistics, `per_row` values each.
+  template <class F>
+  void visit_row_sum(F&& f, const char* pass, std::int64_t per_row) const {
+    if (!row_group) return;
+    const auto bytes = static_cast<std::uint64_t>(per_row * rows) * sizeof(T);
+    f(pass, collective_cost{collective::all_reduce, row_axes, bytes, wire_bytes(collective::all_reduce, row_group->size(), bytes)});
+  }
+
   parameter_base<T, Device> weight, bias;
 
  private:
@@ -78,6 +89,8 @@ class rms_norm {
   using value = detail::norm_value<Input>;
 
  public:
+  using value_type = T;
+  using device = Device;
   using input = Input;
   using output = Input;
   struct saved {
@@ -90,7 +103,8 @@ class rms_norm {
                     const layout& stored = value::derivation.stored)
       : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false), eps_(eps) {}
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr) {
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
+                                    recompute = recompute::none) {
     tensor<T, output, Device> y(ctx);
     forward(ctx, x.data(), y.data(), keep);
     return y;
@@ -133,11 +147,16 @@ class rms_norm {
     });
   }
 
-  std::int64_t saved_bytes() const { return core_.rows * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const { return core_.rows * static_cast<std::int64_t>(sizeof(T)); }
   parameter_base<T, Device>& weight() { return core_.weight; }
   template <class F>
   void visit(F&& f) {
     f(core_.weight);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute = recompute::none) const {
+    core_.visit_row_sum(f, "forward", 1);
+    core_.visit_row_sum(f, "backward", 1);
   }
 
  private:
@@ -152,6 +171,8 @@ class layer_norm {
   using value = detail::norm_value<Input>;
 
  public:
+  using value_type = T;
+  using device = Device;
   using input = Input;
   using output = Input;
   struct saved {
@@ -163,7 +184,8 @@ class layer_norm {
                       const layout& stored = value::derivation.stored)
       : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true), eps_(eps) {}
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr) {
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
+                                    recompute = recompute::none) {
     tensor<T, output, Device> y(ctx);
     auto statistics = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     T* const mean = statistics.template data<T>();
@@ -203,11 +225,17 @@ class layer_norm {
     return dx;
   }
 
-  std::int64_t saved_bytes() const { return 2 * core_.rows * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const { return 2 * core_.rows * static_cast<std::int64_t>(sizeof(T)); }
   template <class F>
   void visit(F&& f) {
     f(core_.weight);
     f(core_.bias);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute = recompute::none) const {
+    core_.visit_row_sum(f, "forward", 1);
+    core_.visit_row_sum(f, "forward", 1);
+    core_.visit_row_sum(f, "backward", 2);
   }
 
  private:

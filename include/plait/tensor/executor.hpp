@@ -63,6 +63,8 @@ class executor {
       if (s.dim) g.dim = plan_.from.find(s.dim);
       if (s.kind == move::all_to_all) g.peers = peers(s, static_cast<std::size_t>(&s - plan_.steps.begin()), w, sizes);
       before = g.after;
+      if (communicates(s.kind))
+        costs_.push_back(cost(plan_, static_cast<std::size_t>(&s - plan_.steps.begin()), w.shape(), sizes, 1));
       stages_.push_back(std::move(g));
     }
     target_ = before;
@@ -77,6 +79,16 @@ class executor {
     for (const stage& s : stages_)
       if (s.kind != move::relabel) return false;
     return true;
+  }
+
+  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will count.
+  template <class F>
+  void visit_collectives(F&& f, std::size_t element_bytes) const {
+    for (collective_cost c : costs_) {
+      c.payload *= element_bytes;
+      c.wire *= element_bytes;
+      f(c);
+    }
   }
 
   /// From `in`, the local part in the plan's source layout, to `out`, in its target layout, elements of `type`. `in` and
@@ -254,6 +266,7 @@ class executor {
   plan plan_;
   box source_, target_;
   std::vector<stage> stages_;
+  std::vector<collective_cost> costs_;  ///< in elements
 };
 
 }  // namespace plait

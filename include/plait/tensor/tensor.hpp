@@ -53,12 +53,10 @@ class tensor {
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   tensor<T, Other, Device> as() && {
-    tensor<T, Other, Device> other;
-    other.part_ = part_;
-    other.own_ = std::move(own_);
-    other.data_ = std::exchange(data_, nullptr);
-    return other;
+    return release_to<Other>();
   }
+  /// The same memory as a gradient: a value that has been overwritten with its own gradient.
+  tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }
 
   void swap(tensor& other) noexcept {
     std::swap(part_, other.part_);
@@ -69,6 +67,15 @@ class tensor {
  private:
   template <class, spec_like, compute_device>
   friend class tensor;
+
+  template <class Other>
+  tensor<T, Other, Device> release_to() {
+    tensor<T, Other, Device> other;
+    other.part_ = part_;
+    other.own_ = std::move(own_);
+    other.data_ = std::exchange(data_, nullptr);
+    return other;
+  }
 
   box part_;
   buffer<Device> own_;

@@ -1,0 +1,214 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/models/llama_config.hpp"
+#include "plait/nn/attention.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/norm.hpp"
+
+namespace plait {
+
+/// What may be chosen for a model beside its configuration.
+struct llama_options {
+  recompute keep = recompute::none;
+  double dropout = 0;  ///< on the output of each residual branch
+  cross_entropy_settings loss{};
+};
+
+/// The vocabulary as it is laid out: the next multiple of the ranks that shard it.
+inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { return (vocab + ranks - 1) / ranks * ranks; }
+
+/// Global sizes of all dims of a Llama. `microbatch` is the number of sequences in a microbatch over the whole mesh.
+template <strategy S>
+dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence) {
+  dim_sizes sizes;
+  sizes.set(dim_of<batch>, microbatch);
+  sizes.set(dim_of<seq>, sequence);
+  sizes.set(dim_of<hidden>, c.hidden);
+  sizes.set(dim_of<heads>, c.heads);
+  sizes.set(dim_of<kv_heads>, c.kv_heads);
+  sizes.set(dim_of<head_dim>, c.head_dim);
+  sizes.set(dim_of<ffn>, c.ffn);
+  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, mesh.size(layout_v<spec<typename S::vocab>>.dims[0].axes)));
+  return sizes;
+}
+
+/// Llama (Touvron et al. 2023) under a strategy, from token ids to the summed loss: embedding, blocks of attention and
+/// SwiGLU MLP on a residual stream, final norm, output projection (the embedding's table if tied), cross-entropy.
+/// Parameters have Hugging Face's names and shapes.
+template <class T, strategy S, compute_device Device = cpu>
+class llama {
+ public:
+  using specs = transformer_specs<S>;
+  using residual_spec = typename specs::residual;
+  using attention_branch = residual<rms_norm<T, residual_spec, Device>, self_attention<T, S, Device>>;
+  using mlp_branch = residual<rms_norm<T, residual_spec, Device>, swiglu_mlp<T, S, Device>>;
+  using block = sequential<attention_branch, mlp_branch>;
+  using head = linear<T, typename specs::head, Device>;
+  using loss_layer = cross_entropy_loss<T, typename specs::logits, typename specs::tokens, Device>;
+  using tokens = tensor<std::int64_t, typename specs::tokens, Device>;
+  using logits = tensor<T, typename specs::logits, Device>;
+  using loss_sum = tensor<double, typename loss_layer::output, Device>;
+  using loss_seed = tensor<double, dual_t<typename loss_layer::output>, Device>;
+  using activation = tensor<T, residual_spec, Device>;
+
+  /// Everything that a forward pass keeps.
+  struct saved {
+    std::vector<activation> inputs;  ///< of each block, then of the final norm
+    std::vector<typename block::saved> blocks;
+    typename rms_norm<T, residual_spec, Device>::saved norm;
+    activation normalized;
+    typename head::saved out;
+    logits scores;
+    typename loss_layer::saved loss;
+  };
+
+  llama(context<Device>& ctx, const llama_config& config, llama_options options = {})
+      : config_(config),
+        options_(options),
+        embed_(ctx, config.vocab, "model.embed_tokens", {0, config.initializer_range}),
+        norm_(ctx, config.rms_eps, "model.norm", layout_v<typename specs::norm_weight>),
+        loss_(ctx, config.vocab, options.loss) {
+    std::optional<kernels::llama3_rope_scaling> scaling;
+    if (config.rope.kind == rope_kind::llama3)
+      scaling = {config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor,
+                 static_cast<double>(config.rope.original_max_position)};
+    const std::vector<double> frequencies = kernels::rope_inverse_frequencies(config.head_dim, config.rope_theta, scaling);
+    for (std::int64_t i = 0; i < config.layers; ++i) blocks_.push_back(make_block(ctx, i, frequencies));
+    initializer init{0, config.initializer_range};
+    const std::vector<std::int64_t> shape{config.vocab, config.hidden};
+    if (config.tie_embeddings) {
+      parameter_base<T, Device>& table = embed_.weight();
+      head_ = std::make_unique<head>(ctx, "lm_head", shape, table.used_value(), table.used_gradient());
+      if (!equivalent(head_->parameter().used(), table.used()))
+        fail("lm_head: the tied embedding is used in two layouts, " + describe(table.used()) + " and " +
+             describe(head_->parameter().used()) + "; the strategy must shard the vocabulary alike");
+    } else {
+      head_ = std::make_unique<head>(ctx, "lm_head", shape, nullptr, nullptr, init);
+    }
+  }
+
+  const llama_config& config() const { return config_; }
+  const llama_options& options() const { return options_; }
+
+  /// Next-token scores [batch, seq, vocab]; nothing is kept.
+  logits score(context<Device>& ctx, const tokens& ids) { return run(ctx, ids, nullptr); }
+
+  /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null if
+  /// there will be none.
+  loss_sum forward(context<Device>& ctx, const tokens& ids, const tokens& labels, saved* kept) {
+    logits scores = run(ctx, ids, kept);
+    loss_sum sum = loss_.forward(ctx, scores, labels, kept ? &kept->loss : nullptr);
+    if (kept) kept->scores = std::move(scores);
+    return sum;
+  }
+
+  /// Adds to every parameter's `used_gradient`. `seed` is the gradient of the summed loss: 1 / (counted tokens of the
+  /// global batch).
+  void backward(context<Device>& ctx, const tokens& ids, const tokens& labels, saved& kept, const loss_seed& seed) {
+    auto dscores = loss_.backward(ctx, std::move(kept.scores), labels, kept.loss, seed);
+    if (!kept.normalized) kept.normalized = norm_.forward(ctx, kept.inputs.back(), nullptr);
+    auto slope = head_->backward(ctx, kept.normalized, kept.out, dscores);
+    dscores.reset();
+    slope = norm_.backward(ctx, kept.inputs.back(), kept.norm, slope);
+    for (std::size_t i = blocks_.size(); i-- > 0;) {
+      if (options_.keep == recompute::full) blocks_[i].forward(ctx, kept.inputs[i], &kept.blocks[i], recompute::none);
+      slope = blocks_[i].backward(ctx, kept.inputs[i], kept.blocks[i], slope);
+      if (!ctx.deferred) kept.blocks[i] = {};
+    }
+    embed_.backward(ctx, ids, slope);
+  }
+
+  /// Calls f(parameter) for each, in the order of the forward pass; a tied output projection is the embedding.
+  template <class F>
+  void visit(F&& f) {
+    embed_.visit(f);
+    for (block& b : blocks_) b.visit(f);
+    norm_.visit(f);
+    if (!config_.tie_embeddings) head_->visit(f);
+  }
+
+  /// Bytes that `forward` keeps for one microbatch, known before it runs.
+  std::int64_t saved_bytes(const context<Device>& ctx) const {
+    const recompute policy = options_.keep;
+    std::int64_t bytes = static_cast<std::int64_t>(blocks_.size() + 1) * detail::tensor_bytes<T, residual_spec>(ctx);
+    if (policy != recompute::full)
+      for (const block& b : blocks_) bytes += b.saved_bytes(ctx, policy);
+    if (policy == recompute::none) bytes += detail::tensor_bytes<T, residual_spec>(ctx);
+    return bytes + norm_.saved_bytes(ctx) + head_->saved_bytes(ctx, policy) +
+           detail::tensor_bytes<T, typename specs::logits>(ctx) + loss_.saved_bytes();
+  }
+
+  /// Calls f(pass, cost) for every collective of one microbatch, in no particular order.
+  template <class F>
+  void visit_collectives(F&& f) const {
+    const recompute policy = options_.keep;
+    embed_.visit_collectives(f);
+    for (const block& b : blocks_) {
+      b.visit_collectives(f, policy == recompute::full ? recompute::none : policy);
+      if (policy == recompute::full)
+        b.visit_collectives([&](const char* pass, const collective_cost& c) {
+          if (pass[0] == 'f') f("backward", c);
+        });
+    }
+    norm_.visit_collectives(f);
+    if (policy != recompute::none)
+      norm_.visit_collectives([&](const char* pass, const collective_cost& c) {
+        if (pass[0] == 'f') f("backward", c);
+      });
+    head_->visit_collectives(f, policy);
+    loss_.visit_collectives(f);
+  }
+
+ private:
+  block make_block(context<Device>& ctx, std::int64_t i, const std::vector<double>& frequencies) {
+    const std::string name = "model.layers." + std::to_string(i);
+    const layout norm_weight = layout_v<typename specs::norm_weight>;
+    const initializer init{0, config_.initializer_range};
+    using norm = rms_norm<T, residual_spec, Device>;
+    attention_branch attention(
+        norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
+        self_attention<T, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias),
+        {options_.dropout, name + ".self_attn"});
+    mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
+                   swiglu_mlp<T, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias), {options_.dropout, name + ".mlp"});
+    return block(std::move(attention), std::move(mlp));
+  }
+
+  logits run(context<Device>& ctx, const tokens& ids, saved* kept) {
+    const recompute policy = options_.keep;
+    activation x = embed_.forward(ctx, ids);
+    if (kept) kept->blocks.resize(blocks_.size());
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      activation y = blocks_[i].forward(ctx, x, kept && policy != recompute::full ? &kept->blocks[i] : nullptr, policy);
+      if (kept) kept->inputs.push_back(std::move(x));
+      x = std::move(y);
+    }
+    activation normalized = norm_.forward(ctx, x, kept ? &kept->norm : nullptr);
+    logits scores = head_->forward(ctx, normalized, kept ? &kept->out : nullptr, policy);
+    if (kept) {
+      kept->inputs.push_back(std::move(x));
+      if (policy == recompute::none) kept->normalized = std::move(normalized);
+    }
+    return scores;
+  }
+
+  llama_config config_;
+  llama_options options_;
+  plait::embedding<T, typename specs::embedding, Device> embed_;
+  std::vector<block> blocks_;
+  rms_norm<T, residual_spec, Device> norm_;
+  std::unique_ptr<head> head_;
+  loss_layer loss_;
+};
+
+}  // namespace plait

@@ -1,0 +1,203 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "plait/nn/dropout.hpp"
+#include "plait/tensor/redistribute.hpp"
+
+namespace plait {
+
+/// What the combinators compose. A layer takes `input` and makes `output`; `saved` is what a forward pass keeps for the
+/// backward pass besides the input, which the caller holds.
+template <class L>
+concept layer = spec_like<typename L::input> && spec_like<typename L::output> &&
+                std::default_initializable<typename L::saved> &&
+                requires(L& l, context<typename L::device>& ctx, const tensor<typename L::value_type, typename L::input, typename L::device>& x,
+                         typename L::saved& saved, const tensor<typename L::value_type, dual_t<typename L::output>, typename L::device>& dy) {
+                  { l.forward(ctx, x, &saved, recompute::none) } -> std::same_as<tensor<typename L::value_type, typename L::output, typename L::device>>;
+                  { l.backward(ctx, x, saved, dy) } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
+                  { l.saved_bytes(ctx, recompute::none) } -> std::convertible_to<std::int64_t>;
+                };
+
+namespace detail {
+template <class T, class Spec, class Device>
+std::int64_t tensor_bytes(const context<Device>& ctx) {
+  return local_elements(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes) * static_cast<std::int64_t>(sizeof(T));
+}
+template <class... Layers>
+inline constexpr bool fit_together = true;
+template <class A, class B, class... Rest>
+inline constexpr bool fit_together<A, B, Rest...> =
+    equivalent(layout_v<typename A::output>, layout_v<typename B::input>) && fit_together<B, Rest...>;
+}  // namespace detail
+
+/// Layers one after the other.
+template <layer... Layers>
+class sequential {
+  static constexpr std::size_t count = sizeof...(Layers);
+  static_assert(count > 0, "a sequential has at least one layer");
+  static_assert(detail::fit_together<Layers...>,
+                "the output of a layer does not lie as the next one takes it: let their policies agree, or put a "
+                "redistribution between them");
+  template <std::size_t I>
+  using nth = std::tuple_element_t<I, std::tuple<Layers...>>;
+
+ public:
+  using value_type = typename nth<0>::value_type;
+  using device = typename nth<0>::device;
+  using input = typename nth<0>::input;
+  using output = typename nth<count - 1>::output;
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    std::tuple<typename Layers::saved...> layers;
+    std::tuple<tensor_of<typename Layers::output>...> outputs;  ///< of all but the last
+  };
+
+  explicit sequential(Layers... layers) : layers_(std::move(layers)...) {}
+
+  tensor_of<output> forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
+                            recompute policy = recompute::none) {
+    saved scratch;
+    return forward_from<0>(ctx, x, keep ? *keep : scratch, keep != nullptr, policy);
+  }
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(context<device>& ctx, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    return backward_from<count - 1>(ctx, x, kept, dy);
+  }
+
+  std::int64_t saved_bytes(const context<device>& ctx, recompute policy = recompute::none) const {
+    const std::int64_t between = (std::int64_t{0} + ... + detail::tensor_bytes<value_type, typename Layers::output>(ctx)) -
+                                 detail::tensor_bytes<value_type, output>(ctx);
+    return std::apply([&](const auto&... l) { return (between + ... + l.saved_bytes(ctx, policy)); }, layers_);
+  }
+  template <class F>
+  void visit(F&& f) {
+    std::apply([&](auto&... l) { (l.visit(f), ...); }, layers_);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    std::apply([&](const auto&... l) { (l.visit_collectives(f, policy), ...); }, layers_);
+  }
+  template <std::size_t I>
+  auto& get() {
+    return std::get<I>(layers_);
+  }
+
+ private:
+  template <std::size_t I, class X>
+  tensor_of<output> forward_from(context<device>& ctx, const X& x, saved& kept, bool keeping, recompute policy) {
+    auto y = std::get<I>(layers_).forward(ctx, x, keeping ? &std::get<I>(kept.layers) : nullptr, policy);
+    if constexpr (I + 1 == count) {
+      return y;
+    } else {
+      auto& held = std::get<I>(kept.outputs);
+      held = std::move(y);
+      auto next = std::move(held).template as<typename nth<I + 1>::input>();
+      auto result = forward_from<I + 1>(ctx, next, kept, keeping, policy);
+      if (keeping) held = std::move(next).template as<typename nth<I>::output>();
+      return result;
+    }
+  }
+  template <std::size_t I, class Gradient>
+  tensor_of<dual_t<input>> backward_from(context<device>& ctx, const tensor_of<input>& x, saved& kept, const Gradient& dy) {
+    if constexpr (I == 0) {
+      return std::get<0>(layers_).backward(ctx, x, std::get<0>(kept.layers), dy);
+    } else {
+      auto& held = std::get<I - 1>(kept.outputs);
+      auto in = std::move(held).template as<typename nth<I>::input>();
+      auto dx = std::get<I>(layers_).backward(ctx, in, std::get<I>(kept.layers), dy);
+      held = std::move(in).template as<typename nth<I - 1>::output>();  // put-off weight gradients still read it
+      return backward_from<I - 1>(ctx, x, kept, dx);
+    }
+  }
+
+  std::tuple<Layers...> layers_;
+};
+
+/// y = x + dropout(layer(norm(x))): the residual branch of a transformer.
+template <layer Norm, layer Layer>
+class residual {
+ public:
+  using value_type = typename Norm::value_type;
+  using device = typename Norm::device;
+  using input = typename Norm::input;
+  using output = input;
+  static_assert(detail::fit_together<Norm, Layer, Norm>,
+                "a residual branch must end as it began: norm, layer and the residual stream need one spec");
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    typename Norm::saved norm;
+    tensor_of<input> normalized;  ///< empty if it is computed again
+    typename Layer::saved inner;
+  };
+
+  residual(Norm norm, Layer inner, dropout<value_type, input, device> drop = {0.0, ""})
+      : norm_(std::move(norm)), inner_(std::move(inner)), drop_(drop) {}
+
+  tensor_of<output> forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
+                            recompute policy = recompute::none) {
+    tensor_of<input> normalized = norm_.forward(ctx, x, keep ? &keep->norm : nullptr, policy);
+    tensor_of<output> y = inner_.forward(ctx, normalized, keep ? &keep->inner : nullptr, policy);
+    drop_.forward(ctx, y);
+    kernels::accumulate(ctx.device, x.data(), y.data(), y.size());
+    if (keep && policy == recompute::none) keep->normalized = std::move(normalized);
+    return y;
+  }
+
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(context<device>& ctx, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<input>, Gradient, output>);
+    if (!kept.normalized) kept.normalized = norm_.forward(ctx, x);
+    const tensor_of<dual_t<output>>* branch = &dy;
+    tensor_of<dual_t<output>> dropped;
+    if (drop_.probability() > 0) {
+      dropped = tensor_of<dual_t<output>>(ctx);
+      ctx.device.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type), ctx.device.main_stream());
+      drop_.backward(ctx, dropped);
+      branch = &dropped;
+    }
+    auto dnormalized = inner_.backward(ctx, kept.normalized, kept.inner, *branch);
+    auto dx = norm_.backward(ctx, x, kept.norm, dnormalized);
+    kernels::accumulate(ctx.device, dy.data(), dx.data(), dx.size());
+    return dx;
+  }
+
+  /// Includes the normalised input where it is kept.
+  std::int64_t saved_bytes(const context<device>& ctx, recompute policy = recompute::none) const {
+    return norm_.saved_bytes(ctx, policy) + inner_.saved_bytes(ctx, policy) +
+           (policy == recompute::none ? detail::tensor_bytes<value_type, input>(ctx) : 0);
+  }
+  template <class F>
+  void visit(F&& f) {
+    norm_.visit(f);
+    inner_.visit(f);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    norm_.visit_collectives(f, policy);
+    inner_.visit_collectives(f, policy);
+    if (policy != recompute::none)
+      norm_.visit_collectives([&](const char* pass, const collective_cost& c) {
+        if (pass[0] == 'f') f("backward", c);
+      });
+  }
+  Norm& norm() { return norm_; }
+  Layer& inner() { return inner_; }
+
+ private:
+  Norm norm_;
+  Layer inner_;
+  dropout<value_type, input, device> drop_;
+};
+
+}  // namespace plait

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "plait/nn/linear.hpp"
+
+namespace plait {
+
+using kernels::cross_entropy_settings;
+
+namespace detail {
+
+struct loss_derivation {
+  layout rows, sum;  ///< one loss for each row; their sum, a scalar
+  plait::verdict verdict;
+};
+constexpr loss_derivation derive_loss(const layout& logits, const layout& labels) {
+  loss_derivation d;
+  const ruled r = cross_entropy(logits, labels, logits.dims.back().dim);
+  d.rows = d.sum = r.result;
+  d.verdict = r.verdict;
+  while (!d.sum.dims.empty()) d.sum = reduce_sum(d.sum, d.sum.dims.back().dim).result;
+  return d;
+}
+
+template <class Logits, class Labels>
+struct loss_value {
+  static constexpr loss_derivation derivation = derive_loss(layout_v<Logits>, layout_v<Labels>);
+  static constexpr verdict value = derivation.verdict;
+};
+template <class Logits, class Labels>
+struct loss_sum {
+  static constexpr layout value = loss_value<Logits, Labels>::derivation.sum;
+};
+
+}  // namespace detail
+
+/// Softmax cross-entropy over the last dim of `Logits`, which may be sharded (vocabulary-parallel: two small reductions of
+/// statistics, never a gathered vocabulary) and padded, against integer labels. Its value is the *sum* over the counted
+/// tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no layout can
+/// weigh tokens differently. The seed of the backward pass, 1 / (counted tokens of the global batch), has the dual type.
+template <class T, spec_like Logits, spec_like Labels, compute_device Device = cpu>
+class cross_entropy_loss {
+  using value = detail::loss_value<Logits, Labels>;
+
+ public:
+  using input = Logits;
+  using output = spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>;
+  using label = std::int64_t;
+  static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
+
+  struct saved {
+    buffer<Device> statistics;  ///< row_max [rows], sum_exp [rows]
+  };
+
+  /// `vocab` is the true number of classes; logits beyond it are padding.
+  cross_entropy_loss(context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {}) : settings_(settings) {
+    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
+    const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    const auto last = static_cast<std::size_t>(part.dims - 1);
+    range_ = {part.local[last], part.offset[last], vocab};
+    rows_ = part.local_size() / part.local[last];
+    const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
+    axes_ = sharing;
+    if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
+  }
+
+  tensor<double, output, Device> forward(context<Device>& ctx, const tensor<T, Logits, Device>& logits,
+                                         const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
+    const std::int64_t n = rows_;
+    auto statistics = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * n));
+    auto more = make_buffer<T>(ctx.device, static_cast<std::size_t>(5 * n));
+    T* const global_max = statistics.template data<T>();
+    T* const local_max = more.template data<T>();
+    T* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
+    T* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
+    T* const loss = local_max + 4 * n;
+    kernels::cross_entropy_local_statistics(ctx.device, logits.data(), labels.data(), local_max, sums, sums + n, sum_logits,
+                                            n, range_, settings_);
+    if (group_) {
+      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<T>, reduce_op::max);
+      kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
+      group_->all_reduce(sums, sums, static_cast<std::size_t>((sum_logits ? 3 : 2) * n), dtype_of<T>, reduce_op::sum);
+    } else {
+      ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
+    }
+    kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_, settings_);
+    tensor<double, output, Device> total(ctx);
+    *total.data() = kernels::sum(ctx.device, loss, n);
+    if (keep) {
+      ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
+      keep->statistics = std::move(statistics);
+    }
+    return total;
+  }
+
+  /// Overwrites the logits with their gradient and returns it. `seed` is the gradient of the sum.
+  template <spec_like Seed>
+  tensor<T, dual_t<Logits>, Device> backward(context<Device>& ctx, tensor<T, Logits, Device>&& logits,
+                                             const tensor<label, Labels, Device>& labels, saved& kept,
+                                             const tensor<double, Seed, Device>& seed) {
+    static_assert(enforced<detail::dual_value_check<Seed, output>, among<Logits, Labels>, Seed, output>);
+    auto scale = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_));
+    kernels::fill(ctx.device, scale.template data<T>(), rows_, static_cast<T>(*seed.data()));
+    const T* const statistics = kept.statistics.template data<T>();
+    kernels::cross_entropy_backward(ctx.device, logits.data(), labels.data(), statistics, statistics + rows_,
+                                    scale.template data<T>(), logits.data(), rows_, range_, settings_);
+    return std::move(logits).into_dual();
+  }
+
+  std::int64_t saved_bytes() const { return 2 * rows_ * static_cast<std::int64_t>(sizeof(T)); }
+  template <class F>
+  void visit_collectives(F&& f) const {
+    if (!group_) return;
+    for (const std::int64_t per_row : {1, settings_.label_smoothing != 0 ? 3 : 2}) {
+      const auto bytes = static_cast<std::uint64_t>(per_row * rows_) * sizeof(T);
+      f("forward", collective_cost{collective::all_reduce, axes_, bytes, wire_bytes(collective::all_reduce, group_->size(), bytes)});
+    }
+  }
+
+ private:
+  cross_entropy_settings settings_;
+  kernels::vocabulary_range range_;
+  std::int64_t rows_ = 0;
+  any_communicator* group_ = nullptr;
+  axis_list axes_;
+};
+
+}  // namespace plait

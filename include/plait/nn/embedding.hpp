@@ -1,0 +1,117 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "plait/nn/linear.hpp"
+
+namespace plait {
+namespace detail {
+
+struct lookup_derivation {
+  layout table, product, output;  ///< the table where it is used; the lookup's result; what it is brought to
+  plait::verdict verdict;
+};
+constexpr lookup_derivation derive_lookup(const layout& ids, const layout& table, const layout& output) {
+  lookup_derivation d;
+  d.table = used_with(table, ids);
+  d.output = output;
+  const ruled product = lookup(d.table, ids, table.dims[0].dim);
+  d.product = product.result;
+  d.verdict = product.verdict;
+  if (!(d.product.dim_order() == output.dim_order())) d.verdict.worsen({rule::dims_differ, {}, table.dims[0].dim});
+  if (d.verdict.ok()) d.verdict.worsen(only_moves(d.product, output, table.dims[0].axes));
+  return d;
+}
+
+template <class Policy>
+struct embedding_value {
+  static constexpr lookup_derivation derivation = derive_lookup(
+      layout_v<typename Policy::input>, layout_v<typename Policy::weight>, layout_v<typename Policy::output>);
+  static constexpr verdict value = derivation.verdict;
+};
+
+}  // namespace detail
+
+/// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
+/// vocabulary that is sharded makes the lookup partial; the output says how that is resolved: all-reduced, or
+/// reduce-scattered onto the sequence.
+template <class T, class Policy, compute_device Device = cpu>
+class embedding {
+  using value = detail::embedding_value<Policy>;
+
+ public:
+  using input = typename Policy::input;
+  using weight_spec = typename Policy::weight;
+  using output = typename Policy::output;
+  using token = std::int64_t;
+  static_assert(enforced<value, Policy, input, weight_spec, output>);
+  static_assert(inside_mesh<Policy, input, output>);
+
+  /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
+  embedding(context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", initializer init = {})
+      : vocab_(vocab),
+        resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
+        unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name) {
+    enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
+    enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
+    const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    const std::int64_t padded = used.global[0];
+    if (vocab_ < 1 || vocab_ > padded)
+      fail(name + ": vocab = " + std::to_string(vocab_) + ", must be 1 to the padded size " + std::to_string(padded));
+    first_ = used.offset[0];
+    rows_ = used.local[0];
+    width_ = used.local[1];
+    const auto n = static_cast<std::size_t>(rows_ * width_);
+    memory_ = make_buffer<T>(ctx.device, 2 * n);
+    table_ = {ctx, {name + ".weight", {vocab_, used.global[1]}, init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
+              value::derivation.table, memory_.template data<T>(), memory_.template data<T>() + n};
+    tokens_ = resolve_.from().local_size() / width_;
+  }
+
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<token, input, Device>& ids) {
+    tensor<T, output, Device> y(ctx);
+    buffer<Device> product;
+    T* out = y.data();
+    if (!resolve_.trivial()) {
+      product = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
+      out = product.template data<T>();
+    }
+    kernels::embedding_forward(ctx.device, ids.data(), table_.used_value(), out, tokens_, width_, first_, rows_, vocab_);
+    if (out != y.data()) resolve_.run(ctx.device, out, y.data(), dtype_of<T>);
+    return y;
+  }
+
+  /// Adds to the table's gradient; ids have none.
+  template <spec_like Gradient>
+  void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    buffer<Device> slope;
+    const T* d = dy.data();
+    if (!unresolve_.trivial()) {
+      slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
+      unresolve_.run(ctx.device, dy.data(), slope.data(), dtype_of<T>);
+      d = slope.template data<T>();
+    }
+    kernels::embedding_backward(ctx.device, ids.data(), d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
+  }
+
+  parameter_base<T, Device>& weight() { return table_; }
+  template <class F>
+  void visit(F&& f) {
+    f(table_);
+  }
+  template <class F>
+  void visit_collectives(F&& f) const {
+    resolve_.visit_collectives([&](const collective_cost& c) { f("forward", c); }, sizeof(T));
+    unresolve_.visit_collectives([&](const collective_cost& c) { f("backward", c); }, sizeof(T));
+  }
+
+ private:
+  std::int64_t vocab_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
+  executor resolve_, unresolve_;
+  buffer<Device> memory_;
+  parameter_base<T, Device> table_;
+};
+
+}  // namespace plait

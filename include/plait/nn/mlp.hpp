@@ -1,0 +1,96 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "plait/nn/recompute.hpp"
+#include "plait/nn/sublayer.hpp"
+
+namespace plait {
+
+/// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one gathered
+/// input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
+template <class T, strategy S, compute_device Device = cpu>
+class swiglu_mlp {
+  using specs = transformer_specs<S>;
+  using gate_up_value = detail::linear_value<typename specs::up, typename specs::up>;
+  using down_value = detail::linear_value<typename specs::down>;
+
+ public:
+  using value_type = T;
+  using device = Device;
+  using input = typename specs::residual;
+  using output = typename specs::residual;
+  static_assert(enforced<gate_up_value, S, input, typename specs::up::weight>);
+  static_assert(enforced<down_value, S, input, typename specs::down::weight>);
+
+  struct saved {
+    linear_saved<Device> in, out;
+    buffer<Device> gate_up;    ///< [rows, 2, ffn local]
+    buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
+  };
+
+  swiglu_mlp(context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
+      : gate_up_(ctx, gate_up_value::derivation,
+                 {detail::describe_branch<typename specs::up, T, Device, 2>(ctx, name + ".gate_proj", init, bias),
+                  detail::describe_branch<typename specs::up, T, Device, 2>(ctx, name + ".up_proj", init, bias)}),
+        down_(ctx, down_value::derivation,
+              {detail::describe_branch<typename specs::down, T, Device, 1>(ctx, name + ".down_proj", init, bias)}) {}
+
+  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
+                                    recompute policy = recompute::none) {
+    const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
+    auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
+    auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
+    gate_up_.forward(ctx, x.data(), gate_up.template data<T>(), keep && policy == recompute::none ? &keep->in : nullptr);
+    kernels::swiglu_forward(ctx.device, gate_up.template data<T>(), activated.template data<T>(), rows, width);
+    tensor<T, output, Device> y(ctx);
+    down_.forward(ctx, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr);
+    if (keep) {
+      keep->gate_up = std::move(gate_up);
+      if (policy == recompute::none) keep->activated = std::move(activated);
+    }
+    return y;
+  }
+
+  template <spec_like Gradient>
+  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
+                                            const tensor<T, Gradient, Device>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
+    if (kept.activated.empty()) {
+      kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
+      kernels::swiglu_forward(ctx.device, kept.gate_up.template data<T>(), kept.activated.template data<T>(), rows, width);
+    }
+    auto dactivated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
+    down_.backward(ctx, kept.activated.template data<T>(), kept.out, dy.data(), dactivated.template data<T>());
+    auto dgate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
+    kernels::swiglu_backward(ctx.device, kept.gate_up.template data<T>(), dactivated.template data<T>(),
+                             dgate_up.template data<T>(), rows, width);
+    tensor<T, dual_t<input>, Device> dx(ctx);
+    gate_up_.backward(ctx, x.data(), kept.in, dgate_up.template data<T>(), dx.data());
+    return dx;
+  }
+
+  /// Bytes that a forward pass keeps besides its input.
+  std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
+    const std::int64_t cell = gate_up_.rows() * gate_up_.columns() / 2 * static_cast<std::int64_t>(sizeof(T));
+    return 2 * cell + down_.saved_bytes() + (policy == recompute::none ? cell + gate_up_.saved_bytes() : 0);
+  }
+  template <class F>
+  void visit(F&& f) {
+    gate_up_.visit(f);
+    down_.visit(f);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    gate_up_.visit_collectives(f, policy);
+    down_.visit_collectives(f);
+  }
+
+ private:
+  linear_core<T, Device, 2> gate_up_;
+  linear_core<T, Device, 1> down_;
+};
+
+}  // namespace plait

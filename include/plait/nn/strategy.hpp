@@ -1,0 +1,124 @@
+#pragma once
+
+#include "plait/layout/boundary.hpp"
+#include "plait/nn/linear_rule.hpp"
+
+namespace plait {
+
+/// A strategy: how a transformer is laid out, and nothing else.
+///
+///     struct megatron_sp {
+///       using mesh = plait::mesh<axis<dp>, axis<tp>>;
+///       using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;   // between layers; mentions every axis
+///       using heads = shard<plait::heads, tp>;
+///       using kv_heads = shard<plait::kv_heads, tp>;                       // over leading axes of heads
+///       using ffn = shard<plait::ffn, tp>;
+///       using vocab = shard<plait::vocab, tp>;
+///       template <class Weight> using stored = Weight;                      // how parameters lie between steps; optional
+///     };
+template <class S>
+concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {
+  typename S::heads;
+  typename S::kv_heads;
+  typename S::ffn;
+  typename S::vocab;
+};
+
+namespace detail {
+
+/// The layout between the linears of a sublayer: the residual's without its last dim and without the axes that shard the
+/// sublayer's own dims, followed by those dims. Axes of the sublayer that do not shard these dims are replicated.
+constexpr layout inside_sublayer(const layout& residual, const layout& own, const axis_list& axes) {
+  layout a = residual;
+  a.dims.pop_back();
+  for (axis_id axis : axes) {
+    for (dim_placement& p : a.dims)
+      if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
+    a.set(axis, state::replicated);
+  }
+  for (const dim_placement& p : own.dims) {
+    a.dims.push_back({p.dim, {}});
+    for (axis_id axis : p.axes) a.append(p.dim, axis);
+  }
+  return a;
+}
+
+template <class Residual, class Own, class All>
+struct inside_value {
+  static constexpr layout value = inside_sublayer(layout_v<Residual>, layout_v<Own>, sharding_axes(layout_v<All>));
+};
+
+/// The token ids and labels that go with a residual: its leading dims, whole where the vocabulary's axes shard them.
+constexpr layout tokens_of(const layout& residual, const axis_list& vocabulary) {
+  layout a = inside_sublayer(residual, {}, vocabulary);
+  for (axis_id axis : vocabulary) a.set(axis, state::invariant);
+  return a;
+}
+template <class Residual, class Vocabulary>
+struct tokens_value {
+  static constexpr layout value = tokens_of(layout_v<Residual>, sharding_axes(layout_v<Vocabulary>));
+};
+
+template <class S, class Weight>
+struct stored_under {
+  using type = Weight;
+};
+template <class S, class Weight>
+  requires requires { typename S::template stored<Weight>; }
+struct stored_under<S, Weight> {
+  using type = typename S::template stored<Weight>;
+};
+
+template <class Weight, class Dim, class... Axes>
+struct sharded_further {
+  static constexpr layout value = [] {
+    layout a = layout_v<Weight>;
+    if (a.has(dim_of<Dim>))
+      for (axis_id axis : {axis_of<Axes>...}) a.append(dim_of<Dim>, axis);
+    return a;
+  }();
+};
+
+}  // namespace detail
+
+/// `Weight` with its dim `Dim` also sharded over `Axes`, innermost: what a strategy stores between steps if parameters are
+/// to be gathered for use (and, by the mirror, gradients reduce-scattered).
+template <class Weight, class Dim, class... Axes>
+using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, Weight, placed<shard<Dim, Axes...>>>;
+
+/// All the specs that follow from a strategy.
+template <strategy S>
+struct transformer_specs {
+  using residual = typename S::residual;
+  using query_dims = spec<typename S::heads, head_dim>;
+  using key_dims = spec<typename S::kv_heads, head_dim>;
+  using ffn_dims = spec<typename S::ffn>;
+  using queries = spec_from<detail::inside_value<residual, query_dims, query_dims>, residual, query_dims>;
+  using keys = spec_from<detail::inside_value<residual, key_dims, query_dims>, residual, key_dims, query_dims>;
+  using wide = spec_from<detail::inside_value<residual, ffn_dims, ffn_dims>, residual, ffn_dims>;
+  using logits = spec_from<detail::inside_value<residual, spec<typename S::vocab>, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
+  using tokens = spec_from<detail::tokens_value<residual, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
+  static_assert(boundary<residual, typename S::mesh, S>);
+
+  template <class Weight>
+  using stored = typename detail::stored_under<S, Weight>::type;
+
+  template <class Input, class Weight, class Output>
+  struct policy {
+    using mesh = typename S::mesh;
+    using input = Input;
+    using weight = Weight;
+    using output = Output;
+    using stored = typename transformer_specs::template stored<Weight>;
+  };
+  using embedding = policy<tokens, spec<typename S::vocab, hidden>, residual>;
+  using query = policy<residual, spec<typename S::heads, head_dim, hidden>, queries>;
+  using key = policy<residual, spec<typename S::kv_heads, head_dim, hidden>, keys>;
+  using attention_output = policy<queries, spec<hidden, typename S::heads, head_dim>, residual>;
+  using up = policy<residual, spec<typename S::ffn, hidden>, wide>;
+  using down = policy<wide, spec<hidden, typename S::ffn>, residual>;
+  using head = policy<residual, spec<typename S::vocab, hidden>, logits>;
+  using norm_weight = stored<spec<hidden>>;
+};
+
+}  // namespace plait
