@@ -9,6 +9,7 @@ extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
@@ -92,7 +93,11 @@ class onednn_gemm {
     return engine;
   }
 
+  /// One thread at a time: oneDNN shares compiled primitives between threads, in a way that thread sanitizer cannot
+  /// follow.
   entry make_entry(const entry_key& key) {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
     using dnnl::memory;
     const gemm_problem& p = key.problem;
     const auto in_type = key.type == dtype::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
