@@ -43,7 +43,7 @@ case "$way" in
     if configure unknown "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DEXTRA_COMPONENT=abacus; then
       must false
     fi
-    must grep -q "abacus" "$work/unknown.log"
+    must grep -q "no component .abacus." "$work/unknown.log"
     # The installed files must not name the folder they were built from.
     if grep -rq "$PLAIT_SOURCE" "$work/prefix"; then
       echo "the installed package names its source folder" >&2
