@@ -1,0 +1,106 @@
+// The strategies of the literature as theorems: what a layer computes, and what its backward needs, follow from the
+// rules.
+#include "plait/layout/make_plan.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/layout/spec.hpp"
+
+using namespace plait;
+
+namespace {
+
+template <class... Dims>
+constexpr dim_list dims_v{dim_of<Dims>...};
+
+constexpr bool gives(const ruled& r, const layout& expected) {
+  return r.verdict.ok() && equivalent(r.result, expected);
+}
+
+/// Forward gives `y`; the two products of backward, fed the dual of `y`, give the duals of the operands.
+template <class X, class W, class Y>
+constexpr bool linear_is() {
+  constexpr layout x = layout_v<X>, w = layout_v<W>, y = layout_v<Y>;
+  return gives(contract(x, w, y.dim_order()), y) && gives(contract(dual(y), w, x.dim_order()), dual(x)) &&
+         gives(contract(dual(y), x, w.dim_order()), dual(w));
+}
+
+// Column-parallel, row-parallel and data-parallel linears.
+static_assert(linear_is<spec<shard<batch, dp>, seq, hidden, replicate<tp>>, spec<shard<ffn, tp>, hidden, replicate<dp>>,
+                        spec<shard<batch, dp>, seq, shard<ffn, tp>>>());
+static_assert(linear_is<spec<shard<batch, dp>, seq, shard<ffn, tp>>, spec<hidden, shard<ffn, tp>, replicate<dp>>,
+                        spec<shard<batch, dp>, seq, hidden, partial<tp>>>());
+static_assert(
+    linear_is<spec<shard<batch, dp>, hidden>, spec<ffn, hidden, replicate<dp>>, spec<shard<batch, dp>, ffn>>());
+// A sequence over two axes meets a weight that is replicated over both, so that its gradient is partial over both.
+static_assert(linear_is<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>, spec<ffn, hidden, replicate<cp, dp, tp>>,
+                        spec<shard<batch, dp>, shard<seq, cp, tp>, ffn>>());
+// A two-dimensional weight: the input is sharded over one axis and replicated over the other.
+static_assert(linear_is<spec<batch, shard<hidden, cp>, replicate<tp>>, spec<shard<ffn, tp>, shard<hidden, cp>>,
+                        spec<batch, shard<ffn, tp>, partial<cp>>>());
+
+// A column-parallel linear whose input is invariant, or whose contracted dim is sharded on one side only, is refused.
+static_assert(contract(layout_v<spec<seq, hidden, invariant<tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>,
+                       dims_v<seq, ffn>)
+                  .verdict.code == rule::meets_invariant);
+static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<ffn, hidden, replicate<tp>>>,
+                       dims_v<seq, ffn>)
+                  .verdict.code == rule::sharded_and_whole);
+static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>, dims_v<seq, ffn>)
+                  .verdict.code == rule::one_axis_two_dims);
+
+// Megatron's f: no communication forward, an all-reduce backward. Its g is the reverse.
+using whole = spec<seq, hidden, invariant<tp>>;
+using used = spec<seq, hidden, replicate<tp>>;
+using pending = spec<seq, hidden, partial<tp>>;
+using spread = spec<shard<seq, tp>, hidden>;
+template <class From, class To>
+constexpr bool goes_by(move forward, move backward) {
+  const plan p = make_plan(layout_v<From>, layout_v<To>), back = mirror(p);
+  return p.steps.size() == 1 && p.steps[0].kind == forward && back.steps[0].kind == backward;
+}
+static_assert(goes_by<whole, used>(move::relabel, move::all_reduce));
+static_assert(goes_by<pending, whole>(move::all_reduce, move::relabel));
+// Sequence parallelism: all-gather and reduce-scatter are each other's adjoint.
+static_assert(goes_by<spread, used>(move::all_gather, move::reduce_scatter));
+static_assert(goes_by<pending, spread>(move::reduce_scatter, move::all_gather));
+// A parameter stored sharded over dp and used replicated: its gradient is reduce-scattered, no one had to ask.
+static_assert(goes_by<spec<shard<ffn, dp>, hidden>, spec<ffn, hidden, replicate<dp>>>(move::all_gather,
+                                                                                      move::reduce_scatter));
+
+// Gating: two sharded values multiply; a bias is not added to a pending sum.
+constexpr layout gate = layout_v<spec<seq, shard<ffn, tp>>>;
+static_assert(gives(pointwise(combine::product, {&gate, &gate}), gate));
+static_assert(gives(pointwise(combine::nonlinear, {&gate}), gate));
+constexpr layout row_output = layout_v<pending>, bias = layout_v<spec<hidden, replicate<tp>>>;
+static_assert(pointwise(combine::sum, {&row_output, &bias}).verdict.code == rule::partial_plus_other);
+static_assert(pointwise(combine::nonlinear, {&row_output}).verdict.code == rule::partial_nonlinear);
+// Two column-parallel products share their input's gradient: partial values add, and are reduced once.
+static_assert(gives(pointwise(combine::sum, {&row_output, &row_output}), row_output));
+
+// A vocabulary-parallel embedding is partial, its cross-entropy complete.
+static_assert(gives(lookup(layout_v<spec<shard<vocab, tp>, hidden, replicate<dp>>>,
+                           layout_v<spec<shard<batch, dp>, seq>>, dim_of<vocab>),
+                    layout_v<spec<shard<batch, dp>, seq, hidden, partial<tp>>>));
+static_assert(gives(cross_entropy(layout_v<spec<shard<batch, dp>, seq, shard<vocab, tp>>>,
+                                  layout_v<spec<shard<batch, dp>, seq>>, dim_of<vocab>),
+                    layout_v<spec<shard<batch, dp>, seq, invariant<tp>>>));
+// The sum of all losses is partial over data axes only.
+constexpr layout losses = layout_v<spec<shard<batch, dp>, shard<seq, cp>, invariant<tp>>>;
+static_assert(gives(reduce_sum(reduce_sum(losses, dim_of<seq>).result, dim_of<batch>),
+                    layout_v<spec<partial<cp, dp>, invariant<tp>>>));
+
+// A norm over a sequence-parallel residual: its weight's gradient is partial over every axis that shards the tokens.
+constexpr layout residual = layout_v<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>>;
+static_assert(gives(normalize(residual, layout_v<spec<hidden, replicate<cp, dp, tp>>>, dim_of<hidden>), residual));
+static_assert(normalize(residual, layout_v<spec<hidden, replicate<dp, tp>>>, dim_of<hidden>).verdict.code ==
+              rule::meets_invariant);
+
+// Fewer kv heads than tensor ranks: kv heads are sharded over the first tensor axis and replicated over the second.
+struct tp_rep : axis_tag<"tp_rep"> {};
+constexpr layout q = layout_v<spec<batch, seq, shard<heads, tp, tp_rep>, head_dim>>;
+constexpr layout kv = layout_v<spec<batch, seq, shard<kv_heads, tp>, head_dim, replicate<tp_rep>>>;
+static_assert(gives(attend(q, kv, kv, {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>}), q));
+static_assert(attend(layout_v<spec<batch, seq, shard<heads, tp_rep, tp>, head_dim>>, kv, kv,
+                     {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>})
+                  .verdict.code == rule::kv_heads_must_lead);
+
+}  // namespace
