@@ -67,3 +67,12 @@ TEST_CASE("three operands") {
   check_all({{m, n}, {m, n}, {n}}, false);
 }
 TEST_CASE("three operands, two broadcast, on two axes") { check_all({{m, n}, {m}, {n}}); }
+TEST_CASE("an operand that comes twice is no exception") {
+  layout pending;
+  pending.dims.push_back({m, {}});
+  pending.set(axis_of<mesh_a>, state::partial);
+  CHECK(pointwise(combine::product, {&pending, &pending}).verdict.code == rule::partial_times_partial);
+  CHECK(pointwise(combine::sum, {&pending, &pending}).verdict.ok());
+  CHECK(contract(pending, pending, {}).verdict.code == rule::partial_times_partial);
+  CHECK(attend(pending, pending, pending, {m, m, m}).verdict.code == rule::partial_nonlinear);
+}

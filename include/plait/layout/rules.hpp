@@ -110,8 +110,8 @@ constexpr ruled pointwise(combine how, std::initializer_list<const layout*> oper
     state s = first.state_of(axis);
     if (s == state::partial && how == combine::nonlinear)
       r.verdict.worsen({rule::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
-    for (const layout* b : operands) {
-      if (b == *operands.begin()) continue;
+    for (const layout* const* at = operands.begin() + 1; at != operands.end(); ++at) {
+      const layout* b = *at;  // which may be the first operand once more: x * x
       const state sb = b->state_of(axis);
       const dim_id da = first.sharded_by(axis), db = b->sharded_by(axis);
       if (da && db && !(da == db)) {
