@@ -83,8 +83,9 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
         mesh = dist.device_mesh.init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
 
     config = LlamaConfig(hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
-                         num_attention_heads=options.heads, num_key_value_heads=options.kv_heads, vocab_size=options.vocab,
-                         max_position_embeddings=options.seq, use_cache=False, tie_word_embeddings=False,
+                         num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
+                         vocab_size=options.vocab, max_position_embeddings=options.seq, use_cache=False,
+                         tie_word_embeddings=False,
                          attn_implementation=options.attention)
     model = LlamaForCausalLM(config).train()
     if options.tp > 1:
@@ -134,8 +135,8 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
 
     if rank == 0:
         tokens_per_step = options.micro_batch * options.seq * options.dp
-        shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq",
-                                                           "micro_batch", "dp", "tp", "threads")}
+        shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab",
+                                                           "seq", "micro_batch", "dp", "tp", "threads")}
         print(json.dumps({"framework": f"torch {torch.__version__}", **shape,
                           "tokens_per_second": round(tokens_per_step / min(times), 1),
                           "tokens_per_second_median": round(tokens_per_step / statistics.median(times), 1),
@@ -149,7 +150,8 @@ def main() -> None:
     options = parse()
     for name in ("heads", "kv_heads", "ffn"):
         if getattr(options, name) % options.tp != 0:
-            raise SystemExit(f"--{name.replace('_', '-')} {getattr(options, name)} does not divide by --tp {options.tp}")
+            flag = name.replace("_", "-")
+            raise SystemExit(f"--{flag} {getattr(options, name)} does not divide by --tp {options.tp}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -76,7 +76,8 @@ def cross_entropy(generator: torch.Generator) -> dict:
             counted = labels != ignore
             total = loss + z_loss * torch.logsumexp(logits, dim=-1)[counted].square().mean()
             total.backward()
-            cases.append({"label_smoothing": smoothing, "z_loss": z_loss, "loss": total.item(), "dlogits": flat(logits.grad)})
+            cases.append({"label_smoothing": smoothing, "z_loss": z_loss, "loss": total.item(),
+                          "dlogits": flat(logits.grad)})
     return {"ignore_index": ignore, "logits": flat(logits), "labels": labels.tolist(), "cases": cases}
 
 

@@ -22,21 +22,22 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 BASE = dict(hidden_size=64, intermediate_size=144, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-            vocab_size=131, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False)
+            vocab_size=131, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0,
+            tie_word_embeddings=False)
 LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 64}
 CASES = {
     "mha": {},
     "gqa_tied": dict(num_key_value_heads=2, tie_word_embeddings=True),
     "rope_scaling": dict(num_key_value_heads=2, rope_theta=500000.0, rope_scaling=LLAMA3_SCALING),
-    "smollm": dict(hidden_size=48, intermediate_size=128, num_attention_heads=3, num_key_value_heads=1, rms_norm_eps=1e-6,
-                   tie_word_embeddings=True),
+    "smollm": dict(hidden_size=48, intermediate_size=128, num_attention_heads=3, num_key_value_heads=1,
+                   rms_norm_eps=1e-6, tie_word_embeddings=True),
 }
 BATCH, SEQ, IGNORE = 2, 24, -100
 
 
 class AllDouble(TorchFunctionMode):
-    """float32 means float64: Hugging Face's code as it is, with its casts to float32 (norms, softmax, rotary) widened."""
+    """float32 means float64: Hugging Face's code as it is, its casts to float32 (norms, softmax, rotary) widened."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         widen = lambda value: torch.float64 if value is torch.float32 else value
@@ -48,8 +49,9 @@ class AllDouble(TorchFunctionMode):
 def written_config(case: dict) -> dict:
     """A config.json in the form of the published Llama models: rope_theta and rope_scaling at the top level."""
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
-            "mlp_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.02,
-            "torch_dtype": "float32", "use_cache": True, "rope_scaling": None, **BASE, **case}
+            "mlp_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "initializer_range": 0.02, "torch_dtype": "float32", "use_cache": True, "rope_scaling": None,
+            **BASE, **case}
 
 
 def make_model(folder: pathlib.Path, generator: torch.Generator) -> LlamaForCausalLM:
@@ -103,7 +105,8 @@ def make_case(root: pathlib.Path, name: str, case: dict, seed: int) -> None:
     assert torch.allclose(own, same, rtol=1e-12), (own, same)
 
     loss.backward()
-    golden = {"input_ids": input_ids, "labels": labels, "logits": logits.detach().float(), "loss": loss.detach().float()}
+    golden = {"input_ids": input_ids, "labels": labels, "logits": logits.detach().float(),
+              "loss": loss.detach().float()}
     for key, parameter in model.named_parameters():
         assert parameter.grad.dtype == torch.float64
         golden[f"grad.{key}"] = parameter.grad.float().contiguous()

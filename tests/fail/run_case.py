@@ -1,7 +1,8 @@
 """run_case.py --compiler C [--compiler C...] --include DIR CASE.cpp
 
 A case is ill-formed code. It must be refused by every compiler with all the texts that its leading comments name, and
-it must compile with -DPLAIT_FAIL_FIX, so that a mistake elsewhere in the file cannot make the test pass. Leading comments:
+it must compile with -DPLAIT_FAIL_FIX, so that a mistake elsewhere in the file cannot make the test pass.
+Leading comments:
 
     // expect: TEXT            in the messages of every compiler
     // expect-gcc: TEXT        ... of g++ only

@@ -1,4 +1,6 @@
-"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below; the lowest floors only the standard library.
+"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below.
+
+The lowest floors include only the standard library.
 
 Floors are the folders of include/plait, listed from the ground up.
 """
@@ -6,8 +8,8 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "mesh", "layout", "schedule", "device", "kernels", "comm", "data", "tensor", "nn", "parallel", "optim",
-          "checkpoint", "plan", "observe", "models"]
+FLOORS = ["core", "mesh", "layout", "schedule", "device", "kernels", "comm", "data", "tensor", "nn",
+          "parallel", "optim", "checkpoint", "plan", "observe", "models"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
