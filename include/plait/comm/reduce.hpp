@@ -66,20 +66,43 @@ inline void load_block(A* __restrict acc, const T* __restrict src, std::size_t n
   }
 }
 
+template <class T>
+inline auto loaded(T x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return widen(x);
+  } else {
+    return x;
+  }
+}
+
+/// acc = a op b
 template <reduce_op Op, class T, class A>
-inline void combine_block(A* __restrict acc, const T* __restrict src, std::size_t n) {
-  const auto step = [&](std::size_t i) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      acc[i] = combine<Op>(acc[i], widen(src[i]));
-    } else {
-      acc[i] = combine<Op>(acc[i], src[i]);
-    }
-  };
+inline void begin_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = 0; j < 64; ++j) step(i + j);
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(loaded(a[j]), loaded(b[j]));
   }
-  for (; i < n; ++i) step(i);
+  for (; i < n; ++i) acc[i] = combine<Op>(loaded(a[i]), loaded(b[i]));
+}
+
+/// acc = acc op a
+template <reduce_op Op, class T, class A>
+inline void combine_block(A* __restrict acc, const T* __restrict a, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(acc[j], loaded(a[j]));
+  }
+  for (; i < n; ++i) acc[i] = combine<Op>(acc[i], loaded(a[i]));
+}
+
+/// acc = (acc op a) op b: the same order with half the passes over the accumulators
+template <reduce_op Op, class T, class A>
+inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(combine<Op>(acc[j], loaded(a[j])), loaded(b[j]));
+  }
+  for (; i < n; ++i) acc[i] = combine<Op>(combine<Op>(acc[i], loaded(a[i])), loaded(b[i]));
 }
 
 template <class T, class A>
@@ -101,8 +124,16 @@ void reduce_range(int n, const Source& source, std::size_t begin, std::size_t en
   alignas(64) T rounded[std::is_same_v<T, bf16> ? reduce_block : 1];
   for (std::size_t at = begin; at < end; at += reduce_block) {
     const std::size_t count = end - at < reduce_block ? end - at : reduce_block;
-    load_block(acc, reinterpret_cast<const T*>(source(0)) + at, count);
-    for (int k = 1; k < n; ++k) combine_block<Op>(acc, reinterpret_cast<const T*>(source(k)) + at, count);
+    const auto from = [&](int k) { return reinterpret_cast<const T*>(source(k)) + at; };
+    int k = 1;
+    if (n == 1) {
+      load_block(acc, from(0), count);
+    } else {
+      begin_block<Op>(acc, from(0), from(1), count);
+      k = 2;
+    }
+    for (; k + 1 < n; k += 2) combine_block<Op>(acc, from(k), from(k + 1), count);
+    if (k < n) combine_block<Op>(acc, from(k), count);
     if constexpr (std::is_same_v<T, bf16>) {
       store_block(rounded, acc, count);
       store(at, rounded, count);
