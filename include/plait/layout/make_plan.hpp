@@ -45,8 +45,8 @@ class plan_search {
                         const dim_sizes& sizes, detours allowed)
       : from_(from), moving_(moving), count_(moving.size()) {
     for (std::size_t i = 0; i < count_; ++i) {
-      known_[i] = mesh.has(moving[i]) && mesh.extent(moving[i]) != dynamic;
-      extent_[i] = known_extent(mesh, moving[i]);
+      known_[i] = is_known(mesh, moving[i]);
+      extent_[i] = known_[i] ? mesh.extent(moving[i]) : 2;
       for (std::size_t d = 0; d < from.dims.size(); ++d)
         may_shard_[i][d] = allowed == detours::any || from.dims[d].axes.contains(moving[i]) ||
                            to.axes_of(from.dims[d].dim).contains(moving[i]);
@@ -54,7 +54,7 @@ class plan_search {
     for (std::size_t d = 0; d < from.dims.size(); ++d) {
       size_[d] = sizes.of(from.dims[d].dim);
       for (axis_id axis : from.dims[d].axes)
-        if (!moving.contains(axis)) fixed_parts_[d] *= known_extent(mesh, axis);
+        if (!moving.contains(axis) && is_known(mesh, axis)) fixed_parts_[d] *= mesh.extent(axis);
     }
     goal_ = arrange(to);
   }
@@ -63,6 +63,10 @@ class plan_search {
     nodes_.push_back({arrange(from_), 0, 0, -1});
     for (;;) {
       const int current = cheapest_open();
+      if (current < 0) {  // every way is blocked by a dim that does not divide: an end does not either
+        result.verdict.code = rule::does_not_divide;
+        return;
+      }
       const std::size_t c = static_cast<std::size_t>(current);
       nodes_[c].closed = true;
       if (nodes_[c].at == goal_) return trace(current, result);
@@ -71,16 +75,15 @@ class plan_search {
   }
 
  private:
-  static constexpr std::int64_t known_extent(const mesh_shape& mesh, axis_id axis) {
-    if (!mesh.has(axis)) return 2;
-    return mesh.extent(axis) == dynamic ? 2 : mesh.extent(axis);
+  static constexpr bool is_known(const mesh_shape& mesh, axis_id axis) {
+    return mesh.has(axis) && mesh.extent(axis) != dynamic;
   }
-  /// Whether every dim of known size divides by the ranks that shard it.
+  /// Whether every dim of known size divides by the ranks that are known to shard it.
   constexpr bool divides(const arrangement& x) const {
     for (std::size_t d = 0; d < from_.dims.size(); ++d) {
       std::int64_t parts = fixed_parts_[d];
       for (std::size_t i = 0; i < count_; ++i)
-        if (x.place[i] == place_of(d)) parts *= extent_[i];
+        if (x.place[i] == place_of(d) && known_[i]) parts *= extent_[i];
       if (size_[d] >= 0 && size_[d] % parts != 0) return false;
     }
     return true;
@@ -95,7 +98,7 @@ class plan_search {
           x.order[i] = order++;
         }
     }
-    for (std::size_t i = 0; i < count_; ++i) {
+    for (std::size_t i = 0; i < max_axes && i < count_; ++i) {  // g++ 12 must see the bound, or it warns of an overflow
       const state s = a.state_of(moving_[i]);
       if (s != state::varying) x.place[i] = s == state::invariant ? 0 : s == state::replicated ? 1 : 2;
     }
@@ -211,7 +214,7 @@ class plan_search {
     return i;
   }
   constexpr arrangement with(arrangement x, unsigned set, std::int8_t place) const {
-    for (std::size_t i = 0; i < count_; ++i)
+    for (std::size_t i = 0; i < max_axes; ++i)
       if (set >> i & 1u) x.place[i] = place;
     return x;
   }
@@ -398,7 +401,7 @@ constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape&
     detail::plan_search search(from, to, moving, mesh, sizes, allowed);
     search.run(result);
   }
-  result.steps.back().after = to;
+  if (!result.steps.empty()) result.steps.back().after = to;
   return result;
 }
 

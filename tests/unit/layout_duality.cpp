@@ -1,0 +1,57 @@
+#include <doctest/doctest.h>
+
+#include "plait/layout/describe.hpp"
+#include "plait/layout/make_plan.hpp"
+#include "plait/layout/rules.hpp"
+#include "support/placed_value.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct row : dim_tag<"row"> {};
+struct inner : dim_tag<"inner"> {};
+struct column : dim_tag<"column"> {};
+const dim_id m = dim_of<row>, k = dim_of<inner>, n = dim_of<column>;
+
+}  // namespace
+
+TEST_CASE("the dual of the dual is the value") {
+  for (const layout& a : all_layouts({m, n}, make_mesh({2, 2, 2}))) {
+    CHECK(dual(dual(a)) == a);
+    for (axis_id axis : a.mentioned()) CHECK(dual(a).state_of(axis) == dual(a.state_of(axis)));
+  }
+}
+
+TEST_CASE(
+    "where a product is accepted, so are both products of its backward, and they give the duals of its operands") {
+  int accepted = 0;
+  for (const layout& x : all_layouts({m, k}, make_mesh({2, 3})))
+    for (const layout& w : all_layouts({n, k}, make_mesh({2, 3}))) {
+      const ruled y = contract(x, w, dim_list{m, n});
+      if (!y.verdict.ok()) continue;
+      ++accepted;
+      const std::string text = describe(x) + " " + describe(w) + " -> " + describe(y.result);
+      CAPTURE(text);
+      const ruled dx = contract(dual(y.result), w, dim_list{m, k}), dw = contract(dual(y.result), x, dim_list{n, k});
+      CHECK(dx.verdict.ok());
+      CHECK(dw.verdict.ok());
+      CHECK(equivalent(dx.result, dual(x)));
+      CHECK(equivalent(dw.result, dual(w)));
+    }
+  CHECK(accepted > 20);
+}
+
+TEST_CASE("a plan between layouts that do not divide ends, with a verdict or a plan") {
+  dim_sizes odd;
+  odd.set(m, 3), odd.set(n, 5);
+  const std::vector<layout> all = all_layouts({m, n}, make_mesh({2, 2}));
+  for (const layout& a : all)
+    for (const layout& b : all) {
+      const plan p = make_plan(a, b, make_mesh({2, 2}), odd);
+      CHECK((!p.verdict.ok() || p.steps.empty() || p.steps.back().after == b));
+      CHECK(
+          make_plan(a, b, make_mesh({dynamic, dynamic}), odd).verdict.ok());  // no extent that a size could contradict
+    }
+}
