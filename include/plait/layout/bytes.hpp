@@ -47,10 +47,14 @@ constexpr box intersect(const box& a, const box& b) {
 
 constexpr collective collective_of(move m) {
   switch (m) {
-    case move::all_gather: return collective::all_gather;
-    case move::reduce_scatter: return collective::reduce_scatter;
-    case move::all_to_all: return collective::all_to_all;
-    default: return collective::all_reduce;
+    case move::all_gather:
+      return collective::all_gather;
+    case move::reduce_scatter:
+      return collective::reduce_scatter;
+    case move::all_to_all:
+      return collective::all_to_all;
+    default:
+      return collective::all_reduce;
   }
 }
 
@@ -62,7 +66,8 @@ struct collective_cost {
   std::uint64_t wire = 0;     ///< bytes on the wire, summed over the group's ranks
 };
 
-/// Elements that leave their rank in an all-to-all between two layouts, summed over the group of `axes` that `rank` is in.
+/// Elements that leave their rank in an all-to-all between two layouts, summed over the group of `axes` that `rank` is
+/// in.
 constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to, const axis_list& axes,
                                            const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank = 0) {
   std::uint64_t moved = 0;
@@ -70,7 +75,8 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
   for (std::int64_t r = 0; r < mesh.size(); ++r)
     if (mesh.group_of(r, axes) == group) {
       const box held = local_box(from, mesh, sizes, r);
-      moved += static_cast<std::uint64_t>(held.local_size() - intersect(held, local_box(to, mesh, sizes, r)).local_size());
+      moved +=
+          static_cast<std::uint64_t>(held.local_size() - intersect(held, local_box(to, mesh, sizes, r)).local_size());
     }
   return moved;
 }
@@ -88,7 +94,8 @@ constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& m
 }
 
 /// Wire bytes of a whole plan, summed over all ranks of the mesh.
-constexpr std::uint64_t bytes(const plan& p, const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t element_bytes) {
+constexpr std::uint64_t bytes(const plan& p, const mesh_shape& mesh, const dim_sizes& sizes,
+                              std::uint64_t element_bytes) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < p.steps.size(); ++i) {
     const collective_cost c = cost(p, i, mesh, sizes, element_bytes);

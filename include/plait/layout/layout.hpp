@@ -17,10 +17,14 @@ enum class state : std::uint8_t { invariant, replicated, varying, partial };
 
 constexpr const char* name_of(state s) {
   switch (s) {
-    case state::invariant: return "invariant";
-    case state::replicated: return "replicated";
-    case state::varying: return "varying";
-    case state::partial: return "partial";
+    case state::invariant:
+      return "invariant";
+    case state::replicated:
+      return "replicated";
+    case state::varying:
+      return "varying";
+    case state::partial:
+      return "partial";
   }
   return "?";
 }
@@ -39,8 +43,9 @@ struct dim_placement {
 
 using dim_list = static_vector<dim_id, max_dims>;
 
-/// How a tensor lies on a mesh, as a value: the one thing that all rules and plans compute with. Dims are in memory order
-/// (row-major). An axis in none of the four places is invariant too, but unmentioned, which a layer's boundary refuses.
+/// How a tensor lies on a mesh, as a value: the one thing that all rules and plans compute with. Dims are in memory
+/// order (row-major). An axis in none of the four places is invariant too, but unmentioned, which a layer's boundary
+/// refuses.
 struct layout {
   static_vector<dim_placement, max_dims> dims;
   axis_list replicated;  // these three are sorted by name, so that equal layouts compare equal
@@ -69,9 +74,7 @@ struct layout {
     if (replicated.contains(axis)) return state::replicated;
     return sharded_by(axis) ? state::varying : state::invariant;
   }
-  constexpr bool mentions(axis_id axis) const {
-    return invariant.contains(axis) || state_of(axis) != state::invariant;
-  }
+  constexpr bool mentions(axis_id axis) const { return invariant.contains(axis) || state_of(axis) != state::invariant; }
   constexpr dim_list dim_order() const {
     dim_list list;
     for (const dim_placement& p : dims) list.push_back(p.dim);

@@ -7,14 +7,14 @@
 namespace plait {
 
 /// Whether a plan may take axes and dims that its two ends do not name. `none`: only the axes on which the ends differ
-/// move, and each shards only dims that it shards at an end, so that a plan never loads a link that the specs do not speak
-/// of. `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
+/// move, and each shards only dims that it shards at an end, so that a plan never loads a link that the specs do not
+/// speak of. `any`: replicas over other axes may share the work; rarely worth its extra steps, never more bytes.
 enum class detours : std::uint8_t { none, any };
 
 namespace detail {
 
-/// Where the moving axes of a plan are: a node of the search. Places: 0 invariant, 1 replicated, 2 partial, 3 + i: shards
-/// dim i, at `order` among the moving axes there (those that do not move lie outside them and stay).
+/// Where the moving axes of a plan are: a node of the search. Places: 0 invariant, 1 replicated, 2 partial, 3 + i:
+/// shards dim i, at `order` among the moving axes there (those that do not move lie outside them and stay).
 struct arrangement {
   std::int8_t place[max_axes]{};
   std::int8_t order[max_axes]{};
@@ -36,9 +36,9 @@ struct search_node {
   bool exchanged = false;  ///< reached by an all-to-all
 };
 
-/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror (an all-gather
-/// costs the growth of the world's total volume, a reduce-scatter its shrinkage, an all-reduce both, an all-to-all what
-/// leaves its rank), then the number of moves.
+/// Shortest path over arrangements of the moving axes. Costs are wire bytes of each move and of its mirror (an
+/// all-gather costs the growth of the world's total volume, a reduce-scatter its shrinkage, an all-reduce both, an
+/// all-to-all what leaves its rank), then the number of moves.
 class plan_search {
  public:
   constexpr plan_search(const layout& from, const layout& to, const axis_list& moving, const mesh_shape& mesh,
@@ -149,8 +149,12 @@ class plan_search {
 
   constexpr void reach(int parent, const arrangement& x, double cost, bool exchanged = false) {
     if (!divides(x) && !(x == goal_)) return;
-    const search_node next{x, nodes_[static_cast<std::size_t>(parent)].bytes + cost,
-                           nodes_[static_cast<std::size_t>(parent)].moves + 1, parent, false, exchanged};
+    const search_node next{x,
+                           nodes_[static_cast<std::size_t>(parent)].bytes + cost,
+                           nodes_[static_cast<std::size_t>(parent)].moves + 1,
+                           parent,
+                           false,
+                           exchanged};
     for (search_node& n : nodes_)
       if (n.at == x) {
         if (!n.closed && cheaper(next, n)) n = next;
@@ -290,8 +294,9 @@ class plan_search {
       add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
   }
 
-  /// What lies outside a sharding axis on its dim: the number of parts, and the axes whose extents are unknown. Where both
-  /// are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of each other.
+  /// What lies outside a sharding axis on its dim: the number of parts, and the axes whose extents are unknown. Where
+  /// both are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of
+  /// each other.
   struct outer_parts {
     std::int64_t parts = 1;
     unsigned unknown = 0;
@@ -302,8 +307,10 @@ class plan_search {
     if (x.place[i] < first_dim) return outer;
     for (std::size_t j = 0; j < count_; ++j)
       if (x.place[j] == x.place[i] && x.order[j] < x.order[i]) {
-        if (known_[j]) outer.parts *= extent_[j];
-        else outer.unknown |= 1u << j;
+        if (known_[j])
+          outer.parts *= extent_[j];
+        else
+          outer.unknown |= 1u << j;
       }
     return outer;
   }

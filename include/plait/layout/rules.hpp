@@ -36,8 +36,9 @@ constexpr verdict same_parts(const layout& a, const layout& b) {
   return worst;
 }
 
-/// The state on one axis of an elementwise combination of values that agree on their parts; `varying` stands for any dim.
-/// A value that is replicated goes with one that varies only if it lacks the sharded dim; that is `same_parts`' business.
+/// The state on one axis of an elementwise combination of values that agree on their parts; `varying` stands for any
+/// dim. A value that is replicated goes with one that varies only if it lacks the sharded dim; that is `same_parts`'
+/// business.
 struct axis_outcome {
   state result;
   rule code;
@@ -68,9 +69,9 @@ constexpr void settle(layout& result, axis_id axis, state s) {
 
 }  // namespace detail
 
-/// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out` is
-/// a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a partial
-/// result; a sharded operand needs a replicated (not invariant) partner; a partial one likewise.
+/// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out`
+/// is a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a
+/// partial result; a sharded operand needs a replicated (not invariant) partner; a partial one likewise.
 constexpr ruled contract(const layout& a, const layout& b, const dim_list& out) {
   ruled r;
   r.verdict = detail::same_parts(a, b);
@@ -164,14 +165,15 @@ constexpr ruled softmax(const layout& a, dim_id dim) {
 constexpr ruled normalize(const layout& x, const layout& weight, dim_id dim) {
   ruled r = pointwise(combine::product, {&x, &weight});
   if (!x.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
-  for (axis_id axis : x.partial) r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, weight.state_of(axis)});
+  for (axis_id axis : x.partial)
+    r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, weight.state_of(axis)});
   return r;
 }
 
 namespace detail {
 
-/// An operand without a gradient (token ids, labels): it only has to hold the right part, so invariant and replicated are
-/// one. `must_vary` is the dim that has to be sharded on this axis, if any.
+/// An operand without a gradient (token ids, labels): it only has to hold the right part, so invariant and replicated
+/// are one. `must_vary` is the dim that has to be sharded on this axis, if any.
 constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must_vary, state partner) {
   const state s = indices.state_of(axis);
   const dim_id d = indices.sharded_by(axis);
@@ -184,8 +186,8 @@ constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must
 
 }  // namespace detail
 
-/// Lookup of `ids` in the rows (dim `rows`) of `table`: the result has the dims of `ids`, then the table's other dims. A
-/// table with sharded rows gives zeros for rows that it does not hold, so the result is partial there.
+/// Lookup of `ids` in the rows (dim `rows`) of `table`: the result has the dims of `ids`, then the table's other dims.
+/// A table with sharded rows gives zeros for rows that it does not hold, so the result is partial there.
 constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
   ruled r;
   if (!table.has(rows)) r.verdict.worsen({rule::dims_differ, {}, rows});
@@ -211,8 +213,8 @@ constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
   return r;
 }
 
-/// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded: the operation
-/// reduces its statistics itself, so its result, one loss for each row, is invariant over those axes.
+/// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded: the
+/// operation reduces its statistics itself, so its result, one loss for each row, is invariant over those axes.
 constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id classes) {
   ruled r;
   const int at = logits.find(classes);
@@ -241,7 +243,8 @@ struct attention_dims {
 namespace detail {
 
 /// What one axis says of attention with the operand `kv`, which is k or, where the operation is linear in it, v.
-constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attention_dims& dims, axis_id axis, bool is_v) {
+constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attention_dims& dims, axis_id axis,
+                                 bool is_v) {
   const state sq = q.state_of(axis), sk = kv.state_of(axis);
   const dim_id dq = q.sharded_by(axis), dk = kv.sharded_by(axis);
   const dim_id depth = q.dims.empty() ? dim_id{} : q.dims.back().dim;
@@ -260,9 +263,9 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
 
 }  // namespace detail
 
-/// Grouped-query attention of local heads over a whole sequence: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. kv
-/// heads may be sharded over the leading axes of heads only, and are replicated over the rest. The operation is linear in v,
-/// so that a partial v with replicated q and k gives a partial result.
+/// Grouped-query attention of local heads over a whole sequence: q [.., seq, heads, d], k and v [.., seq, kv_heads, d].
+/// kv heads may be sharded over the leading axes of heads only, and are replicated over the rest. The operation is
+/// linear in v, so that a partial v with replicated q and k gives a partial result.
 constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
   ruled r{q, {}};
   for (const layout* kv : {&k, &v}) {
@@ -284,14 +287,15 @@ constexpr ruled attend(const layout& q, const layout& k, const layout& v, const 
   return r;
 }
 
-/// What a layer's boundary demands of a spec: every axis of the mesh is mentioned, so that none is forgotten by silence,
-/// and the mesh has every axis that the spec mentions.
+/// What a layer's boundary demands of a spec: every axis of the mesh is mentioned, so that none is forgotten by
+/// silence, and the mesh has every axis that the spec mentions.
 constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)
     if (!a.mentions(axis)) worst.worsen({rule::axis_unmentioned, axis, {}});
   for (axis_id axis : a.mentioned())
-    if (!mesh.has(axis)) worst.worsen({rule::axis_unknown, axis, a.sharded_by(axis), a.state_of(axis), a.state_of(axis)});
+    if (!mesh.has(axis))
+      worst.worsen({rule::axis_unknown, axis, a.sharded_by(axis), a.state_of(axis), a.state_of(axis)});
   return worst;
 }
 
