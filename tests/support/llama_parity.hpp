@@ -1,0 +1,264 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/models/llama.hpp"
+#include "plait/models/strategies.hpp"
+#include "plait/plan/step_traffic.hpp"
+
+#include "plait/comm/threads.hpp"
+
+/// Trains small Llamas on a mesh and compares everything with one rank.
+namespace plait::test {
+
+/// What is trained. Every token is a function of its global sample and position, so that all meshes see the same data.
+struct scenario {
+  llama_config config;
+  llama_options options{};
+  std::int64_t batch = 16;  ///< sequences in a global batch
+  std::int64_t seq = 16;
+  std::int64_t microbatches = 1;
+  std::int64_t steps = 5;
+  std::int64_t masked_from = -1;  ///< all labels of the samples of a batch from this one to `masked_to` are ignored
+  std::int64_t masked_to = -1;
+  double learning_rate = 3e-3;
+  adamw_options optimizer{};
+};
+
+struct named_values {
+  std::string name;
+  std::vector<double> values;
+  bool clean_padding = true;  ///< whether the rows beyond the logical shape are zero
+};
+
+/// What one rank saw; tensors are gathered to their full logical shape.
+struct rank_outcome {
+  std::vector<step_result> steps;
+  std::vector<named_values> initial, first_gradients, last_gradients, weights;
+  ledger measured, predicted;  ///< of the last step
+  std::int64_t saved_predicted = 0, saved_measured = 0;
+};
+
+inline llama_config small_config(std::int64_t heads = 16, std::int64_t kv_heads = 2) {
+  llama_config c;
+  c.vocab = 61;
+  c.hidden = 48;
+  c.layers = 2;
+  c.heads = heads;
+  c.kv_heads = kv_heads;
+  c.head_dim = 4;
+  c.ffn = 96;
+  c.initializer_range = 0.1;
+  return c;
+}
+
+/// A text that a model can learn: the next token follows from the last, but for one in nine.
+inline std::int64_t token_at(std::int64_t sample, std::int64_t position, std::int64_t vocab) {
+  const std::int64_t noise = (sample * 7919 + position * 104729) % 9 == 0 ? sample + position : 0;
+  return (sample * 11 + position * 5 + noise + (sample * sample) % 13) % vocab;
+}
+
+template <class Tokens>
+void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels) {
+  const box& part = ids.part();
+  std::int64_t at = 0;
+  for (std::int64_t i = 0; i < part.local[0]; ++i)
+    for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
+      const std::int64_t sample = first_sample + part.offset[0] + i, position = part.offset[1] + j;
+      const std::int64_t in_batch = sample % s.batch;
+      const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4);
+      ids.data()[at] = token_at(sample, position, s.config.vocab);
+      labels.data()[at] = masked ? -100 : token_at(sample, position + 1, s.config.vocab);
+    }
+}
+
+/// All of a tensor that lies as `from` does, on every rank, without its padding.
+template <class T>
+named_values gather_full(context<cpu>& ctx, const parameter_info& info, const layout& from, const T* local) {
+  layout whole;
+  for (const dim_placement& p : from.dims) whole.dims.push_back({p.dim, {}});
+  const executor moves(from, whole, ctx.ranks, ctx.sizes, "gathering " + info.name);
+  std::vector<T> all(static_cast<std::size_t>(moves.to().local_size()));
+  moves.run(ctx.device, local, all.data(), dtype_of<T>);
+  std::size_t logical = 1;
+  for (std::int64_t n : info.shape) logical *= static_cast<std::size_t>(n);
+  named_values out{info.name, {}, true};
+  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= all[i] == T(0);
+  out.values.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(logical));
+  return out;
+}
+
+template <class Model>
+std::vector<named_values> gather_values(context<cpu>& ctx, Model& model) {
+  std::vector<named_values> all;
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p.info(), p.stored(), p.value())); });
+  return all;
+}
+template <class Model>
+std::vector<named_values> gather_gradients(context<cpu>& ctx, Model& model) {
+  std::vector<named_values> all;
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p.info(), dual(p.stored()), p.gradient())); });
+  return all;
+}
+
+/// Trains on one rank's share of `ranks`.
+template <class T, strategy S>
+rank_outcome train_rank(const scenario& s, world& ranks) {
+  cpu device;
+  const std::int64_t microbatch = s.batch / s.microbatches;
+  context<cpu> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
+  llama<T, S> model(ctx, s.config, s.options);
+  adamw<T> optimizer(s.optimizer);
+  model.visit([&](auto& p) { p.initialize(ctx); });
+  rank_outcome out;
+  out.initial = gather_values(ctx, model);
+  for (std::int64_t step = 0; step < s.steps; ++step) {
+    ctx.first_sample = step * s.batch;
+    ranks.ledger().clear();
+    out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0,
+                                   [&](std::int64_t i, auto& ids, auto& labels) {
+                                     fill_tokens(s, step * s.batch + i * microbatch, ids, labels);
+                                   }));
+    out.measured = ranks.ledger();
+    if (step == 0) out.first_gradients = gather_gradients(ctx, model);
+  }
+  out.predicted = predict_step_traffic(ctx, model, optimizer, s.microbatches);
+  out.last_gradients = gather_gradients(ctx, model);
+  out.weights = gather_values(ctx, model);
+
+  model.visit([&](auto& p) { p.gather(ctx); });
+  typename llama<T, S>::tokens ids(ctx), labels(ctx);
+  fill_tokens(s, 0, ids, labels);
+  const std::size_t before = device.bytes_in_use();
+  {
+    typename llama<T, S>::saved kept;
+    const auto sum = model.forward(ctx, ids, labels, &kept);
+    out.saved_measured = static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double));  // and the sum
+  }
+  out.saved_predicted = model.saved_bytes(ctx);
+  return out;
+}
+
+/// All ranks' outcomes on the mesh dp x tp x tp_rep.
+template <class T, strategy S>
+std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
+  const typename S::mesh mesh{dp_ranks, split.tp, split.tp_rep};
+  std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+    world ranks(mesh.shape(), c);
+    all[static_cast<std::size_t>(ranks.rank())] = train_rank<T, S>(s, ranks);
+  });
+  return all;
+}
+
+/// |a - b| / |b| in the Euclidean norm; |a| where b is zero.
+inline double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  const double d = std::sqrt(difference);
+  return std::isfinite(d) ? (size > 0 ? d / std::sqrt(size) : d) : INFINITY;
+}
+
+inline void check_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance, const char* what) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    INFO(what << " of " << a[i].name);
+    CHECK(a[i].name == b[i].name);
+    CHECK(a[i].clean_padding);
+    CHECK(relative_difference(a[i].values, b[i].values) <= tolerance);
+  }
+}
+
+/// Every label and kind: calls, payload and wire bytes are those predicted from the layouts.
+inline void check_ledger(const ledger& measured, const ledger& predicted) {
+  for (const ledger* book : {&measured, &predicted})
+    for (const ledger::row& row : book->rows)
+      for (int k = 0; k < collective_kinds; ++k) {
+        const auto kind = static_cast<collective>(k);
+        const ledger::entry m = measured.total(row.label, kind), p = predicted.total(row.label, kind);
+        INFO(row.label << " " << name_of(kind));
+        CHECK(m.calls == p.calls);
+        CHECK(m.payload == p.payload);
+        CHECK(m.wire == p.wire);
+      }
+}
+
+/// Compares what each rank saw with one rank. Random numbers do not depend on the mesh, so initial weights are equal bit
+/// for bit.
+inline void check_parity(const rank_outcome& one, const rank_outcome& got, double tolerance) {
+  REQUIRE(one.steps.size() == got.steps.size());
+  for (std::size_t i = 0; i < one.steps.size(); ++i) {
+    INFO("step " << i);
+    CHECK(got.steps[i].tokens == one.steps[i].tokens);
+    CHECK(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * std::abs(one.steps[i].loss));
+    CHECK(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm);
+  }
+  check_tensors(got.initial, one.initial, 0.0, "initial value");
+  check_tensors(got.first_gradients, one.first_gradients, tolerance, "gradient of the first step");
+  check_tensors(got.last_gradients, one.last_gradients, tolerance, "gradient of the last step");
+  check_tensors(got.weights, one.weights, tolerance, "weight after the last step");
+}
+
+template <class T>
+inline constexpr double parity_tolerance = sizeof(T) == 8 ? 1e-10 : 1e-5;
+
+/// Trains on dp x tp ranks and compares all ranks with `one`.
+template <class T, strategy S>
+void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  INFO("dp=" << dp_ranks << " tp=" << tp_ranks << " microbatches=" << s.microbatches);
+  const std::vector<rank_outcome> all = train_mesh<T, S>(s, dp_ranks, tp_ranks);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    INFO("rank " << r);
+    check_parity(one, all[r], parity_tolerance<T>);
+    check_ledger(all[r].measured, all[r].predicted);
+    CHECK(all[r].saved_measured == all[r].saved_predicted);
+  }
+}
+
+template <class T, strategy S>
+rank_outcome train_one(const scenario& s) {
+  return std::move(train_mesh<T, S>(s, 1, 1)[0]);
+}
+
+/// Every factorisation dp x tp of 1, 2, 4, 8 and 16 ranks; from tp = 4 on there are fewer kv heads than ranks.
+template <class T, strategy S>
+void check_powers_of_two(scenario s) {
+  s.config.heads = 16, s.config.kv_heads = 2, s.batch = s.seq = 16;
+  const rank_outcome one = train_one<T, S>(s);
+  CHECK(one.steps.back().loss < one.steps.front().loss);
+  for (const std::int64_t ranks : {1, 2, 4, 8, 16})
+    for (std::int64_t tp_ranks = 1; tp_ranks <= ranks; tp_ranks *= 2) check_mesh<T, S>(s, one, ranks / tp_ranks, tp_ranks);
+}
+
+/// Meshes of 3, 6, 9 and 12 ranks; at tp = 12 each kv head is on two ranks.
+template <class T, strategy S>
+void check_threes(scenario s) {
+  s.config.heads = 12, s.config.kv_heads = 6, s.batch = s.seq = 12;
+  const rank_outcome one = train_one<T, S>(s);
+  CHECK(one.steps.back().loss < one.steps.front().loss);
+  using mesh_of = std::pair<std::int64_t, std::int64_t>;
+  for (const auto& [dp_ranks, tp_ranks] : {mesh_of{3, 1}, {1, 3}, {6, 1}, {3, 2}, {2, 3}, {1, 6}, {3, 3}, {4, 3}, {2, 6}, {6, 2}, {12, 1}, {1, 12}})
+    check_mesh<T, S>(s, one, dp_ranks, tp_ranks);
+}
+
+/// Every factorisation of 2, 4 and 8 ranks that a scenario's sizes allow.
+template <class T, strategy S>
+void check_some(const scenario& s) {
+  const rank_outcome one = train_one<T, S>(s);
+  using mesh_of = std::pair<std::int64_t, std::int64_t>;
+  for (const auto& [dp_ranks, tp_ranks] : {mesh_of{2, 1}, {1, 2}, {4, 1}, {2, 2}, {1, 4}, {4, 2}, {2, 4}, {1, 8}})
+    check_mesh<T, S>(s, one, dp_ranks, tp_ranks);
+}
+
+}  // namespace plait::test
