@@ -7,6 +7,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counted.hpp"
+#include "plait/comm/planned.hpp"
 #include "plait/mesh/mesh.hpp"
 
 namespace plait {
@@ -29,14 +30,10 @@ class world {
     if (shape_.size() != root_.size())
       fail("the mesh has " + std::to_string(shape_.size()) + " ranks, but the communicator has " +
            std::to_string(root_.size()) + ": the extents of the axes must multiply to the number of ranks");
-    const unsigned sets = 1u << shape_.axes.size();
-    for (unsigned set = 1; set < sets; ++set) {
-      axis_list axes;
-      for (std::size_t i = 0; i < shape_.axes.size(); ++i)
-        if (set >> i & 1u) axes.push_back(shape_.axes[i]);
-      if (pruned(axes) == axes) make(axes);
-    }
+    make_groups();
   }
+  /// The view of `rank` on a mesh that does not run: everything can be asked, nothing communicated.
+  static world planned(const mesh_shape& shape, std::int64_t rank = 0) { return world(shape, rank); }
   world(const world&) = delete;
   world& operator=(const world&) = delete;
 
@@ -70,7 +67,29 @@ class world {
     any_communicator comm;
   };
 
+  world(const mesh_shape& shape, std::int64_t rank)
+      : shape_(shape),
+        root_(planned_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
+        ledger_(std::make_shared<plait::ledger>()),
+        planned_(true) {
+    make_groups();
+  }
+
+  void make_groups() {
+    for (unsigned set = 1; set < 1u << shape_.axes.size(); ++set) {
+      axis_list axes;
+      for (std::size_t i = 0; i < shape_.axes.size(); ++i)
+        if (set >> i & 1u) axes.push_back(shape_.axes[i]);
+      if (pruned(axes) == axes) make(axes);
+    }
+  }
+
   any_communicator& make(const axis_list& axes) {
+    if (planned_) {
+      groups_.push_back({axes, planned_communicator(static_cast<int>(shape_.index_in(rank(), axes)),
+                                                    static_cast<int>(shape_.size(axes)), label_of(axes))});
+      return groups_.back().comm;
+    }
     any_communicator part = root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
                                         static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
     groups_.push_back({axes, any_communicator(counted<any_communicator>(std::move(part), ledger_, events_))});
@@ -82,6 +101,7 @@ class world {
   std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
+  bool planned_ = false;
 };
 
 }  // namespace plait

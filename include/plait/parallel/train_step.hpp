@@ -15,8 +15,6 @@ struct step_result {
   std::int64_t tokens = 0;   ///< counted tokens of the global batch
 };
 
-namespace detail {
-
 /// Completes a scalar that is partial over `axes`.
 template <compute_device Device>
 double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value) {
@@ -27,8 +25,6 @@ double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value)
   if (!ordered.empty()) ctx.ranks.group(ordered).all_reduce(&value, &value, 1, dtype::f64, reduce_op::sum);
   return value;
 }
-
-}  // namespace detail
 
 /// One optimizer step over any number of microbatches. The loss is the sum over all tokens of the global batch divided by
 /// their number, whatever the layout and the number of microbatches; there is no other scale anywhere.
@@ -50,7 +46,7 @@ step_result train_step(context<Device>& ctx, Model& model, adamw<T, Device>& opt
   }
   axis_list sharding;
   for (const dim_placement& p : layout_v<typename tokens::spec>.dims) sharding = union_of(sharding, p.axes);
-  counted = detail::resolve_scalar(ctx, sharding, counted);
+  counted = resolve_scalar(ctx, sharding, counted);
 
   model.visit([&](parameter_base<T, Device>& p) {
     p.gather(ctx);
@@ -67,7 +63,7 @@ step_result train_step(context<Device>& ctx, Model& model, adamw<T, Device>& opt
     ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
   }
   ctx.first_sample = first;
-  sum = detail::resolve_scalar(ctx, layout_v<typename Model::loss_sum::spec>.partial, sum);
+  sum = resolve_scalar(ctx, layout_v<typename Model::loss_sum::spec>.partial, sum);
 
   gradient_norm<Device> norm;
   model.visit([&](parameter_base<T, Device>& p) {

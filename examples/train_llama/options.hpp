@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/data/sampler.hpp"
+#include "plait/mesh/mesh.hpp"
+#include "plait/models/llama_config.hpp"
+#include "plait/optim/lr_schedule.hpp"
+
+/// What the command line says, checked as far as that is possible without ranks.
+struct options {
+  std::string mesh = "dp=1,tp=1";
+  std::string backend = "threads";
+  std::string model = "tiny";
+  std::string strategy = "sp";
+  std::string store = "whole";
+  std::vector<std::string> data;
+  std::string data_format = "auto";
+  std::int64_t steps = 100;
+  std::int64_t seq = 128;
+  std::int64_t micro_batch = 4;
+  std::int64_t global_batch = 0;  ///< 0: one microbatch per step
+  std::uint64_t seed = 1;
+  std::string precision = "float";
+  std::string recompute = "none";
+  double lr = 3e-3;
+  std::int64_t warmup = -1;  ///< -1: a tenth of the steps
+  double min_lr_ratio = 0.1;
+  std::string lr_schedule = "cosine";
+  double clip = 1.0;
+  double weight_decay = 0.1;
+  double dropout = 0;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  double held_out = 0;
+  int threads = 1;
+  std::string log, plot;
+  std::int64_t sample = 200;
+  double temperature = 0.8;
+  std::string prompt = "And ";
+  bool dry_run = false;
+};
+
+/// What all ranks share: the options, and what they name.
+struct setup {
+  options opt;
+  plait::llama_config config;
+  plait::mesh_shape mesh;  ///< of dp, tp and tp_rep
+  std::int64_t microbatches = 1;
+  std::int64_t sequences = 1;  ///< in a microbatch over the whole mesh
+  std::optional<plait::sampler> data{};
+  plait::lr_schedule rate;
+  double entropy = 0;  ///< unigram entropy of the data, nats; 0 if not known
+};
+
+/// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false after --help.
+bool parse(int argc, char** argv, options& opt);
+
+/// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh has.
+setup prepare(const options& opt, std::int64_t ranks);
