@@ -40,16 +40,16 @@ inline bf16 narrow(float x) {
 
 /// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
 template <reduce_op Op, class T>
-inline T combine(T a, T b) {
+inline T reduced(T a, T b) {
   if constexpr (Op == reduce_op::sum && std::is_integral_v<T>) {
     using word = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<word>(a) + static_cast<word>(b));
   } else if constexpr (Op == reduce_op::sum) {
     return a + b;
   } else if constexpr (Op == reduce_op::max) {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   } else {
-    return (a < b) | (a != a) ? a : b;
+    return ((a < b) | (a != a)) ? a : b;
   }
 }
 
@@ -80,9 +80,9 @@ template <reduce_op Op, class T, class A>
 inline void begin_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(loaded(a[j]), loaded(b[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(loaded(a[j]), loaded(b[j]));
   }
-  for (; i < n; ++i) acc[i] = combine<Op>(loaded(a[i]), loaded(b[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(loaded(a[i]), loaded(b[i]));
 }
 
 /// acc = acc op a
@@ -90,9 +90,9 @@ template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(acc[j], loaded(a[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(acc[j], loaded(a[j]));
   }
-  for (; i < n; ++i) acc[i] = combine<Op>(acc[i], loaded(a[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(acc[i], loaded(a[i]));
 }
 
 /// acc = (acc op a) op b: the same order with half the passes over the accumulators
@@ -100,9 +100,9 @@ template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = combine<Op>(combine<Op>(acc[j], loaded(a[j])), loaded(b[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(reduced<Op>(acc[j], loaded(a[j])), loaded(b[j]));
   }
-  for (; i < n; ++i) acc[i] = combine<Op>(combine<Op>(acc[i], loaded(a[i])), loaded(b[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(reduced<Op>(acc[i], loaded(a[i])), loaded(b[i]));
 }
 
 template <class T, class A>
