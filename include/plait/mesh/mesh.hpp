@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include "plait/core/static_vector.hpp"
 #include "plait/core/tag.hpp"
@@ -21,7 +22,8 @@ inline constexpr std::int64_t dynamic = -1;
 /// One direction of a mesh: a tag and its extent (number of ranks along it), static or `dynamic`.
 template <axis_like Tag, std::int64_t Extent = dynamic>
 struct axis {
-  static_assert(Extent == dynamic || Extent >= 1, "an axis' extent is a number of ranks: at least 1, or plait::dynamic");
+  static_assert(Extent == dynamic || Extent >= 1,
+                "an axis' extent is a number of ranks: at least 1, or plait::dynamic");
   using tag = Tag;
   static constexpr std::int64_t extent = Extent;
 };
@@ -57,8 +59,8 @@ struct mesh_shape {
     }
     return 0;
   }
-  /// Place of `rank` in the group that `group` spans, the first axis major. This is the index of its shard when a dim is
-  /// sharded over those axes in that order.
+  /// Place of `rank` in the group that `group` spans, the first axis major. This is the index of its shard when a dim
+  /// is sharded over those axes in that order.
   constexpr std::int64_t index_in(std::int64_t rank, const axis_list& group) const {
     std::int64_t index = 0;
     for (axis_id axis : group) index = index * extent(axis) + coordinate(rank, axis);
@@ -125,7 +127,8 @@ struct mesh {
     requires(rank_dynamic == 0)
   {}
   template <class... Extents>
-    requires(sizeof...(Extents) == rank_dynamic && rank_dynamic > 0 && (std::convertible_to<Extents, std::int64_t> && ...))
+    requires(sizeof...(Extents) == rank_dynamic && rank_dynamic > 0 &&
+             (std::convertible_to<Extents, std::int64_t> && ...))
   constexpr explicit mesh(Extents... extents) : dynamic_{static_cast<std::int64_t>(extents)...} {}
   /// From a shape, such as a parsed command line; the static extents must agree (`parse_mesh` checks them).
   static constexpr mesh from(const mesh_shape& shape) {
@@ -148,6 +151,43 @@ struct mesh {
     return result;
   }
   constexpr std::int64_t size() const { return shape().size(); }
+
+  // The arithmetic of `mesh_shape` for axes that are known as types: straight-line code, constants where extents are
+  // static. An axis that the mesh does not have has extent 1 and coordinate 0.
+
+  /// Number of ranks along `Tag`.
+  template <axis_like Tag>
+  constexpr std::int64_t extent() const {
+    std::int64_t n = 1;
+    std::size_t next = 0;
+    ((std::is_same_v<typename Axes::tag, Tag> ? void(n = Axes::extent == dynamic ? dynamic_[next] : Axes::extent)
+                                              : void(),
+      next += Axes::extent == dynamic ? 1 : 0),
+     ...);
+    return n;
+  }
+  /// How far apart in the list of ranks neighbours along `Tag` are.
+  template <axis_like Tag>
+  constexpr std::int64_t stride() const {
+    std::int64_t n = 1;
+    bool inside = false;
+    ((inside ? void(n *= extent<typename Axes::tag>()) : void(),
+      inside = inside || std::is_same_v<typename Axes::tag, Tag>),
+     ...);
+    return n;
+  }
+  /// Place of a rank along `Tag`.
+  template <axis_like Tag>
+  constexpr std::int64_t coordinate(std::int64_t rank_of_mesh) const {
+    return rank_of_mesh / stride<Tag>() % extent<Tag>();
+  }
+  /// Place of a rank in the group that `Tags` span, the first one major.
+  template <axis_like... Tags>
+  constexpr std::int64_t index_in(std::int64_t rank_of_mesh) const {
+    std::int64_t index = 0;
+    ((index = index * extent<Tags>() + coordinate<Tags>(rank_of_mesh)), ...);
+    return index;
+  }
 
  private:
   struct uninitialised {};

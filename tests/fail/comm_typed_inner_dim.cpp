@@ -1,0 +1,14 @@
+// expect: only the parts of a first dim lie one after the other: let redistribute gather and scatter the rest
+// errors-at-most: 1
+#include "comm_cases.hpp"
+
+using namespace cases;
+
+void gather(any_communicator& comm, const float* x, float* y) {
+  const typed_group<any_communicator, tp> group(comm);
+#ifdef PLAIT_FAIL_FIX
+  group.all_gather(local_part<const float, scattered>{x}, local_part<float, complete>{y}, 8);
+#else
+  group.all_gather(local_part<const float, spec<seq, shard<hidden, tp>>>{x}, local_part<float, complete>{y}, 8);
+#endif
+}
