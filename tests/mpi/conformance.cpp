@@ -1,7 +1,8 @@
 // The conformance suite over MPI: mpirun -n 4 conformance
+#include "../support/conformance.hpp"
+
 #include <cstdio>
 
-#include "../support/conformance.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counted.hpp"
 #include "plait/comm/mpi.hpp"

@@ -1,4 +1,5 @@
-// Programs that must end on every rank, with a text and a non-zero exit code: mpirun -n 4 throws throw|deadline|abort|count
+// Programs that must end on every rank, with a text and a non-zero exit code: mpirun -n 4 throws
+// throw|deadline|abort|count
 #include <chrono>
 #include <cstdio>
 #include <stdexcept>

@@ -11,8 +11,8 @@
 
 #include "plait/comm/communicator.hpp"
 
-// What every model of `communicator` must do, on any number of ranks. Every rank calls `conformance(comm)`; a difference
-// throws plait::error. The values are small integers, so that sums are exact in every dtype.
+// What every model of `communicator` must do, on any number of ranks. Every rank calls `conformance(comm)`; a
+// difference throws plait::error. The values are small integers, so that sums are exact in every dtype.
 namespace plait::test {
 
 template <class T>
@@ -35,7 +35,8 @@ double value(T x) {
 
 /// In 0..7: element `i` of rank `rank`, for test number `salt`.
 inline int pattern(int rank, std::size_t i, unsigned salt) {
-  std::uint64_t h = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u ^ (i + 1) * 0xc2b2ae3d27d4eb4fu ^ salt * 0x165667b19e3779f9u;
+  std::uint64_t h = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u ^ (i + 1) * 0xc2b2ae3d27d4eb4fu ^
+                    salt * 0x165667b19e3779f9u;
   h ^= h >> 29;
   h *= 0xbf58476d1ce4e5b9u;
   return static_cast<int>(h >> 61);
@@ -61,8 +62,9 @@ template <class T, class Expected>
 void expect(const char* what, const T* got, std::size_t n, const Expected& expected) {
   for (std::size_t i = 0; i < n; ++i) {
     if (value(got[i]) != static_cast<double>(expected(i))) {
-      fail(std::string("conformance: ") + what + " of " + std::to_string(n) + " " + name_of(dtype_of<T>) + ": element " +
-           std::to_string(i) + " is " + std::to_string(value(got[i])) + ", expected " + std::to_string(expected(i)));
+      fail(std::string("conformance: ") + what + " of " + std::to_string(n) + " " + name_of(dtype_of<T>) +
+           ": element " + std::to_string(i) + " is " + std::to_string(value(got[i])) + ", expected " +
+           std::to_string(expected(i)));
     }
   }
 }
@@ -157,7 +159,8 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
   }
   std::vector<T> in(sends), out(receives, make<T>(9));
   for (std::size_t k = 0; k < p; ++k) {
-    for (std::size_t i = 0; i < sc[k]; ++i) in[so[k] + i] = make<T>(pattern(comm.rank(), i, salt + static_cast<unsigned>(k)));
+    for (std::size_t i = 0; i < sc[k]; ++i)
+      in[so[k] + i] = make<T>(pattern(comm.rank(), i, salt + static_cast<unsigned>(k)));
   }
   if (started(h)) {
     request r = comm.start_all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
@@ -355,14 +358,29 @@ void check_random(C& comm, unsigned seed, int steps) {
     const auto which = random() % 3, kind = random() % 8;
     C& c = which == 0 ? comm : which == 1 ? half : block;
     switch (kind) {
-      case 0: check_all_reduce<bf16>(c, n, op, h, salt); break;
-      case 1: check_all_gather<float>(c, n, h, salt); break;
-      case 2: check_reduce_scatter<double>(c, n, op, h, salt); break;
-      case 3: check_all_to_all<std::int64_t>(c, n, h, salt); break;
-      case 4: check_all_to_all_v<float>(c, n / 4, h, salt); break;
-      case 5: check_broadcast<std::uint8_t>(c, n, static_cast<int>(salt) % c.size(), h, salt); break;
-      case 6: check_ring<float>(c, n, salt); break;
-      default: c.barrier();
+      case 0:
+        check_all_reduce<bf16>(c, n, op, h, salt);
+        break;
+      case 1:
+        check_all_gather<float>(c, n, h, salt);
+        break;
+      case 2:
+        check_reduce_scatter<double>(c, n, op, h, salt);
+        break;
+      case 3:
+        check_all_to_all<std::int64_t>(c, n, h, salt);
+        break;
+      case 4:
+        check_all_to_all_v<float>(c, n / 4, h, salt);
+        break;
+      case 5:
+        check_broadcast<std::uint8_t>(c, n, static_cast<int>(salt) % c.size(), h, salt);
+        break;
+      case 6:
+        check_ring<float>(c, n, salt);
+        break;
+      default:
+        c.barrier();
     }
   }
 }

@@ -1,8 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <random>
+#include <thread>
 #include <vector>
 
 #include "plait/comm/counted.hpp"
@@ -115,12 +118,59 @@ TEST_CASE("the flight recorder keeps the last operations in order") {
     f.mark(ticket, i % 2 == 0 ? flight_recorder::state::completed : flight_recorder::state::waiting);
   }
   f.mark(0, flight_recorder::state::started);  // gone from the ring: must not touch another one
-  CHECK(f.text(2) == "send #18 on 'a group with a name that is muc' 18 KB completed; "
-                     "send #19 on 'a group with a name that is muc' 19 KB waiting");
+  CHECK(f.text(2) ==
+        "send #18 on 'a group with a name that is muc' 18 KB completed; "
+        "send #19 on 'a group with a name that is muc' 19 KB waiting");
   CHECK(bytes_text(0) == "0 B");
   CHECK(bytes_text(1536) == "1.5 KB");
   CHECK(bytes_text(std::uint64_t{3} << 20) == "3 MB");
   CHECK(bytes_text(std::uint64_t{100} << 20) == "100 MB");
+}
+
+TEST_CASE("waiting for a late rank counts as time in the communicator") {
+  threads::run(2, [](threads::communicator& world) {
+    auto book = std::make_shared<ledger>();
+    auto events = std::make_shared<recorder>();
+    counted<threads::communicator> c(world, book, events);
+    const auto late = [&] {
+      if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    };
+    float x = 1;
+    late();
+    c.all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
+    if (c.rank() == 1) CHECK(book->total("world", collective::all_reduce).seconds > 0.01);
+    late();
+    c.start_all_gather(&x, std::vector<float>(2).data(), 0, dtype::f32).wait();
+    if (c.rank() == 1) {
+      CHECK(book->total("world", collective::all_gather).seconds > 0.01);
+      CHECK(events->events().back().waited > 0.01);
+    }
+  });
+}
+
+TEST_CASE("reductions: from the first rank to the last, for any number of ranks and elements") {
+  for (int ranks = 1; ranks <= 9; ++ranks) {
+    std::vector<std::vector<float>> inputs;
+    std::mt19937 random(7);
+    for (int r = 0; r < ranks; ++r) {
+      inputs.emplace_back(2500);
+      for (float& v : inputs.back()) v = std::uniform_real_distribution<float>(-1, 1)(random);
+    }
+    threads::run(ranks, [&](threads::communicator& c) {
+      for (const std::size_t n : {1, 63, 64, 65, 130, 1024, 2500}) {
+        const auto me = static_cast<std::size_t>(c.rank());
+        std::vector<float> out(n);
+        c.all_reduce(inputs[me].data(), out.data(), n, dtype::f32, reduce_op::sum);
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+          float expected = inputs[0][i];
+          for (std::size_t r = 1; r < inputs.size(); ++r) expected += inputs[r][i];
+          if (expected != out[i]) ++wrong;
+        }
+        CHECK(wrong == 0);
+      }
+    });
+  }
 }
 
 TEST_CASE("reductions: order of the ranks, rounding, NaN, wrap-around") {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
@@ -101,6 +102,42 @@ TEST_CASE("buffers of a stopped rank stay until the others are done with them") 
   }
 }
 
+TEST_CASE("a rank that is stopped in the middle of shared work leaves when nobody touches its buffers any more") {
+  for (int turn = 0; turn < 25; ++turn) {
+    const std::string text = text_of(4, [&](rank_comm& c) {
+      rank_comm part = c.split(c.rank() == 3 ? -1 : 0, 0);
+      std::vector<float> x(1'000'000, 1.0f);
+      c.barrier();
+      if (c.rank() == 3) {
+        std::this_thread::sleep_for(std::chrono::microseconds(turn * 60));
+        c.abort("enough");
+        return;
+      }
+      try {
+        for (;;) part.all_reduce(x.data(), x.data(), x.size(), dtype::f32, reduce_op::max);
+      } catch (const error&) {
+        // Every element is 1 before and after; a writer that is still there is seen by what it overwrites.
+        std::fill(x.begin(), x.end(), 2.0f);
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        CHECK(std::all_of(x.begin(), x.end(), [](float v) { return v == 2.0f; }));
+        throw;
+      }
+    });
+    CHECK(has(text, "rank 3 called abort: enough"));
+  }
+}
+
+TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
+  const std::string text = text_of(3, [](rank_comm& c) {
+    if (c.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return;
+    }
+    sum(c);
+  });
+  CHECK(has(text, "rank 2 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
+}
+
 TEST_CASE("deadlock: a rank has returned") {
   const std::string text = text_of(3, [](rank_comm& c) {
     if (c.rank() == 1) return;
@@ -187,25 +224,25 @@ TEST_CASE("mismatched collectives are found at once") {
 
 TEST_CASE("mismatched roots, messages and counts per peer") {
   double x[8] = {};
-  CHECK(has(text_of(2, [&](rank_comm& c) {
-              double mine[8] = {};
-              c.broadcast(mine, 8, dtype::f64, c.rank());
-            }),
+  CHECK(has(text_of(2,
+                    [&](rank_comm& c) {
+                      double mine[8] = {};
+                      c.broadcast(mine, 8, dtype::f64, c.rank());
+                    }),
             "broadcast(8 double, root "));
-  CHECK(has(text_of(2, [&](rank_comm& c) {
-              c.rank() == 0 ? c.send(x, 3, dtype::f32, 1) : c.receive(x, 4, dtype::f32, 0);
-            }),
-            "mismatched message on 'world', tag 0: rank 0 sends 3 float, but rank 1 receives 4 float"));
-  CHECK(has(text_of(2, [&](rank_comm& c) {
-              c.rank() == 0 ? c.send(x, 1, dtype::f64, 1) : c.receive(x, 1, dtype::i64, 0);
-            }),
-            "rank 0 sends 1 double, but rank 1 receives 1 int64"));
-  CHECK(has(text_of(2, [&](rank_comm& c) {
-              const std::size_t send[] = {0, 2}, none[] = {0, 0};
-              double a[4] = {}, b[4] = {};
-              c.rank() == 0 ? c.all_to_all_v(a, send, none, b, none, none, dtype::f64)
-                            : c.all_to_all_v(a, none, none, b, none, none, dtype::f64);
-            }),
+  CHECK(has(
+      text_of(2, [&](rank_comm& c) { c.rank() == 0 ? c.send(x, 3, dtype::f32, 1) : c.receive(x, 4, dtype::f32, 0); }),
+      "mismatched message on 'world', tag 0: rank 0 sends 3 float, but rank 1 receives 4 float"));
+  CHECK(has(
+      text_of(2, [&](rank_comm& c) { c.rank() == 0 ? c.send(x, 1, dtype::f64, 1) : c.receive(x, 1, dtype::i64, 0); }),
+      "rank 0 sends 1 double, but rank 1 receives 1 int64"));
+  CHECK(has(text_of(2,
+                    [&](rank_comm& c) {
+                      const std::size_t send[] = {0, 2}, none[] = {0, 0};
+                      double a[4] = {}, b[4] = {};
+                      c.rank() == 0 ? c.all_to_all_v(a, send, none, b, none, none, dtype::f64)
+                                    : c.all_to_all_v(a, none, none, b, none, none, dtype::f64);
+                    }),
             "in all_to_all_v rank 0 sends 2 double to rank 1, which expects 0"));
 }
 

@@ -1,5 +1,3 @@
-#include "plait/comm/threads.hpp"
-
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -7,6 +5,7 @@
 #include "../support/conformance.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counted.hpp"
+#include "plait/comm/threads.hpp"
 
 using namespace plait;
 

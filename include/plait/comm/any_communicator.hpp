@@ -23,7 +23,8 @@ class any_communicator {
 
   /// An empty communicator gives an empty any_communicator.
   template <class Comm>
-    requires(!std::same_as<std::remove_cvref_t<Comm>, any_communicator> && plait::communicator<std::remove_cvref_t<Comm>>)
+    requires(!std::same_as<std::remove_cvref_t<Comm>, any_communicator> &&
+             plait::communicator<std::remove_cvref_t<Comm>>)
   any_communicator(Comm&& comm) {  // NOLINT: conversion from any backend is the purpose
     if (comm) held_ = std::make_shared<holder<std::remove_cvref_t<Comm>>>(std::forward<Comm>(comm));
   }

@@ -21,8 +21,8 @@ namespace plait {
 // One concept per collective, so that an algorithm asks for what it uses. Counts are elements of the dtype. Every rank
 // of a group calls the collectives of one communicator in the same order with the same counts. Common to all models:
 //
-//   all_reduce(in, out, n, type, op)       out[i] = in_0[i] op ... op in_{p-1}[i], bit-identical on every rank; in == out allowed
-//   all_gather(in, out, n, type)           out[r * n + i] = in_r[i]; in may be its own place in out
+//   all_reduce(in, out, n, type, op)       out[i] = in_0[i] op ... op in_{p-1}[i], bit-identical on every rank; in ==
+//   out allowed all_gather(in, out, n, type)           out[r * n + i] = in_r[i]; in may be its own place in out
 //   reduce_scatter(in, out, n, type, op)   out[i] = reduction of in_k[rank * n + i]; out may be its own place in in
 //   all_to_all(in, out, n, type)           out[k * n + i] = in_k[rank * n + i]
 //   all_to_all_v(...)                      the same with a count and an offset per peer, in elements
@@ -168,7 +168,8 @@ namespace detail {
 
 inline void check_reducible(const char* what, dtype type) {
   if (!reducible(type)) {
-    fail(std::string(what) + ": dtype is " + name_of(type) + "; reductions exist for float, double, bf16, int32, int64");
+    fail(std::string(what) + ": dtype is " + name_of(type) +
+         "; reductions exist for float, double, bf16, int32, int64");
   }
 }
 
@@ -180,12 +181,13 @@ inline void check_peer(const char* what, const char* role, int peer, int size) {
 }
 
 inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
-  if (data == nullptr && bytes != 0) fail(std::string(what) + ": a null pointer for " + std::to_string(bytes) + " bytes");
+  if (data == nullptr && bytes != 0)
+    fail(std::string(what) + ": a null pointer for " + std::to_string(bytes) + " bytes");
 }
 
 /// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
-inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
-                          std::size_t place, bool may_alias = true) {
+inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
+                          std::size_t out_bytes, std::size_t place, bool may_alias = true) {
   check_pointer(what, in, in_bytes);
   check_pointer(what, out, out_bytes);
   if (in_bytes == 0 || out_bytes == 0) return;

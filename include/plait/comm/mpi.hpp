@@ -39,10 +39,10 @@ class environment {
   bool owner_ = false;
 };
 
-/// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is checked.
-/// An operation that is waited for and does not finish within the deadline ends all ranks, with a text that names it.
-/// The order of a reduction is the MPI library's choice. All ranks use the same form of a collective, the direct one or
-/// the started one: MPI does not match the two.
+/// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
+/// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
+/// names it. The order of a reduction is the MPI library's choice. All ranks use the same form of a collective, the
+/// direct one or the started one: MPI does not match the two.
 class communicator {
   using counts = std::span<const std::size_t>;
   using pending = detail::pending;
@@ -169,17 +169,17 @@ class communicator {
   }
 
   static request started(pending&& p) {
-    static constexpr request_ops table = {
-        [](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
-        [](void* owner, void*) {
-          if (static_cast<pending*>(owner)->test()) return true;
-          std::this_thread::yield();
-          return false;
-        },
-        [](void* owner, void*) noexcept {
-          // While an exception unwinds this rank, others may never join; the exception is about to end all ranks.
-          if (std::uncaught_exceptions() == 0) static_cast<pending*>(owner)->wait();
-        }};
+    static constexpr request_ops table = {[](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
+                                          [](void* owner, void*) {
+                                            if (static_cast<pending*>(owner)->test()) return true;
+                                            std::this_thread::yield();
+                                            return false;
+                                          },
+                                          [](void* owner, void*) noexcept {
+                                            // While an exception unwinds this rank, others may never join; the
+                                            // exception is about to end all ranks.
+                                            if (std::uncaught_exceptions() == 0) static_cast<pending*>(owner)->wait();
+                                          }};
     return request(table, std::make_shared<pending>(std::move(p)), nullptr);
   }
 
@@ -241,8 +241,8 @@ class communicator {
     }
     const MPI_Op mpi_op = s.ops->of(op, t);
     if (n * ranks() <= s.limit) {
-      detail::issue(p, blocking, "MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in, to,
-                    static_cast<int>(n), detail::type_of(t), mpi_op, s.comm);
+      detail::issue(p, blocking, "MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in,
+                    to, static_cast<int>(n), detail::type_of(t), mpi_op, s.comm);
       return p;
     }
     for (int root = 0; root < s.size; ++root) {
@@ -323,23 +323,26 @@ class communicator {
     plait::detail::check_peer(what, "peer", peer, size());
     plait::detail::check_pointer(what, data, bytes);
     if (tag < 0 || tag >= reserved_tag) {
-      fail(std::string(what) + ": tag is " + std::to_string(tag) + "; MPI takes 0 to " + std::to_string(reserved_tag - 1));
+      fail(std::string(what) + ": tag is " + std::to_string(tag) + "; MPI takes 0 to " +
+           std::to_string(reserved_tag - 1));
     }
   }
 
   // An empty message is sent too: it is a message.
   void add_send(pending& p, const void* data, std::size_t n, dtype t, int peer, int tag) const {
     const auto call = [&](std::size_t first, int count) {
-      detail::check(MPI_Isend(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
-                    "MPI_Isend");
+      detail::check(
+          MPI_Isend(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
+          "MPI_Isend");
     };
     n == 0 ? call(0, 0) : pieces(n, call);
   }
   void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer, int tag) const {
     const auto call = [&](std::size_t first, int count) {
       p.expected.push_back(count);
-      detail::check(MPI_Irecv(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
-                    "MPI_Irecv");
+      detail::check(
+          MPI_Irecv(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
+          "MPI_Irecv");
     };
     p.type = detail::type_of(t);
     n == 0 ? call(0, 0) : pieces(n, call);

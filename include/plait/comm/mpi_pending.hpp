@@ -51,12 +51,18 @@ inline int world_rank() {
 
 inline MPI_Datatype type_of(dtype type) {
   switch (type) {
-    case dtype::f32: return MPI_FLOAT;
-    case dtype::f64: return MPI_DOUBLE;
-    case dtype::bf16: return MPI_UINT16_T;
-    case dtype::i32: return MPI_INT32_T;
-    case dtype::i64: return MPI_INT64_T;
-    case dtype::u8: return MPI_UINT8_T;
+    case dtype::f32:
+      return MPI_FLOAT;
+    case dtype::f64:
+      return MPI_DOUBLE;
+    case dtype::bf16:
+      return MPI_UINT16_T;
+    case dtype::i32:
+      return MPI_INT32_T;
+    case dtype::i64:
+      return MPI_INT64_T;
+    case dtype::u8:
+      return MPI_UINT8_T;
   }
   return MPI_DATATYPE_NULL;
 }
@@ -137,8 +143,8 @@ struct state {
   bool owned = false;
   int rank = 0, size = 1;
   std::string label;
-  double deadline = 600;            ///< seconds; 0: none
-  std::size_t limit = INT_MAX;      ///< elements per MPI call
+  double deadline = 600;        ///< seconds; 0: none
+  std::size_t limit = INT_MAX;  ///< elements per MPI call
   std::uint64_t sequence = 0;
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
@@ -157,7 +163,7 @@ struct state {
 struct pending {
   std::shared_ptr<state> home;
   std::vector<MPI_Request> requests;
-  std::vector<int> expected;      ///< of a receive: elements of each request
+  std::vector<int> expected;  ///< of a receive: elements of each request
   MPI_Datatype type = MPI_DATATYPE_NULL;
   std::vector<std::byte> buffer;  ///< result of a reduce_scatter in place
   void* copy_to = nullptr;
@@ -212,7 +218,8 @@ struct pending {
 
   void complete() {
     requests.clear();
-    if (copy_to != nullptr) std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
+    if (copy_to != nullptr)
+      std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
     home->flight->mark(ticket, flight_recorder::state::completed);
   }
 };

@@ -95,10 +95,10 @@ class recorder {
   struct event {
     int label = 0;  ///< index into labels()
     collective kind = collective::barrier;
-    std::uint64_t bytes = 0;    ///< what this rank hands in, as in wire_bytes
-    double start = 0;           ///< comm_clock seconds
-    double end = 0;             ///< 0 while an asynchronous operation has not been waited for
-    double waited = 0;          ///< seconds of [start, end] that the rank spent inside the communicator
+    std::uint64_t bytes = 0;  ///< what this rank hands in, as in wire_bytes
+    double start = 0;         ///< comm_clock seconds
+    double end = 0;           ///< 0 while an asynchronous operation has not been waited for
+    double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
     bool asynchronous = false;
   };
 

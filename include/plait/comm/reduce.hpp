@@ -16,9 +16,12 @@ enum class reduce_op : std::uint8_t { sum, max, min };
 
 constexpr const char* name_of(reduce_op op) {
   switch (op) {
-    case reduce_op::sum: return "sum";
-    case reduce_op::max: return "max";
-    case reduce_op::min: return "min";
+    case reduce_op::sum:
+      return "sum";
+    case reduce_op::max:
+      return "max";
+    case reduce_op::min:
+      return "min";
   }
   return "?";
 }
@@ -148,19 +151,29 @@ template <class F>
 decltype(auto) with_reduction(reduce_op op, dtype type, const F& f) {
   const auto with_type = [&]<reduce_op Op>() -> decltype(auto) {
     switch (type) {
-      case dtype::f32: return f.template operator()<Op, float>();
-      case dtype::f64: return f.template operator()<Op, double>();
-      case dtype::bf16: return f.template operator()<Op, bf16>();
-      case dtype::i32: return f.template operator()<Op, std::int32_t>();
-      case dtype::i64: return f.template operator()<Op, std::int64_t>();
-      case dtype::u8: break;
+      case dtype::f32:
+        return f.template operator()<Op, float>();
+      case dtype::f64:
+        return f.template operator()<Op, double>();
+      case dtype::bf16:
+        return f.template operator()<Op, bf16>();
+      case dtype::i32:
+        return f.template operator()<Op, std::int32_t>();
+      case dtype::i64:
+        return f.template operator()<Op, std::int64_t>();
+      case dtype::u8:
+        break;
     }
-    fail(std::string("a reduction of ") + name_of(type) + " was asked for; reducible are float, double, bf16, int32, int64");
+    fail(std::string("a reduction of ") + name_of(type) +
+         " was asked for; reducible are float, double, bf16, int32, int64");
   };
   switch (op) {
-    case reduce_op::max: return with_type.template operator()<reduce_op::max>();
-    case reduce_op::min: return with_type.template operator()<reduce_op::min>();
-    case reduce_op::sum: break;
+    case reduce_op::max:
+      return with_type.template operator()<reduce_op::max>();
+    case reduce_op::min:
+      return with_type.template operator()<reduce_op::min>();
+    case reduce_op::sum:
+      break;
   }
   return with_type.template operator()<reduce_op::sum>();
 }

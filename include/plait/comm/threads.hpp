@@ -20,8 +20,8 @@ namespace plait::threads {
 
 /// A rank's handle of a group of threads of this process; see communicator.hpp for what the operations mean.
 ///
-/// Reductions are in the order of the ranks, so they give the same bits on every rank and in every run. A send waits for
-/// its receive (there is no buffering). Errors, each ending all ranks of the run:
+/// Reductions are in the order of the ranks, so they give the same bits on every rank and in every run. A send waits
+/// for its receive (there is no buffering). Errors, each ending all ranks of the run:
 ///   - ranks of a group call different operations, counts, dtypes, ops or roots at the same place of the sequence;
 ///   - no rank can go on (a deadlock, found exactly and at once, which includes ranks that have returned);
 ///   - a rank throws or calls abort.
@@ -51,8 +51,7 @@ class communicator {
   }
   void all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
                     counts receive_offsets, dtype type) {
-    self().finish(
-        post_all_to_all_v(in, send_counts, send_offsets, out, receive_counts, receive_offsets, type));
+    self().finish(post_all_to_all_v(in, send_counts, send_offsets, out, receive_counts, receive_offsets, type));
   }
   void broadcast(void* data, std::size_t count, dtype type, int root) {
     self().finish(post_broadcast(data, count, type, root));
@@ -82,8 +81,7 @@ class communicator {
   /// The counts and offsets are copied; only the data must stay.
   request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
                              counts receive_offsets, dtype type) {
-    return collective(
-        post_all_to_all_v(in, send_counts, send_offsets, out, receive_counts, receive_offsets, type));
+    return collective(post_all_to_all_v(in, send_counts, send_offsets, out, receive_counts, receive_offsets, type));
   }
   request start_broadcast(void* data, std::size_t count, dtype type, int root) {
     return collective(post_broadcast(data, count, type, root));

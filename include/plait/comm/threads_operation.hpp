@@ -42,15 +42,24 @@ struct signature {
 
 inline const char* name_of(action what) {
   switch (what) {
-    case action::all_reduce: return "all_reduce";
-    case action::all_gather: return "all_gather";
-    case action::reduce_scatter: return "reduce_scatter";
-    case action::all_to_all: return "all_to_all";
-    case action::all_to_all_v: return "all_to_all_v";
-    case action::broadcast: return "broadcast";
-    case action::barrier: return "barrier";
-    case action::split: return "split";
-    case action::message: return "message";
+    case action::all_reduce:
+      return "all_reduce";
+    case action::all_gather:
+      return "all_gather";
+    case action::reduce_scatter:
+      return "reduce_scatter";
+    case action::all_to_all:
+      return "all_to_all";
+    case action::all_to_all_v:
+      return "all_to_all_v";
+    case action::broadcast:
+      return "broadcast";
+    case action::barrier:
+      return "barrier";
+    case action::split:
+      return "split";
+    case action::message:
+      return "message";
   }
   return "?";
 }
@@ -145,13 +154,17 @@ class work {
     switch (op_.what.what) {
       case action::all_reduce:
       case action::broadcast:
-      case action::message: return pieces_;
+      case action::message:
+        return pieces_;
       case action::all_gather:
-      case action::reduce_scatter: return n_ * pieces_;
+      case action::reduce_scatter:
+        return n_ * pieces_;
       case action::all_to_all:
-      case action::all_to_all_v: return n_ * n_ * pieces_;
+      case action::all_to_all_v:
+        return n_ * n_ * pieces_;
       case action::barrier:
-      case action::split: return 0;
+      case action::split:
+        return 0;
     }
     return 0;
   }
@@ -161,9 +174,12 @@ class work {
     switch (op_.what.what) {
       case action::all_reduce:
       case action::broadcast:
-      case action::reduce_scatter: return n_ * bytes_;
-      case action::message: return bytes_;
-      default: return n_ * n_ * bytes_;
+      case action::reduce_scatter:
+        return n_ * bytes_;
+      case action::message:
+        return bytes_;
+      default:
+        return n_ * n_ * bytes_;
     }
   }
 
@@ -172,14 +188,18 @@ class work {
     const std::size_t end = std::min(bytes_, begin + grain);
     const std::size_t who = unit / pieces_;
     switch (op_.what.what) {
-      case action::all_reduce: return reduce(0, begin, end, 0, n_);
-      case action::reduce_scatter: return reduce(who * bytes_, begin, end, who, who + 1);
-      case action::message: return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
+      case action::all_reduce:
+        return reduce(0, begin, end, 0, n_);
+      case action::reduce_scatter:
+        return reduce(who * bytes_, begin, end, who, who + 1);
+      case action::message:
+        return copy(op_.parts[1].out + begin, op_.parts[0].in + begin, end - begin);
       case action::broadcast: {
         const auto root = static_cast<std::size_t>(op_.what.root);
         return spread(op_.parts[root].out, 0, begin, end);
       }
-      case action::all_gather: return spread(op_.parts[who].in, who * bytes_, begin, end);
+      case action::all_gather:
+        return spread(op_.parts[who].in, who * bytes_, begin, end);
       case action::all_to_all: {
         const std::size_t from = who / n_, to = who % n_;
         return copy(op_.parts[to].out + from * bytes_ + begin, op_.parts[from].in + to * bytes_ + begin, end - begin);
@@ -193,7 +213,8 @@ class work {
                     std::min(total, end) - begin);
       }
       case action::barrier:
-      case action::split: return;
+      case action::split:
+        return;
     }
   }
 
@@ -211,7 +232,8 @@ class work {
     plait::detail::with_reduction(op_.what.op, op_.what.type, [&]<reduce_op Op, class T>() {
       plait::detail::reduce_range<Op, T>(
           static_cast<int>(n_), [&](int k) { return op_.parts[static_cast<std::size_t>(k)].in + shift; },
-          begin / sizeof(T), end / sizeof(T), [&](std::size_t at, const T* block, std::size_t count) {
+          begin / sizeof(T), end / sizeof(T),
+          [&](std::size_t at, const T* block, std::size_t count) {
             for (std::size_t r = first; r < last; ++r) {
               std::memcpy(op_.parts[r].out + at * sizeof(T), block, count * sizeof(T));
             }

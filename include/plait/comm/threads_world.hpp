@@ -34,8 +34,8 @@ class stopped : public error {
 
 namespace detail {
 
-// A futex sleeps and wakes in about half the time of std::atomic::wait, which hashes the address, counts its waiters and
-// spins on its own terms (1 KB all-reduce on 8 ranks and 2 cores: 6-9 against 9-17 microseconds).
+// A futex sleeps and wakes in about half the time of std::atomic::wait, which hashes the address, counts its waiters
+// and spins on its own terms (1 KB all-reduce on 8 ranks and 2 cores: 6-9 against 9-17 microseconds).
 inline void sleep_while_zero(std::atomic<std::uint32_t>& word) {
   while (word.load(std::memory_order_acquire) == 0) {
 #if defined(__linux__)
@@ -59,9 +59,9 @@ inline void wake(std::atomic<std::uint32_t>& word) {
 /// Ranks that share sequence numbers. All members are guarded by the world's mutex.
 struct group {
   std::string label;
-  std::vector<int> members;                         ///< world ranks
-  std::vector<operation*> window;                   ///< unfinished collectives, at sequence % size (a power of two)
-  std::vector<operation*> unmatched;                ///< messages with one side only, oldest first
+  std::vector<int> members;           ///< world ranks
+  std::vector<operation*> window;     ///< unfinished collectives, at sequence % size (a power of two)
+  std::vector<operation*> unmatched;  ///< messages with one side only, oldest first
   std::vector<operation*> idle_collectives, idle_messages;
   std::vector<std::unique_ptr<operation>> store;
 };
@@ -75,7 +75,9 @@ struct group {
 class world {
  public:
   explicit world(int ranks)
-      : slots_(static_cast<std::size_t>(ranks)), running_(ranks), helpers_(std::max(1u, std::thread::hardware_concurrency()) - 1) {}
+      : slots_(static_cast<std::size_t>(ranks)),
+        running_(ranks),
+        helpers_(std::max(1u, std::thread::hardware_concurrency()) - 1) {}
 
   int size() const { return static_cast<int>(slots_.size()); }
   std::mutex& mutex() { return mutex_; }
@@ -253,9 +255,10 @@ class world {
     const signature& s = op.what;
     if (s.what == action::message) {
       const bool sends = op.parts[0].here && op.world_ranks[0] == rank;
-      return std::string(sends ? "send to rank " : "receive from rank ") + std::to_string(op.world_ranks[sends ? 1 : 0]) +
-             " (" + std::to_string(s.count) + " " + plait::name_of(s.type) + ", tag " + std::to_string(s.root) +
-             ") on '" + op.home->label + "': the other side is missing";
+      return std::string(sends ? "send to rank " : "receive from rank ") +
+             std::to_string(op.world_ranks[sends ? 1 : 0]) + " (" + std::to_string(s.count) + " " +
+             plait::name_of(s.type) + ", tag " + std::to_string(s.root) + ") on '" + op.home->label +
+             "': the other side is missing";
     }
     std::string missing;
     for (std::size_t i = 0; i < op.parts.size(); ++i) {

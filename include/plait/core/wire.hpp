@@ -22,14 +22,22 @@ inline constexpr int collective_kinds = 8;
 
 constexpr const char* name_of(collective kind) {
   switch (kind) {
-    case collective::all_reduce: return "all_reduce";
-    case collective::all_gather: return "all_gather";
-    case collective::reduce_scatter: return "reduce_scatter";
-    case collective::all_to_all: return "all_to_all";
-    case collective::broadcast: return "broadcast";
-    case collective::send: return "send";
-    case collective::receive: return "receive";
-    case collective::barrier: return "barrier";
+    case collective::all_reduce:
+      return "all_reduce";
+    case collective::all_gather:
+      return "all_gather";
+    case collective::reduce_scatter:
+      return "reduce_scatter";
+    case collective::all_to_all:
+      return "all_to_all";
+    case collective::broadcast:
+      return "broadcast";
+    case collective::send:
+      return "send";
+    case collective::receive:
+      return "receive";
+    case collective::barrier:
+      return "barrier";
   }
   return "?";
 }
@@ -42,14 +50,19 @@ constexpr const char* name_of(collective kind) {
 constexpr std::uint64_t wire_bytes(collective kind, int ranks, std::uint64_t bytes) {
   const auto n = static_cast<std::uint64_t>(ranks < 1 ? 1 : ranks);
   switch (kind) {
-    case collective::all_gather: return n * (n - 1) * bytes;
-    case collective::all_reduce: return 2 * (n - 1) * bytes;
+    case collective::all_gather:
+      return n * (n - 1) * bytes;
+    case collective::all_reduce:
+      return 2 * (n - 1) * bytes;
     case collective::reduce_scatter:
     case collective::all_to_all:
-    case collective::broadcast: return (n - 1) * bytes;
-    case collective::send: return bytes;
+    case collective::broadcast:
+      return (n - 1) * bytes;
+    case collective::send:
+      return bytes;
     case collective::receive:
-    case collective::barrier: return 0;
+    case collective::barrier:
+      return 0;
   }
   return 0;
 }
