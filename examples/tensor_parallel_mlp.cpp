@@ -1,0 +1,87 @@
+// A tensor-parallel MLP trained on eight in-process ranks. Its parallelism is three specs a layer; no collective is
+// written anywhere, forward, backward or for gradients. Compare the losses with those of one rank: they are the same.
+#include <cmath>
+#include <cstdio>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/optim/adamw.hpp"
+
+namespace pl = plait;
+using pl::batch, pl::hidden, pl::ffn;
+using pl::dp, pl::tp;
+
+using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+
+// Boundaries mention every axis of the mesh: rows of the batch over dp, and the features whole on every rank of tp.
+using features = pl::spec<pl::shard<batch, dp>, hidden, pl::invariant<tp>>;
+using wide = pl::spec<pl::shard<batch, dp>, pl::shard<ffn, tp>>;
+
+struct up {  // column-parallel, Megatron's f is derived: the input is used as replicate<tp>, its gradient is all-reduced
+  using mesh = ::mesh;
+  using input = features;
+  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
+  using output = wide;
+  static constexpr bool bias = true;
+};
+struct down {  // row-parallel, Megatron's g is derived: the product is partial over tp, the output is all-reduced
+  using mesh = ::mesh;
+  using input = wide;
+  using weight = pl::spec<hidden, pl::shard<ffn, tp>>;
+  using output = features;
+  static constexpr bool bias = true;  // added after the reduction: before it, this would not compile
+};
+
+void train(const mesh& shape) {
+  pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator ranks) {
+    pl::world world(shape.shape(), ranks);
+    pl::cpu device;
+    pl::context<pl::cpu> ctx{device, world, {}, /*seed=*/42};
+    ctx.sizes.set(pl::dim_of<batch>, 64);
+    ctx.sizes.set(pl::dim_of<hidden>, 32);
+    ctx.sizes.set(pl::dim_of<ffn>, 128);
+
+    pl::sequential mlp{pl::linear<double, up>(ctx, "up"), pl::linear<double, down>(ctx, "down")};
+    pl::adamw<double> optimizer;
+    mlp.visit([&](auto& p) { p.initialize(ctx); });
+
+    for (int step = 0; step <= 100; ++step) {
+      // Data, the same on every mesh because random numbers are keyed by global index: learn y = x shifted by one feature.
+      pl::tensor<double, features> x(ctx);
+      pl::kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
+      decltype(mlp)::saved kept;
+      mlp.visit([&](auto& p) { p.zero_gradient(ctx); });
+      const auto y = mlp.forward(ctx, x, &kept);
+      pl::tensor<double, pl::dual_t<features>> slope(ctx);
+      double loss = 0;
+      const std::int64_t columns = x.part().local[1];
+      for (std::int64_t i = 0; i < x.size(); ++i) {
+        const double wanted = x.data()[i - i % columns + (i + 1) % columns];
+        const double error = y.data()[i] - wanted;
+        loss += error * error / (64 * 32);
+        slope.data()[i] = 2 * error / (64 * 32);
+      }
+      mlp.backward(ctx, x, kept, slope);
+
+      // The gradients' reductions, over dp, follow from the types of the parameters.
+      optimizer.begin_step(1e-2);
+      mlp.visit([&](auto& p) {
+        p.reduce(ctx);
+        optimizer.update(ctx, p);
+      });
+      pl::axis_list over{pl::axis_of<dp>};
+      if (shape.shape().size(over) > 1) world.group(over).all_reduce(&loss, &loss, 1, pl::dtype::f64, pl::reduce_op::sum);
+      if (world.rank() == 0 && step % 25 == 0) std::printf("  step %3d  loss %.12f\n", step, loss);
+    }
+    if (world.rank() == 0)
+      for (const auto& row : world.ledger().rows)
+        std::printf("  %-6s %8.2f MB on the wire\n", row.label.c_str(), static_cast<double>(world.ledger().total(row.label).wire) / 1e6);
+  });
+}
+
+int main() {
+  std::printf("one rank\n");
+  train(mesh(1, 1));
+  std::printf("dp=2, tp=4: eight ranks\n");
+  train(mesh(2, 4));
+}
