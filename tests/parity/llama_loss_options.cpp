@@ -1,0 +1,73 @@
+// timeout: 300
+// The loss is a sum over counted tokens of the global batch: label smoothing, z-loss, ignored tokens, microbatches.
+#include "../support/llama_parity.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+scenario smoothed() {
+  scenario s{small_config()};
+  s.options.loss.label_smoothing = 0.1;
+  s.options.loss.z_loss = 1e-2;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("label smoothing and z-loss over a sharded vocabulary that does not divide") {
+  check_some<double, megatron_sp>(smoothed());
+}
+
+TEST_CASE("all tokens of one data-parallel rank are masked") {
+  scenario s = smoothed();
+  s.masked_from = 4, s.masked_to = 8;  // rank 1 of dp = 4, half of rank 0 of dp = 2
+  check_some<double, megatron_sp>(s);
+  s.masked_from = 0, s.masked_to = 8;
+  check_some<double, megatron_sp>(s);
+}
+
+TEST_CASE("all tokens of one microbatch are masked") {
+  scenario s{small_config()};
+  s.masked_from = 4, s.masked_to = 8;
+  const rank_outcome one = train_one<double, megatron_sp>(s);
+  s.microbatches = 4;
+  check_mesh<double, megatron_sp>(s, one, 1, 1);
+  check_mesh<double, megatron_sp>(s, one, 2, 2);
+  check_mesh<double, megatron_sp>(s, one, 4, 2);
+}
+
+TEST_CASE("with no token counted there is no loss, no gradient and no NaN") {
+  scenario s = smoothed();
+  s.masked_from = 0, s.masked_to = s.batch;
+  for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 2}}) {
+    for (const rank_outcome& r : train_mesh<double, megatron_sp>(s, dp_ranks, tp_ranks)) {
+      CHECK(r.steps[0].loss == 0);
+      CHECK(r.steps[0].gradient_norm == 0);
+      CHECK(r.steps[0].tokens == 0);
+      for (const named_values& w : r.weights)
+        for (double v : w.values) REQUIRE(std::isfinite(v));
+    }
+  }
+}
+
+TEST_CASE("the number of microbatches changes nothing, and no byte on dp") {
+  scenario s{small_config()};
+  const rank_outcome one = train_one<double, megatron_sp>(s);
+  std::uint64_t bytes_on_dp = 0;
+  for (const std::int64_t microbatches : {1, 2, 4}) {
+    s.microbatches = microbatches;
+    check_mesh<double, megatron_sp>(s, one, 1, 1);
+    check_mesh<double, megatron_sp>(s, one, 2, 2);
+    check_mesh<double, megatron_sp>(s, one, 4, 4);
+    check_mesh<double, stored_over_dp<megatron_sp>>(s, one, 2, 2);
+    const std::vector<rank_outcome> all = train_mesh<double, megatron_sp>(s, 4, 2);
+    std::uint64_t bytes = 0;
+    for (const ledger::row& row : all[0].measured.rows)
+      if (row.label.find("dp") != std::string::npos) bytes += all[0].measured.total(row.label).wire;
+    if (microbatches == 1) bytes_on_dp = bytes;
+    CHECK(bytes > 0);
+    CHECK(bytes == bytes_on_dp);
+  }
+}
