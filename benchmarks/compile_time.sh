@@ -1,0 +1,95 @@
+#!/bin/sh
+# What plait costs a compiler. Usage: compile_time.sh [FLAGS...]; CXX chooses the compiler (g++), FLAGS replace
+# -O3 -march=native -DNDEBUG, TRAINER is a pattern for the trainer's files to compile (*; none where it is empty). No
+# cache is used. Seconds are of the processor, the best of a few runs; memory is the peak of one process. The exit code
+# is 1 where a limit is missed.
+cd "$(dirname "$0")/.." && exec python3 - "$@" <<'PYTHON'
+import os, pathlib, shlex, sys, tempfile
+
+trainer = os.environ.get("TRAINER", "*")
+flags = sys.argv[1:] or ["-O3", "-march=native", "-DNDEBUG"]
+compiler = shlex.split(os.environ.get("CXX", "g++"))
+missed = []
+
+
+def compile_once(command: list[str]) -> tuple[float, float]:
+    """Processor seconds and peak MB of a compiler and of what it starts."""
+    child = os.posix_spawnp(command[0], command, os.environ)
+    _, status, usage = os.wait4(child, 0)
+    if status != 0:
+        sys.exit(f"failed: {shlex.join(command)}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+
+
+def measure(name: str, source: pathlib.Path, extra: list[str], runs: int, base: float = 0.0, parts: int = 1,
+            seconds_limit: float | None = None, memory_limit: float | None = None) -> float:
+    """Prints a row: the best time of `runs`, less `base`, for each of `parts` pieces. Returns the best time itself."""
+    command = [*compiler, "-std=c++20", *flags, "-Iinclude", *extra, "-c", str(source), "-o", "/dev/null"]
+    results = [compile_once(command) for _ in range(runs)]
+    best, memory = min(r[0] for r in results), max(r[1] for r in results)
+    shown = (best - base) / parts
+    limits = []
+    if seconds_limit is not None:
+        limits.append(f"{seconds_limit:g} s")
+        missed.extend([name] if shown > seconds_limit else [])
+    if memory_limit is not None:
+        limits.append(f"{memory_limit:g} MB")
+        missed.extend([name] if memory > memory_limit else [])
+    print(f"{name:<44} {shown:9.3f} {memory:9.0f}   {', '.join(limits)}", flush=True)
+    return best
+
+
+LINEAR = """
+struct in_{i} : dim_tag<"in_{i}"> {{}};
+struct out_{i} : dim_tag<"out_{i}"> {{}};
+struct policy_{i} {{
+  using mesh = net;
+  using input = spec<shard<batch, dp>, {input}>;
+  using weight = spec<{weight}>;
+  using output = spec<shard<batch, dp>, {output}>;
+}};
+void train(context<cpu>& ctx, linear<float, policy_{i}>& f, const tensor<float, policy_{i}::input>& x,
+           const tensor<float, dual_t<policy_{i}::output>>& dy) {{
+  linear<float, policy_{i}>::saved kept;
+  f.forward(ctx, x, &kept);
+  f.backward(ctx, x, kept, dy);
+}}
+"""
+
+
+def linears(count: int) -> str:
+    """Linear layers of `count` distinct types, each with dims of its own, column- and row-parallel in turn."""
+    text = '#include "plait/nn/linear.hpp"\nusing namespace plait;\nusing net = mesh<axis<dp>, axis<tp>>;\n'
+    for i in range(count):
+        if i % 2 == 0:
+            text += LINEAR.format(i=i, input=f"shard<seq, tp>, in_{i}", weight=f"shard<out_{i}, tp>, in_{i}",
+                                  output=f"seq, shard<out_{i}, tp>")
+        else:
+            text += LINEAR.format(i=i, input=f"seq, shard<in_{i}, tp>", weight=f"out_{i}, shard<in_{i}, tp>",
+                                  output=f"shard<seq, tp>, out_{i}")
+    return text
+
+
+with tempfile.TemporaryDirectory() as folder:
+    def written(name: str, text: str) -> pathlib.Path:
+        path = pathlib.Path(folder, name)
+        path.write_text(text)
+        return path
+
+    algebra = [str(p.relative_to("include")) for floor in ("core", "mesh", "layout")
+               for p in sorted(pathlib.Path("include/plait", floor).glob("*.hpp"))]
+    print(f"{shlex.join([*compiler, *flags])}\n{'':<44} {'seconds':>9} {'MB':>9}   limits")
+    measure("an empty file", written("empty.cpp", "\n"), [], 5)
+    include_all = "".join(f'#include "{header}"\n' for header in algebra)
+    measure("including all of the algebra", written("algebra.cpp", include_all), [], 5, seconds_limit=0.5)
+    one = measure("one linear, forward and backward", written("one.cpp", linears(1)), [], 2)
+    measure("each further distinct linear", written("nine.cpp", linears(9)), [], 2, base=one, parts=8)
+
+    if trainer:
+        extra = ["-Iexamples/train_llama"]
+        for source in sorted(pathlib.Path("examples/train_llama").glob(f"{trainer}.cpp")):
+            measure(str(source), source, extra, 1, seconds_limit=60, memory_limit=2048)
+
+if missed:
+    sys.exit(f"over the limit: {', '.join(missed)}")
+PYTHON
