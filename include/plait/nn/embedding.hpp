@@ -46,6 +46,7 @@ class embedding {
   using output = typename Policy::output;
   using token = std::int64_t;
   static_assert(enforced<value, Policy, input, weight_spec, output>);
+  static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).

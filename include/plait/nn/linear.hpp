@@ -204,6 +204,11 @@ struct stored_weight<Policy> {
   using type = typename Policy::stored;
 };
 
+template <class Policy>
+struct stored_value {
+  static constexpr verdict value = check_stored(layout_v<typename stored_weight<Policy>::type>);
+};
+
 template <class... Policies>
 struct linear_value {
   using first = type_at<0, type_list<Policies...>>;
@@ -264,6 +269,7 @@ class linear {
   static constexpr linear_derivation<1> derivation = value::derivation;
   static_assert(enforced<value, Policy, input, weight, output>);
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight, output>);
+  static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
 
   /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec). `shape` is the

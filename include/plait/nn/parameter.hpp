@@ -28,6 +28,15 @@ struct parameter_info {
   bool decays = true;  ///< whether weight decay applies: matrices yes, norm weights and biases no
 };
 
+/// Parameters are stored sharded or invariant: one stored replicated would reach the optimizer with a gradient that is
+/// still partial.
+constexpr verdict check_stored(const layout& stored) {
+  verdict v;
+  for (axis_id axis : stored.replicated) v.worsen({rule::unresolved_partial, axis, {}, state::partial, state::replicated});
+  for (axis_id axis : stored.partial) v.worsen({rule::unresolved_partial, axis, {}, state::replicated, state::partial});
+  return v;
+}
+
 /// A parameter as optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between steps,
 /// `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction.
 ///
@@ -46,6 +55,7 @@ class parameter_base {
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
         used_value_(used_memory),
         used_gradient_(gradient_memory) {
+    enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (gather_.trivial()) return;
     stored_value_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(size()));

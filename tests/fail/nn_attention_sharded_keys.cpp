@@ -1,0 +1,24 @@
+// expect: attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy
+// expect: on_axis<plait::cp>
+// expect: on_dim<plait::seq>
+// expect: my_strategy
+// errors-at-most: 1
+#include "plait/nn/attention.hpp"
+
+using namespace plait;
+
+// Over cp each rank would attend to its own part of the sequence only.
+struct my_strategy {
+#ifdef PLAIT_FAIL_FIX
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+#else
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#endif
+  using heads = shard<plait::heads, tp>;
+  using kv_heads = shard<plait::kv_heads, tp>;
+  using ffn = shard<plait::ffn, tp>;
+  using vocab = shard<plait::vocab, tp>;
+};
+template class plait::self_attention<float, my_strategy>;

@@ -1,0 +1,20 @@
+// expect: a forgotten reduction: the value is still partial over an axis on which it has to be complete
+// expect: on_axis<plait::tp>
+// errors-at-most: 1
+#include "plait/optim/adamw.hpp"
+#include "plait/tensor/redistribute.hpp"
+
+using namespace plait;
+
+// The weight of a norm under sequence parallelism: each rank has seen its part of the sequence.
+using stored = spec<hidden, invariant<dp, tp>>;
+using gradient = dual_t<spec<hidden, replicate<dp, tp>>>;
+#ifdef PLAIT_FAIL_FIX
+using reduced = spec<hidden, invariant<dp, tp>>;
+#else
+using reduced = spec<hidden, partial<tp>, invariant<dp>>;
+#endif
+void optimizer_step(context<cpu>& ctx, adamw<float>& optimizer, tensor<float, stored>& weight, tensor<float, gradient>& slope) {
+  const auto sum = redistribute<reduced>(ctx, slope);
+  optimizer.update(ctx, weight, sum);
+}

@@ -1,0 +1,14 @@
+// expect: a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first
+// expect: on_axis<plait::tp>
+// errors-at-most: 1
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+#ifdef PLAIT_FAIL_FIX
+using value = spec<shard<batch, dp>, hidden, invariant<tp>>;
+#else
+using value = spec<shard<batch, dp>, hidden, partial<tp>>;
+#endif
+using layer_of_it = plait::layer_norm<float, value>;
+template class plait::layer_norm<float, value>;
