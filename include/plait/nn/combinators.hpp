@@ -200,4 +200,80 @@ class residual {
   dropout<value_type, input, device> drop_;
 };
 
+/// Several layers with one input, which is redistributed once, from `Boundary` to the spec that all of them take. Going back,
+/// their gradients, which are partial where that spec is replicated, are added first and reduced once.
+template <spec_like Boundary, layer First, layer... Rest>
+class fan_out {
+ public:
+  using value_type = typename First::value_type;
+  using device = typename First::device;
+  using input = Boundary;
+  using gathered = typename First::input;
+  static_assert((std::is_same_v<typename Rest::input, gathered> && ...),
+                "the layers of a fan-out take one input: let their policies name the same input spec");
+  static_assert(enforced<detail::redistribution<Boundary, gathered>, among<Boundary, gathered>, Boundary, gathered>);
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+  using outputs = std::tuple<tensor_of<typename First::output>, tensor_of<typename Rest::output>...>;
+  using gradients = std::tuple<tensor_of<dual_t<typename First::output>>, tensor_of<dual_t<typename Rest::output>>...>;
+
+  struct saved {
+    tensor_of<gathered> shared;
+    std::tuple<typename First::saved, typename Rest::saved...> layers;
+  };
+
+  fan_out(context<device>& ctx, First first, Rest... rest)
+      : gather_(layout_v<Boundary>, layout_v<gathered>, ctx.ranks, ctx.sizes, "fan_out"),
+        reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of fan_out"),
+        layers_(std::move(first), std::move(rest)...) {}
+
+  outputs forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
+                  recompute policy = recompute::none) {
+    tensor_of<gathered> shared(ctx);
+    gather_.run(ctx.device, x.data(), shared.data(), dtype_of<value_type>);
+    outputs y = each([&]<std::size_t I>() {
+      return std::get<I>(layers_).forward(ctx, shared, keep ? &std::get<I>(keep->layers) : nullptr, policy);
+    });
+    if (keep) keep->shared = std::move(shared);
+    return y;
+  }
+
+  tensor_of<dual_t<input>> backward(context<device>& ctx, saved& kept, const gradients& dy) {
+    auto sum = std::get<0>(layers_).backward(ctx, kept.shared, std::get<0>(kept.layers), std::get<0>(dy));
+    [&]<std::size_t... Is>(std::index_sequence<Is...>) {
+      (kernels::accumulate(ctx.device,
+                           std::get<Is + 1>(layers_)
+                               .backward(ctx, kept.shared, std::get<Is + 1>(kept.layers), std::get<Is + 1>(dy))
+                               .data(),
+                           sum.data(), sum.size()),
+       ...);
+    }(std::index_sequence_for<Rest...>{});
+    tensor_of<dual_t<input>> dx(ctx);
+    reduce_.run(ctx.device, sum.data(), dx.data(), dtype_of<value_type>);
+    return dx;
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    std::apply([&](auto&... l) { (l.visit(f), ...); }, layers_);
+  }
+  template <class F>
+  void visit_collectives(F&& f, recompute policy = recompute::none) const {
+    gather_.visit_collectives([&](const collective_cost& c) { f("forward", c); }, sizeof(value_type));
+    std::apply([&](const auto&... l) { (l.visit_collectives(f, policy), ...); }, layers_);
+    reduce_.visit_collectives([&](const collective_cost& c) { f("backward", c); }, sizeof(value_type));
+  }
+
+ private:
+  template <class F>
+  outputs each(F&& f) {
+    return [&]<std::size_t... Is>(std::index_sequence<Is...>) {
+      return outputs{f.template operator()<Is>()...};
+    }(std::index_sequence_for<First, Rest...>{});
+  }
+
+  executor gather_, reduce_;
+  std::tuple<First, Rest...> layers_;
+};
+
 }  // namespace plait

@@ -1,0 +1,155 @@
+// What README.md shows, compiled and run: tests/headers/snippets.py checks that every line of its C++ stands here or in
+// tests/mpi/attach.cpp.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/parallel/weights_hash.hpp"
+
+namespace pl = plait;
+using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
+
+struct megatron_sp {                                        // tensor and sequence parallelism, all of it
+  using mesh     = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+  using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
+  using heads    = pl::shard<pl::heads, tp>;
+  using kv_heads = pl::shard<pl::kv_heads, tp>;
+  using ffn      = pl::shard<pl::ffn, tp>;
+  using vocab    = pl::shard<pl::vocab, tp>;
+};
+
+struct up_projection {
+  using mesh   = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+  using input  = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
+  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
+  using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
+};
+
+struct row : pl::axis_tag<"row"> {};
+
+namespace {
+
+void on_ranks(const pl::mesh_shape& shape, auto&& body) {
+  pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator ranks) {
+    pl::world world(shape, ranks);
+    pl::cpu device;
+    pl::context<pl::cpu> context{device, world, {}, 1};
+    context.sizes.set(pl::dim_of<batch>, 4);
+    context.sizes.set(pl::dim_of<seq>, 8);
+    context.sizes.set(pl::dim_of<hidden>, 16);
+    context.sizes.set(pl::dim_of<ffn>, 24);
+    body(world, context);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("the model of the first page") {
+  const pl::mesh_shape shape = megatron_sp::mesh(2, 2).shape();
+  pl::llama_config config;
+  config.layers = 1;
+  pl::threads::run(4, [&](pl::threads::communicator ranks) {
+    pl::world world(shape, ranks);
+    pl::cpu device;
+    pl::context<pl::cpu> context{device, world, pl::llama_sizes<megatron_sp>(config, shape, 4, 16), 1};
+pl::llama<float, megatron_sp> model(context, config);       // embedding to loss, any mesh of dp x tp
+    std::size_t parameters = 0;
+    model.visit([&](auto&) { ++parameters; });
+    CHECK(parameters == 12);
+  });
+}
+
+TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
+  static_assert(pl::axis_like<row>);
+  on_ranks(up_projection::mesh(2, 2).shape(), [](pl::world& world, pl::context<pl::cpu>& context) {
+    std::vector<float> weights, gradients, input, expected;
+    {
+pl::linear<float, up_projection> up(context);
+    up.visit([&](auto& p) {
+      p.initialize(context);
+      p.zero_gradient(context);
+    });
+    pl::tensor<float, up_projection::input> x(context);
+    pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
+    decltype(up)::saved kept;
+auto y = up.forward(context, x, &kept);           // all-gathers x over tp, then multiplies
+    const auto gathers = world.ledger().total("tp", pl::collective::all_gather).calls;
+    CHECK(gathers == 1);
+    pl::tensor<float, pl::dual_t<up_projection::output>> dy(context);
+    pl::kernels::fill(context.device, dy.data(), dy.size(), 1.0f);
+auto dx = up.backward(context, x, kept, dy);      // multiplies, then reduce-scatters over tp
+    CHECK(world.ledger().total("tp", pl::collective::reduce_scatter).calls == 1);
+    CHECK(world.ledger().total().calls == 2);
+    CHECK(dx.size() == x.size());
+
+    weights.assign(up.parameter().value(), up.parameter().value() + up.parameter().size());
+    gradients.resize(weights.size());
+    input.assign(x.data(), x.data() + x.size());
+    expected.assign(y.data(), y.data() + y.size());
+    }
+    std::vector<float> output(expected.size());
+    float *my_weights = weights.data(), *my_gradients = gradients.data(), *my_activations = input.data();
+    float* my_output = output.data();
+pl::linear<float, up_projection> up(context, "up", {}, my_weights, my_gradients);
+up.forward(context, my_activations, my_output);
+    CHECK(output == expected);
+  });
+}
+
+namespace {
+
+using wide_stream = pl::spec<pl::shard<batch, dp>, seq, hidden, pl::replicate<tp>>;
+struct left {
+  using input = wide_stream;
+  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
+  using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
+};
+
+}  // namespace
+
+TEST_CASE("a fan-out gathers once, adds the partial gradients and reduces once") {
+  using boundary = up_projection::input;
+  using branch = pl::linear<double, left>;
+  const auto run = [](std::int64_t dps, std::int64_t tps) {
+    double result = 0;
+    on_ranks(up_projection::mesh(dps, tps).shape(), [&](pl::world& world, pl::context<pl::cpu>& context) {
+      pl::fan_out<boundary, branch, branch> both(context, branch(context, "a"), branch(context, "b"));
+      both.visit([&](auto& p) {
+        p.initialize(context);
+        p.zero_gradient(context);
+      });
+      pl::tensor<double, boundary> x(context);
+      pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
+      decltype(both)::saved kept;
+      auto [y, z] = both.forward(context, x, &kept);
+      decltype(both)::gradients dy{context, context};
+      pl::kernels::fill_normal(context.device, std::get<0>(dy).data(), std::get<0>(dy).part(), 2, 1, 0.0, 1.0);
+      pl::kernels::fill_normal(context.device, std::get<1>(dy).data(), std::get<1>(dy).part(), 3, 1, 0.0, 1.0);
+      auto dx = both.backward(context, kept, dy);
+      if (tps > 1) {
+        CHECK(world.ledger().total("tp", pl::collective::all_gather).calls == 1);
+        CHECK(world.ledger().total("tp", pl::collective::reduce_scatter).calls == 1);
+        CHECK(world.ledger().total("tp").calls == 2);
+      }
+      using whole = pl::spec<batch, seq, hidden, pl::invariant<dp, tp>>;
+      const auto all = pl::redistribute<whole>(context, dx);
+      double sum = 0;
+      for (std::int64_t i = 0; i < all.size(); ++i) sum += std::sin(static_cast<double>(i)) * all.data()[i];
+      both.visit([&](auto& p) {
+        p.reduce(context);
+        const auto g = pl::gather_whole(context, p, p.gradient());
+        for (std::size_t i = 0; i < g.bytes() / sizeof(double); ++i)
+          sum += std::cos(static_cast<double>(i)) * g.template data<double>()[i];
+      });
+      if (world.rank() == 0) result = sum;
+    });
+    return result;
+  };
+  const double one = run(1, 1);
+  CHECK(run(2, 2) == doctest::Approx(one).epsilon(1e-12));
+  CHECK(run(1, 4) == doctest::Approx(one).epsilon(1e-12));
+}
