@@ -1,0 +1,70 @@
+// timeout: 120
+// Four MPI ranks against one rank in the same process: loss, gradients and weights of a small Llama, and the ledger.
+#include "../support/llama_parity.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "plait/comm/mpi.hpp"
+
+namespace {
+
+using namespace plait;
+using namespace plait::test;
+
+int failures = 0;
+
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  ++failures;
+  std::fprintf(stderr, "parity: %s\n", what.c_str());
+}
+
+void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance, const std::string& what) {
+  expect(a.size() == b.size(), what + ": another number of tensors");
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
+    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance, what + ": " + a[i].name);
+}
+
+template <class T, strategy S>
+void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  const rank_outcome one = train_one<T, S>(s);
+  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
+  world ranks(typename S::mesh{dp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
+  const rank_outcome got = train_rank<T, S>(s, ranks);
+  const std::string where = "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());
+  const double tolerance = parity_tolerance<T>;
+  for (std::size_t i = 0; i < one.steps.size(); ++i) {
+    expect(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * one.steps[i].loss, where + ": loss");
+    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm, where + ": norm");
+    expect(got.steps[i].tokens == one.steps[i].tokens, where + ": tokens");
+  }
+  expect_tensors(got.initial, one.initial, 0.0, where + ": initial");
+  expect_tensors(got.first_gradients, one.first_gradients, tolerance, where + ": gradient of the first step");
+  expect_tensors(got.weights, one.weights, tolerance, where + ": weight");
+  for (const ledger* book : {&got.measured, &got.predicted})
+    for (const ledger::row& row : book->rows)
+      for (int k = 0; k < collective_kinds; ++k) {
+        const auto m = got.measured.total(row.label, static_cast<collective>(k)), p = got.predicted.total(row.label, static_cast<collective>(k));
+        expect(m.calls == p.calls && m.payload == p.payload && m.wire == p.wire, where + ": ledger of " + row.label);
+      }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return mpi::run(argc, argv, [](mpi::communicator& c) {
+    scenario s{small_config(4, 2)};
+    s.config.hidden = 32, s.config.ffn = 64;
+    s.batch = s.seq = 8;
+    s.microbatches = 2;
+    s.options.loss.label_smoothing = 0.1;
+    s.options.dropout = 0.1;
+    for (const auto& [dp_ranks, tp_ranks] : {std::pair{4, 1}, {2, 2}, {1, 4}}) {
+      compare<double, megatron_sp>(c, s, dp_ranks, tp_ranks);
+      compare<float, stored_over_dp<megatron_sp>>(c, s, dp_ranks, tp_ranks);
+    }
+    if (failures > 0) fail(std::to_string(failures) + " comparisons failed");
+    if (c.rank() == 0) std::puts("parity: ok");
+  });
+}
