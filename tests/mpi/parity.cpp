@@ -1,5 +1,6 @@
 // timeout: 120
 // Four MPI ranks against one rank in the same process: loss, gradients and weights of a small Llama, and the ledger.
+#define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
 #include "../support/llama_parity.hpp"
 
 #include <cstdio>

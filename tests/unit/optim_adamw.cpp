@@ -1,6 +1,7 @@
 // AdamW and clipping against PyTorch, and the gradient norm on meshes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -41,8 +42,8 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     parameter_base<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, matrix.data(), dmatrix.data());
     parameter_base<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, vector.data(), dvector.data());
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      dmatrix = numbers(golden.at("gradients")[i].at("matrix"));
-      dvector = numbers(golden.at("gradients")[i].at("vector"));
+      std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
+      std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
       gradient_norm<cpu> norm;
       norm.add(ctx, pm);
       norm.add(ctx, pv);
