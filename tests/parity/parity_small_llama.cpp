@@ -78,8 +78,9 @@ TEST_CASE("weight gradients that are put off are the same bits") {
   }
 }
 
-TEST_CASE("a tied table adds its two gradients in another order when put off") {
+TEST_CASE("a tied table adds its two gradients in one order, put off or not") {
   scenario s = tiny();
   s.config.tie_embeddings = true;
-  check_put_off<megatron_sp>(s, 1e-14);
+  s.config.vocab = 7;  // tokens repeat, so that rows of the table sum more than two terms
+  check_put_off<megatron_sp>(s, 0.0);
 }

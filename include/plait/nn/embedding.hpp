@@ -83,7 +83,8 @@ class embedding {
     return y;
   }
 
-  /// Adds to the table's gradient; ids have none.
+  /// Adds to the table's gradient; ids have none. Put off, it stays behind the gradient that a tied output projection puts
+  /// off before it, so that the sum has the same bits; ids must live until then.
   template <spec_like Gradient>
   void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
@@ -94,7 +95,14 @@ class embedding {
       unresolve_.run(ctx.device, dy.data(), slope.data(), dtype_of<T>);
       d = slope.template data<T>();
     }
-    kernels::embedding_backward(ctx.device, ids.data(), d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
+    if (ctx.deferred && slope.empty()) {
+      slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
+      ctx.device.copy(slope.data(), dy.data(), slope.bytes(), ctx.device.main_stream());
+      d = slope.template data<T>();
+    }
+    ctx.on_weights([this, &ctx, in = ids.data(), d, slope = std::move(slope)] {
+      kernels::embedding_backward(ctx.device, in, d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
+    });
   }
 
   parameter_base<T, Device>& weight() { return table_; }
