@@ -1,0 +1,125 @@
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/models/strategies.hpp"
+#include "plait/parallel/train_step.hpp"
+#include "timing.hpp"
+
+/// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of
+/// its linears alone, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs only, then
+/// also attention's (its causal half), over the time of everything.
+namespace {
+
+using plait::cpu;
+using std::int64_t;
+using model_type = plait::llama<float, plait::megatron_sp>;
+
+/// y = x w', dx = dy w, dw += dy' x on memory of its own, as every linear of the model has.
+class raw_linear {
+ public:
+  raw_linear(int64_t rows, int64_t out, int64_t in)
+      : rows_(rows), out_(out), in_(in), x_(size(rows, in)), w_(size(out, in)), y_(size(rows, out)), dx_(size(rows, in)), dw_(size(out, in)) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (std::vector<float>* v : {&x_, &w_, &y_})
+      for (float& value : *v) value = 0.1f * normal(random);
+  }
+  void forward(cpu& device) { device.gemm(false, true, rows_, out_, in_, 1.0f, x_.data(), in_, w_.data(), in_, 0.0f, y_.data(), out_); }
+  void backward(cpu& device) {
+    device.gemm(false, false, rows_, in_, out_, 1.0f, y_.data(), out_, w_.data(), in_, 0.0f, dx_.data(), in_);
+    device.gemm(true, false, out_, in_, rows_, 1.0f, y_.data(), out_, x_.data(), in_, 1.0f, dw_.data(), in_);
+  }
+  double flop() const { return 6.0 * static_cast<double>(rows_ * out_ * in_); }
+
+ private:
+  static std::size_t size(int64_t a, int64_t b) { return static_cast<std::size_t>(a * b); }
+  int64_t rows_, out_, in_;
+  std::vector<float> x_, w_, y_, dx_, dw_;
+};
+
+std::vector<raw_linear> linears_of(const plait::llama_config& c, int64_t rows) {
+  std::vector<raw_linear> all;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    all.emplace_back(rows, (c.heads + 2 * c.kv_heads) * c.head_dim, c.hidden);
+    all.emplace_back(rows, c.hidden, c.heads * c.head_dim);
+    all.emplace_back(rows, 2 * c.ffn, c.hidden);
+    all.emplace_back(rows, c.hidden, c.ffn);
+  }
+  all.emplace_back(rows, c.vocab, c.hidden);
+  return all;
+}
+
+/// Two products forward and five backward (the scores are made again), over the half that a causal mask leaves.
+double attention_flop(const plait::llama_config& c, int64_t sequences, int64_t seq) {
+  return 0.5 * 7 * 2.0 * static_cast<double>(c.layers * sequences * seq * seq * c.heads * c.head_dim);
+}
+
+void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64_t microbatches, int64_t rounds) {
+  plait::threads::run(1, [&](plait::threads::communicator ranks) {
+    plait::world w(plait::megatron_sp::mesh(1, 1, 1).shape(), ranks);
+    cpu device;
+    plait::context<cpu> ctx{device, w, plait::llama_sizes<plait::megatron_sp>(c, w.shape(), sequences, seq), 1};
+    model_type model(ctx, c);
+    plait::adamw<float> optimizer;
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    std::mt19937 random(1);
+    const auto step = [&] {
+      plait::train_step(ctx, model, optimizer, microbatches, 1e-4, 1.0, [&](int64_t, auto& ids, auto& labels) {
+        for (int64_t t = 0; t < ids.size(); ++t) {
+          ids.data()[t] = static_cast<int64_t>(random() % static_cast<std::uint32_t>(c.vocab));
+          labels.data()[t] = static_cast<int64_t>(random() % static_cast<std::uint32_t>(c.vocab));
+        }
+      });
+    };
+    std::vector<raw_linear> linears = linears_of(c, sequences * seq);
+    const auto products = [&] {
+      for (int64_t i = 0; i < microbatches; ++i) {
+        for (raw_linear& l : linears) l.forward(device);
+        for (std::size_t l = linears.size(); l-- > 0;) linears[l].backward(device);
+      }
+    };
+    step();
+    products();
+    std::vector<double> of_step, of_products;
+    for (int64_t i = 0; i < rounds; ++i) {
+      of_products.push_back(bench::seconds(products));
+      of_step.push_back(bench::seconds(step));
+    }
+    double flop = 0;
+    for (const raw_linear& l : linears) flop += l.flop();
+    flop *= static_cast<double>(microbatches);
+    const double more = flop + attention_flop(c, sequences * microbatches, seq);
+    const auto report = [&](const char* what, double a, double b) {
+      fmt::print("hidden {:4}, {} x {} x {} tokens, {:6}: products {:6.1f} GFLOP/s, step {:6.1f}, ratio {:.3f} (with attention's FLOPs {:.3f})\n",
+                 c.hidden, microbatches, sequences, seq, what, flop / b * 1e-9, flop / a * 1e-9, b / a, more / flop * b / a);
+    };
+    report("best", bench::least(of_step), bench::least(of_products));
+    report("median", bench::median(of_step), bench::median(of_products));
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const bench::numbers given(argc, argv);
+    given.only({"--hidden", "--seq", "--sequences", "--microbatches", "--rounds"});
+    const int64_t hidden = given.of("--hidden", 0), seq = given.of("--seq", 512), sequences = given.of("--sequences", 4);
+    const int64_t microbatches = given.of("--microbatches", 1), rounds = given.of("--rounds", 5);
+    std::vector<int64_t> sizes{512, 1024};
+    if (hidden != 0) sizes = {hidden};
+    for (const int64_t size : sizes)
+      compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches, rounds);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "step_vs_gemm: {}\n", e.what());
+    return 1;
+  }
+}

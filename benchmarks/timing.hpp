@@ -1,0 +1,64 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+/// What the benchmarks of whole steps share: times of alternated runs and numbers on the command line.
+namespace bench {
+
+/// Seconds that `work` takes.
+template <class F>
+double seconds(F&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline double median(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+inline double least(const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); }
+
+/// The values of `--name value` pairs, all positive whole numbers.
+class numbers {
+ public:
+  numbers(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) given_.emplace_back(argv[i]);
+  }
+  /// The number after `name`, or `otherwise`. Throws `plait::error` where it is not a positive whole number.
+  std::int64_t of(const std::string& name, std::int64_t otherwise) const {
+    for (std::size_t i = 0; i + 1 < given_.size(); i += 2) {
+      if (given_[i] != name) continue;
+      char* end = nullptr;
+      const std::int64_t value = std::strtoll(given_[i + 1].c_str(), &end, 10);
+      if (*end != '\0' || value < 1) plait::fail(name + " is " + given_[i + 1] + ", must be a whole number of at least 1");
+      return value;
+    }
+    return otherwise;
+  }
+  /// Throws `plait::error` for a name that is not among `known`, or one without a number.
+  void only(const std::vector<std::string>& known) const {
+    for (std::size_t i = 0; i < given_.size(); i += 2) {
+      if (std::find(known.begin(), known.end(), given_[i]) == known.end() || i + 1 == given_.size()) {
+        std::string list;
+        for (const std::string& k : known) list += " " + k + " N";
+        plait::fail(given_[i] + " is not an option with its number; there are" + list);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::string> given_;
+};
+
+}  // namespace bench
