@@ -60,6 +60,7 @@ step_result train_step(context<Device>& ctx, Model& model, adamw<T, Device>& opt
     typename Model::saved kept;
     sum += *model.forward(ctx, ids, labels, &kept).data();
     model.backward(ctx, ids, labels, kept, seed);
+    if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
     ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
   }
   ctx.first_sample = first;
