@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
 
+#include "plait/data/atomic_file.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
 #include "plait/mesh/parse.hpp"
@@ -11,6 +15,8 @@
 #include "plait/models/strategies.hpp"
 
 namespace {
+
+constexpr std::int64_t max_threads = 1024;
 
 void one_of(const char* knob, const std::string& value, std::initializer_list<const char*> legal) {
   std::string list;
@@ -21,34 +27,81 @@ void one_of(const char* knob, const std::string& value, std::initializer_list<co
   plait::fail(fmt::format("{} '{}' is unknown; legal are {}", knob, value, list));
 }
 
-/// `value` must be a multiple of `parts`.
+/// `value`, which the user may choose freely, must be a multiple of `parts`.
 void divides(const char* knob, std::int64_t value, const std::string& by, std::int64_t parts) {
   if (value % parts == 0) return;
-  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; the nearest that are: {} and {}", knob, value, by, parts,
-                          value / parts * parts, (value / parts + 1) * parts));
+  const std::int64_t below = value / parts * parts, above = below + parts;
+  const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
+                                         : fmt::format("the nearest that are: {} and {}", below, above);
+  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", knob, value, by, parts, nearest));
 }
 
-void at_least(const char* knob, std::int64_t value, std::int64_t least) {
+/// `value`, a size of the model, must be a multiple of the extent of `axis`.
+void splits(const char* key, std::int64_t value, const char* axis, std::int64_t extent) {
+  if (value % extent == 0) return;
+  std::string legal;
+  for (std::int64_t d = 1; d <= std::min<std::int64_t>(value, 64); ++d)
+    if (value % d == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(d);
+  plait::fail(fmt::format("--mesh: {}={} does not divide the model's {}, which is {}; extents up to 64 that do: {}",
+                          axis, extent, key, value, legal));
+}
+
+void within(const char* knob, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", knob, value, least));
+  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", knob, value, most));
+}
+
+/// What is written at the end must be writable at the beginning. Leaves no trace.
+void writable(const char* knob, const std::string& path) {
+  std::error_code ignored;
+  const auto kind = std::filesystem::status(path, ignored).type();
+  const bool in_place = kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
+  if (!path.empty() && !in_place) plait::atomic_file(path, knob);
+}
+
+/// The command line without its first word, and without the values of any --data but the last: as with every other
+/// option, the last counts.
+std::vector<std::string> last_data(int argc, char** argv) {
+  const auto is_data = [](const std::string& word) { return word == "--data" || word.starts_with("--data="); };
+  std::vector<std::string> words;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (const auto earlier = std::find_if(words.begin(), words.end(), is_data);
+        is_data(word) && earlier != words.end()) {
+      const auto end = std::find_if(earlier + 1, words.end(), [](const std::string& w) { return w.starts_with("--"); });
+      words.erase(earlier, end);
+    }
+    words.push_back(word);
+  }
+  return words;
 }
 
 }  // namespace
 
-bool parse(int argc, char** argv, options& opt) {
-  CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it."};
+bool parse(int argc, char** argv, options& opt, bool speaks) {
+  CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it.",
+               "train_llama"};
   app.get_formatter()->column_width(34);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  auto seed = static_cast<std::int64_t>(opt.seed);
   app.add_option("--mesh", opt.mesh, "extents of the axes dp and tp, as in dp=2,tp=4")->capture_default_str();
   app.add_option("--backend", opt.backend, "threads: ranks of this process; mpi: under mpirun")->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
-  app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")->capture_default_str();
-  app.add_option("--store", opt.store, "whole: parameters replicated over dp; sharded: stored over dp, gathered for use")->capture_default_str();
-  app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files");
+  app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
+      ->capture_default_str();
+  app.add_option("--store", opt.store,
+                 "whole: parameters replicated over dp; sharded: stored over dp, gathered for use")
+      ->capture_default_str();
+  app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt")->capture_default_str();
   app.add_option("--steps", opt.steps, "optimizer steps")->capture_default_str();
   app.add_option("--seq", opt.seq, "tokens in a sequence")->capture_default_str();
-  app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")->capture_default_str();
-  app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")->capture_default_str();
-  app.add_option("--seed", opt.seed, "of weights, data order and dropout")->capture_default_str();
+  app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")
+      ->capture_default_str();
+  app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")
+      ->capture_default_str();
+  app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
   app.add_option("--precision", opt.precision, "float or double")->capture_default_str();
   app.add_option("--recompute", opt.recompute, "none, selective or full")->capture_default_str();
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
@@ -60,7 +113,8 @@ bool parse(int argc, char** argv, options& opt) {
   app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
   app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
   app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
-  app.add_option("--held-out", opt.held_out, "fraction of the data kept for evaluation at the end")->capture_default_str();
+  app.add_option("--held-out", opt.held_out, "fraction of the data kept for evaluation at the end")
+      ->capture_default_str();
   app.add_option("--threads", opt.threads, "threads of each rank's matrix products")->capture_default_str();
   app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
   app.add_option("--plot", opt.plot, "loss curve as SVG");
@@ -69,9 +123,11 @@ bool parse(int argc, char** argv, options& opt) {
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words = last_data(argc, argv);
+    std::reverse(words.begin(), words.end());  // the order in which CLI11 takes them
+    app.parse(words);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    if (speaks) fmt::print("{}", app.help());
     return false;
   } catch (const CLI::ParseError& e) {
     plait::fail(std::string(e.what()) + " (--help lists the options)");
@@ -81,12 +137,16 @@ bool parse(int argc, char** argv, options& opt) {
   one_of("--store", opt.store, {"whole", "sharded"});
   one_of("--precision", opt.precision, {"float", "double"});
   one_of("--recompute", opt.recompute, {"none", "selective", "full"});
-  at_least("--steps", opt.steps, 0);
-  at_least("--seq", opt.seq, 1);
-  at_least("--micro-batch", opt.micro_batch, 1);
-  at_least("--global-batch", opt.global_batch, 0);
-  at_least("--threads", opt.threads, 1);
-  at_least("--sample", opt.sample, 0);
+  // With these limits no count of samples or tokens overflows.
+  within("--steps", opt.steps, 0, std::int64_t{1} << 32);
+  within("--seq", opt.seq, 1, std::int64_t{1} << 31);
+  within("--micro-batch", opt.micro_batch, 1, 1 << 20);
+  within("--global-batch", opt.global_batch, 0, 1 << 24);
+  within("--seed", seed, 0, std::int64_t{1} << 62);
+  within("--threads", opt.threads, 1, 1024);
+  within("--sample", opt.sample, 0, 1 << 24);
+  if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
+  opt.seed = static_cast<std::uint64_t>(seed);
   const auto in_range = [](const char* knob, double value, double low, double below) {
     if (!(value >= low && value < below))
       plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", knob, value, low, below));
@@ -105,23 +165,35 @@ setup prepare(const options& opt, std::int64_t ranks) {
   const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
 
-  setup s{opt, plait::load_llama_config(opt.model), {}, 1, 1, {},
-          plait::lr_schedule({.peak = opt.lr, .steps = std::max<std::int64_t>(opt.steps, 1),
+  setup s{opt,
+          plait::load_llama_config(opt.model),
+          {},
+          1,
+          1,
+          {},
+          plait::lr_schedule({.peak = opt.lr,
+                              .steps = std::max<std::int64_t>(opt.steps, 1),
                               .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
-                              .min_ratio = opt.min_lr_ratio, .decay = plait::lr_decay_from(opt.lr_schedule)}),
+                              .min_ratio = opt.min_lr_ratio,
+                              .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";
-  divides("num_attention_heads", c.heads, by, tp);
-  divides("intermediate_size", c.ffn, by, tp);
+  splits("num_attention_heads", c.heads, "tp", tp);
+  splits("intermediate_size", c.ffn, "tp", tp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, by, tp);
-  if (opt.store == "sharded") divides("hidden_size", c.hidden, "the extent of dp", dp);
+  if (opt.store == "sharded") splits("hidden_size", c.hidden, "dp", dp);
+  if (opt.backend == "threads" && !opt.dry_run && dp * tp > max_threads)
+    plait::fail(fmt::format("--mesh {}: {} ranks; one process (--backend threads) runs at most {}", opt.mesh, dp * tp,
+                            max_threads));
   const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
   const std::int64_t local_heads = c.heads / tp, group = c.heads / c.kv_heads;
   if (local_heads % group != 0 && group % local_heads != 0)
-    plait::fail(fmt::format("tp={}: each rank has {} of {} heads, which are neither whole groups nor a whole part of one group of {} "
-                            "(num_key_value_heads is {}); choose a tp that divides num_key_value_heads or a multiple of it",
-                            tp, local_heads, c.heads, group, c.kv_heads));
+    plait::fail(
+        fmt::format("--mesh: with tp={}, each rank has {} of {} heads, which are neither whole groups nor a whole part "
+                    "of one group of {} "
+                    "(num_key_value_heads is {}); choose a tp that divides num_key_value_heads or a multiple of it",
+                    tp, local_heads, c.heads, group, c.kv_heads));
   if (opt.seq > c.max_position)
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
   s.mesh = plait::megatron_sp::mesh(dp, t.tp, t.tp_rep).shape();
@@ -133,9 +205,26 @@ setup prepare(const options& opt, std::int64_t ranks) {
     if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
     return s;
   }
-  plait::token_source source({.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = c.vocab});
+  plait::token_source source(
+      {.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = c.vocab});
   source.check_tokens();
   s.entropy = plait::unigram_entropy(source);
   s.data.emplace(source, plait::sampler_config{.seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out});
+  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
+    plait::fail(fmt::format(
+        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
+        "dp={}); keep a larger fraction, or 0",
+        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+  if (opt.dry_run) return s;
+  for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())
+    if (byte >= c.vocab)
+      plait::fail(
+          fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "
+                      "--sample 0",
+                      static_cast<int>(byte), c.vocab));
+  writable("--log", opt.log);
+  writable("--plot", opt.plot);
+  if (!opt.log.empty() && opt.log == opt.plot)
+    plait::fail(fmt::format("--log and --plot both name '{}'; they need a file each", opt.log));
   return s;
 }

@@ -56,8 +56,10 @@ struct setup {
   double entropy = 0;  ///< unigram entropy of the data, nats; 0 if not known
 };
 
-/// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false after --help.
-bool parse(int argc, char** argv, options& opt);
+/// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for
+/// --help, which it prints if this process `speaks`.
+bool parse(int argc, char** argv, options& opt, bool speaks = true);
 
-/// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh has.
+/// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
+/// has.
 setup prepare(const options& opt, std::int64_t ranks);

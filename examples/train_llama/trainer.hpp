@@ -8,9 +8,10 @@
 /// Set by Ctrl-C; the run ends after the step it is in.
 extern volatile std::sig_atomic_t interrupted;
 
-/// Trains on this rank, which is one of `ranks`; rank 0 reports and writes the outputs. One instantiation for each precision
-/// and strategy, in a translation unit of its own.
-using run_function = void (*)(const setup&, plait::any_communicator ranks);
+/// Trains on this rank, which is one of `ranks`; rank 0 reports and writes the outputs. Returns why the training could
+/// not go on, the same on all ranks; empty if it could. One instantiation for each precision and strategy, in a
+/// translation unit of its own.
+using run_function = std::string (*)(const setup&, plait::any_communicator ranks);
 /// Prints the plan of rank 0.
 using plan_function = void (*)(const setup&);
 

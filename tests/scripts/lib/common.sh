@@ -1,0 +1,36 @@
+# Sourced by the tests of the trainer: a scratch folder that is left at the end, a small model, and ways to say what failed.
+# BIN is the folder of the programs, SOURCE that of the project; both have defaults for a run by hand.
+
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+SOURCE=${SOURCE:-$(cd "$here/../.." && pwd)}
+BIN=${BIN:-$SOURCE/build/bin}
+trainer=$BIN/train_llama
+text=$SOURCE/examples/data/kjv.txt
+export PYTHONDONTWRITEBYTECODE=1
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+[ -x "$trainer" ] || fail "$trainer is not there; build it first"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+cd "$work"
+
+cat >config.json <<'JSON'
+{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 256}
+JSON
+
+logs() { python3 "$here/lib/logs.py" "$@" || fail "logs.py $*"; }
+
+# train NAME ARGUMENTS...: trains the small model, leaving NAME.jsonl and what it printed in NAME.out.
+train() {
+  name=$1
+  shift
+  timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 5 --log "$name.jsonl" \
+    "$@" >"$name.out" 2>"$name.err" || fail "$name ($*) ended with $?: $(tail -n 3 "$name.err")"
+}

@@ -1,0 +1,73 @@
+"""Judges the trainer's logs.
+
+    logs.py check LOG STEPS [falls]      the log is well-formed: that many steps, then a summary; the loss falls
+    logs.py same LOG OTHER TOLERANCE     OTHER is well-formed, too, and has LOG's losses and gradient norms, relative
+    logs.py get LOG KEY                  prints a member of the summary
+    logs.py sent LOG PLANNED             the summary's bytes_sent are STEPS times the planned bytes of a step (JSON)
+"""
+
+import json
+import math
+import sys
+
+STEP_KEYS = ["step", "loss", "grad_norm", "lr", "tokens_per_second", "comm_share"]
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    if not lines or list(lines[-1]) != ["summary"]:
+        sys.exit(f"{path}: the last line is no summary")
+    return lines[:-1], lines[-1]["summary"]
+
+
+def require(condition, text):
+    if not condition:
+        sys.exit(text)
+
+
+def check(path, steps, falls=""):
+    records, summary = read(path)
+    require([r["step"] for r in records] == list(range(1, int(steps) + 1)), f"{path}: the steps are not 1 to {steps}")
+    for r in records:
+        require(list(r) == STEP_KEYS, f"{path}: a step has the keys {list(r)}")
+        require(all(isinstance(v, (int, float)) and math.isfinite(v) for v in r.values()), f"{path}: {r}")
+        require(r["loss"] > 0 and r["grad_norm"] > 0 and r["lr"] > 0 and r["tokens_per_second"] > 0, f"{path}: {r}")
+        require(0 <= r["comm_share"] <= 1, f"{path}: comm_share is {r['comm_share']}")
+    require(summary["steps"] == int(steps), f"{path}: the summary counts {summary['steps']} steps")
+    require(summary["interrupted"] is False, f"{path}: interrupted")
+    require(isinstance(summary["peak_bytes"], int) and summary["peak_bytes"] > 0, f"{path}: peak_bytes")
+    require(summary["bytes_as_predicted"] is True, f"{path}: the bytes are not those predicted")
+    require(all(isinstance(n, int) and n > 0 for n in summary["bytes_sent"].values()), f"{path}: bytes_sent")
+    require(len(summary["weights_hash"]) == 16 and int(summary["weights_hash"], 16) >= 0, f"{path}: weights_hash")
+    if falls:
+        require(records[-1]["loss"] < records[0]["loss"] - 0.1, f"{path}: the loss does not fall")
+        require(summary["loss"] == records[-1]["loss"], f"{path}: the summary's loss is not the last step's")
+
+
+def same(path, other, tolerance):
+    first, (second, summary) = read(path)[0], read(other)
+    check(other, len(first), "falls")
+    require(summary["bytes_sent"], f"{other}: nothing was sent")
+    a, b = read(path)[1].get("held_out_loss"), summary.get("held_out_loss")
+    require(a == b or abs(a - b) <= float(tolerance) * a, f"{path} and {other}: the held-out losses are {a} and {b}")
+    for a, b in zip(first, second):
+        for key in ("loss", "grad_norm"):
+            gap = abs(a[key] - b[key]) / abs(a[key])
+            require(gap <= float(tolerance), f"{path} and {other}: {key} of step {a['step']} differs by {gap:.1e}")
+        require(a["lr"] == b["lr"], f"{path} and {other}: lr of step {a['step']}")
+
+
+def get(path, key):
+    value = read(path)[1].get(key)
+    print(value if isinstance(value, str) else json.dumps(value))
+
+
+def sent(path, planned):
+    records, summary = read(path)
+    expected = {axis: n * len(records) for axis, n in json.loads(planned).items() if n > 0}
+    require(summary["bytes_sent"] == expected, f"{path}: sent {summary['bytes_sent']}, planned {expected}")
+
+
+if __name__ == "__main__":
+    {"check": check, "same": same, "get": get, "sent": sent}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,170 @@
+#!/bin/sh
+# Input that cannot be: one line on stderr that names the knob and the values, an exit code, and nothing written.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+
+# refused TEXT ARGUMENTS...: the message contains TEXT (a basic regular expression). ARGUMENTS come last and win.
+cases=0
+refused() {
+  expected=$1
+  shift
+  code=0
+  timeout 20 "$trainer" --model config.json --data "$text" --seq 32 --steps 2 --sample 0 --log out/log.jsonl \
+    --plot out/loss.svg "$@" >stdout 2>stderr || code=$?
+  [ "$code" = 1 ] || fail "$*: exit code $code, $(cat stdout stderr)"
+  grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+  [ "$(wc -l <stderr)" = 1 ] || fail "$*: not one line: $(cat stderr)"
+  [ ! -s stdout ] || fail "$*: printed $(cat stdout)"
+  [ -z "$(ls -A out)" ] || fail "$*: left $(ls -A out)"
+  cases=$((cases + 1))
+}
+mkdir out
+
+# The mesh.
+refused '--mesh dp=2,ep=2: unknown axis "ep"; the axes of this mesh are dp, tp' --mesh dp=2,ep=2
+refused '--mesh dp=2,dp=2: axis "dp" is given twice' --mesh dp=2,dp=2
+refused '--mesh dp=0,tp=2: "dp=0" is not AXIS=EXTENT' --mesh dp=0,tp=2
+refused '--mesh dp=-1: "dp=-1" is not' --mesh dp=-1
+refused '--mesh dp=two: "dp=two" is not' --mesh dp=two
+refused '--mesh dp=2.5: "dp=2.5" is not' --mesh dp=2.5
+refused '--mesh dp: "dp" is not' --mesh dp
+refused '--mesh dp=2,: a comma without' --mesh dp=2,
+refused '--mesh dp=99999999999999999999: .*beyond' --mesh dp=99999999999999999999
+refused '--mesh dp=100000: 100000 ranks; one process .* at most 1024' --mesh dp=100000
+if "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
+  refused '--mesh dp=2,tp=2: the extents dp=2 \* tp=2 multiply to 4 ranks, and there are 1' --mesh dp=2,tp=2 --backend mpi
+else
+  refused '--backend mpi: this program was built without MPI' --backend mpi
+fi
+
+# What does not divide.
+sized() { # sized HEADS KV_HEADS HIDDEN FFN
+  cat >sized.json <<JSON
+{"model_type": "llama", "hidden_size": $3, "num_hidden_layers": 1, "num_attention_heads": $1, "num_key_value_heads": $2,
+ "intermediate_size": $4, "vocab_size": 256, "max_position_embeddings": 64, "head_dim": 8}
+JSON
+}
+refused 'tp=3 does not divide .*num_attention_heads, which is 4; extents up to 64 that do: 1, 2, 4$' --mesh tp=3
+refused 'tp=8 does not divide .*num_attention_heads, which is 4' --mesh tp=8
+sized 4 2 32 66
+refused 'tp=4 does not divide .*intermediate_size, which is 66; extents up to 64 that do: 1, 2, 3, 6, 11' \
+  --model sized.json --mesh tp=4
+sized 12 3 96 96
+refused 'tp=2, each rank has 6 of 12 heads.*num_key_value_heads is 3' --model sized.json --mesh tp=2
+sized 4 3 32 64
+refused "'sized.json': num_attention_heads is 4 and num_key_value_heads 3" --model sized.json
+sized 4 2 30 64
+refused 'dp=4 does not divide .*hidden_size, which is 30' --model sized.json --mesh dp=4 --store sharded
+refused '--seq is 33, which is not divisible by the extent of tp = 2; the nearest that are: 32 and 34' --seq 33 --mesh tp=2
+refused '--seq is 257, .*max_position_embeddings is 256' --seq 257
+refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest that are: 8 and 16' --global-batch 12 --mesh dp=2
+refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh dp=2
+
+# Words.
+refused "--backend 'x' is unknown; legal are threads, mpi" --backend x
+refused "--strategy 'x' is unknown; legal are sp, tp" --strategy x
+refused "--store 'x' is unknown; legal are whole, sharded" --store x
+refused "--precision 'half' is unknown; legal are float, double" --precision half
+refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
+refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
+refused "--data-format: unknown format 'x'; legal are" --data-format x
+refused "--model: unknown model 'llama-9'; presets are tiny, small, .*config.json" --model llama-9
+refused "--nosuch" --nosuch 3
+refused "extra" extra
+
+# Numbers.
+refused '--steps is -1; at least 0' --steps -1
+refused '--steps' --steps ten
+refused '--seq is 0; at least 1' --seq 0
+refused '--micro-batch is 0; at least 1' --micro-batch 0
+refused '--micro-batch is 9000000000000000000; at most' --micro-batch 9000000000000000000
+refused '--global-batch is -8; at least 0' --global-batch -8
+refused '--seed is -1; at least 0' --seed -1
+refused '--threads is 0; at least 1' --threads 0
+refused '--sample is -1; at least 0' --sample -1
+refused '--lr: nan is no learning rate' --lr nan
+refused '--lr: inf is no learning rate' --lr inf
+refused '--lr: 0.0* is no learning rate' --lr 0
+refused '--lr' --lr fast
+refused '--warmup is 3; at most 2' --warmup 3
+refused '--warmup is -2; at least 0' --warmup -2
+refused '--min-lr-ratio: 1.5' --min-lr-ratio 1.5
+refused '--dropout is 1; legal is at least 0 and below 1' --dropout 1
+refused '--clip is -1; legal' --clip -1
+refused '--label-smoothing is nan' --label-smoothing nan
+refused '--z-loss is -1' --z-loss -1
+refused '--weight-decay is -1' --weight-decay -1
+refused '--temperature is -1' --temperature -1
+refused '--held-out: 1.0* is no fraction' --held-out 1
+refused '--held-out 1e-05 keeps 1 sequences, and one microbatch .* takes 4' --held-out 0.00001
+
+# config.json.
+config() { # config EDIT: config.json after a sed command, as bad.json
+  sed "$1" config.json >bad.json
+}
+refused "--model: cannot open 'missing.json': No such file" --model missing.json
+refused "--model: .*is a folder\|--model: .*directory" --model ./out
+: >empty.json
+refused "'empty.json'" --model empty.json
+head -c 60 config.json >bad.json
+refused "'bad.json': malformed JSON" --model bad.json
+echo '[1, 2]' >bad.json
+refused "'bad.json': the JSON is no object" --model bad.json
+config 's/"hidden_size": 32, //'
+refused "'bad.json': key 'hidden_size' is missing" --model bad.json
+config 's/"model_type": "llama"/"model_type": "gpt2"/'
+refused "key 'model_type' is \"gpt2\"; legal is \"llama\"" --model bad.json
+config 's/"hidden_size": 32/"hidden_size": "wide"/'
+refused "key 'hidden_size' is \"wide\"; legal is a whole number" --model bad.json
+config 's/"num_hidden_layers": 2/"num_hidden_layers": 2.5/'
+refused "key 'num_hidden_layers' is 2.5; legal is a whole number" --model bad.json
+config 's/"num_hidden_layers": 2/"num_hidden_layers": 0/'
+refused "num_hidden_layers is 0; legal are 1 to" --model bad.json
+config 's/"hidden_size": 32/"hidden_size": 34/'
+refused "hidden_size 34 is no multiple of num_attention_heads 4" --model bad.json
+config 's/"vocab_size": 256/"vocab_size": 256, "hidden_act": "gelu"/'
+refused "key 'hidden_act' is \"gelu\"; legal is \"silu\"" --model bad.json
+config 's/"vocab_size": 256/"vocab_size": 256, "rope_scaling": {"rope_type": "yarn", "factor": 2}/'
+refused "key 'rope_scaling.rope_type' is \"yarn\"; legal is" --model bad.json
+
+# Data.
+: >empty.txt
+printf 'too short' >short.txt
+printf 'abcdefgh%.0s' 1 2 3 4 5 6 7 8 >words.bin
+printf 'odd' >odd.bin
+printf 'not an index' >paired.idx
+cp words.bin paired.bin
+refused "--data: cannot open 'missing.txt': No such file" --data missing.txt
+refused "--data: 'empty.txt' is empty" --data empty.txt
+refused "--data.*'short.txt' holds 9 tokens, and one sample at --seq 32 takes 33" --data short.txt
+refused "--data: 'words.bin' has token 25185 at position 0, and the vocabulary of --model has 256" --data words.bin
+refused "--data: 'odd.bin' has 3 bytes, an odd number" --data odd.bin
+refused "--data: 'paired.idx' is no Megatron index" --data paired.bin
+refused "--data: '.*kjv.txt' is read as bytes and 'words.bin' as nanogpt" --data "$text" words.bin
+refused "--data: .*out" --data out
+config 's/"vocab_size": 256/"vocab_size": 100/'
+refused "--data: .* has token .* and the vocabulary of --model has 100 tokens" --model bad.json
+python3 -c 'open("low.bin", "wb").write(bytes([7, 0] * 400))'
+refused "--prompt: its byte 110 is no token, as the model's vocab_size is 100" --model bad.json --data low.bin --sample 5
+
+# Outputs.
+refused "--log: cannot write '/nosuch/log.jsonl': No such file" --log /nosuch/log.jsonl
+refused "--plot: cannot write '/nosuch/loss.svg': No such file" --plot /nosuch/loss.svg
+refused "--log: 'out' is a folder" --log out
+refused "--plot: 'out' is a folder" --plot out
+refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
+
+# A log that is there stays as it is, whatever is wrong with the rest.
+echo kept >kept.jsonl
+for options in "--mesh tp=3" "--plot /nosuch/loss.svg" "--data empty.txt" "--lr nan"; do
+  # shellcheck disable=SC2086
+  refused '' --log kept.jsonl $options
+  [ "$(cat kept.jsonl)" = kept ] || fail "$options: the log was overwritten"
+done
+
+# No data at all.
+code=0
+"$trainer" --model config.json --seq 32 >stdout 2>stderr || code=$?
+[ "$code" = 1 ] || fail "without --data: exit code $code"
+grep -q '^train_llama: --data is missing' stderr || fail "without --data: $(cat stderr)"
+echo "$cases cases are refused"

@@ -1,0 +1,39 @@
+#!/bin/sh
+# The plan is printed without training, and what it says of the bytes is what a run sends.
+# timeout: 120
+. "$(dirname "$0")/lib/common.sh"
+
+planned() { sed -n 's/^ *bytes sent in a step, by axis: //p' plan.out; }
+
+# A model of eight billion parameters is planned in seconds, in a memory that holds none of its weights.
+python3 - "$trainer" >plan.out <<'PYTHON' || fail "the plan of a large model"
+import resource, subprocess, sys, time
+begin = time.monotonic()
+subprocess.run([sys.argv[1], "--model", "llama-3-8b", "--mesh", "dp=2,tp=8", "--seq", "4096", "--dry-run"], check=True)
+took, peak = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+if took > 10 or peak > 300e6:
+    sys.exit(f"it took {took:.1f} s and {peak / 1e6:.0f} MB")
+PYTHON
+for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'residual .*shard<seq, tp' \
+  'layers.0.self_attn.q_proj.weight .*shard<heads, tp' 'lm_head.weight .*shard<vocab, tp' 'tp .*all_gather .* calls, ' \
+  'tp .*reduce_scatter' 'dp .*all_reduce' '^memory of a rank' 'weights .*B$' 'gradients' 'moments' 'activations' 'in all'; do
+  grep -q "$line" plan.out || fail "the plan lacks '$line': $(cat plan.out)"
+done
+! grep -q 'layers.1\.' plan.out || fail "the plan lists layers that look alike"
+
+# compare ARGUMENTS...: the plan's bytes of a step, times the steps, are the bytes of a run.
+compare() {
+  rm -rf out && mkdir out
+  "$trainer" --model config.json --seq 32 --global-batch 16 --log out/log --plot out/plot "$@" --dry-run >plan.out ||
+    fail "the plan of $*"
+  [ -z "$(ls -A out)" ] || fail "a dry run wrote $(ls -A out)"
+  train run --sample 0 --global-batch 16 --steps 3 "$@"
+  logs sent run.jsonl "$(planned)"
+}
+compare --mesh dp=1,tp=1
+compare --mesh dp=2,tp=2
+compare --mesh dp=2,tp=2 --strategy tp --micro-batch 2
+compare --mesh dp=2,tp=2 --store sharded --recompute full --micro-batch 1
+compare --mesh dp=1,tp=4 --recompute selective
+compare --mesh dp=2,tp=4 --store sharded --precision double --micro-batch 2
+compare --mesh dp=4,tp=2 --strategy tp --store sharded --clip 0 --micro-batch 1

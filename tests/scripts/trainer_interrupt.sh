@@ -1,0 +1,61 @@
+#!/bin/sh
+# Runs that end early. Ctrl-C ends one after the step it is in: a summary that says so, a picture, no text, exit code 130.
+# One that diverges says at which step, on one line.
+# timeout: 120
+. "$(dirname "$0")/lib/common.sh"
+
+# interrupt SIGNAL PROGRAM...: signals the program when it has logged two steps; sets $code.
+interrupt() {
+  signal=$1
+  shift
+  rm -f run.jsonl run.svg
+  timeout 60 "$@" --model config.json --data "$text" --seq 32 --steps 1000000 --log run.jsonl --plot run.svg \
+    >run.out 2>run.err &
+  watcher=$!
+  for _ in $(seq 200); do
+    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
+    sleep 0.1
+  done
+  # The program is the child of `timeout`, which would be ended by the signal itself.
+  program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
+  start=$(date +%s)
+  kill -s "$signal" "$program"
+  code=0
+  wait "$watcher" || code=$?
+  [ $(($(date +%s) - start)) -le 10 ] || fail "$signal: it took more than ten seconds to end"
+}
+
+stopped() {
+  [ "$(logs get run.jsonl interrupted)" = true ] || fail "the summary does not say that it was interrupted"
+  [ "$(logs get run.jsonl bytes_as_predicted)" = true ] || fail "the bytes are not as predicted"
+  [ "$(logs get run.jsonl steps)" = $(($(wc -l <run.jsonl) - 1)) ] || fail "the log and its summary count other steps"
+  [ -s run.svg ] || fail "there is no picture"
+  ! grep -q 'sampled text' run.out || fail "it went on to sample"
+  grep -q '^interrupted: ' run.out || fail "it does not say so: $(cat run.out)"
+}
+
+interrupt INT "$trainer" --mesh dp=2,tp=2
+[ "$code" = 130 ] || fail "exit code $code after SIGINT: $(cat run.err)"
+stopped
+
+interrupt TERM "$trainer" --mesh dp=2,tp=2 --store sharded
+[ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat run.err)"
+stopped
+
+if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+  interrupt INT mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2
+  case $code in 0 | 124) fail "exit code $code of mpirun" ;; esac
+  stopped
+fi
+
+code=0
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 50 --mesh dp=2,tp=2 --lr 1e8 --clip 0 \
+  --log nan.jsonl --plot nan.svg >nan.out 2>nan.err || code=$?
+[ "$code" = 1 ] || fail "exit code $code of a run that diverges"
+grep -q '^train_llama: step [1-9][0-9]* has the loss .* try a smaller --lr (now 100000000) or --clip (now 0)$' nan.err ||
+  fail "a run that diverges says: $(cat nan.err)"
+! grep -q 'last operations' nan.err || fail "a run that diverges talks of communication: $(cat nan.err)"
+[ "$(logs get nan.jsonl interrupted)" = false ] || fail "a run that diverges counts as interrupted"
+[ "$(logs get nan.jsonl steps)" -lt 50 ] || fail "a run that diverges goes on"
+[ -s nan.svg ] || fail "a run that diverges leaves no picture"

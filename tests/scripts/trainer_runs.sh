@@ -1,0 +1,79 @@
+#!/bin/sh
+# The trainer on meshes of threads: its log, its picture and its text; every mesh, strategy, way of storing parameters and
+# kind of recomputation gives the losses, gradient norms and first weights of one rank.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+
+sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }
+
+# against BASE TOLERANCE NAME ARGUMENTS...
+against() {
+  base=$1 tolerance=$2
+  shift 2
+  train "$@"
+  logs same "$base.jsonl" "$1.jsonl" "$tolerance"
+}
+
+train d1 --precision double --sample 40 --plot d1.svg --held-out 0.001
+logs check d1.jsonl 5 falls
+[ "$(logs get d1.jsonl bytes_sent)" = "{}" ] || fail "one rank sent bytes"
+[ "$(logs get d1.jsonl parameters)" = 34976 ] || fail "the number of parameters is wrong"
+[ -s d1.svg ] || fail "there is no picture"
+python3 -c '
+import sys, xml.etree.ElementTree as tree
+names = {e.tag.split("}")[1] for e in tree.parse(sys.argv[1]).iter()}
+sys.exit(0 if {"svg", "path", "text"} <= names else f"{sys.argv[1]} has only {names}")' d1.svg || fail "the picture"
+[ "$(logs get d1.jsonl held_out_loss)" != null ] || fail "nothing was held out"
+sampled d1 | grep -q '^And ' || fail "no text was sampled: $(cat d1.out)"
+
+# The data that is held out shifts what is trained on, so all runs that are compared hold out the same.
+d="--precision double --sample 40 --held-out 0.001"
+# shellcheck disable=SC2086  # lists of options
+{
+  against d1 1e-10 d_sp $d --mesh dp=2,tp=2
+  against d1 1e-10 d_sp_sharded $d --mesh dp=2,tp=2 --store sharded --recompute selective
+  against d1 1e-10 d_tp $d --mesh dp=2,tp=2 --strategy tp --recompute full
+  against d1 1e-10 d_tp_sharded $d --mesh dp=4,tp=2 --micro-batch 2 --strategy tp --store sharded
+  against d1 1e-10 d_heads $d --mesh dp=1,tp=4
+  against d1 1e-10 d_heads_tp $d --mesh tp=4 --strategy tp --recompute selective
+  against d1 1e-10 d_dp $d --mesh dp=8 --micro-batch 1
+}
+for name in d_sp d_sp_sharded d_tp d_tp_sharded d_heads d_heads_tp d_dp; do
+  [ "$(sampled d1)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
+done
+
+train f1 --sample 0
+logs check f1.jsonl 5 falls
+against f1 1e-5 f_sp --sample 0 --mesh dp=2,tp=2
+against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --store sharded --recompute full
+against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
+against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --store sharded --recompute selective
+grep -q 'sampled text' f1.out && fail "--sample 0 sampled"
+
+# Recomputation keeps less: peaks fall from none to selective to full.
+train r_none --sample 0 --recompute none --seq 128
+train r_selective --sample 0 --recompute selective --seq 128
+train r_full --sample 0 --recompute full --seq 128
+none=$(logs get r_none.jsonl peak_bytes) selective=$(logs get r_selective.jsonl peak_bytes)
+full=$(logs get r_full.jsonl peak_bytes)
+[ "$full" -lt "$selective" ] || fail "peak bytes: full $full, selective $selective"
+[ "$selective" -lt "$none" ] || fail "peak bytes: selective $selective, none $none"
+
+# The same run again gives the same bits, another seed other ones; and no step leaves the first weights of every mesh.
+train again --sample 0 --mesh dp=2,tp=2
+[ "$(logs get again.jsonl weights_hash)" = "$(logs get f_sp.jsonl weights_hash)" ] || fail "a run is not repeatable"
+train seed --sample 0 --mesh dp=2,tp=2 --seed 2
+[ "$(logs get seed.jsonl weights_hash)" != "$(logs get f_sp.jsonl weights_hash)" ] || fail "the seed changes nothing"
+train w1 --steps 0 --sample 0
+logs check w1.jsonl 0
+hash=$(logs get w1.jsonl weights_hash)
+for options in "--mesh dp=2,tp=2" "--mesh tp=4 --strategy tp" "--mesh dp=4,tp=2 --micro-batch 1 --store sharded" \
+  "--mesh dp=2,tp=4 --strategy tp --store sharded"; do
+  # shellcheck disable=SC2086
+  train w --steps 0 --sample 0 $options
+  [ "$(logs get w.jsonl weights_hash)" = "$hash" ] || fail "$options starts from other weights"
+done
+
+# The last of an option that is given twice counts, so that a script's defaults can be overridden.
+train twice --sample 0 --steps 7 --steps 3
+logs check twice.jsonl 3
