@@ -39,14 +39,14 @@ if [ "$quick" = no ]; then
   cmake --build build/clang -j "$jobs" --target plait_static plait_headers
 
   say "address and undefined sanitizers: build and tests"
-  cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/asan -j "$jobs"
-  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=ignore -L unit || failed="$failed asan"
+  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error -L 'unit|parity' || failed="$failed asan"
 
   say "thread sanitizer: build and tests"
-  cmake --preset tsan -DPLAIT_BUILD_EXAMPLES=OFF >/dev/null
+  cmake --preset tsan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/tsan -j "$jobs" --target plait_thread_tests
-  ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=ignore -L threads || failed="$failed tsan"
+  ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error -L threads || failed="$failed tsan"
 fi
 
 say "release: tests"
