@@ -231,6 +231,7 @@ std::string run(const setup& s, plait::any_communicator ranks) {
   }
   double peak = static_cast<double>(device.peak_bytes());
   w.root().all_reduce(&peak, &peak, 1, plait::dtype::f64, plait::reduce_op::max);
+  model.visit([&](auto& p) { p.gather(ctx); });  // what is evaluated and sampled is what the last step left
   std::optional<double> held_out;
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) held_out = evaluate(ctx, model, s);
   const std::uint64_t hash = plait::weights_hash(ctx, model);
