@@ -14,7 +14,8 @@
 
 /// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of
 /// its linears alone, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs only, then
-/// also attention's (its causal half), over the time of everything.
+/// also attention's (its causal half), over the time of everything. Times are of the one thread's processor, so that a
+/// machine with other work gives the same ratio.
 namespace {
 
 using plait::cpu;
@@ -89,8 +90,8 @@ void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64
     products();
     std::vector<double> of_step, of_products;
     for (int64_t i = 0; i < rounds; ++i) {
-      of_products.push_back(bench::seconds(products));
-      of_step.push_back(bench::seconds(step));
+      of_products.push_back(bench::processor_seconds(products));
+      of_step.push_back(bench::processor_seconds(step));
     }
     double flop = 0;
     for (const raw_linear& l : linears) flop += l.flop();

@@ -49,7 +49,7 @@ struct static_vector {
     items[at] = value;
   }
   constexpr void erase(std::size_t at) {
-    for (std::size_t i = at; i + 1 < count; ++i) items[i] = items[i + 1];
+    for (std::size_t i = at + 1; i < Capacity && i < count; ++i) items[i - 1] = items[i];
     pop_back();
   }
 

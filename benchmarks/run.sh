@@ -1,0 +1,85 @@
+#!/bin/sh
+# Builds what is missing, runs every benchmark in turn, and prints one table. Give it a quiet machine.
+#
+#   sh benchmarks/run.sh [--python PYTHON] [--quick]
+#
+# PYTHON is an interpreter that has torch and transformers; without it the comparison with PyTorch is left out. --quick
+# leaves out the compile times and takes fewer rounds. The table also goes to benchmarks/results/, under the
+# processor's name and the date.
+set -eu
+
+cd "$(dirname "$0")/.."
+python=
+quick=no
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --python) python=${2:?--python needs an interpreter}; shift ;;
+    --quick) quick=yes ;;
+    *) echo "unknown argument '$1'; legal are --python PYTHON and --quick" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+# shellcheck source=cmake/packages.sh
+. cmake/packages.sh
+# shellcheck disable=SC2086  # lists of names
+install_packages $plait_build_packages $plait_mpi_packages
+cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi train_llama"
+# shellcheck disable=SC2086  # a list of names
+cmake --build build -j "$(plait_jobs)" --target $programs
+
+processor=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | sort -u | head -n 1)
+day=$(date +%Y-%m-%d)
+out=benchmarks/results/$(echo "$processor" | tr -cs 'A-Za-z0-9\n' '-' | tr '[:upper:]' '[:lower:]' | sed 's/-*$//')-$day.md
+mkdir -p benchmarks/results
+rm -f build/benchmarks.done
+
+rounds=8
+all_reduce_rounds=3
+if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
+
+{
+  echo "# $processor, $(nproc) cores, $day"
+  echo
+  echo "Load of the machine at the start: $(cut -d' ' -f1 /proc/loadavg)."
+  echo
+  echo '## A training step against its matrix products (target: 0.75 or more)'
+  echo
+  echo '```'
+  build/bin/bench_step_vs_gemm --rounds "$rounds"
+  echo '```'
+  echo
+  echo '## A typed block against the same block by hand (target: 1.01 or less at hidden 512)'
+  echo
+  echo '```'
+  build/bin/bench_typed_vs_raw
+  echo '```'
+  echo
+  echo '## All-reduce: ranks in one process against Open MPI (target: 3 or more from 1 MB on)'
+  echo
+  echo '```'
+  sh benchmarks/all_reduce.sh build/bin/bench_all_reduce_threads build/bin/bench_all_reduce_mpi "$all_reduce_rounds"
+  echo '```'
+  if [ -n "$python" ]; then
+    echo
+    echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128)'
+    echo
+    if [ "$quick" = yes ]; then
+      python3 benchmarks/llama_vs_pytorch.py --python "$python" --rounds 1 --steps 6
+    else
+      python3 benchmarks/llama_vs_pytorch.py --python "$python"
+    fi
+  fi
+  if [ "$quick" = no ]; then
+    echo
+    echo '## Compile time (limits in the last column)'
+    echo
+    echo '```'
+    sh benchmarks/compile_time.sh || echo 'a limit was missed'
+    echo '```'
+  fi
+  : >build/benchmarks.done  # a pipe hides the exit code of what stops before this
+} | tee "$out"
+rm build/benchmarks.done
+echo "The table is in $out."
