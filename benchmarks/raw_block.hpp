@@ -100,8 +100,8 @@ class raw_block {
     d = gather(dinner_, gathered_);
     times(d, w_[2], dattended_, width_, s_.hidden);
     add_weight_gradient(d, attended_, d_[2], s_.hidden, width_);
-    k::attention_backward(device_, qkv_, qkv_ + width_, qkv_ + 2 * width_, attended_, lse_, dattended_, dqkv_, dqkv_ + width_,
-                          dqkv_ + 2 * width_, shape_);
+    k::attention_backward(device_, qkv_, qkv_ + width_, qkv_ + 2 * width_, attended_, lse_, dattended_, dqkv_,
+                          dqkv_ + width_, dqkv_ + 2 * width_, shape_);
     k::rope_backward(device_, dqkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
     unproject(dqkv_, w_[1], 3 * width_);
     add_weight_gradient(dqkv_, ranks_ > 1 ? g1_ : n1_, d_[1], 3 * width_, s_.hidden);
@@ -153,19 +153,22 @@ class raw_block {
     if (ranks_ == 1) return part;
     const auto n = static_cast<std::size_t>(own_ * s_.hidden);
     comm_.all_gather(part, s_.batch > 1 ? parts_ : whole, n, plait::dtype::f32);
-    if (s_.batch > 1) each_piece([&](float* piece, std::int64_t at, std::int64_t count) { std::copy_n(piece, count, whole + at); });
+    if (s_.batch > 1)
+      each_piece([&](float* piece, std::int64_t at, std::int64_t count) { std::copy_n(piece, count, whole + at); });
     return whole;
   }
   void scatter(float* whole, float* part) {
-    if (s_.batch > 1) each_piece([&](float* piece, std::int64_t at, std::int64_t count) { std::copy_n(whole + at, count, piece); });
-    comm_.reduce_scatter(s_.batch > 1 ? parts_ : whole, part, static_cast<std::size_t>(own_ * s_.hidden), plait::dtype::f32,
-                         plait::reduce_op::sum);
+    if (s_.batch > 1)
+      each_piece([&](float* piece, std::int64_t at, std::int64_t count) { std::copy_n(whole + at, count, piece); });
+    comm_.reduce_scatter(s_.batch > 1 ? parts_ : whole, part, static_cast<std::size_t>(own_ * s_.hidden),
+                         plait::dtype::f32, plait::reduce_op::sum);
   }
   template <class F>
   void each_piece(F&& f) {
     const std::int64_t count = s_.seq / ranks_ * s_.hidden;
     for (std::int64_t r = 0; r < ranks_; ++r)
-      for (std::int64_t b = 0; b < s_.batch; ++b) f(parts_ + (r * s_.batch + b) * count, (b * ranks_ + r) * count, count);
+      for (std::int64_t b = 0; b < s_.batch; ++b)
+        f(parts_ + (r * s_.batch + b) * count, (b * ranks_ + r) * count, count);
   }
 
   cpu& device_;

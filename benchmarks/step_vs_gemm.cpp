@@ -13,9 +13,9 @@
 #include "timing.hpp"
 
 /// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of
-/// its linears alone, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs only, then
-/// also attention's (its causal half), over the time of everything. Times are of the one thread's processor, so that a
-/// machine with other work gives the same ratio.
+/// its linears alone, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs only,
+/// then also attention's (its causal half), over the time of everything. Times are of the one thread's processor, so
+/// that a machine with other work gives the same ratio.
 namespace {
 
 using plait::cpu;
@@ -26,13 +26,22 @@ using model_type = plait::llama<float, plait::megatron_sp>;
 class raw_linear {
  public:
   raw_linear(int64_t rows, int64_t out, int64_t in)
-      : rows_(rows), out_(out), in_(in), x_(size(rows, in)), w_(size(out, in)), y_(size(rows, out)), dx_(size(rows, in)), dw_(size(out, in)) {
+      : rows_(rows),
+        out_(out),
+        in_(in),
+        x_(size(rows, in)),
+        w_(size(out, in)),
+        y_(size(rows, out)),
+        dx_(size(rows, in)),
+        dw_(size(out, in)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (std::vector<float>* v : {&x_, &w_, &y_})
       for (float& value : *v) value = 0.1f * normal(random);
   }
-  void forward(cpu& device) { device.gemm(false, true, rows_, out_, in_, 1.0f, x_.data(), in_, w_.data(), in_, 0.0f, y_.data(), out_); }
+  void forward(cpu& device) {
+    device.gemm(false, true, rows_, out_, in_, 1.0f, x_.data(), in_, w_.data(), in_, 0.0f, y_.data(), out_);
+  }
   void backward(cpu& device) {
     device.gemm(false, false, rows_, in_, out_, 1.0f, y_.data(), out_, w_.data(), in_, 0.0f, dx_.data(), in_);
     device.gemm(true, false, out_, in_, rows_, 1.0f, y_.data(), out_, x_.data(), in_, 1.0f, dw_.data(), in_);
@@ -98,8 +107,10 @@ void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64
     flop *= static_cast<double>(microbatches);
     const double more = flop + attention_flop(c, sequences * microbatches, seq);
     const auto report = [&](const char* what, double a, double b) {
-      fmt::print("hidden {:4}, {} x {} x {} tokens, {:6}: products {:6.1f} GFLOP/s, step {:6.1f}, ratio {:.3f} (with attention's FLOPs {:.3f})\n",
-                 c.hidden, microbatches, sequences, seq, what, flop / b * 1e-9, flop / a * 1e-9, b / a, more / flop * b / a);
+      fmt::print(
+          "hidden {:4}, {} x {} x {} tokens, {:6}: products {:6.1f} GFLOP/s, step {:6.1f}, ratio {:.3f} (with "
+          "attention's FLOPs {:.3f})\n",
+          c.hidden, microbatches, sequences, seq, what, flop / b * 1e-9, flop / a * 1e-9, b / a, more / flop * b / a);
     };
     report("best", bench::least(of_step), bench::least(of_products));
     report("median", bench::median(of_step), bench::median(of_products));
@@ -113,12 +124,14 @@ int main(int argc, char** argv) {
   try {
     const bench::numbers given(argc, argv);
     given.only({"--hidden", "--seq", "--sequences", "--microbatches", "--rounds"});
-    const int64_t hidden = given.of("--hidden", 0), seq = given.of("--seq", 512), sequences = given.of("--sequences", 4);
+    const int64_t hidden = given.of("--hidden", 0), seq = given.of("--seq", 512),
+                  sequences = given.of("--sequences", 4);
     const int64_t microbatches = given.of("--microbatches", 1), rounds = given.of("--rounds", 5);
     std::vector<int64_t> sizes{512, 1024};
     if (hidden != 0) sizes = {hidden};
     for (const int64_t size : sizes)
-      compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches, rounds);
+      compare(plait::llama_preset_config("bench-" + std::to_string(size), "--hidden"), sequences, seq, microbatches,
+              rounds);
   } catch (const std::exception& e) {
     fmt::print(stderr, "step_vs_gemm: {}\n", e.what());
     return 1;

@@ -55,7 +55,8 @@ class numbers {
       if (given_[i] != name) continue;
       char* end = nullptr;
       const std::int64_t value = std::strtoll(given_[i + 1].c_str(), &end, 10);
-      if (*end != '\0' || value < 1) plait::fail(name + " is " + given_[i + 1] + ", must be a whole number of at least 1");
+      if (*end != '\0' || value < 1)
+        plait::fail(name + " is " + given_[i + 1] + ", must be a whole number of at least 1");
       return value;
     }
     return otherwise;

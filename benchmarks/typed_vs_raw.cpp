@@ -12,8 +12,8 @@
 #include "timing.hpp"
 
 /// A transformer block under a strategy (types, layouts, derived collectives, layers) against the same block written by
-/// hand, in turn: forward, backward, weight gradients and their reduction. Exit code 1 where a bit of the output, of the
-/// input's gradient or of a weight's gradient differs.
+/// hand, in turn: forward, backward, weight gradients and their reduction. Exit code 1 where a bit of the output, of
+/// the input's gradient or of a weight's gradient differs.
 namespace {
 
 using plait::cpu;
@@ -26,8 +26,10 @@ using activation = plait::tensor<float, strategy::residual>;
 model_type::block typed_block(plait::context<cpu>& ctx, const plait::llama_config& c) {
   const auto frequencies = plait::kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, std::nullopt);
   model_type::attention_branch attention(norm(ctx, c.rms_eps, "norm_1"),
-                                         plait::self_attention<float, strategy>(ctx, "attention", frequencies), {0.0, "attention"});
-  model_type::mlp_branch mlp(norm(ctx, c.rms_eps, "norm_2"), plait::swiglu_mlp<float, strategy>(ctx, "mlp"), {0.0, "mlp"});
+                                         plait::self_attention<float, strategy>(ctx, "attention", frequencies),
+                                         {0.0, "attention"});
+  model_type::mlp_branch mlp(norm(ctx, c.rms_eps, "norm_2"), plait::swiglu_mlp<float, strategy>(ctx, "mlp"),
+                             {0.0, "mlp"});
   return model_type::block(std::move(attention), std::move(mlp));
 }
 
@@ -88,8 +90,10 @@ outcome compare(const plait::llama_config& c, int ranks, int64_t sequences, int6
       for (int64_t turn : {i % 2, 1 - i % 2}) {  // either goes first equally often
         comm.barrier();
         const double t = bench::seconds([&] {
-          if (turn == 0) run_typed();
-          else run_raw();
+          if (turn == 0)
+            run_typed();
+          else
+            run_raw();
           comm.barrier();
         });
         (turn == 0 ? typed_times : raw_times).push_back(t);
@@ -106,7 +110,8 @@ int main(int argc, char** argv) {
   try {
     const bench::numbers given(argc, argv);
     given.only({"--hidden", "--ranks", "--seq", "--sequences", "--rounds"});
-    const int64_t seq = given.of("--seq", 256), sequences = given.of("--sequences", 2), rounds = given.of("--rounds", 0);
+    const int64_t seq = given.of("--seq", 256), sequences = given.of("--sequences", 2),
+                  rounds = given.of("--rounds", 0);
     const int64_t only_hidden = given.of("--hidden", 0), only_ranks = given.of("--ranks", 0);
     bool equal = true;
     for (const int64_t hidden : {int64_t{512}, int64_t{128}}) {
@@ -114,11 +119,14 @@ int main(int argc, char** argv) {
       for (const int64_t ranks : {int64_t{1}, int64_t{2}}) {
         if (only_ranks != 0 && only_ranks != ranks) continue;
         const int64_t runs = rounds != 0 ? rounds : hidden == 512 ? 60 : 400;
-        const outcome r = compare(plait::llama_preset_config("bench-" + std::to_string(hidden)), static_cast<int>(ranks), sequences, seq, runs);
-        fmt::print("hidden {:3}, tp={}, {} x {} tokens: by hand {:8.3f} ms, typed {:8.3f} ms, ratio of minima {:.4f}, of medians {:.4f}; results {}\n",
-                   hidden, ranks, sequences, seq, bench::least(r.raw) * 1e3, bench::least(r.typed) * 1e3,
-                   bench::least(r.typed) / bench::least(r.raw), bench::median(r.typed) / bench::median(r.raw),
-                   r.equal ? "are equal in every bit" : "DIFFER");
+        const outcome r = compare(plait::llama_preset_config("bench-" + std::to_string(hidden)),
+                                  static_cast<int>(ranks), sequences, seq, runs);
+        fmt::print(
+            "hidden {:3}, tp={}, {} x {} tokens: by hand {:8.3f} ms, typed {:8.3f} ms, ratio of minima {:.4f}, of "
+            "medians {:.4f}; results {}\n",
+            hidden, ranks, sequences, seq, bench::least(r.raw) * 1e3, bench::least(r.typed) * 1e3,
+            bench::least(r.typed) / bench::least(r.raw), bench::median(r.typed) / bench::median(r.raw),
+            r.equal ? "are equal in every bit" : "DIFFER");
         std::fflush(stdout);
         equal = equal && r.equal;
       }

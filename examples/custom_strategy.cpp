@@ -1,7 +1,7 @@
-// A strategy that the library does not have, with axes of its own: two-dimensional tensor parallelism. Weights are sharded
-// on both of their dims, over a `row` and a `column` axis, so each rank holds 1/(rows x columns) of every matrix, and the
-// residual stream is sharded over the hidden dim instead of the sequence. The library has no code for this: the linears
-// and the norm derive what it needs from the specs.
+// A strategy that the library does not have, with axes of its own: two-dimensional tensor parallelism. Weights are
+// sharded on both of their dims, over a `row` and a `column` axis, so each rank holds 1/(rows x columns) of every
+// matrix, and the residual stream is sharded over the hidden dim instead of the sequence. The library has no code for
+// this: the linears and the norm derive what it needs from the specs.
 #include <cmath>
 #include <cstdio>
 
@@ -71,7 +71,8 @@ double run(const mesh& shape) {
       p.reduce(ctx);
       const auto whole = pl::gather_whole(ctx, p, p.gradient());
       const double* values = whole.template data<double>();
-      for (std::size_t i = 0; i < whole.bytes() / sizeof(double); ++i) sum += std::sin(static_cast<double>(i)) * values[i];
+      for (std::size_t i = 0; i < whole.bytes() / sizeof(double); ++i)
+        sum += std::sin(static_cast<double>(i)) * values[i];
     });
     if (world.rank() == 0) result = sum;
   });

@@ -17,7 +17,8 @@ using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
 using features = pl::spec<pl::shard<batch, dp>, hidden, pl::invariant<tp>>;
 using wide = pl::spec<pl::shard<batch, dp>, pl::shard<ffn, tp>>;
 
-struct up {  // column-parallel, Megatron's f is derived: the input is used as replicate<tp>, its gradient is all-reduced
+struct up {  // column-parallel, Megatron's f is derived: the input is used as replicate<tp>, its gradient is
+             // all-reduced
   using mesh = ::mesh;
   using input = features;
   using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
@@ -46,7 +47,8 @@ void train(const mesh& shape) {
     mlp.visit([&](auto& p) { p.initialize(ctx); });
 
     for (int step = 0; step <= 100; ++step) {
-      // Data, the same on every mesh because random numbers are keyed by global index: learn y = x shifted by one feature.
+      // Data, the same on every mesh because random numbers are keyed by global index: learn y = x shifted by one
+      // feature.
       pl::tensor<double, features> x(ctx);
       pl::kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
       decltype(mlp)::saved kept;
@@ -70,12 +72,14 @@ void train(const mesh& shape) {
         optimizer.update(ctx, p);
       });
       pl::axis_list over{pl::axis_of<dp>};
-      if (shape.shape().size(over) > 1) world.group(over).all_reduce(&loss, &loss, 1, pl::dtype::f64, pl::reduce_op::sum);
+      if (shape.shape().size(over) > 1)
+        world.group(over).all_reduce(&loss, &loss, 1, pl::dtype::f64, pl::reduce_op::sum);
       if (world.rank() == 0 && step % 25 == 0) std::printf("  step %3d  loss %.12f\n", step, loss);
     }
     if (world.rank() == 0)
       for (const auto& row : world.ledger().rows)
-        std::printf("  %-6s %8.2f MB on the wire\n", row.label.c_str(), static_cast<double>(world.ledger().total(row.label).wire) / 1e6);
+        std::printf("  %-6s %8.2f MB on the wire\n", row.label.c_str(),
+                    static_cast<double>(world.ledger().total(row.label).wire) / 1e6);
   });
 }
 

@@ -1,4 +1,5 @@
-// expect: a spec lists dims, shard<dim, axes...>, replicate<axes...>, partial<axes...> and invariant<axes...>; inside, a dim comes first and axes follow
+// expect: a spec lists dims, shard<dim, axes...>, replicate<axes...>, partial<axes...> and invariant<axes...>; inside,
+// a dim comes first and axes follow
 #include "plait/layout/spec.hpp"
 
 using namespace plait;
@@ -7,6 +8,6 @@ using namespace plait;
 using right = spec<shard<hidden, tp>, seq>;
 right x;
 #else
-using wrong = spec<shard<hidden, seq>>;
+using wrong = spec<shard<hidden, seq> >;
 wrong x;
 #endif

@@ -1,7 +1,5 @@
-// expect: a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change places)
-// expect: on_axis<plait::tp>
-// expect: down_policy
-// errors-at-most: 1
+// expect: a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change
+// places) expect: on_axis<plait::tp> expect: down_policy errors-at-most: 1
 #include "plait/nn/linear.hpp"
 
 using namespace plait;
@@ -17,6 +15,7 @@ using slope = dual_t<down::output>;
 #else
 using slope = spec<shard<batch, dp>, hidden, partial<tp>>;  // that of a replicated output
 #endif
-void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, slope>& dy) {
+void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept,
+              const tensor<float, slope>& dy) {
   layer.backward(ctx, x, kept, dy);
 }

@@ -8,13 +8,13 @@ import sys
 
 def main() -> int:
     readme, *tests = (open(path, encoding="utf-8").read() for path in sys.argv[1:])
-    have = {line.strip() for test in tests for line in test.splitlines()}
+    have = {' '.join(line.split()) for test in tests for line in test.splitlines()}
     missing, seen = [], 0
     for block in re.findall(r"```cpp\n(.*?)```", readme, re.DOTALL):
         for line in block.splitlines():
             if line.strip():
                 seen += 1
-                if line.strip() not in have:
+                if ' '.join(line.split()) not in have:
                     missing.append(line.strip())
     for line in missing:
         print(f"in no test: {line}")

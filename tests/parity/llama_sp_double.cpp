@@ -5,7 +5,9 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("powers of two, fewer kv heads than tensor ranks") { check_powers_of_two<double, megatron_sp>({small_config()}); }
+TEST_CASE("powers of two, fewer kv heads than tensor ranks") {
+  check_powers_of_two<double, megatron_sp>({small_config()});
+}
 
 TEST_CASE("threes") { check_threes<double, megatron_sp>({small_config()}); }
 

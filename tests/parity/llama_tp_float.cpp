@@ -1,11 +1,14 @@
 // timeout: 300
-// Tensor parallelism with a whole residual stream, in float: every factorisation dp x tp of up to 16 ranks equals one rank.
+// Tensor parallelism with a whole residual stream, in float: every factorisation dp x tp of up to 16 ranks equals one
+// rank.
 #include "../support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("powers of two, fewer kv heads than tensor ranks") { check_powers_of_two<float, megatron_tp>({small_config()}); }
+TEST_CASE("powers of two, fewer kv heads than tensor ranks") {
+  check_powers_of_two<float, megatron_tp>({small_config()});
+}
 
 TEST_CASE("threes") { check_threes<float, megatron_tp>({small_config()}); }
 

@@ -1,11 +1,14 @@
 // timeout: 300
-// Tensor parallelism with parameters stored sharded over dp, in double: every factorisation dp x tp of up to 16 ranks equals one rank.
+// Tensor parallelism with parameters stored sharded over dp, in double: every factorisation dp x tp of up to 16 ranks
+// equals one rank.
 #include "../support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("powers of two, fewer kv heads than tensor ranks") { check_powers_of_two<double, stored_over_dp<megatron_tp>>({small_config()}); }
+TEST_CASE("powers of two, fewer kv heads than tensor ranks") {
+  check_powers_of_two<double, stored_over_dp<megatron_tp>>({small_config()});
+}
 
 TEST_CASE("threes") { check_threes<double, stored_over_dp<megatron_tp>>({small_config()}); }
 

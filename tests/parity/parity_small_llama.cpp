@@ -18,7 +18,8 @@ scenario tiny() {
 
 /// The gradients of one microbatch, with weight gradients at once or put off until the end of the backward pass.
 template <strategy S>
-std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_off, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_off, std::int64_t dp_ranks,
+                                                    std::int64_t tp_ranks) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   const typename S::mesh mesh{dp_ranks, split.tp, split.tp_rep};
   std::vector<std::vector<named_values>> all(static_cast<std::size_t>(mesh.size()));
@@ -56,7 +57,8 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_
 template <strategy S>
 void check_put_off(const scenario& s, double tolerance) {
   for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 2}}) {
-    const auto now = gradients_of<S>(s, false, dp_ranks, tp_ranks), later = gradients_of<S>(s, true, dp_ranks, tp_ranks);
+    const auto now = gradients_of<S>(s, false, dp_ranks, tp_ranks),
+               later = gradients_of<S>(s, true, dp_ranks, tp_ranks);
     for (std::size_t r = 0; r < now.size(); ++r) check_tensors(later[r], now[r], tolerance, "put-off gradient");
   }
 }

@@ -22,11 +22,11 @@ constexpr dim_sizes sizes = [] {
 }();
 
 template <class From, class To>
-constexpr std::uint64_t forward_bytes = bytes(make_plan(layout_v<From>, layout_v<To>, shape, sizes), shape, sizes,
-                                              element);
+constexpr std::uint64_t forward_bytes =
+    bytes(make_plan(layout_v<From>, layout_v<To>, shape, sizes), shape, sizes, element);
 template <class From, class To>
-constexpr std::uint64_t backward_bytes = bytes(mirror(make_plan(layout_v<From>, layout_v<To>, shape, sizes)), shape,
-                                               sizes, element);
+constexpr std::uint64_t backward_bytes =
+    bytes(mirror(make_plan(layout_v<From>, layout_v<To>, shape, sizes)), shape, sizes, element);
 
 // A tensor-parallel MLP with sequence parallelism: one all-gather and one reduce-scatter forward, and the same
 // backward. Every rank receives, or sends, the other (tp - 1) / tp of its replica's tensor.

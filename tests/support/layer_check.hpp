@@ -9,13 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "plait/nn/combinators.hpp"
-
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/nn/combinators.hpp"
 
-/// Runs a layer on any mesh with inputs, weights and output gradients that depend on global indices only, so that results
-/// of meshes compare with one rank, and one rank with finite differences. The loss is <coefficients, output>.
+/// Runs a layer on any mesh with inputs, weights and output gradients that depend on global indices only, so that
+/// results of meshes compare with one rank, and one rank with finite differences. The loss is <coefficients, output>.
 namespace plait::test {
 
 /// Adds `by` to element `index` of the input (empty name) or of a parameter.
@@ -91,8 +90,8 @@ inline void check_books(const ledger& measured, const ledger& predicted) {
       }
 }
 
-/// One rank's share: forward, backward, gather everything. Also checks that what is kept and what is communicated are as
-/// the layer predicts.
+/// One rank's share: forward, backward, gather everything. Also checks that what is kept and what is communicated are
+/// as the layer predicts.
 template <class Make>
 layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const bump& change = {},
                        recompute policy = recompute::none, bool with_gradients = true) {
@@ -112,7 +111,8 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
     typename L::saved kept;
     const std::size_t before = device.bytes_in_use();
     const auto y = layer.forward(ctx, x, &kept, policy);
-    const auto held = static_cast<std::int64_t>(device.bytes_in_use() - before) - y.size() * static_cast<std::int64_t>(sizeof(double));
+    const auto held = static_cast<std::int64_t>(device.bytes_in_use() - before) -
+                      y.size() * static_cast<std::int64_t>(sizeof(double));
     if (with_gradients) CHECK(held == layer.saved_bytes(ctx, policy));
     const ledger forward = ranks.ledger();
     out.y = collect_full(ctx, layout_v<typename L::output>, y.data());
@@ -121,11 +121,14 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
     ranks.ledger().clear();
     const auto dx = layer.backward(ctx, x, kept, dy);
     ledger expected_forward, expected_backward;
-    layer.visit_collectives([&](const char* pass, const collective_cost& c) {
-      if (ranks.pruned(c.axes).empty()) return;
-      (pass[0] == 'f' ? expected_forward : expected_backward).of(label_of(ranks.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] +=
-          {1, c.payload, c.wire, 0.0};
-    }, policy);
+    layer.visit_collectives(
+        [&](const char* pass, const collective_cost& c) {
+          if (ranks.pruned(c.axes).empty()) return;
+          (pass[0] == 'f' ? expected_forward : expected_backward)
+              .of(label_of(ranks.pruned(c.axes)))
+              .kinds[static_cast<std::size_t>(c.kind)] += {1, c.payload, c.wire, 0.0};
+        },
+        policy);
     check_books(forward, expected_forward);
     check_books(ranks.ledger(), expected_backward);
     out.dx = collect_full(ctx, layout_v<dual_t<typename L::input>>, dx.data());
@@ -149,7 +152,8 @@ std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&
   return all;
 }
 
-inline void check_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance, const std::string& what) {
+inline void check_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance,
+                       const std::string& what) {
   INFO(what);
   REQUIRE(a.size() == b.size());
   double difference = 0, size = 0;
@@ -175,7 +179,8 @@ layer_values check_differences(const Mesh& one, const dim_sizes& sizes, Make&& m
     for (std::int64_t i = 0; i < n; i += stride) {
       const double up = run_on(one, sizes, make, {name, i, h}, recompute::none, false)[0].loss;
       const double down = run_on(one, sizes, make, {name, i, -h}, recompute::none, false)[0].loss;
-      INFO("element " << i << ": difference quotient " << (up - down) / (2 * h) << ", gradient " << gradient[static_cast<std::size_t>(i)]);
+      INFO("element " << i << ": difference quotient " << (up - down) / (2 * h) << ", gradient "
+                      << gradient[static_cast<std::size_t>(i)]);
       CHECK(std::abs((up - down) / (2 * h) - gradient[static_cast<std::size_t>(i)]) <= 1e-7 * std::max(1.0, size));
     }
   };
@@ -186,7 +191,8 @@ layer_values check_differences(const Mesh& one, const dim_sizes& sizes, Make&& m
 
 /// Every rank of `mesh` against the values of one rank.
 template <class Mesh, class Make>
-void check_layer(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make, recompute policy = recompute::none) {
+void check_layer(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make,
+                 recompute policy = recompute::none) {
   for (const layer_values& got : run_on(mesh, sizes, make, {}, policy)) {
     check_near(got.y, one.y, 1e-12, "output");
     check_near(got.dx, one.dx, 1e-12, "gradient of the input");

@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/plan/step_traffic.hpp"
-
-#include "plait/comm/threads.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {
@@ -170,7 +169,8 @@ inline double relative_difference(const std::vector<double>& a, const std::vecto
   return std::isfinite(d) ? (size > 0 ? d / std::sqrt(size) : d) : INFINITY;
 }
 
-inline void check_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance, const char* what) {
+inline void check_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance,
+                          const char* what) {
   REQUIRE(a.size() == b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
     INFO(what << " of " << a[i].name);
@@ -194,8 +194,8 @@ inline void check_ledger(const ledger& measured, const ledger& predicted) {
       }
 }
 
-/// Compares what each rank saw with one rank. Random numbers do not depend on the mesh, so initial weights are equal bit
-/// for bit.
+/// Compares what each rank saw with one rank. Random numbers do not depend on the mesh, so initial weights are equal
+/// bit for bit.
 inline void check_parity(const rank_outcome& one, const rank_outcome& got, double tolerance) {
   REQUIRE(one.steps.size() == got.steps.size());
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
@@ -238,7 +238,8 @@ void check_powers_of_two(scenario s) {
   const rank_outcome one = train_one<T, S>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   for (const std::int64_t ranks : {1, 2, 4, 8, 16})
-    for (std::int64_t tp_ranks = 1; tp_ranks <= ranks; tp_ranks *= 2) check_mesh<T, S>(s, one, ranks / tp_ranks, tp_ranks);
+    for (std::int64_t tp_ranks = 1; tp_ranks <= ranks; tp_ranks *= 2)
+      check_mesh<T, S>(s, one, ranks / tp_ranks, tp_ranks);
 }
 
 /// Meshes of 3, 6, 9 and 12 ranks; at tp = 12 each kv head is on two ranks.
@@ -248,7 +249,8 @@ void check_threes(scenario s) {
   const rank_outcome one = train_one<T, S>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   using mesh_of = std::pair<std::int64_t, std::int64_t>;
-  for (const auto& [dp_ranks, tp_ranks] : {mesh_of{3, 1}, {1, 3}, {6, 1}, {3, 2}, {2, 3}, {1, 6}, {3, 3}, {4, 3}, {2, 6}, {6, 2}, {12, 1}, {1, 12}})
+  for (const auto& [dp_ranks, tp_ranks] :
+       {mesh_of{3, 1}, {1, 3}, {6, 1}, {3, 2}, {2, 3}, {1, 6}, {3, 3}, {4, 3}, {2, 6}, {6, 2}, {12, 1}, {1, 12}})
     check_mesh<T, S>(s, one, dp_ranks, tp_ranks);
 }
 

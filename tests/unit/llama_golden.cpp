@@ -156,7 +156,8 @@ template <class F>
 void on_tiny_llama(bool tied, F&& body) {
   threads::run(2, [&](threads::communicator comm) {
     llama_config config;
-    config.vocab = 7, config.hidden = 8, config.layers = 1, config.heads = config.kv_heads = 2, config.head_dim = 4, config.ffn = 8;
+    config.vocab = 7, config.hidden = 8, config.layers = 1, config.heads = config.kv_heads = 2, config.head_dim = 4,
+    config.ffn = 8;
     config.tie_embeddings = tied;
     world ranks(megatron_sp::mesh{1, 2, 1}.shape(), comm);
     cpu device;
@@ -212,18 +213,25 @@ TEST_CASE("a checkpoint that does not fit is refused, naming the tensor, and cha
     return text;
   };
   const auto lacks = [](std::string text, std::string part) {
-    return text.find(part) == text.npos || text.find("BUT CHANGED") != text.npos ? "'" + text + "' lacks '" + part + "'" : "";
+    return text.find(part) == text.npos || text.find("BUT CHANGED") != text.npos ? "'" + text + "' lacks '" + part + "'"
+                                                                                 : "";
   };
   CHECK(lacks(refused(false, [](auto& e) { e.erase(e.begin() + 3); }),
               "file: the model needs tensors that are missing: 'model.layers.0.self_attn.k_proj.weight'") == "");
   CHECK(lacks(refused(false, [](auto& e) { e.push_back(e[0]), e.back().name = "extra"; }),
               "file: tensor 'extra' belongs to no parameter of the model") == "");
-  CHECK(lacks(refused(false, [](auto& e) { e[0].shape = {8, 7}; }),
+  CHECK(lacks(refused(false,
+                      [](auto& e) {
+                        e[0].shape = {8, 7};
+                      }),
               "file: tensor 'model.embed_tokens.weight' has the shape [8, 7], and the model needs [7, 8]") == "");
   CHECK(lacks(refused(false, [](auto& e) { e[1].dtype = safetensors_dtype::i32; }),
-              "file: tensor 'model.layers.0.input_layernorm.weight' holds I32 elements; weights are F64, F32, F16 or BF16") == "");
-  CHECK(lacks(refused(true, [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight", e.back().bytes = e[2].bytes; }),
-              "file: tensor 'lm_head.weight' differs from 'model.embed_tokens.weight'") == "");
+              "file: tensor 'model.layers.0.input_layernorm.weight' holds I32 elements; weights are F64, F32, F16 or "
+              "BF16") == "");
+  CHECK(
+      lacks(refused(true,
+                    [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight", e.back().bytes = e[2].bytes; }),
+            "file: tensor 'lm_head.weight' differs from 'model.embed_tokens.weight'") == "");
   CHECK(refused(true, [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight"; }) == "");
   CHECK(refused(true, [](auto&) {}) == "");
 }

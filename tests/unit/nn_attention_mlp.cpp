@@ -1,11 +1,10 @@
 // Attention and the SwiGLU MLP under strategies: finite differences on one rank, meshes equal one rank.
+#include "../support/layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-
-#include "../support/layer_check.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -35,7 +34,8 @@ void check_attention() {
     const std::vector<double> frequencies = kernels::rope_inverse_frequencies(4, 100.0, scaling);
     return self_attention<double, S>(ctx, "attention", frequencies, {}, {}, Bias);
   };
-  check_sublayer(make, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 1}, three{2, 2, 2}, three{1, 1, 4}});
+  check_sublayer(make, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 1}, three{2, 2, 2},
+                        three{1, 1, 4}});
 }
 
 template <class S, bool Bias>
@@ -94,15 +94,18 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   CHECK(has(split, "attention: heads = 12, kv_heads = 3 and 6 heads on each rank"));
   sizes.set(dim_of<heads>, 4);
   CHECK(has(refused_at(three{1, 1, 1}, sizes, attention), "heads = 4, kv_heads = 3"));
-  CHECK(has(refused_at(three{1, 3, 1}, sizes, attention), "heads is 4, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 3 and 6"));
+  CHECK(has(refused_at(three{1, 3, 1}, sizes, attention),
+            "heads is 4, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 3 and 6"));
   const auto wrong_frequencies = [](context<cpu>& ctx) {
     self_attention<double, megatron_sp>(ctx, "attention", std::vector<double>{1.0});
   };
-  CHECK(has(refused_at(three{1, 1, 1}, transformer_sizes(), wrong_frequencies), "1 rotary frequencies for head_dim = 4"));
+  CHECK(
+      has(refused_at(three{1, 1, 1}, transformer_sizes(), wrong_frequencies), "1 rotary frequencies for head_dim = 4"));
   const auto mlp = [](context<cpu>& ctx) { swiglu_mlp<double, megatron_sp>(ctx, "mlp"); };
   sizes = transformer_sizes();
   sizes.set(dim_of<ffn>, 10);
-  CHECK(has(refused_at(three{1, 4, 1}, sizes, mlp), "ffn is 10, sharded over tp=4 = 4 ranks; the nearest sizes that divide are 8 and 12"));
+  CHECK(has(refused_at(three{1, 4, 1}, sizes, mlp),
+            "ffn is 10, sharded over tp=4 = 4 ranks; the nearest sizes that divide are 8 and 12"));
   sizes = transformer_sizes(4, 6);
   CHECK(has(refused_at(three{1, 2, 2}, sizes, mlp), "seq is 6, sharded over tp=2 x tp_rep=2 = 4 ranks"));
   sizes = transformer_sizes(3, 8);
@@ -126,7 +129,8 @@ struct stored_badly {
 
 TEST_CASE("a layer on a mesh whose axes it does not mention, a size the context does not give") {
   const auto make = [](context<cpu>& ctx) { linear<double, narrow>(ctx, "up"); };
-  CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make), "up: input: a boundary spec must mention every axis of its mesh"));
+  CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make),
+            "up: input: a boundary spec must mention every axis of its mesh"));
   CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make), "axis dp"));
   dim_sizes sizes;
   sizes.set(dim_of<batch>, 4), sizes.set(dim_of<hidden>, 4);

@@ -1,9 +1,8 @@
 // Dropout, residual, sequential and redistribute as layers: finite differences on one rank, meshes equal one rank.
+#include "../support/layer_check.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-
-#include "../support/layer_check.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -31,7 +30,8 @@ struct dropout_layer {
     drop.forward(ctx, y);
     return y;
   }
-  tensor<double, dual_t<Spec>> backward(context<cpu>& ctx, const tensor<double, Spec>&, saved&, const tensor<double, dual_t<Spec>>& dy) {
+  tensor<double, dual_t<Spec>> backward(context<cpu>& ctx, const tensor<double, Spec>&, saved&,
+                                        const tensor<double, dual_t<Spec>>& dy) {
     tensor<double, dual_t<Spec>> dx(ctx);
     ctx.device.copy(dx.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(double));
     drop.backward(ctx, dx);
@@ -57,8 +57,11 @@ struct moving_layer {
   explicit moving_layer(context<cpu>& ctx)
       : there(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "there"),
         back(layout_v<dual_t<To>>, layout_v<dual_t<From>>, ctx.ranks, ctx.sizes, "back") {}
-  tensor<double, To> forward(context<cpu>& ctx, const tensor<double, From>& x, saved*, recompute) { return redistribute<To>(ctx, x); }
-  tensor<double, dual_t<From>> backward(context<cpu>& ctx, const tensor<double, From>&, saved&, const tensor<double, dual_t<To>>& dy) {
+  tensor<double, To> forward(context<cpu>& ctx, const tensor<double, From>& x, saved*, recompute) {
+    return redistribute<To>(ctx, x);
+  }
+  tensor<double, dual_t<From>> backward(context<cpu>& ctx, const tensor<double, From>&, saved&,
+                                        const tensor<double, dual_t<To>>& dy) {
     return redistribute<dual_t<From>>(ctx, dy);
   }
   std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
@@ -97,8 +100,12 @@ TEST_CASE("dropout: a fixed mask on every mesh, scaled so that the mean stays") 
   check([](context<cpu>&) { return dropout_layer<rows_split>{{0.3, "drop"}}; });
   check([](context<cpu>&) { return dropout_layer<rows_whole>{{0.3, "drop"}}; });
   const dim_sizes sizes = transformer_sizes(32, 8);
-  const layer_values y = run_on(two{1, 1}, sizes, [](context<cpu>&) { return dropout_layer<rows_split>{{0.3, "drop"}}; })[0];
-  const layer_values x = run_on(two{1, 1}, sizes, [](context<cpu>&) { return dropout_layer<rows_split>{{0.0, "drop"}}; })[0];
+  const layer_values y = run_on(two{1, 1}, sizes, [](context<cpu>&) {
+    return dropout_layer<rows_split>{{0.3, "drop"}};
+  })[0];
+  const layer_values x = run_on(two{1, 1}, sizes, [](context<cpu>&) {
+    return dropout_layer<rows_split>{{0.0, "drop"}};
+  })[0];
   double dropped = 0;
   for (std::size_t i = 0; i < x.y.size(); ++i) {
     dropped += y.y[i] == 0;
@@ -144,15 +151,23 @@ TEST_CASE("residual, with and without dropout") {
     check([p](context<cpu>& ctx) {
       using inner = sequential<linear<double, up_policy>, linear<double, down_policy>>;
       using norm = rms_norm<double, rows_split>;
-      return residual<norm, inner>(norm(ctx, 1e-5, "norm"), inner(linear<double, up_policy>(ctx, "up"), linear<double, down_policy>(ctx, "down")),
-                                   {p, "branch"});
+      return residual<norm, inner>(
+          norm(ctx, 1e-5, "norm"),
+          inner(linear<double, up_policy>(ctx, "up"), linear<double, down_policy>(ctx, "down")), {p, "branch"});
     });
 }
 
 TEST_CASE("redistribute is a layer, and its adjoint is a redistribution of duals") {
-  check([](context<cpu>& ctx) { return moving_layer<rows_split, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx); });
-  check([](context<cpu>& ctx) { return moving_layer<rows_split, spec<shard<batch, dp>, seq, hidden, replicate<tp>>>(ctx); });
+  check(
+      [](context<cpu>& ctx) { return moving_layer<rows_split, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx); });
+  check([](context<cpu>& ctx) {
+    return moving_layer<rows_split, spec<shard<batch, dp>, seq, hidden, replicate<tp>>>(ctx);
+  });
   check([](context<cpu>& ctx) { return moving_layer<rows_whole, rows_split>(ctx); });
-  check([](context<cpu>& ctx) { return moving_layer<spec<shard<batch, dp>, seq, hidden, partial<tp>>, rows_split>(ctx); });
-  check([](context<cpu>& ctx) { return moving_layer<spec<batch, seq, hidden, partial<dp, tp>>, spec<batch, seq, hidden, invariant<dp, tp>>>(ctx); });
+  check([](context<cpu>& ctx) {
+    return moving_layer<spec<shard<batch, dp>, seq, hidden, partial<tp>>, rows_split>(ctx);
+  });
+  check([](context<cpu>& ctx) {
+    return moving_layer<spec<batch, seq, hidden, partial<dp, tp>>, spec<batch, seq, hidden, invariant<dp, tp>>>(ctx);
+  });
 }

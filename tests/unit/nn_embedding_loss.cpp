@@ -2,10 +2,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "../support/layer_check.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
-
-#include "../support/layer_check.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -37,8 +36,11 @@ struct lookup_layer {
 
   explicit lookup_layer(context<cpu>& ctx) : table(ctx, true_vocab, "table") {}
   auto ids(context<cpu>& ctx) { return place_full<typename Policy::input>(ctx, token_list(ctx)); }
-  tensor<double, output> forward(context<cpu>& ctx, const tensor<double, input>&, saved*, recompute) { return table.forward(ctx, ids(ctx)); }
-  tensor<double, dual_t<input>> backward(context<cpu>& ctx, const tensor<double, input>&, saved&, const tensor<double, dual_t<output>>& dy) {
+  tensor<double, output> forward(context<cpu>& ctx, const tensor<double, input>&, saved*, recompute) {
+    return table.forward(ctx, ids(ctx));
+  }
+  tensor<double, dual_t<input>> backward(context<cpu>& ctx, const tensor<double, input>&, saved&,
+                                         const tensor<double, dual_t<output>>& dy) {
     table.backward(ctx, ids(ctx), dy);
     tensor<double, dual_t<input>> dx(ctx);
     ctx.device.zero(dx.data(), static_cast<std::size_t>(dx.size()) * sizeof(double));
@@ -46,9 +48,13 @@ struct lookup_layer {
   }
   std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
   template <class F>
-  void visit(F&& f) { table.visit(f); }
+  void visit(F&& f) {
+    table.visit(f);
+  }
   template <class F>
-  void visit_collectives(F&& f, recompute) const { table.visit_collectives(f); }
+  void visit_collectives(F&& f, recompute) const {
+    table.visit_collectives(f);
+  }
 };
 
 template <class Table, class Ids, class Output>
@@ -89,7 +95,8 @@ TEST_CASE("a table sharded over its rows, its width, or not at all") {
   check_lookup<table_policy<spec<shard<vocab, tp>, hidden>, ids_whole, rows_split>>();
   check_lookup<table_policy<spec<shard<vocab, tp>, hidden>, ids_whole, rows_whole>>();
   check_lookup<table_policy<spec<shard<vocab, tp>, hidden>, ids_whole, rows_pending>>();
-  check_lookup<table_policy<spec<vocab, shard<hidden, tp>>, ids_whole, spec<shard<batch, dp>, seq, shard<hidden, tp>>>>();
+  check_lookup<
+      table_policy<spec<vocab, shard<hidden, tp>>, ids_whole, spec<shard<batch, dp>, seq, shard<hidden, tp>>>>();
   check_lookup<table_policy<spec<vocab, hidden>, ids_split, rows_split>>();
 }
 
@@ -117,7 +124,8 @@ struct loss_of {
     const ledger measured = ranks.ledger();
     ledger expected;
     layer.visit_collectives([&](const char*, const collective_cost& c) {
-      expected.of(label_of(ranks.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] += {1, c.payload, c.wire, 0.0};
+      expected.of(label_of(ranks.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] +=
+          {1, c.payload, c.wire, 0.0};
     });
     check_books(measured, expected);
     sum = collect_full(ctx, layout_v<typename loss::output>, total.data())[0];
@@ -130,8 +138,9 @@ struct loss_of {
 
 template <class Logits, class Labels>
 std::vector<loss_of<Logits, Labels>> losses_on(const two& mesh, const dim_sizes& sizes, cross_entropy_settings settings,
-                                               const std::vector<double>& logits, const std::vector<std::int64_t>& labels,
-                                               std::int64_t classes, bool with_gradient = true) {
+                                               const std::vector<double>& logits,
+                                               const std::vector<std::int64_t>& labels, std::int64_t classes,
+                                               bool with_gradient = true) {
   std::vector<std::unique_ptr<loss_of<Logits, Labels>>> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
@@ -154,15 +163,19 @@ TEST_CASE("cross-entropy: finite differences and meshes, all options") {
   const dim_sizes sizes = transformer_sizes();
   const std::vector<double> logits = random_full(layout_v<logits_spec>, sizes, 4);
   std::vector<std::int64_t> labels(32);
-  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = i % 5 == 1 || i < 8 ? -100 : static_cast<std::int64_t>(i * 7 % true_vocab);
+  for (std::size_t i = 0; i < labels.size(); ++i)
+    labels[i] = i % 5 == 1 || i < 8 ? -100 : static_cast<std::int64_t>(i * 7 % true_vocab);
   labels[9] = true_vocab - 1;
-  for (const cross_entropy_settings settings : {cross_entropy_settings{}, {-100, 0.1, 0}, {-100, 0, 0.02}, {-100, 0.2, 0.05}}) {
+  for (const cross_entropy_settings settings :
+       {cross_entropy_settings{}, {-100, 0.1, 0}, {-100, 0, 0.02}, {-100, 0.2, 0.05}}) {
     const auto one = losses_on<logits_spec, labels_spec>(two{1, 1}, sizes, settings, logits, labels, true_vocab)[0];
     for (std::size_t i = 0; i < logits.size(); i += 3) {
       std::vector<double> up = logits, down = logits;
       up[i] += 1e-5, down[i] -= 1e-5;
-      const double quotient = (losses_on<logits_spec, labels_spec>(two{1, 1}, sizes, settings, up, labels, true_vocab, false)[0].sum -
-                               losses_on<logits_spec, labels_spec>(two{1, 1}, sizes, settings, down, labels, true_vocab, false)[0].sum) / 2e-5;
+      const double quotient =
+          (losses_on<logits_spec, labels_spec>(two{1, 1}, sizes, settings, up, labels, true_vocab, false)[0].sum -
+           losses_on<logits_spec, labels_spec>(two{1, 1}, sizes, settings, down, labels, true_vocab, false)[0].sum) /
+          2e-5;
       CHECK(std::abs(one.seed * quotient - one.dlogits[i]) < 1e-8);
     }
     for (const auto& mesh : {two{1, 2}, two{2, 1}, two{4, 2}, two{2, 4}, two{1, 12}})
@@ -191,7 +204,8 @@ TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with paddin
     sizes.set(dim_of<batch>, 6), sizes.set(dim_of<seq>, 1), sizes.set(dim_of<vocab>, padded);
     std::vector<double> logits;
     for (std::size_t row = 0; row < 6; ++row)
-      for (std::size_t c = 0; c < static_cast<std::size_t>(padded); ++c) logits.push_back(c < 11 ? values[row * 11 + c] : 50.0);  // padding must not matter
+      for (std::size_t c = 0; c < static_cast<std::size_t>(padded); ++c)
+        logits.push_back(c < 11 ? values[row * 11 + c] : 50.0);  // padding must not matter
     for (const auto& golden : all.at("cases")) {
       const cross_entropy_settings settings{-100, golden.at("label_smoothing"), golden.at("z_loss")};
       for (const auto& got : losses_on<logits_spec, labels_spec>(two{1, ranks}, sizes, settings, logits, labels, 11)) {

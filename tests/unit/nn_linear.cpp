@@ -78,8 +78,8 @@ TEST_CASE("a weight stored in another layout than it is used in") {
 
 namespace {
 
-// Two-dimensional tensor parallelism, which the library does not know: the weight is sharded over `across` on its own dim
-// and over `down` on the contracted one.
+// Two-dimensional tensor parallelism, which the library does not know: the weight is sharded over `across` on its own
+// dim and over `down` on the contracted one.
 struct across : axis_tag<"across"> {};
 struct down : axis_tag<"down"> {};
 using grid = plait::mesh<axis<down>, axis<across>>;
@@ -101,7 +101,8 @@ TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims"
   check_linear<grid_policy, grid>();
   const auto make = [](context<cpu>& ctx) { return linear<double, grid_scatter_policy>(ctx, "layer"); };
   const layer_values one = check_differences(grid{1, 1}, transformer_sizes(), make);
-  for (const auto& mesh : {grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}}) check_layer(mesh, transformer_sizes(), one, make);
+  for (const auto& mesh : {grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}})
+    check_layer(mesh, transformer_sizes(), one, make);
 }
 
 TEST_CASE("a linear over the caller's memory owns no weights") {
@@ -111,7 +112,8 @@ TEST_CASE("a linear over the caller's memory owns no weights") {
     context<cpu> ctx{device, ranks, transformer_sizes(), 99};
     using column_linear = linear<double, policy<rows_whole, column, wide, false>>;
     std::vector<double> weight(8 * 8), gradient(8 * 8), x(2 * 8 * 8), y(2 * 8 * 8), expected(2 * 8 * 8);
-    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = random_at(7, static_cast<std::int64_t>(i) + 64 * ranks.coordinate(axis_of<tp>));
+    for (std::size_t i = 0; i < weight.size(); ++i)
+      weight[i] = random_at(7, static_cast<std::int64_t>(i) + 64 * ranks.coordinate(axis_of<tp>));
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = random_at(8, static_cast<std::int64_t>(i));
     for (std::size_t r = 0; r < 16; ++r)
       for (std::size_t o = 0; o < 8; ++o)

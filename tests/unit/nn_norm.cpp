@@ -2,9 +2,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "plait/nn/norm.hpp"
-
 #include "../support/layer_check.hpp"
+#include "plait/nn/norm.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -23,7 +22,8 @@ void check_norm() {
   const auto make = [](context<cpu>& ctx) { return Layer(ctx, 1e-5, "norm"); };
   const dim_sizes sizes = transformer_sizes();
   const layer_values one = check_differences(two{1, 1}, sizes, make);
-  for (const auto& mesh : {two{1, 2}, two{2, 1}, two{2, 2}, two{2, 4}, two{1, 8}, two{1, 1}}) check_layer(mesh, sizes, one, make);
+  for (const auto& mesh : {two{1, 2}, two{2, 1}, two{2, 2}, two{2, 4}, two{1, 8}, two{1, 1}})
+    check_layer(mesh, sizes, one, make);
 }
 
 }  // namespace

@@ -5,11 +5,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "plait/comm/threads.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/optim/adamw.hpp"
 #include "plait/optim/gradient_norm.hpp"
-
-#include "plait/comm/threads.hpp"
 
 using namespace plait;
 
@@ -36,7 +35,8 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     context<cpu> ctx{device, w, sizes, 1};
     const auto& s = golden.at("settings");
     adamw<double> optimizer({s.at("beta1"), s.at("beta2"), s.at("eps"), s.at("weight_decay")});
-    std::vector<double> matrix = numbers(golden.at("start").at("matrix")), vector = numbers(golden.at("start").at("vector"));
+    std::vector<double> matrix = numbers(golden.at("start").at("matrix")),
+                        vector = numbers(golden.at("start").at("vector"));
     std::vector<double> dmatrix(15), dvector(7);
     const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
     parameter_base<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, matrix.data(), dmatrix.data());
@@ -80,9 +80,11 @@ TEST_CASE("the norm counts every element once, however it is stored") {
       context<cpu> ctx{device, w, sizes, 1};
       std::vector<double> value(64, 0), gradient(64, 1.0);
       gradient_norm<cpu> norm;
-      for (const layout& stored : {layout_v<spec<matrix_rows, matrix_cols>>, layout_v<spec<shard<matrix_rows, tp>, matrix_cols>>,
-                                   layout_v<spec<shard<matrix_rows, tp>, shard<matrix_cols, dp>>>, layout_v<spec<shard<matrix_rows, tp, dp>, matrix_cols>>,
-                                   layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
+      for (const layout& stored :
+           {layout_v<spec<matrix_rows, matrix_cols>>, layout_v<spec<shard<matrix_rows, tp>, matrix_cols>>,
+            layout_v<spec<shard<matrix_rows, tp>, shard<matrix_cols, dp>>>,
+            layout_v<spec<shard<matrix_rows, tp, dp>, matrix_cols>>,
+            layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
         parameter_base<double, cpu> p(ctx, {"p", {8, 8}, {}, true}, stored, stored, value.data(), gradient.data());
         norm.add(ctx, p);
       }

@@ -13,18 +13,18 @@
 namespace pl = plait;
 using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
 
-struct megatron_sp {                                        // tensor and sequence parallelism, all of it
-  using mesh     = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+struct megatron_sp {  // tensor and sequence parallelism, all of it
+  using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
   using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
-  using heads    = pl::shard<pl::heads, tp>;
+  using heads = pl::shard<pl::heads, tp>;
   using kv_heads = pl::shard<pl::kv_heads, tp>;
-  using ffn      = pl::shard<pl::ffn, tp>;
-  using vocab    = pl::shard<pl::vocab, tp>;
+  using ffn = pl::shard<pl::ffn, tp>;
+  using vocab = pl::shard<pl::vocab, tp>;
 };
 
 struct up_projection {
-  using mesh   = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
-  using input  = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
+  using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+  using input = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
   using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
   using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
 };
@@ -56,7 +56,7 @@ TEST_CASE("the model of the first page") {
     pl::world world(shape, ranks);
     pl::cpu device;
     pl::context<pl::cpu> context{device, world, pl::llama_sizes<megatron_sp>(config, shape, 4, 16), 1};
-pl::llama<float, megatron_sp> model(context, config);       // embedding to loss, any mesh of dp x tp
+    pl::llama<float, megatron_sp> model(context, config);  // embedding to loss, any mesh of dp x tp
     std::size_t parameters = 0;
     model.visit([&](auto&) { ++parameters; });
     CHECK(parameters == 12);
@@ -68,34 +68,34 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
   on_ranks(up_projection::mesh(2, 2).shape(), [](pl::world& world, pl::context<pl::cpu>& context) {
     std::vector<float> weights, gradients, input, expected;
     {
-pl::linear<float, up_projection> up(context);
-    up.visit([&](auto& p) {
-      p.initialize(context);
-      p.zero_gradient(context);
-    });
-    pl::tensor<float, up_projection::input> x(context);
-    pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
-    decltype(up)::saved kept;
-auto y = up.forward(context, x, &kept);           // all-gathers x over tp, then multiplies
-    const auto gathers = world.ledger().total("tp", pl::collective::all_gather).calls;
-    CHECK(gathers == 1);
-    pl::tensor<float, pl::dual_t<up_projection::output>> dy(context);
-    pl::kernels::fill(context.device, dy.data(), dy.size(), 1.0f);
-auto dx = up.backward(context, x, kept, dy);      // multiplies, then reduce-scatters over tp
-    CHECK(world.ledger().total("tp", pl::collective::reduce_scatter).calls == 1);
-    CHECK(world.ledger().total().calls == 2);
-    CHECK(dx.size() == x.size());
+      pl::linear<float, up_projection> up(context);
+      up.visit([&](auto& p) {
+        p.initialize(context);
+        p.zero_gradient(context);
+      });
+      pl::tensor<float, up_projection::input> x(context);
+      pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
+      decltype(up)::saved kept;
+      auto y = up.forward(context, x, &kept);  // all-gathers x over tp, then multiplies
+      const auto gathers = world.ledger().total("tp", pl::collective::all_gather).calls;
+      CHECK(gathers == 1);
+      pl::tensor<float, pl::dual_t<up_projection::output>> dy(context);
+      pl::kernels::fill(context.device, dy.data(), dy.size(), 1.0f);
+      auto dx = up.backward(context, x, kept, dy);  // multiplies, then reduce-scatters over tp
+      CHECK(world.ledger().total("tp", pl::collective::reduce_scatter).calls == 1);
+      CHECK(world.ledger().total().calls == 2);
+      CHECK(dx.size() == x.size());
 
-    weights.assign(up.parameter().value(), up.parameter().value() + up.parameter().size());
-    gradients.resize(weights.size());
-    input.assign(x.data(), x.data() + x.size());
-    expected.assign(y.data(), y.data() + y.size());
+      weights.assign(up.parameter().value(), up.parameter().value() + up.parameter().size());
+      gradients.resize(weights.size());
+      input.assign(x.data(), x.data() + x.size());
+      expected.assign(y.data(), y.data() + y.size());
     }
     std::vector<float> output(expected.size());
     float *my_weights = weights.data(), *my_gradients = gradients.data(), *my_activations = input.data();
     float* my_output = output.data();
-pl::linear<float, up_projection> up(context, "up", {}, my_weights, my_gradients);
-up.forward(context, my_activations, my_output);
+    pl::linear<float, up_projection> up(context, "up", {}, my_weights, my_gradients);
+    up.forward(context, my_activations, my_output);
     CHECK(output == expected);
   });
 }

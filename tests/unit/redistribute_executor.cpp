@@ -1,4 +1,5 @@
-// The executor of plans on real arrays: every kind of step, dims that are not outermost, several axes, against the boxes.
+// The executor of plans on real arrays: every kind of step, dims that are not outermost, several axes, against the
+// boxes.
 #include <random>
 
 #include "../support/layer_check.hpp"
@@ -13,8 +14,10 @@ struct bx : axis_tag<"bx"> {};
 struct cx : axis_tag<"cx"> {};
 using cube = plait::mesh<axis<ax>, axis<bx>, axis<cx>>;
 
-/// Local parts of the full tensor `full` under `a`, over all ranks: partial axes are split unevenly so that the sum is right.
-std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_sizes& sizes, const std::vector<std::int64_t>& full) {
+/// Local parts of the full tensor `full` under `a`, over all ranks: partial axes are split unevenly so that the sum is
+/// right.
+std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_sizes& sizes,
+                                     const std::vector<std::int64_t>& full) {
   const box b = local_box(a, w.shape(), sizes, w.rank());
   std::vector<std::int64_t> out;
   std::int64_t terms = 1;
@@ -33,9 +36,10 @@ std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_
   return out;
 }
 
-/// What a rank must hold after a move to `a`: exact where `a` has no partial axis; else the sum over them must be right,
-/// which a further move to invariant shows.
-void check_move(const layout& from, const layout& to, world& w, const dim_sizes& sizes, const std::vector<std::int64_t>& full) {
+/// What a rank must hold after a move to `a`: exact where `a` has no partial axis; else the sum over them must be
+/// right, which a further move to invariant shows.
+void check_move(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
+                const std::vector<std::int64_t>& full) {
   cpu device;
   const executor moves(from, to, w, sizes, "test");
   const std::vector<std::int64_t> in = local_part(from, w, sizes, full);
@@ -44,9 +48,11 @@ void check_move(const layout& from, const layout& to, world& w, const dim_sizes&
   moves.run(device, in.data(), out.data(), dtype::i64);
   const ledger measured = w.ledger();
   ledger predicted;
-  moves.visit_collectives([&](const collective_cost& c) {
-    predicted.of(label_of(w.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] += {1, c.payload, c.wire, 0.0};
-  }, sizeof(std::int64_t));
+  moves.visit_collectives(
+      [&](const collective_cost& c) {
+        predicted.of(label_of(w.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] += {1, c.payload, c.wire, 0.0};
+      },
+      sizeof(std::int64_t));
   check_books(measured, predicted);
   layout complete = to;
   complete.partial = {};
@@ -69,8 +75,10 @@ layout random_layout(std::mt19937& random, bool shuffled_axes) {
   if (shuffled_axes) std::shuffle(axes.begin(), axes.end(), random);
   for (axis_id axis : axes) {
     const auto choice = random() % 6;
-    if (choice < 3) a.append(a.dims[choice].dim, axis);
-    else a.set(axis, choice == 3 ? state::invariant : choice == 4 ? state::replicated : state::partial);
+    if (choice < 3)
+      a.append(a.dims[choice].dim, axis);
+    else
+      a.set(axis, choice == 3 ? state::invariant : choice == 4 ? state::replicated : state::partial);
   }
   return a;
 }
@@ -140,7 +148,10 @@ TEST_CASE("a size that does not divide and dims that differ are refused by name"
     };
     const std::string uneven = text_of_move(layout_v<spec<shard<batch, ax>, seq, hidden>>);
     CHECK(uneven.find("activations: the global size of a dim is not divisible") == 0);
-    CHECK(uneven.find("batch is 6, sharded over ax=4 = 4 ranks; the nearest sizes that divide are 4 and 8") != std::string::npos);
-    CHECK(text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") == 0);
+    CHECK(uneven.find("batch is 6, sharded over ax=4 = 4 ranks; the nearest sizes that divide are 4 and 8") !=
+          std::string::npos);
+    CHECK(
+        text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") ==
+        0);
   });
 }

@@ -56,17 +56,21 @@ TEST_CASE("the gradient of the loss matches differences of the loss, through the
         if (p.name() == name) p.value()[index] += by;
       });
       adamw<double> optimizer;
-      loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, [&](std::int64_t, auto& ids, auto& labels) { fill_tokens(base, 0, ids, labels); }).loss;
+      loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, [&](std::int64_t, auto& ids, auto& labels) {
+               fill_tokens(base, 0, ids, labels);
+             }).loss;
       if (gradient)
         for (named_values& g : gather_gradients(ctx, model))
           if (g.name == name) *gradient = std::move(g);
     });
     return loss;
   };
-  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight",
-                           "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.o_proj.weight",
-                           "model.layers.0.post_attention_layernorm.weight", "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
-                           "model.layers.0.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight"}) {
+  for (const char* name :
+       {"model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight", "model.layers.0.post_attention_layernorm.weight",
+        "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
+        "model.layers.0.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight"}) {
     INFO(name);
     named_values gradient;
     loss_with(name, 0, 0, &gradient);

@@ -61,21 +61,22 @@ void each_run(const box& part, F&& f) {
 
 }  // namespace detail
 
-/// The part of `full`, a whole tensor without padding, that this rank stores of parameter `p`: into `p.value()`, converted
-/// to T; rows of padding become zero. Throws `error` that starts with `source` and names the tensor if its shape is not the
-/// parameter's or its elements are no floating-point numbers.
+/// The part of `full`, a whole tensor without padding, that this rank stores of parameter `p`: into `p.value()`,
+/// converted to T; rows of padding become zero. Throws `error` that starts with `source` and names the tensor if its
+/// shape is not the parameter's or its elements are no floating-point numbers.
 template <class T, compute_device Device>
 void load_parameter(parameter_base<T, Device>& p, const safetensors_entry& full, const std::string& source) {
   if (full.shape != p.info().shape)
-    fail(source + ": tensor '" + full.name + "' has the shape " + detail::shape_text(full.shape) + ", and the model needs " +
-         detail::shape_text(p.info().shape) + " for " + p.name());
+    fail(source + ": tensor '" + full.name + "' has the shape " + detail::shape_text(full.shape) +
+         ", and the model needs " + detail::shape_text(p.info().shape) + " for " + p.name());
   const auto width = static_cast<std::size_t>(size_of(full.dtype));
   try {
     detail::each_run(p.part(), [&](std::int64_t from, std::int64_t to, std::int64_t count) {
       const std::int64_t there = std::clamp<std::int64_t>(full.size() - from, 0, count);
       safetensors_entry piece{full.name, full.dtype, {there}, {}};
       if (there > 0)
-        piece.bytes = full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(there) * width);
+        piece.bytes =
+            full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(there) * width);
       copy_elements(piece, p.value() + to);
       std::fill(p.value() + to + there, p.value() + to + count, T(0));
     });
@@ -84,10 +85,10 @@ void load_parameter(parameter_base<T, Device>& p, const safetensors_entry& full,
   }
 }
 
-/// Fills every parameter that `model.visit` yields from the whole tensors of a checkpoint, on whatever mesh the model lies:
-/// each rank reads its own part. Strict: throws `error`, its text starting with `source`, before anything is changed if a
-/// parameter has no tensor or one of another shape, or a tensor belongs to no parameter. A tensor under the first name of
-/// an alias may be absent; where it is present it must hold the same as the second.
+/// Fills every parameter that `model.visit` yields from the whole tensors of a checkpoint, on whatever mesh the model
+/// lies: each rank reads its own part. Strict: throws `error`, its text starting with `source`, before anything is
+/// changed if a parameter has no tensor or one of another shape, or a tensor belongs to no parameter. A tensor under
+/// the first name of an alias may be absent; where it is present it must hold the same as the second.
 template <compute_device Device, class Model>
 void load_weights(context<Device>&, Model& model, std::span<const safetensors_entry> entries, const std::string& source,
                   const parameter_aliases& aliases = {}) {
@@ -96,7 +97,8 @@ void load_weights(context<Device>&, Model& model, std::span<const safetensors_en
   model.visit([&](auto& p) {
     names.push_back(p.name());
     const safetensors_entry* const entry = detail::find_entry(entries, p.name());
-    if (!entry) missing += (missing.empty() ? "'" : "', '") + p.name();
+    if (!entry)
+      missing += (missing.empty() ? "'" : "', '") + p.name();
     else if (entry->shape != p.info().shape)
       fail(source + ": tensor '" + entry->name + "' has the shape " + detail::shape_text(entry->shape) +
            ", and the model needs " + detail::shape_text(p.info().shape));

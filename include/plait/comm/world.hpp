@@ -19,12 +19,12 @@ inline std::string label_of(const axis_list& axes) {
   return label.empty() ? "none" : label;
 }
 
-/// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call of
-/// those communicators is counted in `ledger()` under the axes' label.
+/// One rank's view of a mesh: its coordinate, and a communicator for the group that any set of axes spans. Every call
+/// of those communicators is counted in `ledger()` under the axes' label.
 class world {
  public:
-  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ. Collective: the groups of
-  /// every set of axes (of more than one rank, in the mesh's order) are made here.
+  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ. Collective: the
+  /// groups of every set of axes (of more than one rank, in the mesh's order) are made here.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr)
       : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
     if (shape_.size() != root_.size())
@@ -52,8 +52,8 @@ class world {
     return rest;
   }
 
-  /// The group that `axes` span, its ranks ordered with the first axis major. For axes in another order than the mesh's the
-  /// group is made at its first use, which is then collective over the whole world. Valid as long as the world.
+  /// The group that `axes` span, its ranks ordered with the first axis major. For axes in another order than the mesh's
+  /// the group is made at its first use, which is then collective over the whole world. Valid as long as the world.
   any_communicator& group(const axis_list& axes) {
     const axis_list wanted = pruned(axes);
     for (entry& e : groups_)

@@ -10,9 +10,9 @@ namespace plait {
 /// The most logical dimensions that one tensor may have.
 inline constexpr int max_dims = 6;
 
-/// The part of a global row-major tensor that one rank holds: `local[d]` of `global[d]` elements, from `offset[d]`, along
-/// each dimension, stored row-major without gaps. Kernels use it to key random numbers by the global element index,
-/// which is what makes initial weights and dropout the same on every mesh.
+/// The part of a global row-major tensor that one rank holds: `local[d]` of `global[d]` elements, from `offset[d]`,
+/// along each dimension, stored row-major without gaps. Kernels use it to key random numbers by the global element
+/// index, which is what makes initial weights and dropout the same on every mesh.
 struct box {
   int dims = 0;
   std::array<std::int64_t, max_dims> global{};

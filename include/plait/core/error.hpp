@@ -7,7 +7,8 @@
 
 namespace plait {
 
-/// Every error that plait reports at run time. The text names the knob that is wrong, its value, and what would be legal.
+/// Every error that plait reports at run time. The text names the knob that is wrong, its value, and what would be
+/// legal.
 class error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

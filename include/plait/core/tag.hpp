@@ -14,7 +14,8 @@ struct name {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 
-  constexpr name(std::uint64_t low_word, std::uint64_t high_word) : low(low_word), high(high_word) {}  // nvcc writes this
+  constexpr name(std::uint64_t low_word, std::uint64_t high_word)
+      : low(low_word), high(high_word) {}  // nvcc writes this
   template <std::size_t N>
     requires(N <= 17)
   consteval name(const char (&text)[N]) {  // NOLINT: implicit, so that a literal can be a template argument

@@ -35,7 +35,8 @@ struct type_or {
   using type = type_at<I, List>;
 };
 template <std::size_t I, class List, class None>
-requires(I >= List::size) struct type_or<I, List, None> {
+  requires(I >= List::size)
+struct type_or<I, List, None> {
   using type = None;
 };
 
@@ -46,8 +47,7 @@ constexpr bool enforce() {
     using axis = typename type_or<index_of_axis(v.axis, Axes{}), Axes, no_particular_axis>::type;
     using dim = typename type_or<index_of_dim(v.dim, Dims{}), Dims, no_particular_dim>::type;
     // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
-    return requires { sizeof(refused<v.code, on_axis<axis>, on_dim<dim>, states<v.first, v.second>, Where>); }
-    || true;
+    return requires { sizeof(refused<v.code, on_axis<axis>, on_dim<dim>, states<v.first, v.second>, Where>); } || true;
   }
   return true;
 }

@@ -4,20 +4,28 @@
 
 namespace plait {
 
-/// One step of a redistribution. `keep_one` leaves the value on the group's first rank and zeros elsewhere; `pad` puts the
-/// local part among zeros; `relabel` moves nothing: only the meaning of the value changes.
+/// One step of a redistribution. `keep_one` leaves the value on the group's first rank and zeros elsewhere; `pad` puts
+/// the local part among zeros; `relabel` moves nothing: only the meaning of the value changes.
 enum class move : std::uint8_t { slice, pad, keep_one, relabel, all_reduce, all_gather, reduce_scatter, all_to_all };
 
 constexpr const char* name_of(move m) {
   switch (m) {
-    case move::slice: return "slice";
-    case move::pad: return "pad";
-    case move::keep_one: return "keep_one";
-    case move::relabel: return "relabel";
-    case move::all_reduce: return "all_reduce";
-    case move::all_gather: return "all_gather";
-    case move::reduce_scatter: return "reduce_scatter";
-    case move::all_to_all: return "all_to_all";
+    case move::slice:
+      return "slice";
+    case move::pad:
+      return "pad";
+    case move::keep_one:
+      return "keep_one";
+    case move::relabel:
+      return "relabel";
+    case move::all_reduce:
+      return "all_reduce";
+    case move::all_gather:
+      return "all_gather";
+    case move::reduce_scatter:
+      return "reduce_scatter";
+    case move::all_to_all:
+      return "all_to_all";
   }
   return "?";
 }
@@ -79,12 +87,13 @@ constexpr plan mirror(const plan& forward) {
   back.from = dual(forward.to);
   back.to = dual(forward.from);
   back.verdict = forward.verdict;
-  for (std::size_t i = forward.steps.size(); i-- > 0;) back.steps.push_back(mirror(forward.steps[i], forward.before(i)));
+  for (std::size_t i = forward.steps.size(); i-- > 0;)
+    back.steps.push_back(mirror(forward.steps[i], forward.before(i)));
   return back;
 }
 
-/// The axes on which a rank's local data or its meaning differs between two layouts of the same dims. An axis counts when
-/// its state or dim changes, or when the axes outside it on its dim do.
+/// The axes on which a rank's local data or its meaning differs between two layouts of the same dims. An axis counts
+/// when its state or dim changes, or when the axes outside it on its dim do.
 constexpr axis_list differing_axes(const layout& a, const layout& b) {
   axis_list axes;
   for (axis_id axis : union_of(a.mentioned(), b.mentioned())) {

@@ -112,9 +112,9 @@ struct place {
   static constexpr layout value = Value::value;
 
   template <std::size_t D, std::size_t... Is>
-  static auto dim_item(std::index_sequence<Is...>) -> typename shard_or_whole<
-      type_at<index_of_dim(value.dims[D].dim, Dims{}), Dims>,
-      type_at<index_of_axis(value.dims[D].axes[Is], Axes{}), Axes>...>::type;
+  static auto dim_item(std::index_sequence<Is...>) ->
+      typename shard_or_whole<type_at<index_of_dim(value.dims[D].dim, Dims{}), Dims>,
+                              type_at<index_of_axis(value.dims[D].axes[Is], Axes{}), Axes>...>::type;
   template <std::size_t... Ds>
   static auto dim_items(std::index_sequence<Ds...>)
       -> type_list<decltype(dim_item<Ds>(std::make_index_sequence<value.dims[Ds].axes.size()>{}))...>;
@@ -164,8 +164,8 @@ struct checked_spec {
 
 }  // namespace detail
 
-/// How a tensor lies on a mesh, as a type, in canonical form: two specs that mean the same are the same type. Dims are in
-/// memory order, row-major.
+/// How a tensor lies on a mesh, as a type, in canonical form: two specs that mean the same are the same type. Dims are
+/// in memory order, row-major.
 template <class... Items>
 using spec = typename detail::checked_spec<Items...>::type;
 

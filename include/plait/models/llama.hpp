@@ -82,7 +82,8 @@ class llama {
     if (config.rope.kind == rope_kind::llama3)
       scaling = {config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor,
                  static_cast<double>(config.rope.original_max_position)};
-    const std::vector<double> frequencies = kernels::rope_inverse_frequencies(config.head_dim, config.rope_theta, scaling);
+    const std::vector<double> frequencies =
+        kernels::rope_inverse_frequencies(config.head_dim, config.rope_theta, scaling);
     for (std::int64_t i = 0; i < config.layers; ++i) blocks_.push_back(make_block(ctx, i, frequencies));
     initializer init{0, config.initializer_range};
     const std::vector<std::int64_t> shape{config.vocab, config.hidden};
@@ -103,8 +104,8 @@ class llama {
   /// Next-token scores [batch, seq, vocab]; nothing is kept.
   logits score(context<Device>& ctx, const tokens& ids) { return run(ctx, ids, nullptr); }
 
-  /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null if
-  /// there will be none.
+  /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null
+  /// if there will be none.
   loss_sum forward(context<Device>& ctx, const tokens& ids, const tokens& labels, saved* kept) {
     logits scores = run(ctx, ids, kept);
     loss_sum sum = loss_.forward(ctx, scores, labels, kept ? &kept->loss : nullptr);
@@ -180,7 +181,8 @@ class llama {
         self_attention<T, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias),
         {options_.dropout, name + ".self_attn"});
     mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
-                   swiglu_mlp<T, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias), {options_.dropout, name + ".mlp"});
+                   swiglu_mlp<T, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
+                   {options_.dropout, name + ".mlp"});
     return block(std::move(attention), std::move(mlp));
   }
 

@@ -8,12 +8,12 @@
 
 namespace plait {
 
-/// The part of the tensor-parallel ranks over which kv heads are replicated, when there are fewer kv heads than ranks: the
-/// tensor dimension of a mesh is the two axes `tp` and `tp_rep` then, and no rule changes.
+/// The part of the tensor-parallel ranks over which kv heads are replicated, when there are fewer kv heads than ranks:
+/// the tensor dimension of a mesh is the two axes `tp` and `tp_rep` then, and no rule changes.
 struct tp_rep : axis_tag<"tp_rep"> {};
 
-/// Tensor and sequence parallelism as in Megatron-LM (Korthikanti et al. 2022): the residual stream is sharded along the
-/// sequence between the parallel linears, so norms and residual sums are shared out too.
+/// Tensor and sequence parallelism as in Megatron-LM (Korthikanti et al. 2022): the residual stream is sharded along
+/// the sequence between the parallel linears, so norms and residual sums are shared out too.
 struct megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp>, shard<seq, tp, tp_rep>, hidden>;
@@ -28,8 +28,8 @@ struct megatron_tp : megatron_sp {
   using residual = spec<shard<batch, dp>, seq, hidden, invariant<tp, tp_rep>>;
 };
 
-/// `Base` with parameters stored sharded over the data-parallel ranks and gathered for use, as ZeRO-3 does (Rajbhandari et
-/// al. 2020): every weight has a hidden dim, and that is what dp shards between steps.
+/// `Base` with parameters stored sharded over the data-parallel ranks and gathered for use, as ZeRO-3 does (Rajbhandari
+/// et al. 2020): every weight has a hidden dim, and that is what dp shards between steps.
 template <class Base>
 struct stored_over_dp : Base {
   template <class Weight>

@@ -22,9 +22,10 @@ struct attend_value {
 }  // namespace detail
 
 /// Grouped-query causal self-attention with rotary positions under a strategy: queries, keys and values are one product
-/// over one gathered input; attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the output
-/// projection brings the result back to the residual. Where the strategy shards heads over more axes than kv heads, keys
-/// and values are replicated over the rest, and their gradients are summed there because their types say so.
+/// over one gathered input; attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the
+/// output projection brings the result back to the residual. Where the strategy shards heads over more axes than kv
+/// heads, keys and values are replicated over the rest, and their gradients are summed there because their types say
+/// so.
 template <class T, strategy S, compute_device Device = cpu>
 class self_attention {
   using specs = transformer_specs<S>;
@@ -42,20 +43,21 @@ class self_attention {
 
   struct saved {
     linear_saved<Device> in, out;
-    buffer<Device> qkv;        ///< [rows, (heads + 2 kv_heads) local, head_dim], q and k rotated
-    buffer<Device> attended;   ///< [rows, heads local, head_dim]
-    buffer<Device> lse;        ///< [batch, heads, seq] local
+    buffer<Device> qkv;       ///< [rows, (heads + 2 kv_heads) local, head_dim], q and k rotated
+    buffer<Device> attended;  ///< [rows, heads local, head_dim]
+    buffer<Device> lse;       ///< [batch, heads, seq] local
   };
 
   /// `frequencies` are the inverse rotary frequencies, head_dim / 2 of them. Positions are 0 ... seq - 1.
-  self_attention(context<Device>& ctx, const std::string& name, std::span<const double> frequencies, initializer init = {},
-                 initializer output_init = {}, bool bias = false)
+  self_attention(context<Device>& ctx, const std::string& name, std::span<const double> frequencies,
+                 initializer init = {}, initializer output_init = {}, bool bias = false)
       : qkv_(ctx, qkv_value::derivation,
              {detail::describe_branch<typename specs::query, T, Device, 3>(ctx, name + ".q_proj", init, bias),
               detail::describe_branch<typename specs::key, T, Device, 3>(ctx, name + ".k_proj", init, bias),
               detail::describe_branch<typename specs::key, T, Device, 3>(ctx, name + ".v_proj", init, bias)}),
         out_(ctx, out_value::derivation,
-             {detail::describe_branch<typename specs::attention_output, T, Device, 1>(ctx, name + ".o_proj", output_init, bias)}) {
+             {detail::describe_branch<typename specs::attention_output, T, Device, 1>(ctx, name + ".o_proj",
+                                                                                      output_init, bias)}) {
     const std::int64_t rank = ctx.ranks.rank();
     const mesh_shape& mesh = ctx.ranks.shape();
     const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);
@@ -67,8 +69,10 @@ class self_attention {
     const std::int64_t used = local_heads >= group ? local_heads / group : 1;
     if (q.global[2] % k.global[2] != 0 || (local_heads >= group ? local_heads % group : group % local_heads) != 0)
       fail(name + ": heads = " + std::to_string(q.global[2]) + ", kv_heads = " + std::to_string(k.global[2]) + " and " +
-           std::to_string(local_heads) + " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank "
-           "must be whole groups or a whole part of one group of " + std::to_string(group));
+           std::to_string(local_heads) +
+           " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank "
+           "must be whole groups or a whole part of one group of " +
+           std::to_string(group));
     key_at_ = (local_heads + first) * q.local[3];
     value_at_ = (local_heads + local_kv + first) * q.local[3];
     kv_width_ = local_kv * q.local[3];
@@ -80,8 +84,8 @@ class self_attention {
     shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
     if (static_cast<std::int64_t>(frequencies.size()) * 2 != shape_.head_dim)
-      fail(name + ": " + std::to_string(frequencies.size()) + " rotary frequencies for head_dim = " +
-           std::to_string(shape_.head_dim) + ", must be half of it");
+      fail(name + ": " + std::to_string(frequencies.size()) +
+           " rotary frequencies for head_dim = " + std::to_string(shape_.head_dim) + ", must be half of it");
     std::vector<std::int64_t> positions(static_cast<std::size_t>(shape_.q_len));
     for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = q.offset[1] + static_cast<std::int64_t>(i);
     rotations_ = make_buffer<T>(ctx.device, positions.size() * frequencies.size() * 2);
@@ -96,7 +100,8 @@ class self_attention {
     T* const q = qkv.template data<T>();
     qkv_.forward(ctx, x.data(), q, keep && policy == recompute::none ? &keep->in : nullptr);
     rotate(ctx, q, [](auto&&... a) { kernels::rope_forward(a...); });
-    kernels::attention_forward(ctx.device, q, q + key_at_, q + value_at_, attended.template data<T>(), lse.template data<T>(), shape_);
+    kernels::attention_forward(ctx.device, q, q + key_at_, q + value_at_, attended.template data<T>(),
+                               lse.template data<T>(), shape_);
     tensor<T, output, Device> y(ctx);
     out_.forward(ctx, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr);
     if (keep) {
@@ -118,7 +123,8 @@ class self_attention {
     out_.backward(ctx, kept.attended.template data<T>(), kept.out, dy.data(), dattended.template data<T>());
     if (shape_.kv_heads * shape_.head_dim != kv_width_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
     kernels::attention_backward(ctx.device, q, q + key_at_, q + value_at_, kept.attended.template data<T>(),
-                                kept.lse.template data<T>(), dattended.template data<T>(), dq, dq + key_at_, dq + value_at_, shape_);
+                                kept.lse.template data<T>(), dattended.template data<T>(), dq, dq + key_at_,
+                                dq + value_at_, shape_);
     rotate(ctx, dq, [](auto&&... a) { kernels::rope_backward(a...); });
     tensor<T, dual_t<input>, Device> dx(ctx);
     qkv_.backward(ctx, x.data(), kept.in, dq, dx.data());
@@ -126,7 +132,8 @@ class self_attention {
   }
 
   std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
-    return (qkv_.output_size() + attended_size() + shape_.batch * shape_.heads * shape_.q_len) * static_cast<std::int64_t>(sizeof(T)) +
+    return (qkv_.output_size() + attended_size() + shape_.batch * shape_.heads * shape_.q_len) *
+               static_cast<std::int64_t>(sizeof(T)) +
            out_.saved_bytes() + (policy == recompute::none ? qkv_.saved_bytes() : 0);
   }
   template <class F>
@@ -149,8 +156,8 @@ class self_attention {
   template <class F>
   void rotate(context<Device>& ctx, T* qkv, F kernel) {
     const std::int64_t turned = shape_.heads + kv_width_ / shape_.head_dim;
-    kernel(ctx.device, qkv, static_cast<const T*>(cosine()), static_cast<const T*>(sine()), shape_.batch * shape_.q_len, turned,
-           shape_.head_dim, qkv_.columns(), shape_.q_len);
+    kernel(ctx.device, qkv, static_cast<const T*>(cosine()), static_cast<const T*>(sine()), shape_.batch * shape_.q_len,
+           turned, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
   linear_core<T, Device, 3> qkv_;

@@ -14,14 +14,19 @@ namespace plait {
 /// What the combinators compose. A layer takes `input` and makes `output`; `saved` is what a forward pass keeps for the
 /// backward pass besides the input, which the caller holds.
 template <class L>
-concept layer = spec_like<typename L::input> && spec_like<typename L::output> &&
-                std::default_initializable<typename L::saved> &&
-                requires(L& l, context<typename L::device>& ctx, const tensor<typename L::value_type, typename L::input, typename L::device>& x,
-                         typename L::saved& saved, const tensor<typename L::value_type, dual_t<typename L::output>, typename L::device>& dy) {
-                  { l.forward(ctx, x, &saved, recompute::none) } -> std::same_as<tensor<typename L::value_type, typename L::output, typename L::device>>;
-                  { l.backward(ctx, x, saved, dy) } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
-                  { l.saved_bytes(ctx, recompute::none) } -> std::convertible_to<std::int64_t>;
-                };
+concept layer =
+    spec_like<typename L::input> && spec_like<typename L::output> && std::default_initializable<typename L::saved> &&
+    requires(L& l, context<typename L::device>& ctx,
+             const tensor<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved,
+             const tensor<typename L::value_type, dual_t<typename L::output>, typename L::device>& dy) {
+      {
+        l.forward(ctx, x, &saved, recompute::none)
+      } -> std::same_as<tensor<typename L::value_type, typename L::output, typename L::device>>;
+      {
+        l.backward(ctx, x, saved, dy)
+      } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
+      { l.saved_bytes(ctx, recompute::none) } -> std::convertible_to<std::int64_t>;
+    };
 
 namespace detail {
 template <class T, class Spec, class Device>
@@ -73,8 +78,9 @@ class sequential {
   }
 
   std::int64_t saved_bytes(const context<device>& ctx, recompute policy = recompute::none) const {
-    const std::int64_t between = (std::int64_t{0} + ... + detail::tensor_bytes<value_type, typename Layers::output>(ctx)) -
-                                 detail::tensor_bytes<value_type, output>(ctx);
+    const std::int64_t between =
+        (std::int64_t{0} + ... + detail::tensor_bytes<value_type, typename Layers::output>(ctx)) -
+        detail::tensor_bytes<value_type, output>(ctx);
     return std::apply([&](const auto&... l) { return (between + ... + l.saved_bytes(ctx, policy)); }, layers_);
   }
   template <class F>
@@ -106,7 +112,8 @@ class sequential {
     }
   }
   template <std::size_t I, class Gradient>
-  tensor_of<dual_t<input>> backward_from(context<device>& ctx, const tensor_of<input>& x, saved& kept, const Gradient& dy) {
+  tensor_of<dual_t<input>> backward_from(context<device>& ctx, const tensor_of<input>& x, saved& kept,
+                                         const Gradient& dy) {
     if constexpr (I == 0) {
       return std::get<0>(layers_).backward(ctx, x, std::get<0>(kept.layers), dy);
     } else {
@@ -162,7 +169,8 @@ class residual {
     tensor_of<dual_t<output>> dropped;
     if (drop_.probability() > 0) {
       dropped = tensor_of<dual_t<output>>(ctx);
-      ctx.device.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type), ctx.device.main_stream());
+      ctx.device.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type),
+                      ctx.device.main_stream());
       drop_.backward(ctx, dropped);
       branch = &dropped;
     }
@@ -200,8 +208,8 @@ class residual {
   dropout<value_type, input, device> drop_;
 };
 
-/// Several layers with one input, which is redistributed once, from `Boundary` to the spec that all of them take. Going back,
-/// their gradients, which are partial where that spec is replicated, are added first and reduced once.
+/// Several layers with one input, which is redistributed once, from `Boundary` to the spec that all of them take. Going
+/// back, their gradients, which are partial where that spec is replicated, are added first and reduced once.
 template <spec_like Boundary, layer First, layer... Rest>
 class fan_out {
  public:

@@ -36,10 +36,11 @@ struct loss_sum {
 
 }  // namespace detail
 
-/// Softmax cross-entropy over the last dim of `Logits`, which may be sharded (vocabulary-parallel: two small reductions of
-/// statistics, never a gathered vocabulary) and padded, against integer labels. Its value is the *sum* over the counted
-/// tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no layout can
-/// weigh tokens differently. The seed of the backward pass, 1 / (counted tokens of the global batch), has the dual type.
+/// Softmax cross-entropy over the last dim of `Logits`, which may be sharded (vocabulary-parallel: two small reductions
+/// of statistics, never a gathered vocabulary) and padded, against integer labels. Its value is the *sum* over the
+/// counted tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no
+/// layout can weigh tokens differently. The seed of the backward pass, 1 / (counted tokens of the global batch), has
+/// the dual type.
 template <class T, spec_like Logits, spec_like Labels, compute_device Device = cpu>
 class cross_entropy_loss {
   using value = detail::loss_value<Logits, Labels>;
@@ -55,7 +56,8 @@ class cross_entropy_loss {
   };
 
   /// `vocab` is the true number of classes; logits beyond it are padding.
-  cross_entropy_loss(context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {}) : settings_(settings) {
+  cross_entropy_loss(context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {})
+      : settings_(settings) {
     enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
     const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const auto last = static_cast<std::size_t>(part.dims - 1);
@@ -76,8 +78,8 @@ class cross_entropy_loss {
     T* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
     T* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     T* const loss = local_max + 4 * n;
-    kernels::cross_entropy_local_statistics(ctx.device, logits.data(), labels.data(), local_max, sums, sums + n, sum_logits,
-                                            n, range_, settings_);
+    kernels::cross_entropy_local_statistics(ctx.device, logits.data(), labels.data(), local_max, sums, sums + n,
+                                            sum_logits, n, range_, settings_);
     if (group_) {
       group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<T>, reduce_op::max);
       kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
@@ -85,7 +87,8 @@ class cross_entropy_loss {
     } else {
       ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
     }
-    kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_, settings_);
+    kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_,
+                                settings_);
     tensor<double, output, Device> total(ctx);
     *total.data() = kernels::sum(ctx.device, loss, n);
     if (keep) {
@@ -115,7 +118,8 @@ class cross_entropy_loss {
     if (!group_) return;
     for (const std::int64_t per_row : {1, settings_.label_smoothing != 0 ? 3 : 2}) {
       const auto bytes = static_cast<std::uint64_t>(per_row * rows_) * sizeof(T);
-      f("forward", collective_cost{collective::all_reduce, axes_, bytes, wire_bytes(collective::all_reduce, group_->size(), bytes)});
+      f("forward", collective_cost{collective::all_reduce, axes_, bytes,
+                                   wire_bytes(collective::all_reduce, group_->size(), bytes)});
     }
   }
 

@@ -12,9 +12,9 @@ struct nonlinear_value {
 };
 }  // namespace detail
 
-/// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index of
-/// its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim counts
-/// samples. `Spec` must not be partial: dropping terms of a pending sum independently is another function.
+/// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
+/// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
+/// counts samples. `Spec` must not be partial: dropping terms of a pending sum independently is another function.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:
@@ -34,7 +34,8 @@ class dropout {
   template <spec_like Gradient>
   void backward(context<Device>& ctx, tensor<T, Gradient, Device>& dy) const {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
-    if (p_ > 0) kernels::dropout_backward(ctx.device, dy.data(), dy.data(), samples(ctx, dy.part()), ctx.seed, stream_, p_);
+    if (p_ > 0)
+      kernels::dropout_backward(ctx.device, dy.data(), dy.data(), samples(ctx, dy.part()), ctx.seed, stream_, p_);
   }
   double probability() const { return p_; }
 

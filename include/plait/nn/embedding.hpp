@@ -65,8 +65,12 @@ class embedding {
     width_ = used.local[1];
     const auto n = static_cast<std::size_t>(rows_ * width_);
     memory_ = make_buffer<T>(ctx.device, 2 * n);
-    table_ = {ctx, {name + ".weight", {vocab_, used.global[1]}, init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
-              value::derivation.table, memory_.template data<T>(), memory_.template data<T>() + n};
+    table_ = {ctx,
+              {name + ".weight", {vocab_, used.global[1]}, init, true},
+              layout_v<typename detail::stored_weight<Policy>::type>,
+              value::derivation.table,
+              memory_.template data<T>(),
+              memory_.template data<T>() + n};
     tokens_ = resolve_.from().local_size() / width_;
   }
 
@@ -78,13 +82,14 @@ class embedding {
       product = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
       out = product.template data<T>();
     }
-    kernels::embedding_forward(ctx.device, ids.data(), table_.used_value(), out, tokens_, width_, first_, rows_, vocab_);
+    kernels::embedding_forward(ctx.device, ids.data(), table_.used_value(), out, tokens_, width_, first_, rows_,
+                               vocab_);
     if (out != y.data()) resolve_.run(ctx.device, out, y.data(), dtype_of<T>);
     return y;
   }
 
-  /// Adds to the table's gradient; ids have none. Put off, it stays behind the gradient that a tied output projection puts
-  /// off before it, so that the sum has the same bits; ids must live until then.
+  /// Adds to the table's gradient; ids have none. Put off, it stays behind the gradient that a tied output projection
+  /// puts off before it, so that the sum has the same bits; ids must live until then.
   template <spec_like Gradient>
   void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);

@@ -12,15 +12,16 @@
 
 namespace plait {
 
-/// What linears keep of a forward pass beyond their input: the gathered input, unless it is the input itself or is to be
-/// gathered again.
+/// What linears keep of a forward pass beyond their input: the gathered input, unless it is the input itself or is to
+/// be gathered again.
 template <compute_device Device>
 struct linear_saved {
   buffer<Device> gathered;
 };
 
-/// The computation of linears that share an input, without types: everything follows from a `linear_derivation`. Weights
-/// lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in rows.
+/// The computation of linears that share an input, without types: everything follows from a `linear_derivation`.
+/// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
+/// rows.
 template <class T, compute_device Device, std::size_t N>
 class linear_core {
  public:
@@ -62,8 +63,12 @@ class linear_core {
       if (!info[i].bias) continue;
       const auto n = static_cast<std::size_t>(local_elements(d.branches[i].bias, mesh, ctx.sizes));
       bias_memory_[i] = make_buffer<T>(ctx.device, 2 * n);
-      biases_[i] = {ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias,
-                    bias_memory_[i].template data<T>(), bias_memory_[i].template data<T>() + n};
+      biases_[i] = {ctx,
+                    std::move(info[i].bias_info),
+                    info[i].stored_bias,
+                    d.branches[i].bias,
+                    bias_memory_[i].template data<T>(),
+                    bias_memory_[i].template data<T>() + n};
       has_bias_[i] = true;
     }
   }
@@ -73,7 +78,9 @@ class linear_core {
   /// Elements of the output: of the resolved one for a single linear, of the rows side by side for several.
   std::int64_t output_size() const { return N == 1 ? resolve_.to().local_size() : rows_ * total_; }
   /// Bytes kept by a forward pass that keeps the gathered input.
-  std::int64_t saved_bytes() const { return gather_.trivial() ? 0 : rows_ * inner_ * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes() const {
+    return gather_.trivial() ? 0 : rows_ * inner_ * static_cast<std::int64_t>(sizeof(T));
+  }
 
   void forward(context<Device>& ctx, const T* x, T* y, linear_saved<Device>* keep) {
     buffer<Device> gathered = gather(ctx, x);
@@ -188,8 +195,10 @@ class linear_core {
 /// Whether a policy that names its `mesh` mentions all its axes in the given specs; refuses to compile otherwise.
 template <class Policy, class... Specs>
 inline constexpr bool inside_mesh = [] {
-  if constexpr (requires { typename Policy::mesh; }) return (boundary<Specs, typename Policy::mesh, Policy> && ...);
-  else return true;
+  if constexpr (requires { typename Policy::mesh; })
+    return (boundary<Specs, typename Policy::mesh, Policy> && ...);
+  else
+    return true;
 }();
 
 namespace detail {
@@ -213,8 +222,9 @@ template <class... Policies>
 struct linear_value {
   using first = type_at<0, type_list<Policies...>>;
   static constexpr std::size_t count = sizeof...(Policies);
-  static constexpr linear_derivation<count> derivation = derive_linear<count>(
-      layout_v<typename first::input>, {layout_v<typename Policies::weight>...}, {layout_v<typename Policies::output>...});
+  static constexpr linear_derivation<count> derivation =
+      derive_linear<count>(layout_v<typename first::input>, {layout_v<typename Policies::weight>...},
+                           {layout_v<typename Policies::output>...});
   static constexpr verdict value = [] {
     verdict v = derivation.verdict;
     for (std::size_t i = 0; i < count; ++i) {
@@ -226,8 +236,10 @@ struct linear_value {
 };
 template <class Policy>
 inline constexpr bool has_bias = [] {
-  if constexpr (requires { Policy::bias; }) return bool{Policy::bias};
-  else return false;
+  if constexpr (requires { Policy::bias; })
+    return bool{Policy::bias};
+  else
+    return false;
 }();
 template <class Policy>
 struct bias_value {
@@ -247,14 +259,16 @@ struct dual_value_check {
 
 }  // namespace detail
 
-/// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may have
+/// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may
+/// have
 ///
 ///     static constexpr bool bias = true;
 ///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
 /// The weight's dims are the output's own, then the contracted ones. Everything else is derived: column-parallel,
-/// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the weight.
+/// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the
+/// weight.
 template <class T, class Policy, compute_device Device = cpu>
 class linear {
   using value = detail::linear_value<Policy>;
@@ -272,8 +286,8 @@ class linear {
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
 
-  /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec). `shape` is the
-  /// weight's logical shape, if its leading dim is padded or checkpoints know it under another one.
+  /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec). `shape`
+  /// is the weight's logical shape, if its leading dim is padded or checkpoints know it under another one.
   explicit linear(context<Device>& ctx, std::string name = "linear", std::vector<std::int64_t> shape = {},
                   T* foreign_weight = nullptr, T* foreign_gradient = nullptr, initializer init = {})
       : core_(ctx, derivation, {describe_branch(ctx, name, std::move(shape), init)}, foreign_weight, foreign_gradient) {
@@ -290,8 +304,8 @@ class linear {
   /// The same on the caller's memory: this rank's part of the input and of the output.
   void forward(context<Device>& ctx, const T* x, T* y) { core_.forward(ctx, x, y, nullptr); }
 
-  /// Takes the gradient of the output and returns that of the input; adds to the weight's gradient. `x` is the input of the
-  /// forward pass, which the caller has kept.
+  /// Takes the gradient of the output and returns that of the input; adds to the weight's gradient. `x` is the input of
+  /// the forward pass, which the caller has kept.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
                                             const tensor<T, Gradient, Device>& dy) {
@@ -320,11 +334,15 @@ class linear {
 
  private:
   static typename linear_core<T, Device, 1>::branch_info describe_branch(context<Device>& ctx, const std::string& name,
-                                                                         std::vector<std::int64_t> shape, initializer init) {
+                                                                         std::vector<std::int64_t> shape,
+                                                                         initializer init) {
     const layout& bias = derivation.branches[0].bias_stored;
     if (shape.empty()) shape = sizes_of(ctx, layout_v<weight>);
-    return {{name + ".weight", std::move(shape), init, true}, layout_v<typename detail::stored_weight<Policy>::type>,
-            detail::has_bias<Policy>, {name + ".bias", sizes_of(ctx, bias), {0, 0}, false}, bias};
+    return {{name + ".weight", std::move(shape), init, true},
+            layout_v<typename detail::stored_weight<Policy>::type>,
+            detail::has_bias<Policy>,
+            {name + ".bias", sizes_of(ctx, bias), {0, 0}, false},
+            bias};
   }
   static std::vector<std::int64_t> sizes_of(context<Device>& ctx, const layout& a) {
     std::vector<std::int64_t> sizes;

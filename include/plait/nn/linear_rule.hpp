@@ -16,8 +16,8 @@ struct linear_layouts {
 /// Everything that follows from the specs of up to four linears with one input.
 template <std::size_t N>
 struct linear_derivation {
-  layout input;                             ///< at the boundary
-  layout gathered;                          ///< the input as the products need it
+  layout input;     ///< at the boundary
+  layout gathered;  ///< the input as the products need it
   std::array<linear_layouts, N> branches{};
   plait::verdict verdict;
 };
@@ -28,8 +28,8 @@ constexpr bool contracted(const layout& input, const layout& weight, dim_id dim)
   return input.has(dim) && weight.has(dim);
 }
 
-/// The input as a linear with this weight needs it: replicated over the axes that shard the weight's own dims, sharded like
-/// the weight over the axes of contracted dims, and as it is on all others.
+/// The input as a linear with this weight needs it: replicated over the axes that shard the weight's own dims, sharded
+/// like the weight over the axes of contracted dims, and as it is on all others.
 constexpr void gather_for(layout& gathered, const layout& input, const layout& weight, verdict& v) {
   for (const dim_placement& p : weight.dims) {
     const bool summed = contracted(input, weight, p.dim);
@@ -44,8 +44,10 @@ constexpr void gather_for(layout& gathered, const layout& input, const layout& w
         axis_list& axes = gathered.dims[static_cast<std::size_t>(gathered.find(there))].axes;
         axes.erase(static_cast<std::size_t>(axes.find(axis)));
       }
-      if (summed) gathered.append(p.dim, axis);
-      else gathered.set(axis, state::replicated);
+      if (summed)
+        gathered.append(p.dim, axis);
+      else
+        gathered.set(axis, state::replicated);
     }
   }
   for (const dim_placement& p : input.dims)  // what the weight does not shard must not be sharded here
@@ -105,16 +107,18 @@ constexpr bool dims_of_linear(const layout& input, const layout& weight, const l
 
 }  // namespace detail
 
-/// Linears y_i = x W_i' (+ b_i) that share their input x: `weights[i]` has the output's own dims, then the contracted ones;
-/// `outputs[i]` has the input's remaining dims, then the weight's own. The input is gathered once for all of them, and their
-/// partial gradients will be summed before one reduction. Implicit moves happen only on axes that shard a weight.
+/// Linears y_i = x W_i' (+ b_i) that share their input x: `weights[i]` has the output's own dims, then the contracted
+/// ones; `outputs[i]` has the input's remaining dims, then the weight's own. The input is gathered once for all of
+/// them, and their partial gradients will be summed before one reduction. Implicit moves happen only on axes that shard
+/// a weight.
 template <std::size_t N>
 constexpr linear_derivation<N> derive_linear(const layout& input, const std::array<layout, N>& weights,
                                              const std::array<layout, N>& outputs) {
   linear_derivation<N> d;
   d.input = d.gathered = input;
   axis_list named;
-  for (axis_id axis : input.partial) d.verdict.worsen({rule::unresolved_partial, axis, {}, state::partial, state::partial});
+  for (axis_id axis : input.partial)
+    d.verdict.worsen({rule::unresolved_partial, axis, {}, state::partial, state::partial});
   for (const layout& w : weights) {
     named = union_of(named, detail::sharding_axes(w));
     detail::gather_for(d.gathered, input, w, d.verdict);
@@ -140,8 +144,6 @@ constexpr linear_derivation<N> derive_linear(const layout& input, const std::arr
 }
 
 /// The bias is added to the output, after its reduction; an output that is still partial takes none.
-constexpr verdict check_bias(const linear_layouts& b) {
-  return pointwise(combine::sum, {&b.output, &b.bias}).verdict;
-}
+constexpr verdict check_bias(const linear_layouts& b) { return pointwise(combine::sum, {&b.output, &b.bias}).verdict; }
 
 }  // namespace plait

@@ -8,8 +8,8 @@
 
 namespace plait {
 
-/// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one gathered
-/// input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
+/// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
+/// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class T, strategy S, compute_device Device = cpu>
 class swiglu_mlp {
   using specs = transformer_specs<S>;
@@ -42,7 +42,8 @@ class swiglu_mlp {
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
-    gate_up_.forward(ctx, x.data(), gate_up.template data<T>(), keep && policy == recompute::none ? &keep->in : nullptr);
+    gate_up_.forward(ctx, x.data(), gate_up.template data<T>(),
+                     keep && policy == recompute::none ? &keep->in : nullptr);
     kernels::swiglu_forward(ctx.device, gate_up.template data<T>(), activated.template data<T>(), rows, width);
     tensor<T, output, Device> y(ctx);
     down_.forward(ctx, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr);
@@ -60,7 +61,8 @@ class swiglu_mlp {
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
-      kernels::swiglu_forward(ctx.device, kept.gate_up.template data<T>(), kept.activated.template data<T>(), rows, width);
+      kernels::swiglu_forward(ctx.device, kept.gate_up.template data<T>(), kept.activated.template data<T>(), rows,
+                              width);
     }
     auto dactivated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
     down_.backward(ctx, kept.activated.template data<T>(), kept.out, dy.data(), dactivated.template data<T>());

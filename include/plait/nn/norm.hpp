@@ -40,8 +40,8 @@ void with_gradient_kept(context<Device>& ctx, const T* dy, std::int64_t count, F
 template <class T, compute_device Device>
 class norm_core {
  public:
-  norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used, const std::string& name,
-            bool with_bias)
+  norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
+            const std::string& name, bool with_bias)
       : columns_global(ctx.sizes.of(input.dims.back().dim)) {
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
@@ -53,7 +53,8 @@ class norm_core {
     memory_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(4 * columns));
     T* const m = memory_.template data<T>();
     weight = {ctx, {name + ".weight", {columns_global}, {1, 0}, false}, stored, used, m, m + columns};
-    if (with_bias) bias = {ctx, {name + ".bias", {columns_global}, {0, 0}, false}, stored, used, m + 2 * columns, m + 3 * columns};
+    if (with_bias)
+      bias = {ctx, {name + ".bias", {columns_global}, {0, 0}, false}, stored, used, m + 2 * columns, m + 3 * columns};
   }
 
   /// Sums per-row values over the ranks that share the rows.
@@ -70,7 +71,8 @@ class norm_core {
   void visit_row_sum(F&& f, const char* pass, std::int64_t per_row) const {
     if (!row_group) return;
     const auto bytes = static_cast<std::uint64_t>(per_row * rows) * sizeof(T);
-    f(pass, collective_cost{collective::all_reduce, row_axes, bytes, wire_bytes(collective::all_reduce, row_group->size(), bytes)});
+    f(pass, collective_cost{collective::all_reduce, row_axes, bytes,
+                            wire_bytes(collective::all_reduce, row_group->size(), bytes)});
   }
 
   parameter_base<T, Device> weight, bias;
@@ -81,9 +83,9 @@ class norm_core {
 
 }  // namespace detail
 
-/// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's spec.
-/// Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says so, so the
-/// reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
+/// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's
+/// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
+/// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
 template <class T, spec_like Input, compute_device Device = cpu>
 class rms_norm {
   using value = detail::norm_value<Input>;
@@ -117,7 +119,8 @@ class rms_norm {
     } else {
       kernels::row_sum_squares(ctx.device, x, r, core_.rows, core_.columns);
       core_.sum_rows(r, core_.rows);
-      kernels::rms_apply(ctx.device, x, r, core_.weight.used_value(), y, core_.rows, core_.columns, core_.columns_global, eps_);
+      kernels::rms_apply(ctx.device, x, r, core_.weight.used_value(), y, core_.rows, core_.columns,
+                         core_.columns_global, eps_);
       kernels::rms_inverse(ctx.device, r, r, core_.rows, core_.columns_global, eps_);
     }
     if (keep) keep->inv_rms = std::move(inv);
@@ -134,20 +137,25 @@ class rms_norm {
   void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx) {
     const T* const inv = kept.inv_rms.template data<T>();
     if (!core_.row_group) {
-      kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx, static_cast<T*>(nullptr), core_.rows, core_.columns);
+      kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx, static_cast<T*>(nullptr),
+                                 core_.rows, core_.columns);
     } else {
       auto dot = make_buffer<T>(ctx.device, static_cast<std::size_t>(core_.rows));
-      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<T>(), core_.rows, core_.columns);
+      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<T>(), core_.rows,
+                                     core_.columns);
       core_.sum_rows(dot.template data<T>(), core_.rows);
-      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<T>(), dx, core_.rows,
-                                    core_.columns, core_.columns_global);
+      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<T>(), dx,
+                                    core_.rows, core_.columns, core_.columns_global);
     }
     detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
-      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight.used_gradient(), core_.rows, core_.columns);
+      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight.used_gradient(), core_.rows,
+                                         core_.columns);
     });
   }
 
-  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const { return core_.rows * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
+    return core_.rows * static_cast<std::int64_t>(sizeof(T));
+  }
   parameter_base<T, Device>& weight() { return core_.weight; }
   template <class F>
   void visit(F&& f) {
@@ -164,8 +172,8 @@ class rms_norm {
   double eps_;
 };
 
-/// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's spec.
-/// If the last dim is sharded, the sum and then the centred squares are reduced inside.
+/// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's
+/// spec. If the last dim is sharded, the sum and then the centred squares are reduced inside.
 template <class T, spec_like Input, compute_device Device = cpu>
 class layer_norm {
   using value = detail::norm_value<Input>;
@@ -217,15 +225,19 @@ class layer_norm {
                                       dots.template data<T>(), core_.rows, core_.columns);
     core_.sum_rows(dots.template data<T>(), 2 * core_.rows);
     kernels::layer_norm_backward_dx(ctx.device, x.data(), core_.weight.used_value(), dy.data(), mean, inv,
-                                    dots.template data<T>(), dx.data(), core_.rows, core_.columns, core_.columns_global);
-    detail::with_gradient_kept(ctx, dy.data(), core_.rows * core_.columns, [this, &ctx, in = x.data(), mean, inv](const T* d) {
-      kernels::layer_norm_backward_dweight(ctx.device, in, d, mean, inv, core_.weight.used_gradient(),
-                                           core_.bias.used_gradient(), core_.rows, core_.columns);
-    });
+                                    dots.template data<T>(), dx.data(), core_.rows, core_.columns,
+                                    core_.columns_global);
+    detail::with_gradient_kept(
+        ctx, dy.data(), core_.rows * core_.columns, [this, &ctx, in = x.data(), mean, inv](const T* d) {
+          kernels::layer_norm_backward_dweight(ctx.device, in, d, mean, inv, core_.weight.used_gradient(),
+                                               core_.bias.used_gradient(), core_.rows, core_.columns);
+        });
     return dx;
   }
 
-  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const { return 2 * core_.rows * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
+    return 2 * core_.rows * static_cast<std::int64_t>(sizeof(T));
+  }
   template <class F>
   void visit(F&& f) {
     f(core_.weight);

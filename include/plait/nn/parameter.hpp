@@ -32,7 +32,8 @@ struct parameter_info {
 /// still partial.
 constexpr verdict check_stored(const layout& stored) {
   verdict v;
-  for (axis_id axis : stored.replicated) v.worsen({rule::unresolved_partial, axis, {}, state::partial, state::replicated});
+  for (axis_id axis : stored.replicated)
+    v.worsen({rule::unresolved_partial, axis, {}, state::partial, state::replicated});
   for (axis_id axis : stored.partial) v.worsen({rule::unresolved_partial, axis, {}, state::replicated, state::partial});
   return v;
 }
@@ -40,8 +41,8 @@ constexpr verdict check_stored(const layout& stored) {
 /// A parameter as optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between steps,
 /// `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction.
 ///
-/// A step is: `gather` once, any number of passes that add to `used_gradient`, `reduce` once. What the optimizer then finds
-/// in `gradient` has the dual layout of `stored`, which has no partial axis left.
+/// A step is: `gather` once, any number of passes that add to `used_gradient`, `reduce` once. What the optimizer then
+/// finds in `gradient` has the dual layout of `stored`, which has no partial axis left.
 template <class T, compute_device Device>
 class parameter_base {
  public:
@@ -80,8 +81,8 @@ class parameter_base {
   const executor& gather_plan() const { return gather_; }
   const executor& reduce_plan() const { return reduce_; }
 
-  /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only, so
-  /// they are the same on every mesh; padding is zero.
+  /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only,
+  /// so they are the same on every mesh; padding is zero.
   void initialize(context<Device>& ctx) {
     T* const values = value();
     if (info_.init.std == 0) {
@@ -100,14 +101,16 @@ class parameter_base {
     const std::int64_t row = size() / part_.local[0];
     const std::int64_t first = std::max<std::int64_t>(0, info_.shape[0] - part_.offset[0]);
     if (first < part_.local[0])
-      ctx.device.zero(values + first * row, static_cast<std::size_t>((part_.local[0] - first) * row) * sizeof(T), ctx.device.main_stream());
+      ctx.device.zero(values + first * row, static_cast<std::size_t>((part_.local[0] - first) * row) * sizeof(T),
+                      ctx.device.main_stream());
   }
 
   void gather(context<Device>& ctx) {
     if (!stored_value_.empty()) gather_.run(ctx.device, value(), used_value_, dtype_of<T>);
   }
   void reduce(context<Device>& ctx) {
-    if (!reduce_.trivial() || gradient() != used_gradient_) reduce_.run(ctx.device, used_gradient_, gradient(), dtype_of<T>);
+    if (!reduce_.trivial() || gradient() != used_gradient_)
+      reduce_.run(ctx.device, used_gradient_, gradient(), dtype_of<T>);
   }
   void zero_gradient(context<Device>& ctx) {
     ctx.device.zero(used_gradient_, static_cast<std::size_t>(used_size()) * sizeof(T), ctx.device.main_stream());

@@ -14,7 +14,8 @@ namespace plait {
 ///       using kv_heads = shard<plait::kv_heads, tp>;                       // over leading axes of heads
 ///       using ffn = shard<plait::ffn, tp>;
 ///       using vocab = shard<plait::vocab, tp>;
-///       template <class Weight> using stored = Weight;                      // how parameters lie between steps; optional
+///       template <class Weight> using stored = Weight;                      // how parameters lie between steps;
+///       optional
 ///     };
 template <class S>
 concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {
@@ -26,8 +27,8 @@ concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual
 
 namespace detail {
 
-/// The layout between the linears of a sublayer: the residual's without its last dim and without the axes that shard the
-/// sublayer's own dims, followed by those dims. Axes of the sublayer that do not shard these dims are replicated.
+/// The layout between the linears of a sublayer: the residual's without its last dim and without the axes that shard
+/// the sublayer's own dims, followed by those dims. Axes of the sublayer that do not shard these dims are replicated.
 constexpr layout inside_sublayer(const layout& residual, const layout& own, const axis_list& axes) {
   layout a = residual;
   a.dims.pop_back();
@@ -81,8 +82,8 @@ struct sharded_further {
 
 }  // namespace detail
 
-/// `Weight` with its dim `Dim` also sharded over `Axes`, innermost: what a strategy stores between steps if parameters are
-/// to be gathered for use (and, by the mirror, gradients reduce-scattered).
+/// `Weight` with its dim `Dim` also sharded over `Axes`, innermost: what a strategy stores between steps if parameters
+/// are to be gathered for use (and, by the mirror, gradients reduce-scattered).
 template <class Weight, class Dim, class... Axes>
 using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, Weight, placed<shard<Dim, Axes...>>>;
 
@@ -96,7 +97,8 @@ struct transformer_specs {
   using queries = spec_from<detail::inside_value<residual, query_dims, query_dims>, residual, query_dims>;
   using keys = spec_from<detail::inside_value<residual, key_dims, query_dims>, residual, key_dims, query_dims>;
   using wide = spec_from<detail::inside_value<residual, ffn_dims, ffn_dims>, residual, ffn_dims>;
-  using logits = spec_from<detail::inside_value<residual, spec<typename S::vocab>, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
+  using logits = spec_from<detail::inside_value<residual, spec<typename S::vocab>, spec<typename S::vocab>>, residual,
+                           spec<typename S::vocab>>;
   using tokens = spec_from<detail::tokens_value<residual, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
   static_assert(boundary<residual, typename S::mesh, S>);
 

@@ -17,11 +17,13 @@ struct optimizer_value {
   static constexpr verdict value = [] {
     const layout stored = layout_v<Stored>, gradient = layout_v<Gradient>;
     verdict v;
-    for (axis_id axis : gradient.partial) v.worsen({rule::unresolved_partial, axis, {}, state::partial, dual(stored.state_of(axis))});
+    for (axis_id axis : gradient.partial)
+      v.worsen({rule::unresolved_partial, axis, {}, state::partial, dual(stored.state_of(axis))});
     if (!v.ok()) return v;
     if (!(gradient.dim_order() == stored.dim_order())) return verdict{rule::dims_differ, {}, stored.dims[0].dim};
     for (axis_id axis : differing_axes(gradient, dual(stored)))
-      v.worsen({rule::wrong_dual, axis, gradient.sharded_by(axis), gradient.state_of(axis), dual(stored.state_of(axis))});
+      v.worsen(
+          {rule::wrong_dual, axis, gradient.sharded_by(axis), gradient.state_of(axis), dual(stored.state_of(axis))});
     return v;
   }();
 };
@@ -41,12 +43,14 @@ class adamw {
  public:
   explicit adamw(adamw_options options = {}) : options_(options) {
     const auto unit = [](const char* name, double value) {
-      if (!(value >= 0 && value < 1)) fail(std::string("adamw: ") + name + " = " + std::to_string(value) + ", must be at least 0 and below 1");
+      if (!(value >= 0 && value < 1))
+        fail(std::string("adamw: ") + name + " = " + std::to_string(value) + ", must be at least 0 and below 1");
     };
     unit("beta1", options.beta1);
     unit("beta2", options.beta2);
     if (!(options.epsilon > 0)) fail("adamw: epsilon = " + std::to_string(options.epsilon) + ", must be positive");
-    if (!(options.weight_decay >= 0)) fail("adamw: weight_decay = " + std::to_string(options.weight_decay) + ", must be at least 0");
+    if (!(options.weight_decay >= 0))
+      fail("adamw: weight_decay = " + std::to_string(options.weight_decay) + ", must be at least 0");
   }
 
   /// Starts a step; every parameter is then updated once, in the same order in every step.
@@ -62,7 +66,8 @@ class adamw {
   /// The same for a tensor of the caller's. A gradient that is still partial over some axis does not compile: that is a
   /// forgotten reduction.
   template <spec_like Stored, spec_like Gradient>
-  void update(context<Device>& ctx, tensor<T, Stored, Device>& p, const tensor<T, Gradient, Device>& gradient, bool decays = true) {
+  void update(context<Device>& ctx, tensor<T, Stored, Device>& p, const tensor<T, Gradient, Device>& gradient,
+              bool decays = true) {
     static_assert(enforced<detail::optimizer_value<Stored, Gradient>, among<Stored, Gradient>, Gradient, Stored>);
     update(ctx, p.data(), gradient.data(), p.size(), decays);
   }
@@ -76,7 +81,8 @@ class adamw {
     }
     T* const m = moments_[next_++].template data<T>();
     kernels::adamw(ctx.device, value, gradient, m, m + n, n,
-                   {learning_rate_, options_.beta1, options_.beta2, options_.epsilon, decays ? options_.weight_decay : 0.0, step_, gradient_scale_});
+                   {learning_rate_, options_.beta1, options_.beta2, options_.epsilon,
+                    decays ? options_.weight_decay : 0.0, step_, gradient_scale_});
   }
 
   adamw_options options_;

@@ -7,9 +7,9 @@
 
 namespace plait {
 
-/// The global norm of gradients, every element counted once: a parameter's squares are summed over the axes that shard it
-/// as stored, and over no other, because there the gradient is invariant. One reduction of one number for each distinct set
-/// of axes.
+/// The global norm of gradients, every element counted once: a parameter's squares are summed over the axes that shard
+/// it as stored, and over no other, because there the gradient is invariant. One reduction of one number for each
+/// distinct set of axes.
 template <compute_device Device>
 class gradient_norm {
  public:
@@ -57,8 +57,8 @@ class gradient_norm {
   std::vector<part> parts_;
 };
 
-/// What clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where below 1. A
-/// limit of 0 does not clip.
+/// What clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where below 1.
+/// A limit of 0 does not clip.
 inline double clip_factor(double norm, double limit) {
   const double factor = limit / (norm + 1e-6);
   return limit > 0 && factor < 1 ? factor : 1.0;

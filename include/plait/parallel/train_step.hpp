@@ -26,8 +26,8 @@ double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value)
   return value;
 }
 
-/// One optimizer step over any number of microbatches. The loss is the sum over all tokens of the global batch divided by
-/// their number, whatever the layout and the number of microbatches; there is no other scale anywhere.
+/// One optimizer step over any number of microbatches. The loss is the sum over all tokens of the global batch divided
+/// by their number, whatever the layout and the number of microbatches; there is no other scale anywhere.
 ///
 /// `fill(i, ids, labels)` provides microbatch i; labels equal to `ignore_index` do not count. It is called for every
 /// microbatch before the first pass, because the number of counted tokens scales the gradients.

@@ -7,8 +7,8 @@
 
 namespace plait {
 
-/// The collectives of one `train_step`, predicted from the layouts alone: what each rank's ledger will have counted after
-/// it (without the seconds).
+/// The collectives of one `train_step`, predicted from the layouts alone: what each rank's ledger will have counted
+/// after it (without the seconds).
 template <class Model, class T, compute_device Device>
 ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<T, Device>&, std::int64_t microbatches) {
   ledger book;
@@ -23,9 +23,11 @@ ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<T, D
       if (axes.contains(axis)) ordered.push_back(axis);
     ordered = ctx.ranks.pruned(ordered);
     const auto ranks = static_cast<int>(ctx.ranks.shape().size(ordered));
-    add({collective::all_reduce, ordered, sizeof(double), wire_bytes(collective::all_reduce, ranks, sizeof(double))}, 1);
+    add({collective::all_reduce, ordered, sizeof(double), wire_bytes(collective::all_reduce, ranks, sizeof(double))},
+        1);
   };
-  model.visit_collectives([&](const char*, const collective_cost& c) { add(c, static_cast<std::uint64_t>(microbatches)); });
+  model.visit_collectives(
+      [&](const char*, const collective_cost& c) { add(c, static_cast<std::uint64_t>(microbatches)); });
   gradient_norm<Device> norm;
   model.visit([&](parameter_base<T, Device>& p) {
     p.gather_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(T));

@@ -48,8 +48,8 @@ struct context {
   world& ranks;
   dim_sizes sizes;
   std::uint64_t seed = 0;
-  /// Global index of the first sample of the current microbatch, over all steps: with it, dropout differs from sample to
-  /// sample, but not from mesh to mesh.
+  /// Global index of the first sample of the current microbatch, over all steps: with it, dropout differs from sample
+  /// to sample, but not from mesh to mesh.
   std::int64_t first_sample = 0;
   /// Where `backward` puts weight gradients; null: it computes them at once.
   weight_work* deferred = nullptr;
@@ -57,8 +57,10 @@ struct context {
   /// Runs `task` now, or puts it off.
   template <class F>
   void on_weights(F&& task) {
-    if (deferred) deferred->add(std::forward<F>(task));
-    else task();
+    if (deferred)
+      deferred->add(std::forward<F>(task));
+    else
+      task();
   }
 };
 

@@ -25,7 +25,8 @@ inline layout prune(const layout& a, const world& w) {
   return b;
 }
 
-/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their extents.
+/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
+/// extents.
 inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
   for (const dim_placement& p : a.dims) {
     const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
@@ -34,14 +35,15 @@ inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_s
     std::string extents;
     for (axis_id axis : p.axes)
       extents += (extents.empty() ? "" : " x ") + std::string(axis.text()) + "=" + std::to_string(mesh.extent(axis));
-    fail(std::string(where) + ": " + text_of(rule::does_not_divide) + ": " + p.dim.text() + " is " + std::to_string(size) +
-         ", sharded over " + extents + " = " + std::to_string(ranks) + " ranks; the nearest sizes that divide are " +
-         std::to_string(size / ranks * ranks) + " and " + std::to_string((size / ranks + 1) * ranks));
+    fail(std::string(where) + ": " + text_of(rule::does_not_divide) + ": " + p.dim.text() + " is " +
+         std::to_string(size) + ", sharded over " + extents + " = " + std::to_string(ranks) +
+         " ranks; the nearest sizes that divide are " + std::to_string(size / ranks * ranks) + " and " +
+         std::to_string((size / ranks + 1) * ranks));
   }
 }
 
-/// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs on
-/// contiguous row-major local arrays of any dtype.
+/// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
+/// on contiguous row-major local arrays of any dtype.
 class executor {
  public:
   executor() = default;
@@ -58,8 +60,14 @@ class executor {
     source_ = local_box(plan_.from, w.shape(), sizes, rank);
     box before = source_;
     for (const step& s : plan_.steps) {
-      stage g{s.kind, -1, w.shape().size(s.axes), w.shape().index_in(rank, s.axes),
-              communicates(s.kind) ? &w.group(s.axes) : nullptr, before, local_box(s.after, w.shape(), sizes, rank), {}};
+      stage g{s.kind,
+              -1,
+              w.shape().size(s.axes),
+              w.shape().index_in(rank, s.axes),
+              communicates(s.kind) ? &w.group(s.axes) : nullptr,
+              before,
+              local_box(s.after, w.shape(), sizes, rank),
+              {}};
       if (s.dim) g.dim = plan_.from.find(s.dim);
       if (s.kind == move::all_to_all) g.peers = peers(s, static_cast<std::size_t>(&s - plan_.steps.begin()), w, sizes);
       before = g.after;
@@ -81,7 +89,8 @@ class executor {
     return true;
   }
 
-  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will count.
+  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
+  /// count.
   template <class F>
   void visit_collectives(F&& f, std::size_t element_bytes) const {
     for (collective_cost c : costs_) {
@@ -91,8 +100,8 @@ class executor {
     }
   }
 
-  /// From `in`, the local part in the plan's source layout, to `out`, in its target layout, elements of `type`. `in` and
-  /// `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
+  /// From `in`, the local part in the plan's source layout, to `out`, in its target layout, elements of `type`. `in`
+  /// and `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
   template <compute_device Device>
   void run(Device& device, const void* in, void* out, dtype type) const {
     const std::size_t last = last_active();
@@ -112,7 +121,8 @@ class executor {
       held = std::move(next);
       current = target;
     }
-    if (last == none && in != out) device.copy(out, in, static_cast<std::size_t>(source_.local_size()) * element, device.main_stream());
+    if (last == none && in != out)
+      device.copy(out, in, static_cast<std::size_t>(source_.local_size()) * element, device.main_stream());
   }
 
  private:
@@ -168,11 +178,13 @@ class executor {
     const auto element = static_cast<std::int64_t>(size_of(type));
     const auto whole = static_cast<std::size_t>(s.before.local_size());
     switch (s.kind) {
-      case move::relabel: return;
+      case move::relabel:
+        return;
       case move::slice:
       case move::pad: {
         const bool slicing = s.kind == move::slice;
-        const view large = around(slicing ? s.before : s.after, s.dim), small = around(slicing ? s.after : s.before, s.dim);
+        const view large = around(slicing ? s.before : s.after, s.dim),
+                   small = around(slicing ? s.after : s.before, s.dim);
         const std::int64_t row = small.rows * small.inner * element, stride = large.rows * large.inner * element;
         if (slicing) {
           copy_rows(device, at(in, s.index * row), stride, out, row, small.outer, row);
@@ -185,7 +197,8 @@ class executor {
       case move::keep_one:
         if (s.index == 0) return device.copy(out, in, whole * size_of(type), device.main_stream());
         return device.zero(out, whole * size_of(type), device.main_stream());
-      case move::all_reduce: return s.comm->all_reduce(in, out, whole, type, reduce_op::sum);
+      case move::all_reduce:
+        return s.comm->all_reduce(in, out, whole, type, reduce_op::sum);
       case move::all_gather: {
         const view small = around(s.before, s.dim);
         if (small.outer == 1) return s.comm->all_gather(in, out, whole, type);
@@ -193,7 +206,8 @@ class executor {
         s.comm->all_gather(in, parts.data(), whole, type);
         const std::int64_t row = small.rows * small.inner * element;
         for (std::int64_t r = 0; r < s.ranks; ++r)
-          copy_rows(device, at(parts.data(), r * small.outer * row), row, at(out, r * row), s.ranks * row, small.outer, row);
+          copy_rows(device, at(parts.data(), r * small.outer * row), row, at(out, r * row), s.ranks * row, small.outer,
+                    row);
         return;
       }
       case move::reduce_scatter: {
@@ -203,11 +217,13 @@ class executor {
         buffer<Device> parts(device, whole * size_of(type));
         const std::int64_t row = small.rows * small.inner * element;
         for (std::int64_t r = 0; r < s.ranks; ++r)
-          copy_rows(device, at(in, r * row), s.ranks * row, at(parts.data(), r * small.outer * row), row, small.outer, row);
+          copy_rows(device, at(in, r * row), s.ranks * row, at(parts.data(), r * small.outer * row), row, small.outer,
+                    row);
         s.comm->reduce_scatter(parts.data(), out, part, type, reduce_op::sum);
         return;
       }
-      case move::all_to_all: return exchange(device, s, in, out, type);
+      case move::all_to_all:
+        return exchange(device, s, in, out, type);
     }
   }
 
@@ -224,10 +240,12 @@ class executor {
     buffer<Device> outgoing(device, sent * size_of(type)), incoming(device, received * size_of(type));
     const auto element = static_cast<std::int64_t>(size_of(type));
     for (std::size_t r = 0; r < ranks; ++r)
-      copy_box(device, in, s.before, at(outgoing.data(), static_cast<std::int64_t>(send_at[r]) * element), s.peers[r].send, s.peers[r].send, element);
+      copy_box(device, in, s.before, at(outgoing.data(), static_cast<std::int64_t>(send_at[r]) * element),
+               s.peers[r].send, s.peers[r].send, element);
     s.comm->all_to_all_v(outgoing.data(), send, send_at, incoming.data(), receive, receive_at, type);
     for (std::size_t r = 0; r < ranks; ++r)
-      copy_box(device, at(incoming.data(), static_cast<std::int64_t>(receive_at[r]) * element), s.peers[r].receive, out, s.after, s.peers[r].receive, element);
+      copy_box(device, at(incoming.data(), static_cast<std::int64_t>(receive_at[r]) * element), s.peers[r].receive, out,
+               s.after, s.peers[r].receive, element);
   }
 
   /// Copies `part` from an array that holds the box `from` to one that holds the box `to`.
@@ -248,8 +266,8 @@ class executor {
         source_size *= from.local[d];
         target_size *= to.local[d];
       }
-      device.copy(at(out, target * element), at(in, source * element), static_cast<std::size_t>(part.local[last] * element),
-                  device.main_stream());
+      device.copy(at(out, target * element), at(in, source * element),
+                  static_cast<std::size_t>(part.local[last] * element), device.main_stream());
     }
   }
 
@@ -257,7 +275,8 @@ class executor {
   static void copy_rows(Device& device, const void* in, std::int64_t in_stride, void* out, std::int64_t out_stride,
                         std::int64_t rows, std::int64_t bytes) {
     for (std::int64_t r = 0; r < rows; ++r)
-      device.copy(at(out, r * out_stride), at(in, r * in_stride), static_cast<std::size_t>(bytes), device.main_stream());
+      device.copy(at(out, r * out_stride), at(in, r * in_stride), static_cast<std::size_t>(bytes),
+                  device.main_stream());
   }
 
   static const void* at(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }

@@ -8,14 +8,15 @@ namespace plait {
 namespace detail {
 template <class From, class To>
 struct redistribution {
-  static constexpr verdict value = layout_v<From>.dim_order() == layout_v<To>.dim_order()
-                                       ? verdict{}
-                                       : verdict{rule::dims_differ, {}, layout_v<To>.dims.empty() ? dim_id{} : layout_v<To>.dims[0].dim};
+  static constexpr verdict value =
+      layout_v<From>.dim_order() == layout_v<To>.dim_order()
+          ? verdict{}
+          : verdict{rule::dims_differ, {}, layout_v<To>.dims.empty() ? dim_id{} : layout_v<To>.dims[0].dim};
 };
 }  // namespace detail
 
-/// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its adjoint
-/// is `redistribute<dual_t<From>>` of a gradient.
+/// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its
+/// adjoint is `redistribute<dual_t<From>>` of a gradient.
 template <spec_like To, class T, spec_like From, compute_device Device>
 tensor<T, To, Device> redistribute(context<Device>& ctx, const tensor<T, From, Device>& x) {
   static_assert(enforced<detail::redistribution<From, To>, among<From, To>, From, To>);

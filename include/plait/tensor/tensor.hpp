@@ -11,8 +11,8 @@
 
 namespace plait {
 
-/// One rank's part of a tensor that lies on the mesh as `Spec` says: contiguous, row-major in the spec's order of dims. Owns
-/// its memory, or views the caller's. Move-only.
+/// One rank's part of a tensor that lies on the mesh as `Spec` says: contiguous, row-major in the spec's order of dims.
+/// Owns its memory, or views the caller's. Move-only.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class tensor {
  public:
@@ -29,7 +29,9 @@ class tensor {
   tensor(context<Device>& ctx, T* data)
       : part_(local_box(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank())), data_(data) {}
   /// Takes over memory that holds this rank's part.
-  tensor(context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) { own_ = std::move(memory); }
+  tensor(context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
+    own_ = std::move(memory);
+  }
 
   tensor(tensor&& other) noexcept { swap(other); }
   tensor& operator=(tensor&& other) noexcept {

@@ -1,7 +1,8 @@
-#include "all.hpp"
-
 #include <cblas.h>
+
 #include <dnnl.hpp>
+
+#include "all.hpp"
 
 int other();
 
