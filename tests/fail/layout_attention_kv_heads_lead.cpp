@@ -1,5 +1,6 @@
-// expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or
-// shard<kv_heads, a> expect: on_axis<plait::tp> errors-at-most: 1
+// expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or shard<kv_heads, a>
+// expect: on_axis<plait::tp>
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

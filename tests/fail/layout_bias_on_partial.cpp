@@ -1,5 +1,7 @@
-// expect: a sum of a partial value and one that is not partial would count the latter once per rank: resolve the
-// pending sum first, then add expect: on_axis<plait::tp> expect: my_policy errors-at-most: 1
+// expect: a sum of a partial value and one that is not partial would count the latter once per rank: resolve the pending sum first, then add
+// expect: on_axis<plait::tp>
+// expect: my_policy
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

@@ -1,5 +1,7 @@
-// expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>,
-// partial<axis> or invariant<axis> expect: on_axis<plait::dp> expect: my_policy errors-at-most: 1
+// expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, partial<axis> or invariant<axis>
+// expect: on_axis<plait::dp>
+// expect: my_policy
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

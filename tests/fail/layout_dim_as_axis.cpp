@@ -1,5 +1,4 @@
-// expect: a spec lists dims, shard<dim, axes...>, replicate<axes...>, partial<axes...> and invariant<axes...>; inside,
-// a dim comes first and axes follow
+// expect: a spec lists dims, shard<dim, axes...>, replicate<axes...>, partial<axes...> and invariant<axes...>; inside, a dim comes first and axes follow
 #include "plait/layout/spec.hpp"
 
 using namespace plait;

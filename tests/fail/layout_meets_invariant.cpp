@@ -1,6 +1,7 @@
-// expect: an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' terms.
-// Use it as replicate<axis> (no communication now, one reduction of its gradient) expect: on_axis<plait::tp> expect:
-// my_policy errors-at-most: 1
+// expect: an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' terms. Use it as replicate<axis> (no communication now, one reduction of its gradient)
+// expect: on_axis<plait::tp>
+// expect: my_policy
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

@@ -1,5 +1,7 @@
-// expect: the product of two partial values is not partial: the sum of products is not the product of sums. Resolve one
-// of the pending sums first expect: on_axis<plait::tp> expect: my_policy errors-at-most: 1
+// expect: the product of two partial values is not partial: the sum of products is not the product of sums. Resolve one of the pending sums first
+// expect: on_axis<plait::tp>
+// expect: my_policy
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

@@ -1,5 +1,6 @@
-// expect: a product of a partial and a sharded value mixes terms of one rank with the shard of another: resolve the
-// pending sum first expect: on_axis<plait::tp> errors-at-most: 1
+// expect: a product of a partial and a sharded value mixes terms of one rank with the shard of another: resolve the pending sum first
+// expect: on_axis<plait::tp>
+// errors-at-most: 1
 #include "layout_cases.hpp"
 
 using namespace cases;

@@ -1,5 +1,7 @@
-// expect: a dim is sharded over an axis in one operand and not in the other: the local sizes differ. Gather it, or
-// shard the other operand alike expect: on_axis<plait::tp> expect: on_dim<plait::hidden> expect: my_policy
+// expect: a dim is sharded over an axis in one operand and not in the other: the local sizes differ. Gather it, or shard the other operand alike
+// expect: on_axis<plait::tp>
+// expect: on_dim<plait::hidden>
+// expect: my_policy
 // errors-at-most: 1
 #include "layout_cases.hpp"
 

@@ -1,5 +1,6 @@
-// expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or
-// shard<kv_heads, a> expect: my_strategy errors-at-most: 1
+// expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or shard<kv_heads, a>
+// expect: my_strategy
+// errors-at-most: 1
 #include "plait/nn/attention.hpp"
 
 using namespace plait;

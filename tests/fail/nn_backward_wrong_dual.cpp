@@ -1,5 +1,7 @@
-// expect: a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change
-// places) expect: on_axis<plait::tp> expect: down_policy errors-at-most: 1
+// expect: a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change places)
+// expect: on_axis<plait::tp>
+// expect: down_policy
+// errors-at-most: 1
 #include "plait/nn/linear.hpp"
 
 using namespace plait;

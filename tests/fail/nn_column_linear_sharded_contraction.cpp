@@ -1,6 +1,8 @@
-// expect: the dim that a linear contracts is sharded in its input but not in its weight: gather the input first, or
-// shard the weight's contracted dim over the same axes (row-parallel) expect: on_axis<plait::tp> expect:
-// on_dim<plait::hidden> expect: up_policy errors-at-most: 1
+// expect: the dim that a linear contracts is sharded in its input but not in its weight: gather the input first, or shard the weight's contracted dim over the same axes (row-parallel)
+// expect: on_axis<plait::tp>
+// expect: on_dim<plait::hidden>
+// expect: up_policy
+// errors-at-most: 1
 #include "plait/nn/linear.hpp"
 
 using namespace plait;

@@ -1,5 +1,7 @@
-// expect: this step would need a collective over an axis that the policy does not name: redistribute explicitly, or let
-// the two specs agree on that axis expect: on_axis<plait::cp> expect: on_dim<plait::seq> expect: up_policy
+// expect: this step would need a collective over an axis that the policy does not name: redistribute explicitly, or let the two specs agree on that axis
+// expect: on_axis<plait::cp>
+// expect: on_dim<plait::seq>
+// expect: up_policy
 // errors-at-most: 1
 #include "plait/nn/linear.hpp"
 

@@ -1,5 +1,5 @@
-// expect: the output of a layer does not lie as the next one takes it: let their policies agree, or put a
-// redistribution between them errors-at-most: 1
+// expect: the output of a layer does not lie as the next one takes it: let their policies agree, or put a redistribution between them
+// errors-at-most: 1
 #include "plait/nn/combinators.hpp"
 
 using namespace plait;
