@@ -9,6 +9,6 @@ void gather(any_communicator& comm, const float* x, float* y) {
 #ifdef PLAIT_FAIL_FIX
   group.all_gather(local_part<const float, scattered>{x}, local_part<float, complete>{y}, 8);
 #else
-  group.all_gather(local_part<const float, spec<seq, shard<hidden, tp> > >{x}, local_part<float, complete>{y}, 8);
+  group.all_gather(local_part<const float, spec<seq, shard<hidden, tp>>>{x}, local_part<float, complete>{y}, 8);
 #endif
 }

@@ -9,7 +9,7 @@ using namespace cases;
 using q = spec<seq, shard<heads, tp>, head_dim>;
 using kv = spec<seq, shard<kv_heads, tp>, head_dim>;
 #else
-using q = spec<seq, heads, shard<head_dim, tp> >;
-using kv = spec<seq, kv_heads, shard<head_dim, tp> >;
+using q = spec<seq, heads, shard<head_dim, tp>>;
+using kv = spec<seq, kv_heads, shard<head_dim, tp>>;
 #endif
 static_assert(enforced<attention_of<q, kv>, my_policy, q, kv>);

@@ -7,6 +7,6 @@ using namespace plait;
 using right = spec<shard<hidden, tp>, seq>;
 right x;
 #else
-using wrong = spec<shard<hidden, seq> >;
+using wrong = spec<shard<hidden, seq>>;
 wrong x;
 #endif

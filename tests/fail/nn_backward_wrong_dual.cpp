@@ -17,7 +17,6 @@ using slope = dual_t<down::output>;
 #else
 using slope = spec<shard<batch, dp>, hidden, partial<tp>>;  // that of a replicated output
 #endif
-void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept,
-              const tensor<float, slope>& dy) {
+void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, slope>& dy) {
   layer.backward(ctx, x, kept, dy);
 }

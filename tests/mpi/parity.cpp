@@ -1,10 +1,11 @@
 // timeout: 120
 // Four MPI ranks against one rank in the same process: loss, gradients and weights of a small Llama, and the ledger.
 #define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
+#include "../support/llama_parity.hpp"
+
 #include <cstdio>
 #include <cstdlib>
 
-#include "../support/llama_parity.hpp"
 #include "plait/comm/mpi.hpp"
 
 namespace {
@@ -20,12 +21,10 @@ void expect(bool holds, const std::string& what) {
   std::fprintf(stderr, "parity: %s\n", what.c_str());
 }
 
-void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance,
-                    const std::string& what) {
+void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance, const std::string& what) {
   expect(a.size() == b.size(), what + ": another number of tensors");
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance,
-           what + ": " + a[i].name);
+    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance, what + ": " + a[i].name);
 }
 
 template <class T, strategy S>
@@ -34,13 +33,11 @@ void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   world ranks(typename S::mesh{dp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
   const rank_outcome got = train_rank<T, S>(s, ranks);
-  const std::string where =
-      "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());
+  const std::string where = "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());
   const double tolerance = parity_tolerance<T>;
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
     expect(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * one.steps[i].loss, where + ": loss");
-    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm,
-           where + ": norm");
+    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm, where + ": norm");
     expect(got.steps[i].tokens == one.steps[i].tokens, where + ": tokens");
   }
   expect_tensors(got.initial, one.initial, 0.0, where + ": initial");
@@ -49,8 +46,7 @@ void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp
   for (const ledger* book : {&got.measured, &got.predicted})
     for (const ledger::row& row : book->rows)
       for (int k = 0; k < collective_kinds; ++k) {
-        const auto m = got.measured.total(row.label, static_cast<collective>(k)),
-                   p = got.predicted.total(row.label, static_cast<collective>(k));
+        const auto m = got.measured.total(row.label, static_cast<collective>(k)), p = got.predicted.total(row.label, static_cast<collective>(k));
         expect(m.calls == p.calls && m.payload == p.payload && m.wire == p.wire, where + ": ledger of " + row.label);
       }
 }
