@@ -162,6 +162,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
 
 setup prepare(const options& opt, std::int64_t ranks) {
   using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::tp>>;
+  if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
+    plait::fail(
+        fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with mpirun -n {}",
+                    opt.mesh, wanted, opt.backend, wanted));
   const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
 

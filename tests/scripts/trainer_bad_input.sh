@@ -32,7 +32,7 @@ refused '--mesh dp=2,: a comma without' --mesh dp=2,
 refused '--mesh dp=99999999999999999999: .*beyond' --mesh dp=99999999999999999999
 refused '--mesh dp=100000: 100000 ranks; one process .* at most 1024' --mesh dp=100000
 if "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
-  refused '--mesh dp=2,tp=2: the extents dp=2 \* tp=2 multiply to 4 ranks, and there are 1' --mesh dp=2,tp=2 --backend mpi
+  refused '--mesh dp=2,tp=2 has 4 ranks, but --backend mpi was started as one process: start it with mpirun -n 4' --mesh dp=2,tp=2 --backend mpi
 else
   refused '--backend mpi: this program was built without MPI' --backend mpi
 fi
