@@ -1,0 +1,3 @@
+// ranks: 16
+// timeout: 400
+#include "parity.cpp"

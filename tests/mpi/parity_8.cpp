@@ -1,0 +1,3 @@
+// ranks: 8
+// timeout: 240
+#include "parity.cpp"
