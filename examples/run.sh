@@ -19,7 +19,7 @@ cmake --build build/example -j "$(plait_jobs)" --target train_llama
 out=build/out
 mkdir -p "$out"
 build/bin/train_llama --mesh dp=2,tp=4 --backend threads --model tiny --data examples/data/kjv.txt \
-  --steps 300 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 --precision float \
+  --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 --precision float \
   --log "$out/train.jsonl" --plot "$out/loss.svg" "$@"
 
 echo

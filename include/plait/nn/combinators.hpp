@@ -42,9 +42,9 @@ inline constexpr bool fit_together<A, B, Rest...> =
 
 /// Layers one after the other.
 template <layer... Layers>
+  requires(sizeof...(Layers) > 0)
 class sequential {
   static constexpr std::size_t count = sizeof...(Layers);
-  static_assert(count > 0, "a sequential has at least one layer");
   static_assert(detail::fit_together<Layers...>,
                 "the output of a layer does not lie as the next one takes it: let their policies agree, or put a "
                 "redistribution between them");
