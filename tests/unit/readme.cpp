@@ -130,6 +130,25 @@ TEST_CASE("a fan-out gathers once, adds the partial gradients and reduces once")
       pl::kernels::fill_normal(context.device, std::get<0>(dy).data(), std::get<0>(dy).part(), 2, 1, 0.0, 1.0);
       pl::kernels::fill_normal(context.device, std::get<1>(dy).data(), std::get<1>(dy).part(), 3, 1, 0.0, 1.0);
       auto dx = both.backward(context, kept, dy);
+      if (world.size() == 1) {  // the branches on their own, from the same names and so the same weights
+        branch a(context, "a"), b(context, "b");
+        const pl::tensor<double, wide_stream> same_x(context, x.data());
+        branch::saved kept_a, kept_b;
+        for (branch* alone : {&a, &b})
+          alone->visit([&](auto& p) {
+            p.initialize(context);
+            p.zero_gradient(context);
+          });
+        const auto y_alone = a.forward(context, same_x, &kept_a), z_alone = b.forward(context, same_x, &kept_b);
+        const auto dx_a = a.backward(context, same_x, kept_a, std::get<0>(dy));
+        const auto dx_b = b.backward(context, same_x, kept_b, std::get<1>(dy));
+        for (std::int64_t i = 0; i < dx.size(); ++i)
+          REQUIRE(dx.data()[i] == doctest::Approx(dx_a.data()[i] + dx_b.data()[i]).epsilon(1e-12));
+        for (std::int64_t i = 0; i < y.size(); ++i) {
+          REQUIRE(y.data()[i] == y_alone.data()[i]);
+          REQUIRE(z.data()[i] == z_alone.data()[i]);
+        }
+      }
       if (tps > 1) {
         CHECK(world.ledger().total("tp", pl::collective::all_gather).calls == 1);
         CHECK(world.ledger().total("tp", pl::collective::reduce_scatter).calls == 1);
