@@ -1,0 +1,45 @@
+#pragma once
+
+#include "plait/core/dtype.hpp"
+
+namespace plait {
+
+/// The number types of a layer that computes in `T`. Layers, optimizers and parameters take all their types from here,
+/// so another precision is another specialisation: a struct of the user's own may stand where `T` stands.
+///
+///   activation   what flows between layers, and its gradient
+///   weight       a parameter where layers use it
+///   gradient     what a parameter's gradient is summed in, over microbatches and ranks
+///   master       a parameter between steps, as the optimizer updates it
+///   statistic    per-row numbers: norms, softmax, losses, rotary tables
+template <class T>
+struct precision {
+  using activation = T;
+  using weight = T;
+  using gradient = T;
+  using master = T;
+  using statistic = T;
+};
+
+/// Mixed precision (Micikevicius et al. 2018): bf16 products summed in float, float master weights and gradients.
+template <>
+struct precision<bf16> {
+  using activation = bf16;
+  using weight = bf16;
+  using gradient = float;
+  using master = float;
+  using statistic = float;
+};
+
+template <class T>
+using activation_of = typename precision<T>::activation;
+template <class T>
+using weight_of = typename precision<T>::weight;
+template <class T>
+using gradient_of = typename precision<T>::gradient;
+template <class T>
+using master_of = typename precision<T>::master;
+template <class T>
+using statistic_of = typename precision<T>::statistic;
+
+}  // namespace plait

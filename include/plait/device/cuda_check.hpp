@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "plait/core/error.hpp"
+
+namespace plait::detail {
+
+/// Throws `plait::error` with what was being done, CUDA's name of the error and its text.
+inline void cuda_check(cudaError_t status, const char* doing) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // else the next launch would report this error as its own
+  fail(std::string("cuda: ") + doing + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+}
+
+}  // namespace plait::detail

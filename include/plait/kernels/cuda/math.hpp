@@ -1,0 +1,125 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "plait/core/dtype.hpp"
+#include "plait/core/precision.hpp"
+
+/// What CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
+namespace plait::kernels {
+
+inline constexpr unsigned whole_warp = 0xffffffffu;
+inline constexpr int warp_lanes = 32;
+
+/// The float that a bf16 stands for.
+__host__ __device__ inline float device_float(bf16 x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// The nearest bf16, ties to even; a NaN stays a (quiet) NaN.
+__host__ __device__ inline bf16 device_bf16(float x) {
+  std::uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  bf16 y;
+  y.bits = static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded);
+  return y;
+}
+
+/// What arithmetic on T happens in: float for bf16, T for the others.
+template <class T>
+using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+/// x in another type, rounded to nearest even.
+template <class To, class From>
+__host__ __device__ inline To number(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<From, bf16>) {
+    return static_cast<To>(device_float(x));
+  } else if constexpr (std::is_same_v<To, bf16>) {
+    return device_bf16(static_cast<float>(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+/// An element in the type of arithmetic `S`, and back.
+template <class S, class T>
+__device__ inline S load_as(const T* from) {
+  return number<S>(*from);
+}
+template <class T, class S>
+__device__ inline void store_as(T* to, S value) {
+  *to = number<T>(value);
+}
+
+/// 16 bytes of T, moved by one instruction.
+template <class T>
+struct alignas(16) vector16 {
+  static constexpr int size = 16 / static_cast<int>(sizeof(T));
+  T at[size];
+};
+
+template <class T>
+__device__ inline vector16<T> load_vector(const T* from) {
+  return *reinterpret_cast<const vector16<T>*>(from);
+}
+template <class T>
+__device__ inline void store_vector(T* to, const vector16<T>& value) {
+  *reinterpret_cast<vector16<T>*>(to) = value;
+}
+
+/// Whether every pointer is on a 16-byte boundary.
+template <class... Pointers>
+inline bool aligned16(Pointers... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+/// The sum over the lanes of a warp, on every lane, in one order.
+template <class S>
+__device__ inline S warp_sum(S value) {
+  for (int offset = warp_lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
+  return value;
+}
+template <class S>
+__device__ inline S warp_max(S value) {
+  for (int offset = warp_lanes / 2; offset > 0; offset /= 2) {
+    const S other = __shfl_xor_sync(whole_warp, value, offset);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+/// The sum over a block of at most 1024 threads, a multiple of 32, on every thread. `scratch` is shared memory for 32
+/// values; it may be used again at once.
+template <class S>
+__device__ inline S block_sum(S value, S* scratch) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
+  const int warps = static_cast<int>(blockDim.x) / warp_lanes;
+  value = warp_sum(value);
+  __syncthreads();
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return warp_sum(lane < warps ? scratch[lane] : S(0));
+}
+template <class S>
+__device__ inline S block_max(S value, S* scratch, S least) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
+  const int warps = static_cast<int>(blockDim.x) / warp_lanes;
+  value = warp_max(value);
+  __syncthreads();
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return warp_max(lane < warps ? scratch[lane] : least);
+}
+
+}  // namespace plait::kernels
