@@ -50,8 +50,8 @@ TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks")
 
 TEST_CASE("blocks are at most an eighth too large, and cached blocks stay on their stream") {
   struct heap {
-    void* allocate(std::size_t bytes) const { return ::operator new(bytes); }
-    void release(void* pointer, std::size_t) const noexcept { ::operator delete(pointer); }
+    void* allocate(std::size_t bytes, std::uintptr_t) const { return ::operator new(bytes); }
+    void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer); }
   };
   using allocator = plait::caching_allocator<heap>;
   for (std::size_t bytes = 1; bytes < 3000000; bytes += 1 + bytes / 7) {

@@ -16,8 +16,8 @@ namespace plait {
 /// (or a device-wide synchronisation on a GPU). A training step asks for the same sizes again and again, so blocks are
 /// not split: a request takes the smallest cached block of its stream that is at most a quarter too large.
 ///
-/// `Source` is where memory comes from: `void* allocate(std::size_t)` (throws or returns non-null) and
-/// `void release(void*, std::size_t) noexcept`. Thread-safe.
+/// `Source` is where memory comes from: `void* allocate(std::size_t, stream)` (throws or returns non-null) and
+/// `void release(void*, std::size_t, stream) noexcept`. Thread-safe.
 template <class Source>
 class caching_allocator {
  public:
@@ -29,7 +29,7 @@ class caching_allocator {
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator() {
     release_cache();
-    for (auto& [pointer, used] : live_) source_.release(pointer, used.block_bytes);
+    for (auto& [pointer, used] : live_) source_.release(pointer, used.block_bytes, used.stream);
   }
 
   /// At least `bytes` bytes, or null for none. Uninitialised.
@@ -46,9 +46,9 @@ class caching_allocator {
       cached.erase(fit);
       cached_bytes_ -= block;
     } else {
-      pointer = source_.allocate(size);
+      pointer = from_source(size, stream);
     }
-    live_.emplace(pointer, used_block{block, bytes});
+    live_.emplace(pointer, used_block{block, bytes, stream});
     in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
     return pointer;
@@ -69,11 +69,7 @@ class caching_allocator {
   /// Returns every cached block to the source.
   void release_cache() {
     const std::lock_guard lock(mutex_);
-    for (auto& [stream, blocks] : cached_) {
-      for (auto& [bytes, pointer] : blocks) source_.release(pointer, bytes);
-    }
-    cached_.clear();
-    cached_bytes_ = 0;
+    give_back();
   }
 
   /// Bytes asked for and not released yet (as asked, without rounding).
@@ -99,7 +95,24 @@ class caching_allocator {
   struct used_block {
     std::size_t block_bytes;
     std::size_t asked_bytes;
+    stream_key stream;
   };
+
+  /// A source that can say no is asked again after what is cached has been given back to it.
+  void* from_source(std::size_t size, stream_key stream) {
+    if constexpr (requires { source_.try_allocate(size, stream); }) {
+      if (void* const pointer = source_.try_allocate(size, stream)) return pointer;
+      give_back();
+    }
+    return source_.allocate(size, stream);
+  }
+  void give_back() {
+    for (auto& [stream, blocks] : cached_) {
+      for (auto& [bytes, pointer] : blocks) source_.release(pointer, bytes, stream);
+    }
+    cached_.clear();
+    cached_bytes_ = 0;
+  }
 
   std::size_t locked(const std::size_t& value) const {
     const std::lock_guard lock(mutex_);

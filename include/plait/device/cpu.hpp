@@ -86,6 +86,13 @@ class cpu {
     if (bytes != 0) std::memset(to, 0, bytes);
   }
 
+  void upload(void* to, const void* from_host, std::size_t bytes, stream s = {}) const {
+    copy(to, from_host, bytes, s);
+  }
+  void download(void* to_host, const void* from, std::size_t bytes, stream s = {}) const {
+    copy(to_host, from, bytes, s);
+  }
+
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
@@ -97,8 +104,9 @@ class cpu {
   /// `plait::error` for negative sizes or a leading dimension shorter than a row.
   template <class T>
     requires std::is_same_v<T, float> || std::is_same_v<T, double>
-  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const T* a,
-            std::int64_t lda, const T* b, std::int64_t ldb, T beta, T* c, std::int64_t ldc) {
+  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, std::type_identity_t<T> alpha,
+            const T* a, std::int64_t lda, const T* b, std::int64_t ldb, std::type_identity_t<T> beta, T* c,
+            std::int64_t ldc) {
     const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
     problem.check();
     if (m == 0 || n == 0) return;
@@ -129,12 +137,12 @@ class cpu {
  private:
   struct heap {
     static constexpr std::align_val_t alignment{64};
-    void* allocate(std::size_t bytes) const {
+    void* allocate(std::size_t bytes, std::uintptr_t) const {
       void* const pointer = ::operator new(bytes, alignment, std::nothrow);
       if (pointer == nullptr) fail("cpu: out of memory, " + std::to_string(bytes) + " bytes were asked for");
       return pointer;
     }
-    void release(void* pointer, std::size_t) const noexcept { ::operator delete(pointer, alignment); }
+    void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer, alignment); }
   };
 
   options options_;

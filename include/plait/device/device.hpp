@@ -16,7 +16,12 @@ namespace plait {
 ///   kernels run, `side_stream()` is where communication that overlaps them runs. A device without queues returns
 ///   handles whose operations have already finished.
 /// * `event` marks a point in a stream: `record(stream)`, `stream.wait(event)`, `event.synchronize()`, `event.done()`.
+/// * `copy` and `zero` work on the device's memory; `upload` and `download` are the only ways in and out. The source of
+///   an upload may be changed when the call returns, the target of a download is complete when it returns.
 /// * memory is bound to the stream it was allocated on: after `release(ptr, stream)` it is reused only on `stream`.
+class cpu;
+class cuda;
+
 template <class D>
 concept compute_device = requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from,
                                   std::size_t bytes, std::int64_t n, const float* in, float* out) {
@@ -26,6 +31,8 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   d.release(to, s);
   d.copy(to, from, bytes, s);
   d.zero(to, bytes, s);
+  d.upload(to, from, bytes, s);
+  d.download(to, from, bytes, s);
   d.synchronize();
   d.gemm(false, true, n, n, n, 1.0f, in, n, in, n, 0.0f, out, n);
   { d.supports_bf16() } -> std::convertible_to<bool>;

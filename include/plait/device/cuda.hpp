@@ -1,0 +1,256 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "plait/device/allocator.hpp"
+#include "plait/device/buffer.hpp"
+#include "plait/device/cuda_check.hpp"
+#include "plait/device/cuda_pool.hpp"
+#include "plait/device/device.hpp"
+#include "plait/device/device_fault.hpp"
+#include "plait/device/gemm_cublaslt.hpp"
+
+namespace plait {
+
+/// One rank's GPU. Everything but `upload`'s copy of its source, `download` and `synchronize` is asynchronous to the
+/// host: work is put into streams and memory is bound to the stream it was asked for. Belongs to its rank's thread;
+/// several ranks may share a GPU, each with a device object of its own.
+///
+/// Needs compute capability 8.0 (bf16 tensor cores).
+class cuda {
+ public:
+  struct options {
+    int device = 0;     ///< CUDA's index of the GPU
+    bool tf32 = false;  ///< float products round their factors to 10 bits of mantissa (tensor cores); else full float
+    std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; 32 MiB is what cuBLAS advises for Hopper
+    cudaStream_t main = nullptr;                          ///< a stream of the caller's to work on; null: an own one
+  };
+
+  class event;
+
+  /// A handle of a CUDA stream, which it does not own.
+  class stream {
+   public:
+    stream() = default;
+    explicit stream(cudaStream_t handle) : handle_(handle) {}
+    cudaStream_t handle() const { return handle_; }
+    void synchronize() const { detail::cuda_check(cudaStreamSynchronize(handle_), "waiting for a stream"); }
+    /// What is put into this stream from now on begins after the event.
+    void wait(const event& e) const;
+    bool operator==(const stream&) const = default;
+
+   private:
+    cudaStream_t handle_ = nullptr;
+  };
+
+  /// A point in a stream, without a time.
+  class event {
+   public:
+    event() { detail::cuda_check(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming), "making an event"); }
+    event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    event& operator=(event&& other) noexcept {
+      std::swap(handle_, other.handle_);
+      return *this;
+    }
+    ~event() {
+      if (handle_ != nullptr) cudaEventDestroy(handle_);
+    }
+    void record(stream s) { detail::cuda_check(cudaEventRecord(handle_, s.handle()), "recording an event"); }
+    void synchronize() const { detail::cuda_check(cudaEventSynchronize(handle_), "waiting for an event"); }
+    bool done() const {
+      const cudaError_t status = cudaEventQuery(handle_);
+      if (status == cudaErrorNotReady) {
+        static_cast<void>(cudaGetLastError());
+        return false;
+      }
+      detail::cuda_check(status, "asking for an event");
+      return true;
+    }
+    cudaEvent_t handle() const { return handle_; }
+
+   private:
+    cudaEvent_t handle_ = nullptr;
+  };
+
+  cuda() : cuda(options{}) {}
+  /// Throws `plait::error` where there is no such device, or it is too old.
+  explicit cuda(options settings)
+      : options_(settings), name_(select(settings.device)), pool_(settings.device), allocator_(pool_) {
+    detail::cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options_.device),
+                       "asking for the GPU");
+    if (options_.main == nullptr) {
+      detail::cuda_check(cudaStreamCreateWithFlags(&own_main_, cudaStreamNonBlocking), "making a stream");
+      main_ = stream(own_main_);
+    } else {
+      main_ = stream(options_.main);
+    }
+    int least = 0, greatest = 0;  // communication goes first: what waits for it is idle otherwise
+    detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+    cudaStream_t side = nullptr;
+    detail::cuda_check(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, greatest), "making a stream");
+    side_ = stream(side);
+    workspace_ = allocate(options_.workspace_bytes);
+    faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
+    zero(faults_, sizeof(device_fault), main_);
+    own_bytes_ = allocator_.bytes_in_use();
+  }
+  cuda(const cuda&) = delete;
+  cuda& operator=(const cuda&) = delete;
+  ~cuda() {
+    cudaSetDevice(options_.device);
+    allocator_.release(workspace_, key(main_));
+    allocator_.release(faults_, key(main_));
+    cudaStreamSynchronize(side_.handle());
+    allocator_.release_cache();
+    cudaStreamSynchronize(main_.handle());
+    cudaStreamDestroy(side_.handle());
+    if (own_main_ != nullptr) cudaStreamDestroy(own_main_);
+  }
+
+  /// Makes this GPU the calling thread's: for a device that was made in another thread.
+  void bind_thread() const { detail::cuda_check(cudaSetDevice(options_.device), "choosing the GPU"); }
+
+  int index() const { return options_.device; }
+  const std::string& name() const { return name_; }
+  int multiprocessors() const { return multiprocessors_; }
+  stream main_stream() const { return main_; }
+  stream side_stream() const { return side_; }
+
+  /// Waits for both streams. Throws `plait::error` if a kernel met something illegal, such as a token id outside the
+  /// vocabulary.
+  void synchronize() {
+    side_.synchronize();
+    device_fault found{};
+    download(&found, faults_, sizeof found, main_);
+    if (found.code == 0) return;
+    zero(faults_, sizeof(device_fault), main_);
+    fail(text_of(found));
+  }
+  /// Where kernels report what they cannot throw; in device memory.
+  device_fault* faults() const { return faults_; }
+
+  /// Uninitialised memory on a 256-byte boundary, from a pool of this device object; null for no bytes. A block
+  /// released earlier is taken again without a call to CUDA. Throws `plait::error` that tells who holds how much when
+  /// memory is exhausted, and in a stream that is being captured when there is no such block.
+  void* allocate(std::size_t bytes, stream s) { return allocator_.allocate(bytes, key(s)); }
+  void* allocate(std::size_t bytes) { return allocate(bytes, main_); }
+  void release(void* pointer, stream s) { allocator_.release(pointer, key(s)); }
+  void release(void* pointer) { release(pointer, main_); }
+
+  void copy(void* to, const void* from, std::size_t bytes, stream s) const {
+    if (bytes == 0 || to == from) return;
+    detail::cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s.handle()), "copying");
+  }
+  void zero(void* to, std::size_t bytes, stream s) const {
+    if (bytes != 0) detail::cuda_check(cudaMemsetAsync(to, 0, bytes, s.handle()), "zeroing");
+  }
+  /// A copy from pageable memory reads its source before it returns. Refused in a stream that is being captured: the
+  /// graph would read the same address at every replay.
+  void upload(void* to, const void* from_host, std::size_t bytes, stream s) const {
+    if (bytes == 0) return;
+    if (capturing(s)) fail("cuda: an upload inside a captured stream; upload before the graph is launched");
+    detail::cuda_check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, s.handle()), "uploading");
+  }
+  void download(void* to_host, const void* from, std::size_t bytes, stream s) const {
+    if (bytes == 0) return;
+    if (capturing(s)) fail("cuda: a download inside a captured stream; download after the graph was launched");
+    detail::cuda_check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, s.handle()), "downloading");
+    s.synchronize();
+  }
+
+  static bool capturing(stream s) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    detail::cuda_check(cudaStreamIsCapturing(s.handle(), &status), "asking for a capture");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  /// Bytes asked for and not released, without the device's own workspace; the largest such number; bytes held in
+  /// released blocks.
+  std::size_t bytes_in_use() const { return allocator_.bytes_in_use() - own_bytes_; }
+  std::size_t peak_bytes() const { return allocator_.peak_bytes() - own_bytes_; }
+  std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
+  void reset_peak() { allocator_.reset_peak(); }
+  void release_cache() { allocator_.release_cache(); }
+  /// What the plan says a rank will hold, in bytes: stands beside the device's memory in an out-of-memory error.
+  void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
+
+  /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`: (float, float), (double, double),
+  /// (bf16, bf16), and (bf16, float), where the float C may be a gradient that is accumulated (beta = 1). On the main
+  /// stream. Sums are float, or double.
+  template <class In, class Out>
+  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const In* a,
+            std::int64_t lda, const In* b, std::int64_t ldb, double beta, Out* c, std::int64_t ldc,
+            gemm_epilogue<Out> epilogue = {}) {
+    const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
+    problem.check();
+    if (m == 0 || n == 0) return;
+    if (k == 0) return no_terms(problem, beta, c, epilogue.bias == nullptr && epilogue.addend == nullptr);
+    gemm_.run(problem, alpha, a, b, beta, c, epilogue, options_.tf32, workspace_, options_.workspace_bytes,
+              main_.handle());
+  }
+
+  static constexpr bool supports_bf16() { return true; }
+
+ private:
+  static std::uintptr_t key(stream s) { return reinterpret_cast<std::uintptr_t>(s.handle()); }
+
+  /// Checks the device and makes it the thread's; its name.
+  static std::string select(int device) {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0) {
+      static_cast<void>(cudaGetLastError());
+      fail(std::string("cuda: there is no CUDA device here") +
+           (status != cudaSuccess ? std::string(" (") + cudaGetErrorString(status) + ")" : ""));
+    }
+    if (device < 0 || device >= count) {
+      fail("cuda: options::device = " + std::to_string(device) + ", must be 0 to " + std::to_string(count - 1));
+    }
+    detail::cuda_check(cudaSetDevice(device), "choosing the GPU");
+    cudaDeviceProp properties{};
+    detail::cuda_check(cudaGetDeviceProperties(&properties, device), "asking for the GPU");
+    if (properties.major < 8) {
+      fail("cuda: device " + std::to_string(device) + " (" + properties.name + ") has compute capability " +
+           std::to_string(properties.major) + "." + std::to_string(properties.minor) + ", must be at least 8.0");
+    }
+    return properties.name;
+  }
+
+  /// C = beta * C, what a product over k = 0 leaves.
+  void no_terms(const gemm_problem& p, double beta, void* c, std::size_t element, bool plain) {
+    if (!plain || (beta != 0 && beta != 1)) fail(p.text() + ": with k = 0, beta must be 0 or 1, without an epilogue");
+    if (beta == 1) return;
+    const auto row = static_cast<std::size_t>(p.n) * element, pitch = static_cast<std::size_t>(p.ldc) * element;
+    detail::cuda_check(cudaMemset2DAsync(c, pitch, 0, row, static_cast<std::size_t>(p.m), main_.handle()), "zeroing");
+  }
+  template <class Out>
+  void no_terms(const gemm_problem& p, double beta, Out* c, bool plain) {
+    no_terms(p, beta, c, sizeof(Out), plain);
+  }
+
+  options options_;
+  std::string name_;
+  detail::cuda_pool pool_;
+  caching_allocator<detail::cuda_pool&> allocator_;
+  cublaslt_gemm gemm_;
+  cudaStream_t own_main_ = nullptr;
+  stream main_, side_;
+  int multiprocessors_ = 0;
+  void* workspace_ = nullptr;
+  device_fault* faults_ = nullptr;
+  std::size_t own_bytes_ = 0;
+};
+
+inline void cuda::stream::wait(const event& e) const {
+  detail::cuda_check(cudaStreamWaitEvent(handle_, e.handle(), 0), "ordering streams");
+}
+
+static_assert(compute_device<cuda>);
+
+}  // namespace plait

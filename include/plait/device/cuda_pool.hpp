@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "plait/device/cuda_check.hpp"
+
+namespace plait::detail {
+
+/// Where a CUDA device's caching allocator gets its memory: a private stream-ordered pool, which keeps what is released
+/// to it. Blocks are asked for and given back in the order of their stream.
+class cuda_pool {
+ public:
+  explicit cuda_pool(int device) : device_(device) {
+    cudaMemPoolProps wanted{};
+    wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's word for memory that stays on its device
+    wanted.location.type = cudaMemLocationTypeDevice;
+    wanted.location.id = device;
+    cuda_check(cudaMemPoolCreate(&pool_, &wanted), "making a memory pool");
+    std::uint64_t keep_all = ~std::uint64_t{0};
+    cuda_check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all), "setting up a memory pool");
+  }
+  cuda_pool(const cuda_pool&) = delete;
+  cuda_pool& operator=(const cuda_pool&) = delete;
+  ~cuda_pool() { cudaMemPoolDestroy(pool_); }
+
+  /// Null where memory is exhausted.
+  void* try_allocate(std::size_t bytes, std::uintptr_t stream) {
+    const auto s = reinterpret_cast<cudaStream_t>(stream);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(s, &capture), "asking for a capture");
+    if (capture != cudaStreamCaptureStatusNone) {
+      fail("cuda: a captured step asks for " + std::to_string(bytes) +
+           " bytes that the steps before it did not need; run the same step twice before it is captured");
+    }
+    void* pointer = nullptr;
+    const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, s);
+    if (status == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());
+      return nullptr;
+    }
+    cuda_check(status, "allocating");
+    held_ += bytes;
+    return pointer;
+  }
+  void* allocate(std::size_t bytes, std::uintptr_t stream) {
+    void* const pointer = try_allocate(bytes, stream);
+    if (pointer == nullptr) fail(exhausted(bytes));
+    return pointer;
+  }
+  void release(void* pointer, std::size_t bytes, std::uintptr_t stream) noexcept {
+    cudaFreeAsync(pointer, reinterpret_cast<cudaStream_t>(stream));
+    held_ -= bytes;
+  }
+
+  std::size_t expected = 0;  ///< what the plan says, for the text of the error
+
+ private:
+  std::string exhausted(std::size_t bytes) const {
+    std::size_t free = 0, total = 0;
+    static_cast<void>(cudaMemGetInfo(&free, &total));
+    std::string text = "cuda: out of memory on device " + std::to_string(device_) + ": " + std::to_string(bytes) +
+                       " bytes were asked for; this rank holds " + std::to_string(held_) + ", the device has " +
+                       std::to_string(free) + " free of " + std::to_string(total);
+    if (expected != 0) text += "; the plan for a rank is " + std::to_string(expected);
+    return text + ". Use a smaller microbatch, more recomputation, or more ranks";
+  }
+
+  int device_;
+  cudaMemPool_t pool_ = nullptr;
+  std::size_t held_ = 0;
+};
+
+}  // namespace plait::detail

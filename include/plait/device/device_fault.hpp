@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+namespace plait {
+
+/// What a kernel found and could not throw: the first such thing since the last synchronisation. Lies in device memory.
+struct device_fault {
+  static constexpr int none = 0, embedding_id = 1, cross_entropy_target = 2;
+
+  int code = none;
+  int row = 0;
+  long long value = 0;
+  long long limit = 0;  ///< legal values are 0 to limit - 1
+};
+
+/// The same text as the error that the CPU's kernel throws.
+inline std::string text_of(const device_fault& fault) {
+  const std::string row = std::to_string(fault.row), value = std::to_string(fault.value);
+  const std::string last = std::to_string(fault.limit - 1);
+  switch (fault.code) {
+    case device_fault::embedding_id:
+      return "embedding: token " + row + " has id " + value + ", legal are 0 to " + last;
+    case device_fault::cross_entropy_target:
+      return "cross_entropy: row " + row + " has target " + value + ", legal are 0 to " + last + " and ignore_index";
+    default:
+      return "a kernel reported an unknown fault, code " + std::to_string(fault.code);
+  }
+}
+
+}  // namespace plait

@@ -1,0 +1,205 @@
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#include "plait/device/cuda_check.hpp"
+#include "plait/device/gemm_problem.hpp"
+
+namespace plait {
+namespace detail {
+
+inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, const char* doing) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const char* const text = cublasLtGetStatusString(status);
+  fail(problem.text() + ": cuBLASLt: " + doing + ": " + (text != nullptr ? text : std::to_string(status)));
+}
+
+template <class T>
+inline constexpr cudaDataType_t cuda_type = std::is_same_v<T, double> ? CUDA_R_64F
+                                            : std::is_same_v<T, bf16> ? CUDA_R_16BF
+                                                                      : CUDA_R_32F;
+
+}  // namespace detail
+
+/// What a product does beside multiplying, in the same pass over C. `bias` [n] is added to every row; `addend` [m, n]
+/// is read where C would be, so that C = product + beta * addend without a copy of it. Null: not there.
+template <class C>
+struct gemm_epilogue {
+  const C* bias = nullptr;
+  const C* addend = nullptr;
+};
+
+/// Row-major products by cuBLASLt: it thinks in columns, so it is asked for the transposed product with the factors
+/// exchanged, and no transposition costs a copy. Descriptors and the algorithm its heuristic chooses are kept by
+/// problem: a new one costs some tens of microseconds on the host, a known one a hash lookup. Belongs to one thread.
+class cublaslt_gemm {
+ public:
+  cublaslt_gemm() {
+    const cublasStatus_t status = cublasLtCreate(&handle_);
+    if (status != CUBLAS_STATUS_SUCCESS) detail::cublas_check(status, {}, "creating a handle");
+  }
+  cublaslt_gemm(const cublaslt_gemm&) = delete;
+  cublaslt_gemm& operator=(const cublaslt_gemm&) = delete;
+  ~cublaslt_gemm() {
+    entries_.clear();
+    cublasLtDestroy(handle_);
+  }
+
+  /// `problem` has been checked and has no size of zero. In, Out: (float, float), (double, double), (bf16, bf16) or
+  /// (bf16, float); sums are float or double. `workspace` is device memory that only this stream's products use.
+  template <class In, class Out>
+  void run(const gemm_problem& problem, double alpha, const In* a, const In* b, double beta, Out* c,
+           const gemm_epilogue<Out>& epilogue, bool tf32, void* workspace, std::size_t workspace_bytes,
+           cudaStream_t stream) {
+    static_assert(std::is_same_v<In, Out> || (std::is_same_v<In, bf16> && std::is_same_v<Out, float>));
+    const Out* const read = epilogue.addend != nullptr ? epilogue.addend : c;
+    const key k{problem,
+                dtype_of<In>,
+                dtype_of<Out>,
+                tf32 && std::is_same_v<In, float>,
+                beta != 0,
+                epilogue.bias != nullptr,
+                {alignment(a), alignment(b), alignment(read), alignment(c)},
+                workspace_bytes};
+    auto found = entries_.find(k);
+    if (found == entries_.end()) {
+      if (entries_.size() >= max_entries) entries_.clear();
+      found = entries_.emplace(k, make_entry<In, Out>(k)).first;
+    }
+    entry& e = found->second;
+    if (epilogue.bias != nullptr) {
+      const void* const bias = epilogue.bias;
+      set(e.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, problem);
+    }
+    using scalar = std::conditional_t<std::is_same_v<In, double>, double, float>;
+    const scalar factor = static_cast<scalar>(alpha), keep = static_cast<scalar>(beta);
+    detail::cublas_check(cublasLtMatmul(handle_, e.operation.get(), &factor, b, e.b.get(), a, e.a.get(), &keep, read,
+                                        e.c.get(), c, e.c.get(), &e.algorithm, workspace, workspace_bytes, stream),
+                         problem, "starting the product");
+  }
+
+  std::size_t cached_problems() const { return entries_.size(); }
+
+ private:
+  static constexpr std::size_t max_entries = 4096;
+
+  struct key {
+    gemm_problem problem;
+    dtype in, out;
+    bool tf32, accumulates, has_bias;
+    std::uint16_t aligned[4];
+    std::size_t workspace;
+    bool operator==(const key&) const = default;
+  };
+  struct key_hash {
+    std::size_t operator()(const key& k) const {
+      const gemm_problem& p = k.problem;
+      std::uint64_t h = static_cast<std::uint64_t>(k.in) * 64 + static_cast<std::uint64_t>(k.out) * 8 +
+                        (p.trans_a ? 4u : 0u) + (p.trans_b ? 2u : 0u) + (k.accumulates ? 1u : 0u);
+      const auto mix = [&h](std::uint64_t word) { h = (h ^ word) * 0x9E3779B97F4A7C15ull, h ^= h >> 29; };
+      for (std::int64_t word : {p.m, p.n, p.k, p.lda, p.ldb, p.ldc}) mix(static_cast<std::uint64_t>(word));
+      for (std::uint16_t word : k.aligned) mix(word);
+      return static_cast<std::size_t>(h);
+    }
+  };
+
+  template <class Descriptor, cublasStatus_t (*Destroy)(Descriptor)>
+  struct destroyer {
+    void operator()(std::remove_pointer_t<Descriptor>* d) const { Destroy(d); }
+  };
+  template <class Descriptor, cublasStatus_t (*Destroy)(Descriptor)>
+  using owned = std::unique_ptr<std::remove_pointer_t<Descriptor>, destroyer<Descriptor, Destroy>>;
+  using owned_layout = owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+
+  struct entry {
+    owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
+    owned_layout a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+  };
+
+  /// The largest power of two up to 256 that divides an address: heuristics may use it, so it is part of the key.
+  static std::uint16_t alignment(const void* pointer) {
+    const auto address = reinterpret_cast<std::uintptr_t>(pointer) | 256u;
+    return static_cast<std::uint16_t>(address & (~address + 1));
+  }
+
+  template <class Value>
+  static void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value,
+                  const gemm_problem& p) {
+    detail::cublas_check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value), p,
+                         "describing the product");
+  }
+
+  /// A matrix of `rows` rows as it is stored, row-major: what cuBLASLt calls its columns.
+  static owned_layout make_layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t ld,
+                                  const gemm_problem& p) {
+    cublasLtMatrixLayout_t layout = nullptr;
+    detail::cublas_check(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(columns),
+                                                    static_cast<std::uint64_t>(rows), ld),
+                         p, "describing a matrix");
+    return owned_layout(layout);
+  }
+
+  template <class In, class Out>
+  entry make_entry(const key& k) {
+    const gemm_problem& p = k.problem;
+    constexpr bool is_double = std::is_same_v<In, double>;
+    const cublasComputeType_t compute = is_double ? CUBLAS_COMPUTE_64F
+                                        : k.tf32  ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                  : CUBLAS_COMPUTE_32F;
+    entry e{};
+    cublasLtMatmulDesc_t operation = nullptr;
+    detail::cublas_check(cublasLtMatmulDescCreate(&operation, compute, is_double ? CUDA_R_64F : CUDA_R_32F), p,
+                         "describing the product");
+    e.operation.reset(operation);
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, p);
+    set(operation, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p);
+    if (k.has_bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
+    e.a = make_layout(detail::cuda_type<In>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
+    e.b = make_layout(detail::cuda_type<In>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
+    e.c = make_layout(detail::cuda_type<Out>, p.m, p.n, p.ldc, p);
+    choose(e, k);
+    return e;
+  }
+
+  void choose(entry& e, const key& k) {
+    const gemm_problem& p = k.problem;
+    cublasLtMatmulPreference_t wanted = nullptr;
+    detail::cublas_check(cublasLtMatmulPreferenceCreate(&wanted), p, "choosing an algorithm");
+    const owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> owner(wanted);
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      detail::cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, attribute, &value, sizeof value), p,
+                           "choosing an algorithm");
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{k.workspace});
+    // The factors are exchanged: cuBLASLt's A is our b.
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{k.aligned[1]});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{k.aligned[0]});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::uint32_t{k.aligned[2]});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::uint32_t{k.aligned[3]});
+    cublasLtMatmulHeuristicResult_t best{};
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, e.operation.get(), e.b.get(), e.a.get(),
+                                                                 e.c.get(), e.c.get(), wanted, 1, &best, &found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) {
+      fail(p.text() + ": cuBLASLt has no algorithm for this product of " + name_of(k.in) + " to " + name_of(k.out) +
+           " with " + std::to_string(k.workspace) + " bytes of workspace");
+    }
+    detail::cublas_check(status, p, "choosing an algorithm");
+    e.algorithm = best.algo;
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  std::unordered_map<key, entry, key_hash> entries_;
+};
+
+}  // namespace plait
