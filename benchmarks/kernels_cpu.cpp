@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
@@ -204,7 +205,10 @@ void adamw(benchmark::State& state) {
   const auto g = values(elements);
   for (auto& x : v) x = std::abs(x);
   cpu device;
-  for (auto _ : state) kernels::adamw(device, p.data(), g.data(), m.data(), v.data(), elements, {});
+  const kernels::adamw_tensor<float, float, float> one{p.data(), g.data(), m.data(), v.data(), nullptr, elements, 0.01};
+  const kernels::adamw_settings settings;
+  const auto scalars = kernels::adamw_scalars_of(settings, 1e-3, 1);
+  for (auto _ : state) kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
   count_bytes(state, elements * 28);
 }
 BENCHMARK(adamw);
@@ -212,7 +216,12 @@ BENCHMARK(adamw);
 void sum_squares(benchmark::State& state) {
   const auto x = values(elements);
   cpu device;
-  for (auto _ : state) benchmark::DoNotOptimize(kernels::sum_squares(device, x.data(), elements));
+  const kernels::const_elements<float> one{x.data(), elements};
+  double squares = 0;
+  for (auto _ : state) {
+    kernels::add_sum_squares(device, std::span(&one, 1), &squares);
+    benchmark::DoNotOptimize(squares);
+  }
   count_bytes(state, elements * 4);
 }
 BENCHMARK(sum_squares);

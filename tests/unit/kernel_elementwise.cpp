@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "kernel_support.hpp"
@@ -36,8 +37,32 @@ TEST_CASE_TEMPLATE("arithmetic", T, float, double) {
     squares += static_cast<double>(v) * static_cast<double>(v);
     total += static_cast<double>(v);
   }
-  CHECK(kernels::sum_squares(device, a.data(), n) == doctest::Approx(squares));
-  CHECK(kernels::sum(device, a.data(), n) == doctest::Approx(total));
+  double result = 7;
+  kernels::sum(device, a.data(), n, &result);
+  CHECK(result == doctest::Approx(total));
+  const kernels::const_elements<T> parts[] = {{a.data(), 5}, {nullptr, 0}, {a.data() + 5, n - 5}};
+  result = 1;
+  kernels::add_sum_squares(device, std::span<const kernels::const_elements<T>>(parts), &result);
+  CHECK(result == doctest::Approx(squares + 1));
+  kernels::fill_from(device, y.data(), n, &result);
+  CHECK(y[36] == static_cast<T>(result));
+}
+
+TEST_CASE("a clipping factor and a reciprocal are made from numbers in memory") {
+  cpu device;
+  const double squares = 16, zero = 0;
+  double norm = 0, factor = 0, inverse = 7;
+  kernels::clip(device, &squares, 1.0, &norm, &factor);
+  CHECK(norm == 4.0);
+  CHECK(factor == 1.0 / (4.0 + 1e-6));
+  kernels::clip(device, &squares, 5.0, &norm, &factor);
+  CHECK(factor == 1.0);
+  kernels::clip(device, &squares, 0.0, &norm, &factor);
+  CHECK(factor == 1.0);
+  kernels::reciprocal(device, &squares, &inverse);
+  CHECK(inverse == 1.0 / 16);
+  kernels::reciprocal(device, &zero, &inverse);
+  CHECK(inverse == 0.0);
 }
 
 TEST_CASE("casts round to the nearest, ties to even") {
@@ -175,19 +200,21 @@ TEST_CASE_TEMPLATE("adamw equals the formula over several steps", T, float, doub
   auto p = random_values<T>(n, 8);
   std::vector<T> m(p.size()), v(p.size());
   std::vector<double> pr(p.begin(), p.end()), mr(p.size()), vr(p.size());
+  std::vector<plait::bf16> rounded(p.size());
   kernels::adamw_settings s;
-  s.learning_rate = 0.01;
-  s.weight_decay = 0.1;
   s.beta2 = 0.95;
-  s.gradient_scale = 0.5;
-  for (s.step = 1; s.step <= 5; ++s.step) {
-    const auto g = random_values<T>(n, static_cast<unsigned>(s.step + 100));
-    kernels::adamw(device, p.data(), g.data(), m.data(), v.data(), n, s);
+  for (int64_t step = 1; step <= 5; ++step) {
+    const auto g = random_values<T>(n, static_cast<unsigned>(step + 100));
+    const auto scalars = kernels::adamw_scalars_of(s, 0.01, step, 0.5);
+    const kernels::adamw_tensor<T, T, plait::bf16> parts[] = {
+        {p.data(), g.data(), m.data(), v.data(), rounded.data(), 20, 0.1},
+        {p.data() + 20, g.data() + 20, m.data() + 20, v.data() + 20, nullptr, n - 20, 0.1}};
+    kernels::adamw_update(device, std::span<const kernels::adamw_tensor<T, T, plait::bf16>>(parts), s, &scalars);
     for (std::size_t i = 0; i < p.size(); ++i) {
       const double gradient = static_cast<double>(g[i]) * 0.5;
       mr[i] = 0.9 * mr[i] + 0.1 * gradient;
       vr[i] = 0.95 * vr[i] + 0.05 * gradient * gradient;
-      const double k = static_cast<double>(s.step);
+      const double k = static_cast<double>(step);
       pr[i] *= 1 - 0.01 * 0.1;
       pr[i] -= 0.01 * (mr[i] / (1 - std::pow(0.9, k))) / (std::sqrt(vr[i] / (1 - std::pow(0.95, k))) + 1e-8);
     }
@@ -196,9 +223,9 @@ TEST_CASE_TEMPLATE("adamw equals the formula over several steps", T, float, doub
   CHECK(difference(p, pr) < tolerance);
   CHECK(difference(m, mr) < tolerance);
   CHECK(difference(v, vr) < tolerance);
-  s.step = 0;
-  CHECK_THROWS_WITH_AS(kernels::adamw(device, p.data(), p.data(), m.data(), v.data(), n, s),
-                       "adamw: step = 0, must be at least 1", plait::error);
+  CHECK(rounded[19].bits == kernels::to_bf16(static_cast<float>(p[19])).bits);
+  CHECK(rounded[20].bits == 0);
+  CHECK_THROWS_WITH_AS(kernels::adamw_scalars_of(s, 0.01, 0), "adamw: step = 0, must be at least 1", plait::error);
 }
 
 TEST_CASE("strided copies pack and unpack") {

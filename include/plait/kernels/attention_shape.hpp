@@ -67,4 +67,10 @@ struct attention_shape {
   }
 };
 
+/// Whether `attention_backward` adds to its outputs or overwrites them.
+struct attention_accumulate {
+  bool queries = false;
+  bool keys_and_values = false;
+};
+
 }  // namespace plait::kernels

@@ -1,7 +1,9 @@
 #pragma once
 
 /// Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
-/// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float or double throughout.
+/// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float or double on the cpu, and
+/// bf16 as well on cuda, where statistics and gradients of weights are then float.
+#ifndef __CUDACC__
 #include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/adamw.hpp"
 #include "plait/kernels/cpu/attention_backward.hpp"
@@ -12,6 +14,12 @@
 #include "plait/kernels/cpu/embedding.hpp"
 #include "plait/kernels/cpu/layer_norm.hpp"
 #include "plait/kernels/cpu/random.hpp"
+#include "plait/kernels/cpu/reductions.hpp"
 #include "plait/kernels/cpu/rms_norm.hpp"
 #include "plait/kernels/cpu/rope.hpp"
 #include "plait/kernels/cpu/swiglu.hpp"
+#endif
+
+#if defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)
+#include "plait/kernels/cuda/kernels.hpp"
+#endif

@@ -90,7 +90,7 @@ class cross_entropy_loss {
     kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_,
                                 settings_);
     tensor<double, output, Device> total(ctx);
-    *total.data() = kernels::sum(ctx.device, loss, n);
+    kernels::sum(ctx.device, loss, n, total.data());
     if (keep) {
       ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
       keep->statistics = std::move(statistics);
@@ -105,7 +105,7 @@ class cross_entropy_loss {
                                              const tensor<double, Seed, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<Seed, output>, among<Logits, Labels>, Seed, output>);
     auto scale = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_));
-    kernels::fill(ctx.device, scale.template data<T>(), rows_, static_cast<T>(*seed.data()));
+    kernels::fill_from(ctx.device, scale.template data<T>(), rows_, seed.data());
     const T* const statistics = kept.statistics.template data<T>();
     kernels::cross_entropy_backward(ctx.device, logits.data(), labels.data(), statistics, statistics + rows_,
                                     scale.template data<T>(), logits.data(), rows_, range_, settings_);

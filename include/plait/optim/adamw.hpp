@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,9 +81,10 @@ class adamw {
       ctx.device.zero(moments_.back().data(), moments_.back().bytes(), ctx.device.main_stream());
     }
     T* const m = moments_[next_++].template data<T>();
-    kernels::adamw(ctx.device, value, gradient, m, m + n, n,
-                   {learning_rate_, options_.beta1, options_.beta2, options_.epsilon,
-                    decays ? options_.weight_decay : 0.0, step_, gradient_scale_});
+    const kernels::adamw_settings settings{options_.beta1, options_.beta2, options_.epsilon};
+    const auto scalars = kernels::adamw_scalars_of(settings, learning_rate_, step_, gradient_scale_);
+    const kernels::adamw_tensor<T, T, T> one{value, gradient, m, m + n, nullptr, n, decays ? options_.weight_decay : 0};
+    kernels::adamw_update(ctx.device, std::span(&one, 1), settings, &scalars);
   }
 
   adamw_options options_;

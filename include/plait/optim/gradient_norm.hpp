@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "plait/nn/parameter.hpp"
@@ -16,7 +17,8 @@ class gradient_norm {
   /// Adds a parameter's gradient, which must be reduced.
   template <class T>
   void add(context<Device>& ctx, parameter_base<T, Device>& p) {
-    share(ctx.ranks, p.stored()).squares += kernels::sum_squares(ctx.device, p.gradient(), p.size());
+    const kernels::const_elements<T> one{p.gradient(), p.size()};
+    kernels::add_sum_squares(ctx.device, std::span(&one, 1), &share(ctx.ranks, p.stored()).squares);
   }
   /// The norm; the same on every rank. Collective over the mesh.
   double total(context<Device>& ctx) {

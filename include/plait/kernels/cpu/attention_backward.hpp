@@ -7,12 +7,6 @@
 
 namespace plait::kernels {
 
-/// Whether `attention_backward` adds to its outputs or overwrites them.
-struct attention_accumulate {
-  bool queries = false;
-  bool keys_and_values = false;
-};
-
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
 /// results are these keys' share of dq and the dk, dv of these keys.

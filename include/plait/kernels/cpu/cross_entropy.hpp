@@ -8,6 +8,7 @@
 
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
+#include "plait/kernels/cross_entropy_settings.hpp"
 
 /// Cross entropy of softmax over a vocabulary that may be split over ranks and padded. Logits are [rows, columns], this
 /// rank's columns first_column ... first_column + columns - 1 of the vocabulary; those from `vocab` on are padding,
@@ -22,22 +23,6 @@
 /// `cross_entropy_local_statistics` does the first two in one pass over the memory; `cross_entropy_rescale` then turns
 /// its sums, which are relative to the local maximum, into sums relative to the global one.
 namespace plait::kernels {
-
-struct cross_entropy_settings {
-  std::int64_t ignore_index = -100;  ///< rows with this target have no loss and no gradient
-  double label_smoothing = 0.0;      ///< weight of the uniform distribution over the vocabulary
-  double z_loss = 0.0;               ///< adds z_loss * lse^2 to a row's loss
-};
-
-/// Which columns of the vocabulary a rank's logits are.
-struct vocabulary_range {
-  std::int64_t columns = 0;       ///< local columns, padding included
-  std::int64_t first_column = 0;  ///< global index of the first of them
-  std::int64_t vocab = 0;         ///< true size of the vocabulary, without padding
-
-  /// Local columns that are not padding.
-  std::int64_t valid() const { return std::clamp<std::int64_t>(vocab - first_column, 0, columns); }
-};
 
 namespace detail {
 template <class Id>

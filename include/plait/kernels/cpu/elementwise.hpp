@@ -101,18 +101,4 @@ void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t 
   simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * row + c]; });
 }
 
-/// The sum of the squares of n elements.
-template <class T>
-double sum_squares(cpu&, const T* x, std::int64_t n) {
-  return simd::sum_of<T>(
-      n, [](simd::pack<T> v) { return v * v; }, x);
-}
-
-/// The sum of n elements.
-template <class T>
-double sum(cpu&, const T* x, std::int64_t n) {
-  return simd::sum_of<T>(
-      n, [](simd::pack<T> v) { return v; }, x);
-}
-
 }  // namespace plait::kernels

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "plait/core/error.hpp"
+
+namespace plait::kernels {
+
+/// What stays the same over all steps of AdamW (Loshchilov and Hutter 2019).
+struct adamw_settings {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+};
+
+/// The numbers of one step. They lie in the device's memory, so that a norm which was computed there can set
+/// `gradient_scale` without a synchronisation.
+struct adamw_scalars {
+  double learning_rate = 1e-3;
+  double correction1 = 1.0;     ///< 1 - beta1^step, the bias of the first average
+  double correction2 = 1.0;     ///< 1 - beta2^step, the bias of the second
+  double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
+};
+
+/// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
+inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double learning_rate, std::int64_t step,
+                                      double gradient_scale = 1.0) {
+  if (step < 1) fail("adamw: step = " + std::to_string(step) + ", must be at least 1");
+  const auto power = static_cast<double>(step);
+  return {learning_rate, 1.0 - std::pow(settings.beta1, power), 1.0 - std::pow(settings.beta2, power), gradient_scale};
+}
+
+/// One tensor that a step updates: `size` elements of each array. M is the type of the numbers that are kept, G that of
+/// the gradient, W that of the weight which the layers read.
+template <class M, class G, class W>
+struct adamw_tensor {
+  M* master = nullptr;
+  const G* gradient = nullptr;
+  M* m = nullptr;       ///< the first average
+  M* v = nullptr;       ///< the second average
+  W* weight = nullptr;  ///< receives the new value rounded to W; may be null
+  std::int64_t size = 0;
+  double weight_decay = 0.0;
+};
+
+}  // namespace plait::kernels

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/elementwise.hpp"
+#include "plait/kernels/cpu/simd.hpp"
+#include "plait/kernels/elements.hpp"
+
+/// Sums into a number in the device's memory, and what is computed from such numbers: nothing here returns a value to
+/// the host, so that no device has to wait.
+namespace plait::kernels {
+
+/// *out = the sum of n elements.
+template <class S>
+void sum(cpu&, const S* x, std::int64_t n, double* out) {
+  *out = simd::sum_of<S>(
+      n, [](simd::pack<S> v) { return v; }, x);
+}
+
+/// *out += the sum of the squares of all elements of all parts.
+template <class G>
+void add_sum_squares(cpu&, std::span<const const_elements<G>> parts, double* out) {
+  for (const const_elements<G>& part : parts) {
+    *out += simd::sum_of<G>(
+        part.size, [](simd::pack<G> v) { return v * v; }, part.data);
+  }
+}
+
+/// *y = 1 / *x where *x > 0, else 0.
+inline void reciprocal(cpu&, const double* x, double* y) { *y = *x > 0 ? 1 / *x : 0.0; }
+
+/// y[i] = *value, rounded to T.
+template <class T>
+void fill_from(cpu& device, T* y, std::int64_t n, const double* value) {
+  fill(device, y, n, detail::converted<T>(*value));
+}
+
+/// *norm = sqrt(*squares), and *factor = what clipping to `limit` multiplies gradients with: PyTorch's
+/// clip_grad_norm_, limit / (norm + 1e-6) where that is below 1. A limit of 0 does not clip.
+inline void clip(cpu&, const double* squares, double limit, double* norm, double* factor) {
+  *norm = std::sqrt(*squares);
+  const double ratio = limit / (*norm + 1e-6);
+  *factor = limit > 0 && ratio < 1 ? ratio : 1.0;
+}
+
+}  // namespace plait::kernels
