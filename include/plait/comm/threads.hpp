@@ -99,6 +99,13 @@ class communicator {
     return child ? communicator(std::move(child)) : communicator();
   }
 
+  /// Collective: the same ranks, on the memory of each rank's device. `engine` must outlive no stream that it uses.
+  communicator on(std::shared_ptr<device_engine> engine) {
+    auto child = self().split(0, rank(), label());
+    child->use(std::move(engine));
+    return communicator(std::move(child));
+  }
+
   void abort(const std::string& why) noexcept {
     try {
       self().run().fail("rank " + std::to_string(world_rank()) + " called abort: " + why);
@@ -125,23 +132,27 @@ class communicator {
     plait::detail::check_reducible("all_reduce", type);
     const std::size_t bytes = count * size_of(type);
     plait::detail::check_buffers("all_reduce", in, bytes, out, bytes, 0);
+    self().check_memory("all_reduce", in, out);
     return self().post({action::all_reduce, count, type, op}, bytes, [&](detail::part& p) { set(p, in, out); });
   }
   detail::operation* post_all_gather(const void* in, void* out, std::size_t count, dtype type) {
     const std::size_t bytes = count * size_of(type);
     plait::detail::check_buffers("all_gather", in, bytes, out, bytes * ranks(), bytes * place());
+    self().check_memory("all_gather", in, out);
     return self().post({action::all_gather, count, type}, bytes, [&](detail::part& p) { set(p, in, out); });
   }
   detail::operation* post_reduce_scatter(const void* in, void* out, std::size_t count, dtype type, reduce_op op) {
     plait::detail::check_reducible("reduce_scatter", type);
     const std::size_t bytes = count * size_of(type);
     plait::detail::check_buffers("reduce_scatter", in, bytes * ranks(), out, bytes, bytes * place());
+    self().check_memory("reduce_scatter", in, out);
     return self().post({action::reduce_scatter, count, type, op}, bytes * ranks(),
                        [&](detail::part& p) { set(p, in, out); });
   }
   detail::operation* post_all_to_all(const void* in, void* out, std::size_t count, dtype type) {
     const std::size_t bytes = count * size_of(type) * ranks();
     plait::detail::check_buffers("all_to_all", in, bytes, out, bytes, 0, size() == 1);
+    self().check_memory("all_to_all", in, out);
     return self().post({action::all_to_all, count, type}, bytes, [&](detail::part& p) { set(p, in, out); });
   }
   detail::operation* post_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out,
@@ -154,6 +165,7 @@ class communicator {
     }
     plait::detail::check_pointer("all_to_all_v", in, sent);
     plait::detail::check_pointer("all_to_all_v", out, received);
+    self().check_memory("all_to_all_v", in, out);
     return self().post({.what = action::all_to_all_v, .type = type}, sent * size_of(type), [&](detail::part& p) {
       set(p, in, out);
       p.send_counts.assign(send_counts.begin(), send_counts.end());
@@ -165,18 +177,21 @@ class communicator {
   detail::operation* post_broadcast(void* data, std::size_t count, dtype type, int root) {
     plait::detail::check_peer("broadcast", "root", root, size());
     plait::detail::check_pointer("broadcast", data, count * size_of(type));
+    self().check_memory("broadcast", data, nullptr);
     return self().post({.what = action::broadcast, .count = count, .type = type, .root = root}, count * size_of(type),
                        [&](detail::part& p) { set(p, data, data); });
   }
   detail::operation* post_send(const void* data, std::size_t count, dtype type, int peer, int tag) {
     plait::detail::check_peer("send", "peer", peer, size());
     plait::detail::check_pointer("send", data, count * size_of(type));
+    self().check_memory("send", data, nullptr);
     return self().post_message(0, peer, {.what = action::message, .count = count, .type = type, .root = tag},
                                [&](detail::part& p) { set(p, data, nullptr); });
   }
   detail::operation* post_receive(void* data, std::size_t count, dtype type, int peer, int tag) {
     plait::detail::check_peer("receive", "peer", peer, size());
     plait::detail::check_pointer("receive", data, count * size_of(type));
+    self().check_memory("receive", data, nullptr);
     return self().post_message(1, peer, {.what = action::message, .count = count, .type = type, .root = tag},
                                [&](detail::part& p) { set(p, nullptr, data); });
   }

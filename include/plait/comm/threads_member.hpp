@@ -33,13 +33,22 @@ class member {
   int world_rank() const { return group_->members[static_cast<std::size_t>(rank_)]; }
   const group& home() const { return *group_; }
   world& run() { return *world_; }
+  /// From now on, operations are on the memory of this engine's device; splits inherit it.
+  void use(std::shared_ptr<device_engine> engine) { engine_ = std::move(engine); }
+  /// Refuses memory that the device cannot use; ranks without a device take any.
+  void check_memory(const char* what, const void* in, const void* out) const {
+    if (engine_ == nullptr) return;
+    if (in != nullptr) engine_->check(what, in);
+    if (out != nullptr && out != in) engine_->check(what, out);
+  }
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
   /// does the work, or opens it to those who wait.
   template <class Fill>
-  operation* post(const signature& s, std::uint64_t bytes, const Fill& fill) {
+  operation* post(signature s, std::uint64_t bytes, const Fill& fill) {
     operation* op;
     bool last;
+    s.on_device = engine_ != nullptr && s.what != action::split;
     {
       const std::lock_guard lock(world_->mutex());
       if (world_->failed()) stop(text(s) + " #" + std::to_string(sequence_) + " on '" + group_->label + "'");
@@ -48,6 +57,7 @@ class member {
       part& mine = op->parts[static_cast<std::size_t>(rank_)];
       fill(mine);
       if (s.what == action::all_to_all_v) check_pairs(*op);
+      if (s.on_device) arrive(mine);
       mine.here = true;
       mine.ticket = world_->flight(world_rank()).start(group_->label, sequence_, name_of(s.what), bytes);
       last = ++op->arrived == size();
@@ -61,7 +71,8 @@ class member {
   /// Joins the oldest message of the same sender, receiver and tag that lacks this side (0 sends, 1 receives), or
   /// begins one.
   template <class Fill>
-  operation* post_message(int side, int peer, const signature& s, const Fill& fill) {
+  operation* post_message(int side, int peer, signature s, const Fill& fill) {
+    s.on_device = engine_ != nullptr;
     const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
     const char* const name = side == 0 ? "send" : "receive";
     operation* op = nullptr;
@@ -91,6 +102,7 @@ class member {
       }
       part& mine = op->parts[static_cast<std::size_t>(side)];
       fill(mine);
+      if (s.on_device) arrive(mine);
       mine.here = true;
       mine.ticket = world_->flight(world_rank()).start(group_->label, messages_, name, s.count * size_of(s.type));
       last = ++op->arrived == 2;
@@ -103,6 +115,7 @@ class member {
   /// Waits for the operation, sharing its work, and leaves it. `side` as in post_message, -1 for a collective.
   void finish(operation* op, int side = -1) {
     wait(*op, side);
+    if (engine_ != nullptr) leave(*op);
     release(*op);
   }
 
@@ -117,12 +130,19 @@ class member {
     std::shared_ptr<group> child = std::move(mine.child);
     const int child_rank = mine.child_rank;
     release(*op);
-    return child ? std::make_shared<member>(world_, std::move(child), child_rank) : nullptr;
+    if (child == nullptr) return nullptr;
+    auto out = std::make_shared<member>(world_, std::move(child), child_rank);
+    out->engine_ = engine_;
+    return out;
   }
 
   /// Whether finish would not block.
   bool done(operation& op) {
-    if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) return true;
+    if ((op.word.load(std::memory_order_acquire) & operation::finished) != 0) {
+      if (engine_ == nullptr || op.broken || engine_->reached(op)) return true;
+      std::this_thread::yield();
+      return false;
+    }
     if (world_->failed()) {
       const std::lock_guard lock(world_->mutex());
       if (!op.complete()) stop(text(op.what) + " #" + std::to_string(op.sequence) + " on '" + group_->label + "'");
@@ -206,6 +226,7 @@ class member {
   }
 
   void execute(operation& op) {
+    if (op.what.on_device) return execute_on_device(op);
     const work w(op);
     op.units = w.units();
     if (w.bytes() <= solo_bytes || op.units < 2 || world_->helpers() == 0) {
@@ -217,6 +238,34 @@ class member {
     op.units_left.store(op.units, std::memory_order_relaxed);
     world_->signal(op, operation::open, world_->helpers());
     help(op);
+  }
+
+  /// A device that refuses the work ends all ranks; those that wait for the operation must learn it first.
+  void execute_on_device(operation& op) {
+    try {
+      engine_->run(op);
+    } catch (const std::exception& e) {
+      op.broken = true;
+      world_->fail(on_this_rank(e));
+      world_->signal(op, operation::finished);
+      throw;
+    }
+    world_->signal(op, operation::finished);
+  }
+  void arrive(part& mine) {
+    try {
+      engine_->arrive(mine);
+    } catch (const std::exception& e) {
+      world_->fail_here(on_this_rank(e));
+    }
+  }
+  void leave(operation& op) {
+    if (!op.broken) return engine_->leave(op);
+    const std::lock_guard lock(world_->mutex());
+    stop(text(op.what));
+  }
+  std::string on_this_rank(const std::exception& e) const {
+    return "rank " + std::to_string(world_rank()) + ": " + e.what();
   }
 
   void help(operation& op) {
@@ -301,6 +350,7 @@ class member {
   int rank_;
   std::uint64_t sequence_ = 0;
   std::uint64_t messages_ = 0;
+  std::shared_ptr<device_engine> engine_;  ///< null: the memory is the host's
 };
 
 template <int Side>

@@ -11,6 +11,7 @@
 
 #include "plait/comm/recorder.hpp"
 #include "plait/comm/reduce.hpp"
+#include "plait/comm/threads_engine.hpp"
 #include "plait/core/dtype.hpp"
 
 namespace plait::threads::detail {
@@ -37,6 +38,7 @@ struct signature {
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
   int root = 0;  ///< of a broadcast; the tag of a message
+  bool on_device = false;
   bool operator==(const signature&) const = default;
 };
 
@@ -73,7 +75,7 @@ inline std::string text(const signature& s) {
   out += plait::name_of(s.type);
   if (s.what == action::all_reduce || s.what == action::reduce_scatter) out += std::string(", ") + plait::name_of(s.op);
   if (s.what == action::broadcast) out += ", root " + std::to_string(s.root);
-  return out + ")";
+  return out + (s.on_device ? ") on a device" : ")");
 }
 
 /// What one rank brings to an operation.
@@ -89,6 +91,7 @@ struct part {
   std::string label;
   std::shared_ptr<group> child;
   int child_rank = -1;
+  std::unique_ptr<device_mark> mark;  ///< on a device: what the rank enqueued before
 };
 
 /// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:
@@ -108,7 +111,9 @@ struct operation {
   int source = 0, target = 0;  ///< of a message: ranks in the group
   const group* home = nullptr;
   std::vector<part> parts;
-  std::vector<int> world_ranks;  ///< of the parts
+  std::vector<int> world_ranks;      ///< of the parts
+  std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
+  bool broken = false;               ///< the device refused the work
 
   bool complete() const { return arrived == static_cast<int>(parts.size()); }
 
@@ -119,6 +124,7 @@ struct operation {
     sequence = seq;
     arrived = 0;
     home = g;
+    broken = false;
     for (part& p : parts) p.here = false;
   }
 };
