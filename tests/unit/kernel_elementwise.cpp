@@ -242,3 +242,39 @@ TEST_CASE("strided copies pack and unpack") {
   CHECK(back == from);
   kernels::copy_2d(device, nullptr, nullptr, 0, 4, 4, 4);
 }
+
+TEST_CASE("a part is copied from one box to another") {
+  cpu device;
+  const auto check = [&](const plait::box& from, const plait::box& to, const plait::box& part, int64_t bytes) {
+    std::vector<unsigned char> in(static_cast<std::size_t>(from.local_size() * bytes));
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<unsigned char>(i * 7 + 1);
+    std::vector<unsigned char> out(static_cast<std::size_t>(to.local_size() * bytes)), expected = out;
+    for (int64_t i = 0; i < part.local_size(); ++i) {
+      int64_t rest = i, source = 0, target = 0, source_size = 1, target_size = 1;
+      for (auto d = static_cast<std::size_t>(part.dims); d-- > 0;) {
+        const int64_t at = part.offset[d] + rest % part.local[d];
+        rest /= part.local[d];
+        source += (at - from.offset[d]) * source_size, target += (at - to.offset[d]) * target_size;
+        source_size *= from.local[d], target_size *= to.local[d];
+      }
+      for (int64_t b = 0; b < bytes; ++b)
+        expected[static_cast<std::size_t>(target * bytes + b)] = in[static_cast<std::size_t>(source * bytes + b)];
+    }
+    kernels::copy_box(device, in.data(), from, out.data(), to, part, bytes);
+    CHECK(out == expected);
+  };
+  const plait::box whole{3, {4, 5, 6}, {0, 0, 0}, {4, 5, 6}}, rows{3, {4, 5, 6}, {1, 0, 0}, {2, 5, 6}};
+  const plait::box inner{3, {4, 5, 6}, {1, 2, 3}, {2, 3, 2}}, column{3, {4, 5, 6}, {0, 0, 4}, {4, 5, 1}};
+  const plait::box none{3, {4, 5, 6}, {0, 0, 0}, {4, 0, 6}}, scalar{};
+  for (const int64_t bytes : {1, 2, 8}) {
+    check(whole, whole, whole, bytes);
+    check(whole, rows, rows, bytes);
+    check(rows, whole, rows, bytes);
+    check(whole, rows, inner, bytes);
+    check(rows, inner, inner, bytes);
+    check(whole, column, column, bytes);
+    check(whole, whole, column, bytes);
+    check(whole, whole, none, bytes);
+    check(scalar, scalar, scalar, bytes);
+  }
+}

@@ -181,3 +181,34 @@ TEST_CASE("layer norm: reference, differences, split rows") {
     check_layer<float>(5, columns, 3e-6);
   }
 }
+
+TEST_CASE_TEMPLATE("a norm's input gradient takes an addend", T, float, double) {
+  cpu device;
+  const int64_t rows = 3, columns = 37, n = rows * columns;
+  const auto x = random_values<T>(n, 1), w = random_values<T>(columns, 2), dy = random_values<T>(n, 3);
+  const auto addend = random_values<T>(n, 4);
+  const auto mean = random_values<T>(rows, 5), inv = random_values<T>(rows, 6), dots = random_values<T>(2 * rows, 7);
+  const auto check = [&](auto&& backward) {
+    std::vector<T> expected(x.size()), dx(x.size());
+    backward(expected.data(), static_cast<const T*>(nullptr));
+    backward(dx.data(), addend.data());
+    kernels::accumulate(device, addend.data(), expected.data(), n);
+    CHECK(difference(dx, expected) < (sizeof(T) == 4 ? 1e-6 : 1e-14));
+  };
+  T* const none = nullptr;
+  check([&](T* dx, const T* add) {
+    kernels::rms_norm_backward(device, x.data(), w.data(), dy.data(), inv.data(), dx, none, rows, columns, add);
+  });
+  check([&](T* dx, const T* add) {
+    kernels::rms_norm_backward_dx(device, x.data(), w.data(), dy.data(), inv.data(), dots.data(), dx, rows, columns,
+                                  2 * columns, add);
+  });
+  check([&](T* dx, const T* add) {
+    kernels::layer_norm_backward(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dx, none, none, rows,
+                                 columns, add);
+  });
+  check([&](T* dx, const T* add) {
+    kernels::layer_norm_backward_dx(device, x.data(), w.data(), dy.data(), mean.data(), inv.data(), dots.data(), dx,
+                                    rows, columns, 2 * columns, add);
+  });
+}

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numbers>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,21 @@ inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, doubl
     }
   }
   return frequencies;
+}
+
+/// cosine, sine [count, frequencies]: the rotations of the given positions, in host memory. In float the angle is the
+/// product of two floats, as in transformers, so that models trained there see the same rotations.
+template <class T>
+void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
+                    T* sine) {
+  const auto width = static_cast<std::int64_t>(frequencies.size());
+  for (std::int64_t p = 0; p < count; ++p) {
+    for (std::int64_t i = 0; i < width; ++i) {
+      const T angle = static_cast<T>(positions[p]) * static_cast<T>(frequencies[static_cast<std::size_t>(i)]);
+      cosine[p * width + i] = static_cast<T>(std::cos(static_cast<double>(angle)));
+      sine[p * width + i] = static_cast<T>(std::sin(static_cast<double>(angle)));
+    }
+  }
 }
 
 }  // namespace plait::kernels

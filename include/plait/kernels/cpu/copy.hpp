@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "plait/core/box.hpp"
 #include "plait/device/cpu.hpp"
+#include "plait/kernels/strided_copy.hpp"
 
 namespace plait::kernels {
 
@@ -31,6 +33,26 @@ inline void copy_3d(cpu& device, const void* from, void* to, std::int64_t planes
   for (std::int64_t p = 0; p < planes; ++p) {
     copy_2d(device, static_cast<const unsigned char*>(from) + p * from_plane_stride,
             static_cast<unsigned char*>(to) + p * to_plane_stride, rows, row_bytes, from_row_stride, to_row_stride);
+  }
+}
+
+/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, elements of `element_bytes`.
+/// Both arrays are row-major without gaps, and `part` lies in both boxes.
+inline void copy_box(cpu&, const void* in, const box& from, void* out, const box& to, const box& part,
+                     std::int64_t element_bytes) {
+  const strided_copy copy = copy_of(from, to, part, element_bytes);
+  const auto* const source = static_cast<const unsigned char*>(in) + offset_of(from, part) * element_bytes;
+  auto* const target = static_cast<unsigned char*>(out) + offset_of(to, part) * element_bytes;
+  const std::int64_t pieces = copy.pieces();
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    std::int64_t rest = piece, from_at = 0, to_at = 0;
+    for (auto d = static_cast<std::size_t>(copy.dims - 1); d-- > 0;) {
+      const std::int64_t index = rest % copy.size[d];
+      rest /= copy.size[d];
+      from_at += index * copy.from_stride[d];
+      to_at += index * copy.to_stride[d];
+    }
+    std::memcpy(target + to_at, source + from_at, static_cast<std::size_t>(copy.piece_bytes()));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -88,21 +89,26 @@ void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, co
 }
 
 /// dx = inv_std (dy w - (dots[r, 0] + normalised x * dots[r, 1]) / columns_global) from the dots of the whole rows; dx
-/// may be dy.
+/// may be dy. `addend` (such as the gradient of a residual connection) is added where it is not null; it must not be
+/// dx.
 template <class T>
 void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std,
-                            const T* dots, T* dx, std::int64_t rows, std::int64_t columns,
-                            std::int64_t columns_global) {
+                            const T* dots, T* dx, std::int64_t rows, std::int64_t columns, std::int64_t columns_global,
+                            const std::type_identity_t<T>* addend = nullptr) {
   using pack = simd::pack<T>;
   const auto n = static_cast<double>(columns_global);
   for (std::int64_t r = 0; r < rows; ++r) {
     const T m = mean[r], inverse = inv_std[r];
     const T shift = static_cast<T>(static_cast<double>(dots[2 * r]) / n);
     const T pull = static_cast<T>(static_cast<double>(dots[2 * r + 1]) / n);
-    simd::transform(
-        columns, dx + r * columns,
-        [=](pack v, pack w, pack d) { return inverse * (d * w - shift - (v - m) * inverse * pull); }, x + r * columns,
-        weight, dy + r * columns);
+    const auto gradient = [=](pack v, pack w, pack d) { return inverse * (d * w - shift - (v - m) * inverse * pull); };
+    if (addend == nullptr) {
+      simd::transform(columns, dx + r * columns, gradient, x + r * columns, weight, dy + r * columns);
+    } else {
+      simd::transform(
+          columns, dx + r * columns, [=](pack v, pack w, pack d, pack a) { return gradient(v, w, d) + a; },
+          x + r * columns, weight, dy + r * columns, addend + r * columns);
+    }
   }
 }
 
@@ -119,17 +125,19 @@ void layer_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* mean, c
 }
 
 /// The whole backward pass where rows are whole. dx or dweight may be null, which skips it (dbias goes with dweight);
-/// dweight and dbias are added to, dx may be dy if dweight is null.
+/// dweight and dbias are added to, dx may be dy if dweight is null. `addend` is added to dx where it is not null; it
+/// must not be dx.
 template <class T>
 void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std, T* dx,
-                         T* dweight, T* dbias, std::int64_t rows, std::int64_t columns) {
+                         T* dweight, T* dbias, std::int64_t rows, std::int64_t columns,
+                         const std::type_identity_t<T>* addend = nullptr) {
   if (dx != nullptr) {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t at = r * columns;
       T dots[2];
       layer_norm_backward_dots(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, 1, columns);
-      layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns,
-                             columns);
+      layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns, columns,
+                             addend == nullptr ? nullptr : addend + at);
     }
   }
   if (dweight != nullptr) {

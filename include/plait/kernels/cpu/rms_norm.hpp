@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -39,15 +40,24 @@ PLAIT_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, st
       columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
 }
 
-/// dx = inv (dy w - x inv^2 dot / columns_global), where dot is the row's sum of dy w x.
+/// dx = inv (dy w - x inv^2 dot / columns_global) + addend, where dot is the row's sum of dy w x; addend may be null.
 template <class T>
 PLAIT_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse, T dot, T* dx, std::int64_t columns,
-                             std::int64_t columns_global) {
+                             std::int64_t columns_global, const T* addend) {
   const T pull = static_cast<T>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
                                 static_cast<double>(columns_global));
-  simd::transform(
-      columns, dx, [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return inverse * (d * w - v * pull); }, x,
-      weight, dy);
+  if (addend == nullptr) {
+    simd::transform(
+        columns, dx, [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return inverse * (d * w - v * pull); }, x,
+        weight, dy);
+  } else {
+    simd::transform(
+        columns, dx,
+        [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d, simd::pack<T> a) {
+          return inverse * (d * w - v * pull) + a;
+        },
+        x, weight, dy, addend);
+  }
 }
 
 template <class T>
@@ -90,13 +100,15 @@ void rms_norm_backward_dot(cpu&, const T* x, const T* weight, const T* dy, T* do
   }
 }
 
-/// dx from the dots of the whole rows; dx may be dy.
+/// dx from the dots of the whole rows, plus `addend` (such as the gradient of a residual connection) where that is not
+/// null; dx may be dy, not addend.
 template <class T>
 void rms_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* inv_rms, const T* dot, T* dx,
-                          std::int64_t rows, std::int64_t columns, std::int64_t columns_global) {
+                          std::int64_t rows, std::int64_t columns, std::int64_t columns_global,
+                          const std::type_identity_t<T>* addend = nullptr) {
   for (std::int64_t r = 0; r < rows; ++r) {
     detail::rms_row_dx(x + r * columns, weight, dy + r * columns, inv_rms[r], dot[r], dx + r * columns, columns,
-                       columns_global);
+                       columns_global, addend == nullptr ? nullptr : addend + r * columns);
   }
 }
 
@@ -118,15 +130,17 @@ void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* 
 }
 
 /// The whole backward pass where rows are whole. Either of dx and dweight may be null, which skips it; dweight is added
-/// to, dx may be dy if dweight is null.
+/// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
+/// it is not null; it must not be dx.
 template <class T>
 void rms_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* inv_rms, T* dx, T* dweight,
-                       std::int64_t rows, std::int64_t columns) {
+                       std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr) {
   if (dx != nullptr) {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t at = r * columns;
       const T dot = detail::rms_row_dot(x + at, weight, dy + at, columns);
-      detail::rms_row_dx(x + at, weight, dy + at, inv_rms[r], dot, dx + at, columns, columns);
+      detail::rms_row_dx(x + at, weight, dy + at, inv_rms[r], dot, dx + at, columns, columns,
+                         addend == nullptr ? nullptr : addend + at);
     }
   }
   if (dweight != nullptr) rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -12,19 +11,11 @@
 /// element i + head_dim / 2 by the angle position * frequency[i].
 namespace plait::kernels {
 
-/// cosine, sine [count, frequencies]: the rotations of the given positions. In float the angle is the product of two
-/// floats, as in transformers, so that models trained there see the same rotations.
+/// cosine, sine [count, frequencies]: the rotations of the given positions (see `rope_rotations`).
 template <class T>
 void rope_table(cpu&, const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
                 T* sine) {
-  const auto width = static_cast<std::int64_t>(frequencies.size());
-  for (std::int64_t p = 0; p < count; ++p) {
-    for (std::int64_t i = 0; i < width; ++i) {
-      const T angle = static_cast<T>(positions[p]) * static_cast<T>(frequencies[static_cast<std::size_t>(i)]);
-      cosine[p * width + i] = static_cast<T>(std::cos(static_cast<double>(angle)));
-      sine[p * width + i] = static_cast<T>(std::sin(static_cast<double>(angle)));
-    }
-  }
+  rope_rotations(positions, count, frequencies, cosine, sine);
 }
 
 namespace detail {
