@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
+#include "test_memory.hpp"
 
 // What every model of `communicator` must do, on any number of ranks. Every rank calls `conformance(comm)`; a
-// difference throws plait::error. The values are small integers, so that sums are exact in every dtype.
+// difference throws plait::error. The values are small integers, so that sums are exact in every dtype. The arrays are
+// in the host's memory, or in that of the thread's memory_scope.
 namespace plait::test {
 
 template <class T>
@@ -43,10 +45,10 @@ inline int pattern(int rank, std::size_t i, unsigned salt) {
 }
 
 template <class T>
-std::vector<T> data(int rank, std::size_t n, unsigned salt) {
+array<T> data(int rank, std::size_t n, unsigned salt) {
   std::vector<T> out(n);
   for (std::size_t i = 0; i < n; ++i) out[i] = make<T>(pattern(rank, i, salt));
-  return out;
+  return array<T>(std::move(out));
 }
 
 inline int reduced(int ranks, std::size_t i, unsigned salt, reduce_op op) {
@@ -59,7 +61,8 @@ inline int reduced(int ranks, std::size_t i, unsigned salt, reduce_op op) {
 }
 
 template <class T, class Expected>
-void expect(const char* what, const T* got, std::size_t n, const Expected& expected) {
+void expect(const char* what, const T* data, std::size_t n, const Expected& expected) {
+  const std::vector<T> got = read(data, n);
   for (std::size_t i = 0; i < n; ++i) {
     if (value(got[i]) != static_cast<double>(expected(i))) {
       fail(std::string("conformance: ") + what + " of " + std::to_string(n) + " " + name_of(dtype_of<T>) +
@@ -82,7 +85,7 @@ inline bool started(how h) { return h == how::started || h == how::started_in_pl
 template <class T, class C>
 void check_all_reduce(C& comm, std::size_t n, reduce_op op, how h, unsigned salt) {
   auto in = data<T>(comm.rank(), n, salt);
-  std::vector<T> other(n);
+  array<T> other(n);
   T* out = in_place(h) ? in.data() : other.data();
   if (started(h)) {
     request r = comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op);
@@ -97,9 +100,9 @@ void check_all_reduce(C& comm, std::size_t n, reduce_op op, how h, unsigned salt
 template <class T, class C>
 void check_all_gather(C& comm, std::size_t n, how h, unsigned salt) {
   auto in = data<T>(comm.rank(), n, salt);
-  std::vector<T> out(n * static_cast<std::size_t>(comm.size()));
+  array<T> out(n * static_cast<std::size_t>(comm.size()));
   T* place = out.data() + n * static_cast<std::size_t>(comm.rank());
-  if (in_place(h)) std::copy(in.begin(), in.end(), place);
+  if (in_place(h)) write(place, in.values());
   const T* from = in_place(h) ? place : in.data();
   if (started(h)) {
     request r = comm.start_all_gather(from, out.data(), n, dtype_of<T>);
@@ -114,7 +117,7 @@ void check_all_gather(C& comm, std::size_t n, how h, unsigned salt) {
 template <class T, class C>
 void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned salt) {
   auto in = data<T>(comm.rank(), n * static_cast<std::size_t>(comm.size()), salt);
-  std::vector<T> other(n);
+  array<T> other(n);
   const std::size_t shift = n * static_cast<std::size_t>(comm.rank());
   T* out = in_place(h) ? in.data() + shift : other.data();
   if (started(h)) {
@@ -124,9 +127,10 @@ void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned 
     comm.reduce_scatter(in.data(), out, n, dtype_of<T>, op);
   }
   expect("reduce_scatter", out, n, [&](std::size_t i) { return reduced(comm.size(), shift + i, salt, op); });
-  for (std::size_t i = 0; i < in.size(); ++i) {
+  const std::vector<T> kept = in.values();
+  for (std::size_t i = 0; i < kept.size(); ++i) {
     if (in_place(h) && i >= shift && i < shift + n) continue;
-    expect(value(in[i]) == pattern(comm.rank(), i, salt), "reduce_scatter changed its input");
+    expect(value(kept[i]) == pattern(comm.rank(), i, salt), "reduce_scatter changed its input");
   }
 }
 
@@ -134,7 +138,7 @@ template <class T, class C>
 void check_all_to_all(C& comm, std::size_t n, how h, unsigned salt) {
   const auto p = static_cast<std::size_t>(comm.size());
   auto in = data<T>(comm.rank(), n * p, salt);
-  std::vector<T> out(n * p);
+  array<T> out(n * p);
   if (started(h)) {
     request r = comm.start_all_to_all(in.data(), out.data(), n, dtype_of<T>);
     r.wait();
@@ -157,11 +161,13 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
     sc[k] = count(me, k), so[k] = sends, sends += sc[k] + 1;
     rc[k] = count(k, me), ro[k] = receives, receives += rc[k] + 1;
   }
-  std::vector<T> in(sends), out(receives, make<T>(9));
+  std::vector<T> blocks(sends);
   for (std::size_t k = 0; k < p; ++k) {
     for (std::size_t i = 0; i < sc[k]; ++i)
-      in[so[k] + i] = make<T>(pattern(comm.rank(), i, salt + static_cast<unsigned>(k)));
+      blocks[so[k] + i] = make<T>(pattern(comm.rank(), i, salt + static_cast<unsigned>(k)));
   }
+  const array<T> in(std::move(blocks));
+  array<T> out(std::vector<T>(receives, make<T>(9)));
   if (started(h)) {
     request r = comm.start_all_to_all_v(in.data(), sc, so, out.data(), rc, ro, dtype_of<T>);
     r.wait();
@@ -191,7 +197,7 @@ template <class T, class C>
 void check_ring(C& comm, std::size_t n, unsigned salt) {
   const int p = comm.size(), next = (comm.rank() + 1) % p, previous = (comm.rank() + p - 1) % p;
   const auto a = data<T>(comm.rank(), n, salt), b = data<T>(comm.rank(), n, salt + 1);
-  std::vector<T> from_previous(n), from_next(n), second(n);
+  array<T> from_previous(n), from_next(n), second(n);
   comm_group ring(comm);
   ring.send(a.data(), n, dtype_of<T>, next, 1);
   ring.send(b.data(), n, dtype_of<T>, previous, 2);
@@ -208,11 +214,11 @@ void check_ring(C& comm, std::size_t n, unsigned salt) {
 /// Blocking messages from each rank to the next.
 template <class C>
 void check_chain(C& comm) {
-  int x = 1;
-  if (comm.rank() > 0) comm.receive(&x, 1, dtype::i32, comm.rank() - 1);
-  ++x;
-  if (comm.rank() + 1 < comm.size()) comm.send(&x, 1, dtype::i32, comm.rank() + 1);
-  expect(x == comm.rank() + 2, "chain of messages");
+  array<std::int32_t> x(std::vector<std::int32_t>{1});
+  if (comm.rank() > 0) comm.receive(x.data(), 1, dtype::i32, comm.rank() - 1);
+  write(x.data(), {x.values()[0] + 1});
+  if (comm.rank() + 1 < comm.size()) comm.send(x.data(), 1, dtype::i32, comm.rank() + 1);
+  expect(x.values()[0] == comm.rank() + 2, "chain of messages");
 }
 
 template <class T, class C>
@@ -304,7 +310,7 @@ void check_interleaved(C& comm) {
   for (unsigned round = 0; round < 6; ++round) {
     auto a = data<float>(row.rank(), n, round), b = data<float>(column.rank(), n, round + 50);
     auto c = data<float>(comm.rank(), n, round + 99);
-    std::vector<float> gathered(n * static_cast<std::size_t>(column.size()));
+    array<float> gathered(n * static_cast<std::size_t>(column.size()));
     request x = row.start_all_reduce(a.data(), a.data(), n, dtype::f32, reduce_op::sum);
     request y = column.start_all_gather(b.data(), gathered.data(), n, dtype::f32);
     request z = comm.start_all_reduce(c.data(), c.data(), n, dtype::f32, reduce_op::max);
@@ -331,7 +337,7 @@ void check_interleaved(C& comm) {
 template <class C>
 void check_many_requests(C& comm) {
   constexpr std::size_t count = 70, n = 50;
-  std::vector<std::vector<std::int32_t>> x;
+  std::vector<array<std::int32_t>> x;
   for (unsigned k = 0; k < count; ++k) x.push_back(data<std::int32_t>(comm.rank(), n, k));
   {
     std::vector<request> requests;
@@ -389,18 +395,23 @@ void check_random(C& comm, unsigned seed, int steps) {
 template <class C>
 void check_same_bits(C& comm) {
   const std::size_t n = 100'003;
-  std::vector<float> x(n), first;
+  std::vector<float> first;
+  array<float> x(n);
   for (int round = 0; round < 3; ++round) {
     std::mt19937 random(static_cast<unsigned>(comm.rank()) + 1);
-    for (float& v : x) v = std::uniform_real_distribution<float>(-1, 1)(random);
+    std::vector<float> values(n);
+    for (float& v : values) v = std::uniform_real_distribution<float>(-1, 1)(random);
+    write(x.data(), values);
     comm.all_reduce(x.data(), x.data(), n, dtype::f32, reduce_op::sum);
-    if (round == 0) first = x;
-    expect(std::memcmp(first.data(), x.data(), n * sizeof(float)) == 0, "an all_reduce differs when it is repeated");
+    const std::vector<float> sums = x.values();
+    if (round == 0) first = sums;
+    expect(std::memcmp(first.data(), sums.data(), n * sizeof(float)) == 0, "an all_reduce differs when it is repeated");
   }
-  std::vector<float> all(n * static_cast<std::size_t>(comm.size()));
-  comm.all_gather(x.data(), all.data(), n, dtype::f32);
+  array<float> gathered(n * static_cast<std::size_t>(comm.size()));
+  comm.all_gather(x.data(), gathered.data(), n, dtype::f32);
+  const std::vector<float> all = gathered.values();
   for (int r = 0; r < comm.size(); ++r) {
-    expect(std::memcmp(all.data() + n * static_cast<std::size_t>(r), x.data(), n * sizeof(float)) == 0,
+    expect(std::memcmp(all.data() + n * static_cast<std::size_t>(r), first.data(), n * sizeof(float)) == 0,
            "an all_reduce differs between ranks");
   }
 }
@@ -419,10 +430,11 @@ void expect_refused(const F& call, const char* part) {
 /// Arguments that are wrong on the face of it are refused before anything is sent, so the group stays usable.
 template <class C>
 void check_arguments(C& comm) {
-  std::vector<float> x(64 * static_cast<std::size_t>(comm.size()));
-  std::uint8_t bytes[4] = {};
-  expect_refused([&] { comm.all_reduce(bytes, bytes, 4, dtype::u8, reduce_op::sum); }, "dtype is uint8");
-  expect_refused([&] { comm.reduce_scatter(bytes, bytes, 0, dtype::u8, reduce_op::sum); }, "dtype is uint8");
+  array<float> x(64 * static_cast<std::size_t>(comm.size()));
+  array<std::uint8_t> bytes(4);
+  expect_refused([&] { comm.all_reduce(bytes.data(), bytes.data(), 4, dtype::u8, reduce_op::sum); }, "dtype is uint8");
+  expect_refused([&] { comm.reduce_scatter(bytes.data(), bytes.data(), 0, dtype::u8, reduce_op::sum); },
+                 "dtype is uint8");
   expect_refused([&] { comm.all_reduce(x.data(), x.data() + 1, 8, dtype::f32, reduce_op::sum); }, "overlap");
   expect_refused([&] { comm.all_reduce(nullptr, x.data(), 8, dtype::f32, reduce_op::sum); }, "null pointer");
   expect_refused([&] { comm.broadcast(x.data(), 8, dtype::f32, comm.size()); }, "root is");

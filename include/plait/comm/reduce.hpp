@@ -43,7 +43,7 @@ inline bf16 narrow(float x) {
 
 /// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
 template <reduce_op Op, class T>
-inline T reduced(T a, T b) {
+constexpr T reduced(T a, T b) {
   if constexpr (Op == reduce_op::sum && std::is_integral_v<T>) {
     using word = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<word>(a) + static_cast<word>(b));
