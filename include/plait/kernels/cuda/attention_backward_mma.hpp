@@ -1,0 +1,218 @@
+#pragma once
+
+#include "plait/kernels/cuda/attention_tiles.hpp"
+
+namespace plait::kernels::detail {
+
+/// A block owns 64 rows of two matrices, 16 to a warp, and goes through rows of two others, `step` at a time, the next
+/// of which arrive while it works on these.
+template <int Width>
+struct backward_tiles {
+  static constexpr int warps = 4, threads = 32 * warps, own = 16 * warps, step = Width <= 64 ? 64 : 32;
+  static constexpr int pitch = tile_pitch<Width>;
+  /// Columns of dK and dV that a block makes: both must fit the registers.
+  static constexpr int columns = Width <= 128 ? Width : 128, parts = Width / columns;
+  static constexpr std::size_t tile_bytes = (2 * own + 4 * step) * pitch * sizeof(bf16);
+  static constexpr std::size_t key_shared_bytes = tile_bytes + 4 * step * sizeof(float);
+};
+
+/// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
+/// gradients are at once the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO,
+/// dS^T = P^T (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
+template <int Width>
+static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
+    attention_key_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
+                                const float* delta, bf16* dk, bf16* dv, attention_sizes s, bool add) {
+  using tiles = backward_tiles<Width>;
+  constexpr int step = tiles::step, pitch = tiles::pitch, columns = tiles::columns;
+  PLAIT_DYNAMIC_SHARED(bf16, key_tile);
+  bf16* const value_tile = key_tile + tiles::own * pitch;
+  bf16* const query_tiles = value_tile + tiles::own * pitch;
+  bf16* const dout_tiles = query_tiles + 2 * step * pitch;
+  float* const lse_rows = reinterpret_cast<float*>(dout_tiles + 2 * step * pitch);
+  float* const delta_rows = lse_rows + 2 * step;
+
+  const attention_work work(tiles_of(s.k_len, tiles::own), s.kv_heads * tiles::parts, s.batch, false);
+  const int kv_head = work.head / tiles::parts, first_column = work.head % tiles::parts * columns;
+  const int k0 = work.tile * tiles::own;
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
+  const int first_key = k0 + 16 * warp, key = first_key + warp_lane() / 4;
+  const bf16* const own_keys = key_tile + 16 * warp * pitch;
+  const bf16* const own_values = value_tile + 16 * warp * pitch;
+  const float scale = s.scale * log2_e;
+
+  const int first_tile = s.first_query(k0) / step;
+  const int tiles_per_head = tiles_of(s.q_len, step) > first_tile ? tiles_of(s.q_len, step) - first_tile : 0;
+  const int rounds = tiles_per_head * s.group;
+  const auto fetch = [&](int round) {
+    const int head = kv_head * s.group + round / tiles_per_head, buffer = round % 2;
+    const int q0 = (first_tile + round % tiles_per_head) * step;
+    load_tile<step, Width, tiles::threads>(query_tiles + buffer * step * pitch,
+                                           s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride, s.q_stride,
+                                           s.q_len - q0, s.head_dim);
+    load_tile<step, Width, tiles::threads>(dout_tiles + buffer * step * pitch,
+                                           s.query_head(d_o, work.batch, head, s.do_stride) + q0 * s.do_stride,
+                                           s.do_stride, s.q_len - q0, s.head_dim);
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < step) {
+      const bool valid = q0 + row < s.q_len;
+      lse_rows[buffer * step + row] = valid ? s.statistics(lse, work.batch, head)[q0 + row] * log2_e : 0.0f;
+      delta_rows[buffer * step + row] = valid ? s.statistics(delta, work.batch, head)[q0 + row] : 0.0f;
+    }
+    commit_copies();
+  };
+
+  load_tile<tiles::own, Width, tiles::threads>(
+      key_tile, s.key_head(k, work.batch, kv_head, s.k_stride) + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
+  load_tile<tiles::own, Width, tiles::threads>(value_tile,
+                                               s.key_head(v, work.batch, kv_head, s.v_stride) + k0 * s.v_stride,
+                                               s.v_stride, s.k_len - k0, s.head_dim);
+  if (rounds > 0) fetch(0);
+
+  float dkeys[columns / 8][4] = {}, dvalues[columns / 8][4] = {};
+  for (int round = 0; round < rounds; ++round) {
+    if (round + 1 < rounds) {
+      fetch(round + 1);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const int q0 = (first_tile + round % tiles_per_head) * step, buffer = round % 2;
+    const bf16* const query_tile = query_tiles + buffer * step * pitch;
+    const bf16* const dout_tile = dout_tiles + buffer * step * pitch;
+    if (first_key < s.visible(q0 + step - 1)) {
+      float p[step / 8][4] = {}, ds[step / 8][4] = {};
+      multiply_by_rows<Width, step>(p, own_keys, query_tile);
+      multiply_by_rows<Width, step>(ds, own_values, dout_tile);
+      const bool masked = q0 + step > s.q_len || first_key + 16 > s.visible(q0);
+#pragma unroll
+      for (int n = 0; n < step / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int column = 8 * n + 2 * pair + e % 2, query = q0 + column;
+          const bool unseen = masked && (query >= s.q_len || key + e / 2 * 8 >= s.visible(query));
+          const float probability = fast_exp2(p[n][e] * scale - lse_rows[buffer * step + column]);
+          p[n][e] = unseen ? 0.0f : probability;
+          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - delta_rows[buffer * step + column]);
+        }
+      }
+      multiply_weights<Width, step, columns>(dvalues, p, dout_tile + first_column);
+      multiply_weights<Width, step, columns>(dkeys, ds, query_tile + first_column);
+    }
+    __syncthreads();
+  }
+  wait_for_copies<0>();
+
+  const int available = s.k_len - first_key, rest = s.head_dim - first_column;
+  store_rows<columns>(s.key_head(dk, work.batch, kv_head, s.dk_stride) + first_key * s.dk_stride + first_column,
+                      s.dk_stride, available, rest, dkeys, s.scale, s.scale, add);
+  store_rows<columns>(s.key_head(dv, work.batch, kv_head, s.dv_stride) + first_key * s.dv_stride + first_column,
+                      s.dv_stride, available, rest, dvalues, 1.0f, 1.0f, add);
+}
+
+/// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
+template <int Width>
+static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
+    attention_query_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
+                                  const float* delta, bf16* dq, attention_sizes s, bool add) {
+  using tiles = backward_tiles<Width>;
+  constexpr int step = tiles::step, pitch = tiles::pitch;
+  PLAIT_DYNAMIC_SHARED(bf16, query_tile);
+  bf16* const dout_tile = query_tile + tiles::own * pitch;
+  bf16* const key_tiles = dout_tile + tiles::own * pitch;
+  bf16* const value_tiles = key_tiles + 2 * step * pitch;
+
+  const attention_work work(tiles_of(s.q_len, tiles::own), s.heads, s.batch, true);
+  const int q0 = work.tile * tiles::own, kv_head = work.head / s.group;
+  const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
+  const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
+  const int last = (q0 + tiles::own < s.q_len ? q0 + tiles::own : s.q_len) - 1;
+  const int rounds = tiles_of(s.visible(last), step);
+  const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
+  const int seen[2] = {s.visible(row), s.visible(row + 8)};
+  const float scale = s.scale * log2_e;
+  float row_lse[2], row_delta[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool valid = row + 8 * r < s.q_len;
+    row_lse[r] = valid ? s.statistics(lse, work.batch, work.head)[row + 8 * r] * log2_e : 0.0f;
+    row_delta[r] = valid ? s.statistics(delta, work.batch, work.head)[row + 8 * r] : 0.0f;
+  }
+  const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
+  const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
+  const auto fetch = [&](int round) {
+    const int k0 = round * step, buffer = round % 2;
+    load_tile<step, Width, tiles::threads>(key_tiles + buffer * step * pitch, key_rows + k0 * s.k_stride, s.k_stride,
+                                           s.k_len - k0, s.head_dim);
+    load_tile<step, Width, tiles::threads>(value_tiles + buffer * step * pitch, value_rows + k0 * s.v_stride,
+                                           s.v_stride, s.k_len - k0, s.head_dim);
+    commit_copies();
+  };
+  load_tile<tiles::own, Width, tiles::threads>(query_tile,
+                                               s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
+                                               s.q_stride, s.q_len - q0, s.head_dim);
+  load_tile<tiles::own, Width, tiles::threads>(dout_tile,
+                                               s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
+                                               s.do_stride, s.q_len - q0, s.head_dim);
+  if (rounds > 0) fetch(0);
+
+  float dqueries[Width / 8][4] = {};
+  for (int round = 0; round < rounds; ++round) {
+    if (round + 1 < rounds) {
+      fetch(round + 1);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const int k0 = round * step;
+    const bf16* const key_tile = key_tiles + round % 2 * step * pitch;
+    const bf16* const value_tile = value_tiles + round % 2 * step * pitch;
+    if (k0 < seen_by_any) {
+      float p[step / 8][4] = {}, ds[step / 8][4] = {};
+      multiply_by_rows<Width, step>(p, query_tile + 16 * warp * pitch, key_tile);
+      multiply_by_rows<Width, step>(ds, dout_tile + 16 * warp * pitch, value_tile);
+      const bool masked = k0 + step > seen_by_all;
+#pragma unroll
+      for (int n = 0; n < step / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const bool unseen = masked && k0 + 8 * n + 2 * pair + e % 2 >= seen[e / 2];
+          const float probability = fast_exp2(p[n][e] * scale - row_lse[e / 2]);
+          ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - row_delta[e / 2]);
+        }
+      }
+      multiply_weights<Width, step, Width>(dqueries, ds, key_tile);
+    }
+    __syncthreads();
+  }
+  wait_for_copies<0>();
+  store_rows<Width>(s.query_head(dq, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
+                    s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);
+}
+
+template <int Width>
+void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const float* lse,
+                               const bf16* d_o, const float* delta, bf16* dq, bf16* dk, bf16* dv,
+                               const attention_sizes& sizes, attention_accumulate accumulate) {
+  using tiles = backward_tiles<Width>;
+  if (sizes.k_len > 0) {
+    plait::detail::allow_shared(attention_key_gradients_mma<Width>, tiles::key_shared_bytes);
+    plait::detail::launch(
+        device,
+        {attention_blocks(tiles_of(sizes.k_len, tiles::own), sizes.kv_heads * tiles::parts, sizes.batch),
+         tiles::threads, tiles::key_shared_bytes},
+        attention_key_gradients_mma<Width>, q, k, v, lse, d_o, delta, dk, dv, sizes, accumulate.keys_and_values);
+  }
+  if (sizes.q_len > 0) {
+    plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::tile_bytes);
+    plait::detail::launch(device,
+                          {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
+                           tiles::threads, tiles::tile_bytes},
+                          attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, dq, sizes,
+                          accumulate.queries);
+  }
+}
+
+}  // namespace plait::kernels::detail

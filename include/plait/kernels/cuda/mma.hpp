@@ -1,0 +1,172 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "plait/kernels/cuda/math.hpp"
+
+/// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
+/// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does the
+/// same with shuffles. Every function is called by all 32 lanes of a warp, with the lane's number threadIdx.x % 32.
+///
+/// With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
+/// 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8
+/// result, rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
+namespace plait::kernels {
+
+__device__ inline int warp_lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
+
+/// Two floats rounded to bf16, the first in the lower half.
+__device__ inline unsigned bf16_pair(float first, float second) {
+#ifdef PLAIT_CUDA_STAND_IN
+  return static_cast<unsigned>(device_bf16(first).bits) | static_cast<unsigned>(device_bf16(second).bits) << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+#endif
+}
+
+/// 2^x to 2 units in the last place; results below 2^-126 are 0.
+__device__ inline float fast_exp2(float x) {
+#ifdef PLAIT_CUDA_STAND_IN
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+#ifdef PLAIT_CUDA_STAND_IN
+namespace detail {
+
+/// The sum of the products of the four bf16 in each word, to which `sum` is added.
+inline float dot4(unsigned long long a, unsigned long long b, float sum) {
+  for (int i = 0; i < 4; ++i) {
+    const bf16 x{static_cast<std::uint16_t>(a >> (16 * i))}, y{static_cast<std::uint16_t>(b >> (16 * i))};
+    sum += device_float(x) * device_float(y);
+  }
+  return sum;
+}
+
+inline unsigned long long join(unsigned low, unsigned high) {
+  return static_cast<unsigned long long>(low) | static_cast<unsigned long long>(high) << 32;
+}
+
+}  // namespace detail
+#endif
+
+/// c += A B for the fragments a of a 16 x 16 and (b0, b1) of a 16 x 8 matrix.
+__device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#ifdef PLAIT_CUDA_STAND_IN
+  const int group = warp_lane() / 4, pair = warp_lane() % 4;
+  const unsigned long long upper = detail::join(a[0], a[2]), lower = detail::join(a[1], a[3]), b = detail::join(b0, b1);
+  for (int k = 0; k < 4; ++k) {
+    const unsigned long long row0 = __shfl_sync(whole_warp, upper, 4 * group + k);
+    const unsigned long long row8 = __shfl_sync(whole_warp, lower, 4 * group + k);
+    const unsigned long long column0 = __shfl_sync(whole_warp, b, 8 * pair + k);
+    const unsigned long long column1 = __shfl_sync(whole_warp, b, 8 * pair + 4 + k);
+    c[0] = detail::dot4(row0, column0, c[0]);
+    c[1] = detail::dot4(row0, column1, c[1]);
+    c[2] = detail::dot4(row8, column0, c[2]);
+    c[3] = detail::dot4(row8, column1, c[3]);
+  }
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+/// Loads four 8 x 8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 (8 elements, 16-byte aligned);
+/// it gets from matrix i, in fragment[i], the elements 2 (l % 4) and the next of row l / 4, or, with `Transposed`, of
+/// column l / 4.
+template <bool Transposed>
+__device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
+#ifdef PLAIT_CUDA_STAND_IN
+  const int group = warp_lane() / 4, pair = warp_lane() % 4;
+  const auto address = reinterpret_cast<unsigned long long>(row);
+  for (int i = 0; i < 4; ++i) {
+    const auto at = [&](int r) { return reinterpret_cast<const bf16*>(__shfl_sync(whole_warp, address, 8 * i + r)); };
+    bf16 first, second;
+    if constexpr (Transposed) {
+      const bf16 *const upper = at(2 * pair), *const lower = at(2 * pair + 1);
+      first = upper[group];
+      second = lower[group];
+    } else {
+      const bf16* const source = at(group);
+      first = source[2 * pair];
+      second = source[2 * pair + 1];
+    }
+    fragment[i] = static_cast<unsigned>(first.bits) | static_cast<unsigned>(second.bits) << 16;
+  }
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (Transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+  }
+#endif
+}
+
+/// The fragment of A that starts at `tile`, a matrix in shared memory whose rows are `pitch` elements apart.
+__device__ inline void load_a(unsigned (&a)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<false>(a, tile + (lane % 16) * pitch + lane / 16 * 8);
+}
+
+/// The fragments of two neighbouring B, columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3], where row n of `tile`
+/// holds column n of B.
+__device__ inline void load_b_columns(unsigned (&b)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<false>(b, tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
+}
+
+/// The same where row k of `tile` holds row k of B.
+__device__ inline void load_b_rows(unsigned (&b)[4], const bf16* tile, int pitch) {
+  const int lane = warp_lane();
+  load_matrices<true>(b, tile + (lane % 16) * pitch + lane / 16 * 8);
+}
+
+/// Starts copying 16 bytes from global to shared memory, or writing zeros there where not `valid` (nothing is read
+/// then). The copy is there after `wait_for_copies` and a barrier.
+__device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
+#ifdef PLAIT_CUDA_STAND_IN
+  if (valid) {
+    std::memcpy(to, from, 16);
+  } else {
+    std::memset(static_cast<void*>(to), 0, 16);
+  }
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+/// Closes a group of copies: `wait_for_copies<N>` waits for all of this thread's groups but the last N.
+__device__ inline void commit_copies() {
+#ifndef PLAIT_CUDA_STAND_IN
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int Pending>
+__device__ inline void wait_for_copies() {
+#ifndef PLAIT_CUDA_STAND_IN
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#endif
+}
+
+}  // namespace plait::kernels
