@@ -1,0 +1,250 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plait/kernels/cuda/column_sums.hpp"
+#include "plait/kernels/cuda/rows.hpp"
+
+/// What RMS norm and layer norm share: y = n w + b with the normalised n = (x - mean) inverse, where RMS norm has
+/// neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
+namespace plait::kernels::detail {
+
+inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
+inline __host__ __device__ double inverse_root(double x) { return 1.0 / sqrt(x); }
+
+template <class S>
+struct row_moments {
+  S mean, inverse;
+};
+
+/// y and the statistics of whole rows.
+template <int Width, bool Centred, class T, class S>
+static __global__ void norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out,
+                                           S* inverse_out, std::int64_t rows, std::int64_t columns, S eps) {
+  __shared__ S scratch[warp_lanes];
+  const S count = static_cast<S>(columns);
+  for (std::int64_t r = first_row(); r < rows; r += row_step()) {
+    const held_row<Width, T> in(x + r * columns, columns);
+    S mean = 0;
+    if constexpr (Centred) {
+      S sum = 0;
+      each_held<Width>(
+          columns,
+          [&](std::int64_t, int, const chunk<Width, T>& v) {
+#pragma unroll
+            for (int j = 0; j < Width; ++j) sum += number<S>(v.at[j]);
+          },
+          in);
+      mean = row_sum(sum, scratch) / count;
+    }
+    S squares = 0;
+    each_held<Width>(
+        columns,
+        [&](std::int64_t, int, const chunk<Width, T>& v) {
+#pragma unroll
+          for (int j = 0; j < Width; ++j) {
+            const S centred = number<S>(v.at[j]) - mean;
+            squares += centred * centred;
+          }
+        },
+        in);
+    const S inverse = inverse_root(row_sum(squares, scratch) / count + eps);
+    if (threadIdx.x == 0) {
+      if constexpr (Centred) mean_out[r] = mean;
+      inverse_out[r] = inverse;
+    }
+    each_held<Width>(
+        columns,
+        [&](std::int64_t c, int, const chunk<Width, T>& v) {
+          const auto w = load_chunk<Width>(weight + c);
+          chunk<Width, T> b{}, out;
+          if constexpr (Centred) b = load_chunk<Width>(bias + c);
+#pragma unroll
+          for (int j = 0; j < Width; ++j) {
+            S value = (number<S>(v.at[j]) - mean) * inverse * number<S>(w.at[j]);
+            if constexpr (Centred) value += number<S>(b.at[j]);
+            out.at[j] = number<T>(value);
+          }
+          store_chunk(y + r * columns + c, out);
+        },
+        in);
+  }
+}
+
+template <bool Centred, class T, class S>
+void norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, S* mean, S* inverse,
+                  std::int64_t rows, std::int64_t columns, double eps) {
+  if (rows <= 0) return;
+  constexpr int width = vector16<T>::size;
+  with_chunk<width>(aligned16(x, weight, bias, y) && columns % width == 0, [&](auto chosen) {
+    constexpr int n = decltype(chosen)::value;
+    const dim3 block = row_block<n>(columns);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
+                          norm_forward_kernel<n, Centred, T, S>, x, weight, bias, y, mean, inverse, rows, columns,
+                          static_cast<S>(eps));
+  });
+}
+
+/// dx of a chunk: inverse (dy w - shift - n pull) + addend, where shift and pull are the row's means of dy w and dy w
+/// n.
+template <int Width, class T, class S>
+__device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width, T>& w, const chunk<Width, T>& dy,
+                                     S mean, S inverse, S shift, S pull, const T* addend, T* dx) {
+  chunk<Width, T> out, add{};
+  if (addend != nullptr) add = load_chunk<Width>(addend);
+#pragma unroll
+  for (int j = 0; j < Width; ++j) {
+    const S normalised = (number<S>(x.at[j]) - mean) * inverse;
+    out.at[j] = number<T>(inverse * (number<S>(dy.at[j]) * number<S>(w.at[j]) - shift - normalised * pull) +
+                          number<S>(add.at[j]));
+  }
+  store_chunk(dx, out);
+}
+
+/// The chunks of a thread, summed over the warps of a block's second dimension, to row blockIdx.x of partial.
+template <int Width, class S>
+__device__ inline void store_partial(const S (&sums)[held_chunks][Width], S* tile, S* partial, std::int64_t columns) {
+  if (blockDim.y == 1) {
+#pragma unroll
+    for (int k = 0; k < held_chunks; ++k) {
+      const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
+      if (c >= columns) continue;
+#pragma unroll
+      for (int j = 0; j < Width; ++j) partial[blockIdx.x * columns + c + j] = sums[k][j];
+    }
+    return;
+  }
+  for (unsigned warp = 0; warp < blockDim.y; ++warp) {
+    if (threadIdx.y == warp) {
+#pragma unroll
+      for (int k = 0; k < held_chunks; ++k) {
+#pragma unroll
+        for (int j = 0; j < Width; ++j) {
+          S& to = tile[(k * warp_lanes + static_cast<int>(threadIdx.x)) * Width + j];
+          to = warp == 0 ? sums[k][j] : to + sums[k][j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  for (std::int64_t c = threadIdx.y * warp_lanes + threadIdx.x; c < columns; c += blockDim.y * warp_lanes)
+    partial[blockIdx.x * columns + c] = tile[c];
+  __syncthreads();
+}
+
+/// Most threads to a row where the sums of the weights' gradients are held in registers as well.
+inline constexpr int norm_backward_threads = 256;
+
+/// dx of whole rows; with `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy, for
+/// which a row must be held entirely.
+template <int Width, bool Centred, bool Weight, class T, class S>
+static __global__ void __launch_bounds__(Weight ? norm_backward_threads : 1024)
+    norm_backward_kernel(const T* x, const T* weight, const T* dy, const S* mean_in, const S* inverse_in, T* dx,
+                         S* partial, std::int64_t rows, std::int64_t columns, const T* addend) {
+  __shared__ S scratch[warp_lanes];
+  S dweight[held_chunks][Width] = {};
+  S dbias[held_chunks][Width] = {};
+  const S count = static_cast<S>(columns);
+  for (std::int64_t r = first_row(); r < rows; r += row_step()) {
+    const held_row<Width, T> in(x + r * columns, columns), gradient(dy + r * columns, columns);
+    const S inverse = inverse_in[r];
+    S mean = 0, shift = 0, pull = 0;
+    if constexpr (Centred) mean = mean_in[r];
+    each_held<Width>(
+        columns,
+        [&](std::int64_t c, int k, const chunk<Width, T>& v, const chunk<Width, T>& d) {
+          const auto w = load_chunk<Width>(weight + c);
+#pragma unroll
+          for (int j = 0; j < Width; ++j) {
+            const S normalised = (number<S>(v.at[j]) - mean) * inverse, g = number<S>(d.at[j]);
+            if constexpr (Centred) shift += g * number<S>(w.at[j]);
+            pull += g * number<S>(w.at[j]) * normalised;
+            if constexpr (Weight) {
+              dweight[k % held_chunks][j] += g * normalised;
+              if constexpr (Centred) dbias[k % held_chunks][j] += g;
+            }
+          }
+        },
+        in, gradient);
+    if constexpr (Centred) shift = row_sum(shift, scratch) / count;
+    pull = row_sum(pull, scratch) / count;
+    each_held<Width>(
+        columns,
+        [&](std::int64_t c, int, const chunk<Width, T>& v, const chunk<Width, T>& d) {
+          store_norm_dx(v, load_chunk<Width>(weight + c), d, mean, inverse, shift, pull,
+                        addend == nullptr ? nullptr : addend + r * columns + c, dx + r * columns + c);
+        },
+        in, gradient);
+  }
+  if constexpr (Weight) {
+    __shared__ S tile[held_chunks * warp_lanes * Width];
+    store_partial(dweight, tile, partial, columns);
+    if constexpr (Centred) store_partial(dbias, tile, partial + gridDim.x * columns, columns);
+  }
+}
+
+/// sums[0] of dy n and sums[1] of dy over the rows.
+template <bool Centred, class T>
+struct norm_weight_term {
+  using sum_type = arithmetic<T>;
+  static constexpr int outputs = Centred ? 2 : 1;
+  const T *x, *dy;
+  const sum_type *mean, *inverse;
+  std::int64_t columns;
+
+  template <int Width>
+  __device__ void add(std::int64_t r, std::int64_t c, sum_type (&sums)[outputs][Width]) const {
+    const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
+    const sum_type scale = inverse[r];
+    sum_type centre = 0;
+    if constexpr (Centred) centre = mean[r];
+#pragma unroll
+    for (int j = 0; j < Width; ++j) {
+      const auto g = number<sum_type>(d.at[j]);
+      sums[0][j] += g * ((number<sum_type>(v.at[j]) - centre) * scale);
+      if constexpr (Centred) sums[1][j] += g;
+    }
+  }
+};
+
+template <bool Centred, class T, class G, class S>
+void norm_backward_weight(cuda& device, const T* x, const T* dy, const S* mean, const S* inverse, G* dweight, G* dbias,
+                          std::int64_t rows, std::int64_t columns) {
+  constexpr int width = vector16<T>::size;
+  add_column_sums_of<width>(device, aligned16(x, dy) && columns % width == 0, rows, columns,
+                            norm_weight_term<Centred, T>{x, dy, mean, inverse, columns}, dweight, dbias);
+}
+
+/// The whole backward pass of whole rows, in one pass over x and dy if a row fits into the registers of a block.
+template <bool Centred, class T, class G, class S>
+void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const S* mean, const S* inverse, T* dx,
+                   G* dweight, G* dbias, std::int64_t rows, std::int64_t columns, const T* addend) {
+  if (rows <= 0 || columns <= 0) return;
+  if (dx == nullptr) {
+    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    return;
+  }
+  constexpr int width = vector16<T>::size;
+  with_chunk<width>(aligned16(x, weight, dy, dx, addend) && columns % width == 0, [&](auto chosen) {
+    constexpr int n = decltype(chosen)::value;
+    if (dweight != nullptr && columns <= std::int64_t{norm_backward_threads} * held_chunks * n) {
+      const dim3 block = row_block<n>(columns, norm_backward_threads);
+      constexpr std::int64_t blocks = 512;  // fill the largest GPUs; beyond, four rows to each keep the scratch small
+      const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
+      auto partial = make_buffer<S>(device, static_cast<std::size_t>((Centred ? 2 : 1) * groups * columns));
+      plait::detail::launch(device, {static_cast<unsigned>(groups), block},
+                            norm_backward_kernel<n, Centred, true, T, S>, x, weight, dy, mean, inverse, dx,
+                            partial.template data<S>(), rows, columns, addend);
+      finish_columns(device, static_cast<const S*>(partial.template data<S>()), dweight, dbias, groups, columns);
+      return;
+    }
+    if (dweight != nullptr) norm_backward_weight<Centred>(device, x, dy, mean, inverse, dweight, dbias, rows, columns);
+    const dim3 block = row_block<n>(columns);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
+                          norm_backward_kernel<n, Centred, false, T, S>, x, weight, dy, mean, inverse, dx,
+                          static_cast<S*>(nullptr), rows, columns, addend);
+  });
+}
+
+}  // namespace plait::kernels::detail
