@@ -1,0 +1,205 @@
+// Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
+#include "plait/comm/nccl_bootstrap.hpp"
+
+#include <doctest/doctest.h>
+
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace plait;
+
+namespace {
+
+using variables = std::map<std::string, std::string>;
+
+nccl::launch_place parse(const variables& set) {
+  return nccl::place_from([&](const char* name) {
+    const auto found = set.find(name);
+    return found == set.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string complaint(const variables& set) {
+  try {
+    parse(set);
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
+  return found;
+}
+
+const variables torchrun = {
+    {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
+const variables slurm = {{"SLURM_PROCID", "3"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_STEP_NODELIST", "gpu[03-05,9],login"},
+                         {"SLURM_JOB_ID", "1234567"}};
+
+variables with(variables set, const char* name, const char* value) {
+  set[name] = value;
+  return set;
+}
+variables without(variables set, const char* name) {
+  set.erase(name);
+  return set;
+}
+
+/// A port that was free a moment ago.
+int free_port() {
+  const nccl::detail::tcp_socket s = nccl::detail::listener(0);
+  sockaddr_in6 address{};
+  socklen_t length = sizeof address;
+  REQUIRE(::getsockname(s.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  return ntohs(address.sin6_port);  // the port stands at the same place for both families
+}
+
+/// What each rank got, or the text of its error after "error: ".
+std::vector<std::string> outcomes(std::vector<nccl::launch_place> ranks, double deadline, int late_ms = 0) {
+  std::vector<std::string> out(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        if (ranks[i].rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
+        out[i] = nccl::share(ranks[i], ranks[i].rank == 0 ? std::string("id\0of rank 0", 12) : "", deadline);
+      } catch (const error& e) {
+        out[i] = std::string("error: ") + e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return out;
+}
+
+std::vector<nccl::launch_place> places(int size, int port) {
+  std::vector<nccl::launch_place> out;
+  for (int r = 0; r < size; ++r) out.push_back({r, size, r, "127.0.0.1", port});
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("torchrun's variables") {
+  const auto p = parse(torchrun);
+  CHECK(p.rank == 5);
+  CHECK(p.size == 8);
+  CHECK(p.local_rank == 1);
+  CHECK(p.address == "node0");
+  CHECK(p.port == 29500);
+  CHECK(parse(with(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "True")).port == 29501);
+  CHECK(parse(with(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "False")).port == 29500);
+  CHECK(parse(with(torchrun, "SLURM_PROCID", "0")).rank == 5);
+}
+
+TEST_CASE("Slurm's variables") {
+  const auto p = parse(slurm);
+  CHECK(p.rank == 3);
+  CHECK(p.size == 4);
+  CHECK(p.local_rank == 1);
+  CHECK(p.address == "gpu03");
+  CHECK(p.port == 20000 + 1234567 % 20000);
+  CHECK(parse(with(slurm, "MASTER_PORT", "777")).port == 777);
+  CHECK(parse(with(slurm, "MASTER_ADDR", "10.0.0.1")).address == "10.0.0.1");
+  for (const auto& [list, host] :
+       variables{{"a", "a"}, {"a,b", "a"}, {"n[1-4]", "n1"}, {"n[007,9-12]x,m", "n007x"}, {"r[1-2]n[3-4]", "r1n3"}}) {
+    CHECK(parse(with(slurm, "SLURM_STEP_NODELIST", list.c_str())).address == host);
+  }
+}
+
+TEST_CASE("every missing or malformed variable is named") {
+  for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
+    CHECK(has(complaint(without(torchrun, name)), std::string(name) + " is not set; torchrun"));
+  }
+  for (const char* const name : {"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"}) {
+    CHECK(has(complaint(without(slurm, name)), std::string(name) + " is not set; "));
+  }
+  CHECK(has(complaint(without(slurm, "SLURM_STEP_NODELIST")), "neither MASTER_ADDR nor SLURM_STEP_NODELIST is set"));
+  CHECK(has(complaint(with(torchrun, "RANK", "8")), "RANK is '8', must be a number of at least 0 and at most 7"));
+  CHECK(has(complaint(with(torchrun, "RANK", "2x")), "RANK is '2x'"));
+  CHECK(has(complaint(with(torchrun, "WORLD_SIZE", "0")), "WORLD_SIZE is '0', must be a number of at least 1"));
+  CHECK(has(complaint(with(torchrun, "MASTER_PORT", "99999")), "MASTER_PORT is '99999'"));
+  CHECK(has(complaint(with(slurm, "SLURM_STEP_NODELIST", "n[1-")), "has an open bracket"));
+  CHECK(has(complaint({}), "the environment names no ranks"));
+}
+
+TEST_CASE("the bytes of rank 0 reach every rank, whoever is first") {
+  for (const int size : {1, 2, 5, 16}) {
+    for (const int late : {0, 200}) {
+      for (const std::string& got : outcomes(places(size, free_port()), 20, late)) {
+        CHECK(got == std::string("id\0of rank 0", 12));
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that never come are named on those that came") {
+  auto ranks = places(5, free_port());
+  ranks.erase(ranks.begin() + 3, ranks.end());
+  for (const std::string& got : outcomes(ranks, 0.5)) {
+    CHECK(has(got, "not all 5 ranks came within 0.5"));
+    CHECK(has(got, "missing rank 3, rank 4"));
+  }
+}
+
+TEST_CASE("rank 0 that never comes") {
+  auto ranks = places(2, free_port());
+  ranks.erase(ranks.begin());
+  const std::string got = outcomes(ranks, 0.3)[0];
+  CHECK(has(got, "rank 1 could not reach rank 0 at 127.0.0.1:" + std::to_string(ranks[0].port)));
+  CHECK(has(got, "Connection refused"));
+  ranks[0].address = "no.such.host.invalid";
+  CHECK(has(outcomes(ranks, 0.3)[0], "could not reach rank 0 at no.such.host.invalid"));
+}
+
+TEST_CASE("ranks that contradict each other end all") {
+  auto ranks = places(3, free_port());
+  ranks[2].rank = 1;
+  bool told = false;
+  for (const std::string& got : outcomes(ranks, 1)) {
+    CHECK(got.find("error: ") == 0);
+    told = told || got.find("two processes say that they are rank 1 of 3") != std::string::npos;
+  }
+  CHECK(told);
+  ranks = places(2, free_port());
+  ranks[1].size = 4;
+  const auto got = outcomes(ranks, 1);
+  CHECK(has(got[0], "rank 1 has 4 ranks, but rank 0 has 2"));
+  CHECK(has(got[1], "rank 1 has 4 ranks, but rank 0 has 2"));
+}
+
+TEST_CASE("strangers on the port are sent away, and a taken port is said") {
+  const int port = free_port();
+  std::thread stranger([&] {
+    nccl::launch_place p{1, 2, 1, "127.0.0.1", port};
+    std::string problem;
+    for (int i = 0; i < 100; ++i) {
+      const auto s = nccl::detail::connected(p, comm_clock() + 1, problem);
+      if (s) {
+        s.send_all("GET / HTTP/1.1\r\n\r\n", comm_clock() + 1);
+        char c = 0;
+        CHECK_FALSE(s.receive_all(&c, 1, comm_clock() + 2));
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  auto ranks = places(2, port);
+  std::vector<std::string> zero;
+  std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
+  stranger.join();
+  CHECK(outcomes({ranks[1]}, 20)[0] == std::string("id\0of rank 0", 12));
+  first.join();
+  CHECK(zero[0] == std::string("id\0of rank 0", 12));
+
+  const auto taken = nccl::detail::listener(port);
+  CHECK(has(outcomes({ranks[0]}, 1)[0], "rank 0 cannot listen on port " + std::to_string(port) + ": Address already"));
+}
