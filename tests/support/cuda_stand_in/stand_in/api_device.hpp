@@ -1,0 +1,244 @@
+// The runtime's functions on devices, errors and kernels. The device looks like an H100.
+#pragma once
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "stream.hpp"
+
+// ---- errors --------------------------------------------------------------------------------------------------------
+
+inline const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+#define STAND_IN_ERROR(name, value, text) \
+  case name:                              \
+    return #name;
+    STAND_IN_ERRORS(STAND_IN_ERROR)
+#undef STAND_IN_ERROR
+  }
+  return "unrecognized error code";
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+#define STAND_IN_ERROR(name, value, text) \
+  case name:                              \
+    return text;
+    STAND_IN_ERRORS(STAND_IN_ERROR)
+#undef STAND_IN_ERROR
+  }
+  return "unrecognized error code";
+}
+inline cudaError_t cudaPeekAtLastError() { return stand_in::last_error; }
+inline cudaError_t cudaGetLastError() { return std::exchange(stand_in::last_error, cudaSuccess); }
+
+// ---- devices -------------------------------------------------------------------------------------------------------
+
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = stand_in::device_count();
+  return *count ? cudaSuccess : stand_in::fail(cudaErrorNoDevice);
+}
+inline cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
+  stand_in::current_device = device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  if (stand_in::device_count() == 0) return stand_in::fail(cudaErrorNoDevice);
+  *device = stand_in::current_device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+      return *value = 1024, cudaSuccess;
+    case cudaDevAttrMaxGridDimX:
+      return *value = 2147483647, cudaSuccess;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ:
+      return *value = 65535, cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return *value = 48 << 10, cudaSuccess;
+    case cudaDevAttrWarpSize:
+      return *value = 32, cudaSuccess;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      return *value = 65536, cudaSuccess;
+    case cudaDevAttrClockRate:
+      return *value = 1980000, cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      return *value = 132, cudaSuccess;
+    case cudaDevAttrMemoryClockRate:
+      return *value = 2619000, cudaSuccess;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      return *value = 5120, cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+      return *value = 50 << 20, cudaSuccess;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      return *value = 2048, cudaSuccess;
+    case cudaDevAttrAsyncEngineCount:
+      return *value = 3, cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      return *value = 9, cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      return *value = 0, cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return *value = 228 << 10, cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return *value = 227 << 10, cudaSuccess;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      return *value = 1024, cudaSuccess;
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrMemoryPoolsSupported:
+      return *value = 1, cudaSuccess;
+  }
+  return stand_in::fail(cudaErrorInvalidValue);
+}
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+  if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
+  *p = {};
+  std::snprintf(p->name, sizeof p->name, "stand-in");
+  p->totalGlobalMem = stand_in::arena::instance().capacity();
+  p->sharedMemPerBlock = 48 << 10;
+  p->totalConstMem = 64 << 10;
+  p->sharedMemPerMultiprocessor = 228 << 10;
+  p->sharedMemPerBlockOptin = 227 << 10;
+  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+  p->warpSize = 32;
+  p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+  p->maxThreadsDim[2] = 64;
+  p->maxGridSize[0] = 2147483647;
+  p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+  p->major = 9;
+  p->multiProcessorCount = 132;
+  p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->cooperativeLaunch = 1;
+  p->memoryPoolsSupported = 1;
+  p->pciBusID = device;
+  p->asyncEngineCount = 3;
+  p->memoryBusWidth = 5120;
+  p->l2CacheSize = 50 << 20;
+  p->maxThreadsPerMultiProcessor = 2048;
+  p->maxBlocksPerMultiProcessor = 32;
+  return cudaSuccess;
+}
+
+// ---- kernels -------------------------------------------------------------------------------------------------------
+
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!kernel) return cudaErrorInvalidDeviceFunction;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    if (value < 0 || value > 227 << 10) return cudaErrorInvalidValue;
+    r.dynamic_shared_limit[kernel] = value;
+    return cudaSuccess;
+  });
+}
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
+}
+
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!kernel) return cudaErrorInvalidDeviceFunction;
+    *attributes = {};
+    attributes->maxThreadsPerBlock = 1024;
+    attributes->numRegs = 32;
+    attributes->ptxVersion = attributes->binaryVersion = 90;
+    const auto limit = r.dynamic_shared_limit.find(kernel);
+    attributes->maxDynamicSharedSizeBytes = limit == r.dynamic_shared_limit.end() ? 48 << 10 : limit->second;
+    return cudaSuccess;
+  });
+}
+template <class... Parameters>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
+  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
+
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int threads, std::size_t shared_bytes) {
+  if (threads < 1 || threads > 1024) return stand_in::fail(cudaErrorInvalidValue);
+  const int by_threads = 2048 / ((threads + 31) / 32 * 32);
+  const auto by_shared = static_cast<int>((std::size_t{228} << 10) / (shared_bytes + 1024));
+  *blocks = by_threads < by_shared ? by_threads : by_shared;
+  if (*blocks > 32) *blocks = 32;
+  return cudaSuccess;
+}
+
+namespace stand_in {
+
+inline cudaError_t check_launch(runtime& r, const cudaLaunchConfig_t& config, const void* kernel) {
+  const dim3 g = config.gridDim, b = config.blockDim;
+  if (!kernel) return cudaErrorInvalidDeviceFunction;
+  if (!g.x || !g.y || !g.z || g.x > 2147483647u || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
+  if (!b.x || !b.y || !b.z || b.z > 64 || std::uint64_t{b.x} * b.y * b.z > 1024) return cudaErrorInvalidConfiguration;
+  const auto limit = r.dynamic_shared_limit.find(kernel);
+  const int allowed = limit == r.dynamic_shared_limit.end() ? 48 << 10 : std::max(limit->second, 48 << 10);
+  if (config.dynamicSmemBytes > static_cast<std::size_t>(allowed)) return cudaErrorInvalidValue;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& a = config.attrs[i];
+    const auto& c = a.val.clusterDim;
+    if (a.id == cudaLaunchAttributeClusterDimension && c.x * c.y * c.z != 1) return cudaErrorNotSupported;
+  }
+  return cudaSuccess;
+}
+
+/// A pointer among a kernel's arguments has to be the device's, or pinned.
+template <class T>
+void check_argument(runtime& r, const T& value, std::string_view kernel) {
+  if constexpr (std::is_pointer_v<T> && std::is_object_v<std::remove_pointer_t<T>>) {
+    const void* p = value;
+    if (p && !arena::instance().contains(p) && !r.is_pinned(p)) {
+      die("a kernel is handed a pointer to host memory: " + std::string(kernel));
+    }
+  }
+}
+
+template <class... Parameters>
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
+                   const std::tuple<std::remove_cv_t<Parameters>...>& arguments) {
+  constexpr std::string_view name = __PRETTY_FUNCTION__;
+  return call([&](runtime& r) {
+    const auto s = r.find(config.stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
+    std::apply([&](const auto&... each) { (check_argument(r, each, name), ...); }, arguments);
+    const executor::launch what{config.gridDim, config.blockDim, config.dynamicSmemBytes, name};
+    return r.enqueue(
+        s, [what, kernel, arguments] { executor::instance().run(what, [&] { std::apply(kernel, arguments); }); });
+  });
+}
+
+}  // namespace stand_in
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  return stand_in::launch(*config, kernel, {static_cast<Parameters>(std::forward<Arguments>(arguments))...});
+}
+
+template <class... Parameters>
+cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                             std::size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+  const cudaLaunchConfig_t config{grid, block, shared_bytes, stream, nullptr, 0};
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return stand_in::launch(config, kernel, {*static_cast<std::remove_cv_t<Parameters>*>(arguments[I])...});
+  }(std::index_sequence_for<Parameters...>{});
+}

@@ -1,0 +1,390 @@
+// The runtime's functions on memory: device and pinned allocations, pools, copies, fills.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "stream.hpp"
+
+// ---- device memory -------------------------------------------------------------------------------------------------
+
+namespace stand_in {
+
+inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
+  arena& memory = arena::instance();
+  void* p = memory.allocate(bytes, current_device, pool);
+  if (!p) {  // releases may be waiting in streams
+    if (r.refuse_while_capturing(nullptr) != cudaSuccess) return nullptr;
+    r.finish_all(-1);
+    p = memory.allocate(bytes, current_device, pool);
+  }
+  if (p && pool) {
+    pool->used += bytes;
+    pool->used_high = std::max(pool->used_high, pool->used);
+  }
+  return p;
+}
+inline void release(void* p) {
+  arena& memory = arena::instance();
+  if (auto* pool = static_cast<cudaMemPool_t>(memory.find(p)->pool)) pool->used -= memory.find(p)->bytes;
+  memory.release(p);
+}
+inline cudaMemPool_t default_pool(runtime& r, int device) {
+  cudaMemPool_t& pool = r.default_pools[device];
+  if (!pool) {
+    auto made = std::make_unique<CUmemPoolHandle_st>();
+    made->device = device;
+    pool = made.get();
+    r.pools.emplace(pool, std::move(made));
+  }
+  return pool;
+}
+
+}  // namespace stand_in
+
+inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!p) return cudaErrorInvalidValue;
+    if (const auto error = r.refuse_unsafe()) return error;
+    *p = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    *p = stand_in::allocate(r, bytes, nullptr);
+    if (!*p) return cudaErrorMemoryAllocation;
+    stand_in::arena::instance().open();
+    stand_in::arena::instance().make_usable(*p);
+    stand_in::arena::instance().close();
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaFree(void* p) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!p) return cudaSuccess;
+    if (const auto error = r.refuse_unsafe()) return error;
+    const auto* a = stand_in::arena::instance().find(p);
+    if (!a || a->freeing) return cudaErrorInvalidValue;
+    if (const auto error = r.refuse_while_capturing(nullptr)) return error;
+    r.finish_all(-1);
+    stand_in::arena::instance().open();
+    stand_in::release(p);
+    stand_in::arena::instance().close();
+    return cudaSuccess;
+  });
+}
+
+inline cudaError_t cudaMallocFromPoolAsync(void** p, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(stream);
+    if (!p || !r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (const auto error = r.refuse_while_capturing(s.get()))
+      return error;  // graphs with memory of their own are not modelled
+    *p = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    void* memory = stand_in::allocate(r, bytes, pool);
+    *p = memory;
+    if (!memory) return cudaErrorMemoryAllocation;
+    return r.enqueue(s, [memory] { stand_in::arena::instance().make_usable(memory); });
+  });
+}
+inline cudaError_t cudaMallocAsync(void** p, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  return cudaMallocFromPoolAsync(p, bytes, pool, stream);
+}
+inline cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (device < 0 || device >= stand_in::device_count()) return cudaErrorInvalidDevice;
+    *pool = stand_in::default_pool(r, device);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (device < 0 || device >= stand_in::device_count()) return cudaErrorInvalidDevice;
+    *pool = r.current_pools.count(device) ? r.current_pools[device] : stand_in::default_pool(r, device);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    r.current_pools[device] = pool;
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMallocAsync(void** p, std::size_t bytes, cudaStream_t stream) {
+  cudaMemPool_t pool = nullptr;
+  if (const auto error = cudaDeviceGetMemPool(&pool, stand_in::current_device)) return error;
+  return cudaMallocFromPoolAsync(p, bytes, pool, stream);
+}
+inline cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!p) return cudaSuccess;
+    auto* a = stand_in::arena::instance().find(p);
+    if (!a || a->freeing) return cudaErrorInvalidValue;
+    if (const auto error = r.refuse_while_capturing(s.get())) return error;
+    a->freeing = true;
+    return r.enqueue(s, [p] { stand_in::release(p); });
+  });
+}
+
+inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!pool || !props || props->allocType != cudaMemAllocationTypePinned) return cudaErrorInvalidValue;
+    if (props->location.type != cudaMemLocationTypeDevice) return cudaErrorInvalidValue;
+    if (props->location.id < 0 || props->location.id >= stand_in::device_count()) return cudaErrorInvalidDevice;
+    auto made = std::make_unique<CUmemPoolHandle_st>();
+    made->device = props->location.id;
+    *pool = made.get();
+    r.pools.emplace(made.get(), std::move(made));
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (const auto error = r.refuse_while_capturing(nullptr)) return error;
+    r.finish_all(-1);
+    if (pool->used) stand_in::die("a memory pool is destroyed while memory of it is in use");
+    r.pools.erase(pool);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t) {
+  return stand_in::call(
+      [&](stand_in::runtime& r) { return r.pools.count(pool) ? cudaSuccess : cudaErrorInvalidValue; });
+}
+
+namespace stand_in {
+
+/// Where an attribute of a pool lives, and whether it is an int.
+inline std::uint64_t* attribute(cudaMemPool_t pool, cudaMemPoolAttr which, bool& is_int) {
+  is_int = which <= cudaMemPoolReuseAllowInternalDependencies;
+  switch (which) {
+    case cudaMemPoolReuseFollowEventDependencies:
+      return &pool->follow;
+    case cudaMemPoolReuseAllowOpportunistic:
+      return &pool->opportunistic;
+    case cudaMemPoolReuseAllowInternalDependencies:
+      return &pool->internal;
+    case cudaMemPoolAttrReleaseThreshold:
+      return &pool->release_threshold;
+    case cudaMemPoolAttrReservedMemCurrent:
+    case cudaMemPoolAttrUsedMemCurrent:
+      return &pool->used;
+    case cudaMemPoolAttrReservedMemHigh:
+    case cudaMemPoolAttrUsedMemHigh:
+      return &pool->used_high;
+  }
+  return nullptr;
+}
+
+}  // namespace stand_in
+
+inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    bool is_int = false;
+    std::uint64_t* to = stand_in::attribute(pool, which, is_int);
+    if (!to || which == cudaMemPoolAttrUsedMemCurrent || which == cudaMemPoolAttrReservedMemCurrent) {
+      return cudaErrorInvalidValue;
+    }
+    *to = is_int ? static_cast<std::uint64_t>(*static_cast<int*>(value)) : *static_cast<std::uint64_t*>(value);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    bool is_int = false;
+    const std::uint64_t* from = stand_in::attribute(pool, which, is_int);
+    if (!from) return cudaErrorInvalidValue;
+    if (is_int) {
+      *static_cast<int*>(value) = static_cast<int>(*from);
+    } else {
+      *static_cast<std::uint64_t*>(value) = *from;
+    }
+    return cudaSuccess;
+  });
+}
+
+inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  return stand_in::call([&](stand_in::runtime&) {
+    *total_bytes = stand_in::arena::instance().capacity();
+    *free_bytes = *total_bytes - stand_in::arena::instance().used();
+    return cudaSuccess;
+  });
+}
+
+// ---- host memory ---------------------------------------------------------------------------------------------------
+
+inline cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!p) return cudaErrorInvalidValue;
+    if (const auto error = r.refuse_unsafe()) return error;
+    *p = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    *p = ::operator new(bytes, std::align_val_t{256});
+    std::memset(*p, 0xff, bytes);
+    r.pinned.emplace(static_cast<const char*>(*p), bytes);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMallocHost(void** p, std::size_t bytes, unsigned flags = cudaHostAllocDefault) {
+  return cudaHostAlloc(p, bytes, flags);
+}
+/// Does not wait: copies that still need the memory are the caller's mistake.
+inline cudaError_t cudaFreeHost(void* p) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!p) return cudaSuccess;
+    if (const auto error = r.refuse_unsafe()) return error;
+    if (!r.pinned.erase(static_cast<const char*>(p))) return cudaErrorInvalidValue;
+    ::operator delete(p, std::align_val_t{256});
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaHostRegister(void* p, std::size_t bytes, unsigned) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!p || bytes == 0) return cudaErrorInvalidValue;
+    if (r.is_pinned(p)) return cudaErrorHostMemoryAlreadyRegistered;
+    r.pinned.emplace(static_cast<const char*>(p), bytes);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaHostUnregister(void* p) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    return r.pinned.erase(static_cast<const char*>(p)) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+  });
+}
+inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.is_pinned(host)) return cudaErrorInvalidValue;
+    *device = host;
+    return cudaSuccess;
+  });
+}
+
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, const_cast<void*>(p)};
+    if (const auto* a = stand_in::arena::instance().around(p)) {
+      *attributes = {cudaMemoryTypeDevice, a->device, const_cast<void*>(p), nullptr};
+    } else if (r.is_pinned(p)) {
+      *attributes = {cudaMemoryTypeHost, stand_in::current_device, const_cast<void*>(p), const_cast<void*>(p)};
+    }
+    return cudaSuccess;
+  });
+}
+
+// ---- copies and fills ----------------------------------------------------------------------------------------------
+
+namespace stand_in {
+
+struct copy_box {
+  void* to;
+  std::size_t to_pitch;
+  const void* from;
+  std::size_t from_pitch, width, height;
+};
+
+inline void copy_now(const copy_box& b) {
+  for (std::size_t row = 0; row < b.height; ++row) {
+    std::memmove(static_cast<char*>(b.to) + row * b.to_pitch, static_cast<const char*>(b.from) + row * b.from_pitch,
+                 b.width);
+  }
+}
+
+inline cudaError_t copy(runtime& r, copy_box b, cudaMemcpyKind kind, cudaStream_t stream) {
+  const auto s = r.find(stream);
+  if (!s) return cudaErrorInvalidResourceHandle;
+  if (b.width == 0 || b.height == 0) return cudaSuccess;
+  if (!b.to || !b.from || b.to_pitch < b.width || b.from_pitch < b.width) return cudaErrorInvalidValue;
+  const bool to_device = arena::instance().contains(b.to), from_device = arena::instance().contains(b.from);
+  const bool kind_is_right =
+      kind == cudaMemcpyDefault || kind == (to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+                                            : from_device ? cudaMemcpyDeviceToHost
+                                                          : cudaMemcpyHostToHost);
+  const bool pinned_end = (!to_device && r.is_pinned(b.to)) || (!from_device && r.is_pinned(b.from));
+  if (!kind_is_right && !pinned_end) return cudaErrorInvalidValue;
+  const bool waits = !to_device && !r.is_pinned(b.to);
+  if (waits) {
+    if (const auto error = r.refuse_while_capturing(s.get())) return error;
+  }
+  std::shared_ptr<std::vector<char>> snapshot;
+  if (!from_device && !r.is_pinned(b.from) && !s->captured_by) {
+    snapshot = std::make_shared<std::vector<char>>(b.width * b.height);
+    copy_now({snapshot->data(), b.width, b.from, b.from_pitch, b.width, b.height});
+    b.from = snapshot->data();
+    b.from_pitch = b.width;
+  }
+  if (const auto error = r.enqueue(s, [b, snapshot] { copy_now(b); })) return error;
+  if (waits) r.finish(s);
+  return cudaSuccess;
+}
+
+}  // namespace stand_in
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    return stand_in::copy(r, {to, bytes, from, bytes, bytes, 1}, kind, stream);
+  });
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                                     std::size_t width, std::size_t height, cudaMemcpyKind kind,
+                                     cudaStream_t stream = nullptr) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    return stand_in::copy(r, {to, to_pitch, from, from_pitch, width, height}, kind, stream);
+  });
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (const auto error = r.refuse_unsafe()) return error;
+    if (const auto error = stand_in::copy(r, {to, bytes, from, bytes, bytes, 1}, kind, nullptr)) return error;
+    r.finish(r.find(cudaStream_t{nullptr}));
+    return cudaSuccess;
+  });
+}
+
+inline cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                                     cudaStream_t stream = nullptr) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (width == 0 || height == 0) return cudaSuccess;
+    if (!stand_in::arena::instance().contains(to) && !r.is_pinned(to)) return cudaErrorInvalidValue;
+    return r.enqueue(s, [=] {
+      for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
+    });
+  });
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream = nullptr) {
+  return cudaMemset2DAsync(to, bytes, value, bytes, 1, stream);
+}
+inline cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  return cudaMemsetAsync(to, value, bytes, nullptr);
+}
+
+// ---- the same for pointers to any type -----------------------------------------------------------------------------
+
+template <class T>
+cudaError_t cudaMalloc(T** p, std::size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(p), bytes);
+}
+template <class T>
+cudaError_t cudaMallocAsync(T** p, std::size_t bytes, cudaStream_t stream) {
+  return cudaMallocAsync(reinterpret_cast<void**>(p), bytes, stream);
+}
+template <class T>
+cudaError_t cudaMallocFromPoolAsync(T** p, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  return cudaMallocFromPoolAsync(reinterpret_cast<void**>(p), bytes, pool, stream);
+}
+template <class T>
+cudaError_t cudaMallocHost(T** p, std::size_t bytes, unsigned flags = cudaHostAllocDefault) {
+  return cudaHostAlloc(reinterpret_cast<void**>(p), bytes, flags);
+}
+template <class T>
+cudaError_t cudaHostAlloc(T** p, std::size_t bytes, unsigned flags) {
+  return cudaHostAlloc(reinterpret_cast<void**>(p), bytes, flags);
+}

@@ -1,0 +1,253 @@
+// Streams, events and captures. What is put on a stream waits there until somebody asks for its result: operations run
+// as late as CUDA allows, so that a forgotten synchronisation always shows. Everything happens under one lock.
+#pragma once
+
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "api_types.hpp"
+#include "arena.hpp"
+#include "block.hpp"
+
+namespace stand_in {
+
+using stream_ptr = std::shared_ptr<CUstream_st>;
+
+/// How far every stream of a capture had come.
+using capture_clock = std::map<const CUstream_st*, std::uint64_t>;
+
+struct capture {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+  CUstream_st* origin = nullptr;
+  bool invalid = false, ended = false;
+  std::vector<std::function<void()>> operations;       // in the order of the calls, which respects every dependency
+  std::map<const CUstream_st*, std::uint64_t> issued;  // operations of each stream
+};
+
+struct dependency {
+  stream_ptr stream;
+  std::uint64_t count = 0;
+};
+struct operation {
+  std::function<void()> run;
+  std::vector<dependency> after;
+};
+using event_time = std::chrono::steady_clock::time_point;
+
+}  // namespace stand_in
+
+struct CUstream_st {
+  int device = 0, priority = 0, polls = 0;
+  bool blocking = true;  // waits for the legacy stream, and is waited for
+  bool destroyed = false;
+  std::uint64_t enqueued = 0, executed = 0;
+  std::deque<stand_in::operation> queue;
+  std::shared_ptr<stand_in::capture> captured_by;
+  stand_in::capture_clock seen;  // while captured
+};
+
+struct CUevent_st {
+  int polls = 0;
+  bool recorded = false, timing = true;
+  stand_in::dependency point;
+  std::shared_ptr<stand_in::event_time> time;
+  std::shared_ptr<stand_in::capture> captured_by;
+  stand_in::capture_clock seen;
+};
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> operations;
+};
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> operations;
+};
+struct CUmemPoolHandle_st {
+  int device = 0;
+  std::uint64_t release_threshold = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
+};
+
+namespace stand_in {
+
+inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local int current_device = 0;
+inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
+
+inline cudaError_t fail(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
+
+inline int device_count() {
+  static const int count = [] {
+    const char* text = std::getenv("PLAIT_STAND_IN_DEVICES");
+    return text ? std::atoi(text) : 1;
+  }();
+  return count;
+}
+
+class runtime {
+ public:
+  static runtime& instance() {
+    static auto* one = new runtime;
+    return *one;
+  }
+
+  std::recursive_mutex mutex;
+  std::unordered_map<CUstream_st*, stream_ptr> streams;  // destroyed ones stay until they have run
+  std::unordered_map<CUevent_st*, std::unique_ptr<CUevent_st>> events;
+  std::unordered_map<CUgraph_st*, std::unique_ptr<CUgraph_st>> graphs;
+  std::unordered_map<CUgraphExec_st*, std::unique_ptr<CUgraphExec_st>> executables;
+  std::unordered_map<CUmemPoolHandle_st*, std::unique_ptr<CUmemPoolHandle_st>> pools;
+  std::map<int, cudaMemPool_t> current_pools, default_pools;
+  std::map<const char*, std::size_t> pinned;                  // start and bytes
+  std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
+  bool executing = false;
+
+  /// Null for what is no stream.
+  stream_ptr find(cudaStream_t handle) {
+    if (handle == nullptr || handle == cudaStreamLegacy) return legacy(current_device);
+    const auto it = streams.find(handle);
+    return it == streams.end() || it->second->destroyed ? nullptr : it->second;
+  }
+  CUevent_st* find(cudaEvent_t handle) {
+    const auto it = events.find(handle);
+    return it == events.end() ? nullptr : it->second.get();
+  }
+
+  bool is_pinned(const void* p) const {
+    const auto* c = static_cast<const char*>(p);
+    auto it = pinned.upper_bound(c);
+    if (it == pinned.begin()) return false;
+    --it;
+    return c < it->first + it->second;
+  }
+
+  bool capturing(const CUstream_st& s) const { return s.captured_by != nullptr; }
+
+  cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, std::vector<dependency> after = {}) {
+    if (s->captured_by) {
+      capture& c = *s->captured_by;
+      if (c.invalid) return cudaErrorStreamCaptureInvalidated;
+      c.operations.push_back(std::move(run));
+      s->seen[s.get()] = ++c.issued[s.get()];
+      return cudaSuccess;
+    }
+    const stream_ptr old = legacy(s->device);
+    if (s == old) {
+      for (auto& [handle, other] : streams) {
+        if (other == s || !other->blocking || other->device != s->device) continue;
+        if (other->captured_by) {
+          other->captured_by->invalid = true;
+          return cudaErrorStreamCaptureImplicit;
+        }
+        if (other->executed < other->enqueued) after.push_back({other, other->enqueued});
+      }
+    } else if (s->blocking && old->executed < old->enqueued) {
+      after.push_back({old, old->enqueued});
+    }
+    s->queue.push_back({std::move(run), std::move(after)});
+    ++s->enqueued;
+    return cudaSuccess;
+  }
+
+  /// Runs a stream's operations up to the `count`th, and before each what it waits for.
+  void advance(const stream_ptr& s, std::uint64_t count) {
+    if (s->executed >= count) return;
+    const bool outermost = !executing;
+    if (outermost) {
+      executing = true;
+      arena::instance().open();
+    }
+    while (s->executed < count) {
+      operation next = std::move(s->queue.front());
+      s->queue.pop_front();
+      for (const dependency& d : next.after) advance(d.stream, d.count);
+      next.run();
+      ++s->executed;
+    }
+    s->polls = 0;
+    if (outermost) {
+      arena::instance().close();
+      executing = false;
+      forget_destroyed();
+    }
+  }
+  void finish(const stream_ptr& s) { advance(s, s->enqueued); }
+  void finish_all(int device) {
+    for (const stream_ptr& s : all()) {
+      if (s->device == device || device < 0) finish(s);
+    }
+  }
+
+  /// Errors of calls that wait, or touch what a capture may not see. `s`: the stream waited for; null: all of them.
+  cudaError_t refuse_while_capturing(const CUstream_st* s) {
+    if (s) {
+      if (!s->captured_by) return cudaSuccess;
+      s->captured_by->invalid = true;
+      return cudaErrorStreamCaptureUnsupported;
+    }
+    for (auto& [handle, other] : streams) {
+      if (!other->captured_by) continue;
+      other->captured_by->invalid = true;
+      return cudaErrorStreamCaptureUnsupported;
+    }
+    return cudaSuccess;
+  }
+  /// Errors of calls that are unsafe while this thread captures in any but the relaxed mode.
+  cudaError_t refuse_unsafe() {
+    cudaError_t error = cudaSuccess;
+    const auto refuse = [&](capture& c) {
+      if (c.ended || c.mode == cudaStreamCaptureModeRelaxed) return;
+      c.invalid = true;
+      error = cudaErrorStreamCaptureUnsupported;
+    };
+    for (const auto& c : captures_of_thread) refuse(*c);
+    for (auto& [handle, s] : streams) {
+      if (s->captured_by && s->captured_by->mode == cudaStreamCaptureModeGlobal) refuse(*s->captured_by);
+    }
+    return error;
+  }
+
+  stream_ptr legacy(int device) {
+    stream_ptr& s = legacy_[device];
+    if (!s) {
+      s = std::make_shared<CUstream_st>();
+      s->device = device;
+      streams.emplace(s.get(), s);
+    }
+    return s;
+  }
+
+ private:
+  std::vector<stream_ptr> all() const {
+    std::vector<stream_ptr> list;
+    for (const auto& [handle, s] : streams) list.push_back(s);
+    return list;
+  }
+  void forget_destroyed() {
+    std::erase_if(streams,
+                  [](const auto& s) { return s.second->destroyed && s.second->executed == s.second->enqueued; });
+  }
+
+  std::map<int, stream_ptr> legacy_;
+};
+
+/// What every function of the interface does: takes the lock, refuses calls out of host functions, keeps the error.
+template <class Body>
+cudaError_t call(Body body) {
+  runtime& r = runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  if (device_count() == 0) return fail(cudaErrorNoDevice);
+  if (r.executing) return fail(cudaErrorNotPermitted);
+  return fail(body(r));
+}
+
+}  // namespace stand_in
