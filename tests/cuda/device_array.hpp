@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/device/cuda.hpp"
+#include "plait/kernels/cuda/math.hpp"
+
+/// What the tests of CUDA kernels share: numbers are kept as doubles that T holds exactly, and compared with what the
+/// processor's kernels make of them in double.
+namespace plait::test {
+
+using values = std::vector<double>;
+
+template <class T>
+T typed(double x) {
+  return kernels::number<T>(static_cast<kernels::arithmetic<T>>(x));
+}
+template <class T>
+double widened(T x) {
+  return static_cast<double>(kernels::number<kernels::arithmetic<T>>(x));
+}
+
+/// Normal numbers that T holds exactly.
+template <class T>
+values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal(0.0, spread);
+  values result(static_cast<std::size_t>(n));
+  for (double& x : result) x = widened(typed<T>(normal(generator)));
+  return result;
+}
+
+/// Elements of any type in a device's memory, `lead` elements behind where the memory begins.
+template <class T>
+class device_array {
+ public:
+  device_array(cuda& device, const std::vector<T>& from, std::size_t lead = 0)
+      : device_(&device), size_(from.size()), lead_(lead), memory_(make_buffer<T>(device, from.size() + lead + 1)) {
+    device.upload(data(), from.data(), size_ * sizeof(T), device.main_stream());
+  }
+  T* data() { return memory_.template data<T>() + lead_; }
+  std::vector<T> read() {
+    std::vector<T> host(size_);
+    device_->download(host.data(), data(), size_ * sizeof(T), device_->main_stream());
+    return host;
+  }
+
+ private:
+  cuda* device_;
+  std::size_t size_, lead_;
+  buffer<cuda> memory_;
+};
+
+/// The same for numbers, which go in and out as doubles.
+template <class T>
+class number_array {
+ public:
+  number_array(cuda& device, const values& from, std::size_t lead = 0) : array_(device, rounded(from), lead) {}
+  number_array(cuda& device, std::int64_t n) : number_array(device, values(static_cast<std::size_t>(n))) {}
+  T* data() { return array_.data(); }
+  const T* view() { return array_.data(); }
+  std::vector<T> raw() { return array_.read(); }
+  values read() {
+    values result;
+    for (const T x : array_.read()) result.push_back(widened(x));
+    return result;
+  }
+
+ private:
+  static std::vector<T> rounded(const values& from) {
+    std::vector<T> host;
+    for (const double x : from) host.push_back(typed<T>(x));
+    return host;
+  }
+  device_array<T> array_;
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+template <class T>
+constexpr double tolerance = std::is_same_v<T, bf16>    ? 1e-2
+                             : std::is_same_v<T, float> ? 1e-5
+                                                        : 1e-12;
+
+/// The norm of the difference over the norm of what is expected; equal infinities do not differ.
+inline double difference(const values& got, const values& expected) {
+  if (got.size() != expected.size()) return HUGE_VAL;
+  double squares = 0, size = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (got[i] == expected[i]) {
+      if (!std::isinf(expected[i])) size += expected[i] * expected[i];
+      continue;
+    }
+    squares += (got[i] - expected[i]) * (got[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  if (!std::isfinite(squares)) return HUGE_VAL;
+  return squares == 0 ? 0.0 : std::sqrt(squares / std::fmax(size, 1e-12));
+}
+
+}  // namespace plait::test
