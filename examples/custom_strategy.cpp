@@ -70,9 +70,7 @@ double run(const mesh& shape) {
     block.visit([&](auto& p) {
       p.reduce(ctx);
       const auto whole = pl::gather_whole(ctx, p, p.gradient());
-      const double* values = whole.template data<double>();
-      for (std::size_t i = 0; i < whole.bytes() / sizeof(double); ++i)
-        sum += std::sin(static_cast<double>(i)) * values[i];
+      for (std::size_t i = 0; i < whole.size(); ++i) sum += std::sin(static_cast<double>(i)) * whole[i];
     });
     if (world.rank() == 0) result = sum;
   });

@@ -66,7 +66,7 @@ void train(const mesh& shape) {
       mlp.backward(ctx, x, kept, slope);
 
       // The gradients' reductions, over dp, follow from the types of the parameters.
-      optimizer.begin_step(1e-2);
+      optimizer.begin_step(ctx, 1e-2);
       mlp.visit([&](auto& p) {
         p.reduce(ctx);
         optimizer.update(ctx, p);

@@ -44,12 +44,12 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     for (std::size_t i = 0; i < steps.size(); ++i) {
       std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
       std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
-      gradient_norm<cpu> norm;
+      gradient_norm<double> norm;
       norm.add(ctx, pm);
       norm.add(ctx, pv);
       const double total = norm.total(ctx);
       CHECK(total == doctest::Approx(steps[i].at("grad_norm").get<double>()).epsilon(1e-13));
-      optimizer.begin_step(s.at("lr"), clip_factor(total, limit));
+      optimizer.begin_step(ctx, s.at("lr"), clip_factor(total, limit));
       optimizer.update(ctx, pm);
       optimizer.update(ctx, pv);
       check_close(matrix.data(), numbers(steps[i].at("matrix")), 1e-13);
@@ -79,7 +79,7 @@ TEST_CASE("the norm counts every element once, however it is stored") {
       sizes.set(dim_of<matrix_rows>, 8), sizes.set(dim_of<matrix_cols>, 8);
       context<cpu> ctx{device, w, sizes, 1};
       std::vector<double> value(64, 0), gradient(64, 1.0);
-      gradient_norm<cpu> norm;
+      gradient_norm<double> norm;
       for (const layout& stored :
            {layout_v<spec<matrix_rows, matrix_cols>>, layout_v<spec<shard<matrix_rows, tp>, matrix_cols>>,
             layout_v<spec<shard<matrix_rows, tp>, shard<matrix_cols, dp>>>,

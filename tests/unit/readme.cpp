@@ -161,8 +161,8 @@ TEST_CASE("a fan-out gathers once, adds the partial gradients and reduces once")
       both.visit([&](auto& p) {
         p.reduce(context);
         const auto g = pl::gather_whole(context, p, p.gradient());
-        for (std::size_t i = 0; i < g.bytes() / sizeof(double); ++i)
-          sum += std::cos(static_cast<double>(i)) * g.template data<double>()[i];
+        for (std::size_t i = 0; i < g.size(); ++i)
+          sum += std::cos(static_cast<double>(i)) * g[i];
       });
       if (world.rank() == 0) result = sum;
     });

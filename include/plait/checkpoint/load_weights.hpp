@@ -62,14 +62,17 @@ void each_run(const box& part, F&& f) {
 }  // namespace detail
 
 /// The part of `full`, a whole tensor without padding, that this rank stores of parameter `p`: into `p.value()`,
-/// converted to T; rows of padding become zero. Throws `error` that starts with `source` and names the tensor if its
-/// shape is not the parameter's or its elements are no floating-point numbers.
-template <class T, compute_device Device>
-void load_parameter(parameter_base<T, Device>& p, const safetensors_entry& full, const std::string& source) {
+/// converted to its master type; rows of padding become zero. Throws `error` that starts with `source` and names the
+/// tensor if its shape is not the parameter's or its elements are no floating-point numbers.
+template <class Precision, compute_device Device>
+void load_parameter(context<Device>& ctx, parameter_base<Precision, Device>& p, const safetensors_entry& full,
+                    const std::string& source) {
+  using T = master_of<Precision>;
   if (full.shape != p.info().shape)
     fail(source + ": tensor '" + full.name + "' has the shape " + detail::shape_text(full.shape) +
          ", and the model needs " + detail::shape_text(p.info().shape) + " for " + p.name());
   const auto width = static_cast<std::size_t>(size_of(full.dtype));
+  std::vector<T> values(static_cast<std::size_t>(p.size()));
   try {
     detail::each_run(p.part(), [&](std::int64_t from, std::int64_t to, std::int64_t count) {
       const std::int64_t there = std::clamp<std::int64_t>(full.size() - from, 0, count);
@@ -77,12 +80,13 @@ void load_parameter(parameter_base<T, Device>& p, const safetensors_entry& full,
       if (there > 0)
         piece.bytes =
             full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(there) * width);
-      copy_elements(piece, p.value() + to);
-      std::fill(p.value() + to + there, p.value() + to + count, T(0));
+      copy_elements(piece, values.data() + to);
+      std::fill(values.data() + to + there, values.data() + to + count, T(0));
     });
   } catch (const error& e) {
     fail(source + ": " + e.what());
   }
+  ctx.device.upload(p.value(), values.data(), values.size() * sizeof(T), ctx.device.main_stream());
 }
 
 /// Fills every parameter that `model.visit` yields from the whole tensors of a checkpoint, on whatever mesh the model
@@ -90,8 +94,8 @@ void load_parameter(parameter_base<T, Device>& p, const safetensors_entry& full,
 /// changed if a parameter has no tensor or one of another shape, or a tensor belongs to no parameter. A tensor under
 /// the first name of an alias may be absent; where it is present it must hold the same as the second.
 template <compute_device Device, class Model>
-void load_weights(context<Device>&, Model& model, std::span<const safetensors_entry> entries, const std::string& source,
-                  const parameter_aliases& aliases = {}) {
+void load_weights(context<Device>& ctx, Model& model, std::span<const safetensors_entry> entries,
+                  const std::string& source, const parameter_aliases& aliases = {}) {
   std::vector<std::string> names;
   std::string missing;
   model.visit([&](auto& p) {
@@ -116,7 +120,7 @@ void load_weights(context<Device>&, Model& model, std::span<const safetensors_en
         !std::equal(e.bytes.begin(), e.bytes.end(), same->bytes.begin(), same->bytes.end()))
       fail(source + ": tensor '" + e.name + "' differs from '" + alias->second + "', to which the model ties it");
   }
-  model.visit([&](auto& p) { load_parameter(p, *detail::find_entry(entries, p.name()), source); });
+  model.visit([&](auto& p) { load_parameter(ctx, p, *detail::find_entry(entries, p.name()), source); });
 }
 
 /// What a Llama's checkpoint may hold beside its parameters.

@@ -45,16 +45,19 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
 /// Llama (Touvron et al. 2023) under a strategy, from token ids to the summed loss: embedding, blocks of attention and
 /// SwiGLU MLP on a residual stream, final norm, output projection (the embedding's table if tied), cross-entropy.
 /// Parameters have Hugging Face's names and shapes.
-template <class T, strategy S, compute_device Device = cpu>
+template <class Precision, strategy S, compute_device Device = cpu>
 class llama {
+  using T = activation_of<Precision>;
+
  public:
+  using precision_type = Precision;
   using specs = transformer_specs<S>;
   using residual_spec = typename specs::residual;
-  using attention_branch = residual<rms_norm<T, residual_spec, Device>, self_attention<T, S, Device>>;
-  using mlp_branch = residual<rms_norm<T, residual_spec, Device>, swiglu_mlp<T, S, Device>>;
+  using attention_branch = residual<rms_norm<Precision, residual_spec, Device>, self_attention<Precision, S, Device>>;
+  using mlp_branch = residual<rms_norm<Precision, residual_spec, Device>, swiglu_mlp<Precision, S, Device>>;
   using block = sequential<attention_branch, mlp_branch>;
-  using head = linear<T, typename specs::head, Device>;
-  using loss_layer = cross_entropy_loss<T, typename specs::logits, typename specs::tokens, Device>;
+  using head = linear<Precision, typename specs::head, Device>;
+  using loss_layer = cross_entropy_loss<Precision, typename specs::logits, typename specs::tokens, Device>;
   using tokens = tensor<std::int64_t, typename specs::tokens, Device>;
   using logits = tensor<T, typename specs::logits, Device>;
   using loss_sum = tensor<double, typename loss_layer::output, Device>;
@@ -65,7 +68,7 @@ class llama {
   struct saved {
     std::vector<activation> inputs;  ///< of each block, then of the final norm
     std::vector<typename block::saved> blocks;
-    typename rms_norm<T, residual_spec, Device>::saved norm;
+    typename rms_norm<Precision, residual_spec, Device>::saved norm;
     activation normalized;
     typename head::saved out;
     logits scores;
@@ -88,7 +91,7 @@ class llama {
     initializer init{0, config.initializer_range};
     const std::vector<std::int64_t> shape{config.vocab, config.hidden};
     if (config.tie_embeddings) {
-      parameter_base<T, Device>& table = embed_.weight();
+      parameter_base<Precision, Device>& table = embed_.weight();
       head_ = std::make_unique<head>(ctx, "lm_head", shape, table.used_value(), table.used_gradient());
       if (!equivalent(head_->parameter().used(), table.used()))
         fail("lm_head: the tied embedding is used in two layouts, " + describe(table.used()) + " and " +
@@ -175,13 +178,13 @@ class llama {
     const std::string name = "model.layers." + std::to_string(i);
     const layout norm_weight = layout_v<typename specs::norm_weight>;
     const initializer init{0, config_.initializer_range};
-    using norm = rms_norm<T, residual_spec, Device>;
+    using norm = rms_norm<Precision, residual_spec, Device>;
     attention_branch attention(
         norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
-        self_attention<T, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias),
+        self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias),
         {options_.dropout, name + ".self_attn"});
     mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
-                   swiglu_mlp<T, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
+                   swiglu_mlp<Precision, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
                    {options_.dropout, name + ".mlp"});
     return block(std::move(attention), std::move(mlp));
   }
@@ -206,9 +209,9 @@ class llama {
 
   llama_config config_;
   llama_options options_;
-  plait::embedding<T, typename specs::embedding, Device> embed_;
+  plait::embedding<Precision, typename specs::embedding, Device> embed_;
   std::vector<block> blocks_;
-  rms_norm<T, residual_spec, Device> norm_;
+  rms_norm<Precision, residual_spec, Device> norm_;
   std::unique_ptr<head> head_;
   loss_layer loss_;
 };

@@ -26,8 +26,10 @@ struct attend_value {
 /// output projection brings the result back to the residual. Where the strategy shards heads over more axes than kv
 /// heads, keys and values are replicated over the rest, and their gradients are summed there because their types say
 /// so.
-template <class T, strategy S, compute_device Device = cpu>
+template <class Precision, strategy S, compute_device Device = cpu>
 class self_attention {
+  using T = activation_of<Precision>;
+  using statistic = statistic_of<Precision>;
   using specs = transformer_specs<S>;
   using qkv_value = detail::linear_value<typename specs::query, typename specs::key, typename specs::key>;
   using out_value = detail::linear_value<typename specs::attention_output>;
@@ -52,12 +54,12 @@ class self_attention {
   self_attention(context<Device>& ctx, const std::string& name, std::span<const double> frequencies,
                  initializer init = {}, initializer output_init = {}, bool bias = false)
       : qkv_(ctx, qkv_value::derivation,
-             {detail::describe_branch<typename specs::query, T, Device, 3>(ctx, name + ".q_proj", init, bias),
-              detail::describe_branch<typename specs::key, T, Device, 3>(ctx, name + ".k_proj", init, bias),
-              detail::describe_branch<typename specs::key, T, Device, 3>(ctx, name + ".v_proj", init, bias)}),
+             {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", init, bias),
+              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", init, bias),
+              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", init, bias)}),
         out_(ctx, out_value::derivation,
-             {detail::describe_branch<typename specs::attention_output, T, Device, 1>(ctx, name + ".o_proj",
-                                                                                      output_init, bias)}) {
+             {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(ctx, name + ".o_proj",
+                                                                                              output_init, bias)}) {
     const std::int64_t rank = ctx.ranks.rank();
     const mesh_shape& mesh = ctx.ranks.shape();
     const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);
@@ -88,7 +90,7 @@ class self_attention {
            " rotary frequencies for head_dim = " + std::to_string(shape_.head_dim) + ", must be half of it");
     std::vector<std::int64_t> positions(static_cast<std::size_t>(shape_.q_len));
     for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = q.offset[1] + static_cast<std::int64_t>(i);
-    rotations_ = make_buffer<T>(ctx.device, positions.size() * frequencies.size() * 2);
+    rotations_ = make_buffer<statistic>(ctx.device, positions.size() * frequencies.size() * 2);
     kernels::rope_table(ctx.device, positions.data(), shape_.q_len, frequencies, cosine(), sine());
   }
 
@@ -96,12 +98,12 @@ class self_attention {
                                     recompute policy = recompute::none) {
     auto qkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
-    auto lse = make_buffer<T>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
+    auto lse = make_buffer<statistic>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
     T* const q = qkv.template data<T>();
     qkv_.forward(ctx, x.data(), q, keep && policy == recompute::none ? &keep->in : nullptr);
     rotate(ctx, q, [](auto&&... a) { kernels::rope_forward(a...); });
     kernels::attention_forward(ctx.device, q, q + key_at_, q + value_at_, attended.template data<T>(),
-                               lse.template data<T>(), shape_);
+                               lse.template data<statistic>(), shape_);
     tensor<T, output, Device> y(ctx);
     out_.forward(ctx, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr);
     if (keep) {
@@ -123,7 +125,7 @@ class self_attention {
     out_.backward(ctx, kept.attended.template data<T>(), kept.out, dy.data(), dattended.template data<T>());
     if (shape_.kv_heads * shape_.head_dim != kv_width_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
     kernels::attention_backward(ctx.device, q, q + key_at_, q + value_at_, kept.attended.template data<T>(),
-                                kept.lse.template data<T>(), dattended.template data<T>(), dq, dq + key_at_,
+                                kept.lse.template data<statistic>(), dattended.template data<T>(), dq, dq + key_at_,
                                 dq + value_at_, shape_);
     rotate(ctx, dq, [](auto&&... a) { kernels::rope_backward(a...); });
     tensor<T, dual_t<input>, Device> dx(ctx);
@@ -132,8 +134,8 @@ class self_attention {
   }
 
   std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
-    return (qkv_.output_size() + attended_size() + shape_.batch * shape_.heads * shape_.q_len) *
-               static_cast<std::int64_t>(sizeof(T)) +
+    return (qkv_.output_size() + attended_size()) * static_cast<std::int64_t>(sizeof(T)) +
+           shape_.batch * shape_.heads * shape_.q_len * static_cast<std::int64_t>(sizeof(statistic)) +
            out_.saved_bytes() + (policy == recompute::none ? qkv_.saved_bytes() : 0);
   }
   template <class F>
@@ -148,20 +150,20 @@ class self_attention {
   }
 
  private:
-  T* cosine() { return rotations_.template data<T>(); }
-  T* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }
+  statistic* cosine() { return rotations_.template data<statistic>(); }
+  statistic* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }
   std::int64_t attended_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
 
   /// Applies a rotation to queries and to all local keys, which lie side by side.
   template <class F>
   void rotate(context<Device>& ctx, T* qkv, F kernel) {
     const std::int64_t turned = shape_.heads + kv_width_ / shape_.head_dim;
-    kernel(ctx.device, qkv, static_cast<const T*>(cosine()), static_cast<const T*>(sine()), shape_.batch * shape_.q_len,
-           turned, shape_.head_dim, qkv_.columns(), shape_.q_len);
+    kernel(ctx.device, qkv, static_cast<const statistic*>(cosine()), static_cast<const statistic*>(sine()),
+           shape_.batch * shape_.q_len, turned, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
-  linear_core<T, Device, 3> qkv_;
-  linear_core<T, Device, 1> out_;
+  linear_core<Precision, Device, 3> qkv_;
+  linear_core<Precision, Device, 1> out_;
   kernels::attention_shape shape_;
   std::int64_t key_at_ = 0, value_at_ = 0, kv_width_ = 0;  ///< in elements of a row of qkv
   buffer<Device> rotations_;

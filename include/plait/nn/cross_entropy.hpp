@@ -41,8 +41,10 @@ struct loss_sum {
 /// counted tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no
 /// layout can weigh tokens differently. The seed of the backward pass, 1 / (counted tokens of the global batch), has
 /// the dual type.
-template <class T, spec_like Logits, spec_like Labels, compute_device Device = cpu>
+template <class Precision, spec_like Logits, spec_like Labels, compute_device Device = cpu>
 class cross_entropy_loss {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
   using value = detail::loss_value<Logits, Labels>;
 
  public:
@@ -71,28 +73,28 @@ class cross_entropy_loss {
   tensor<double, output, Device> forward(context<Device>& ctx, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
     const std::int64_t n = rows_;
-    auto statistics = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * n));
-    auto more = make_buffer<T>(ctx.device, static_cast<std::size_t>(5 * n));
-    T* const global_max = statistics.template data<T>();
-    T* const local_max = more.template data<T>();
-    T* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
-    T* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
-    T* const loss = local_max + 4 * n;
+    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
+    auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
+    S* const global_max = statistics.template data<S>();
+    S* const local_max = more.template data<S>();
+    S* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
+    S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
+    S* const loss = local_max + 4 * n;
     kernels::cross_entropy_local_statistics(ctx.device, logits.data(), labels.data(), local_max, sums, sums + n,
                                             sum_logits, n, range_, settings_);
     if (group_) {
-      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<T>, reduce_op::max);
+      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
       kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
-      group_->all_reduce(sums, sums, static_cast<std::size_t>((sum_logits ? 3 : 2) * n), dtype_of<T>, reduce_op::sum);
+      group_->all_reduce(sums, sums, static_cast<std::size_t>((sum_logits ? 3 : 2) * n), dtype_of<S>, reduce_op::sum);
     } else {
-      ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
+      ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
     }
     kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_,
                                 settings_);
     tensor<double, output, Device> total(ctx);
     kernels::sum(ctx.device, loss, n, total.data());
     if (keep) {
-      ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(T), ctx.device.main_stream());
+      ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
       keep->statistics = std::move(statistics);
     }
     return total;
@@ -104,20 +106,20 @@ class cross_entropy_loss {
                                              const tensor<label, Labels, Device>& labels, saved& kept,
                                              const tensor<double, Seed, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<Seed, output>, among<Logits, Labels>, Seed, output>);
-    auto scale = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_));
-    kernels::fill_from(ctx.device, scale.template data<T>(), rows_, seed.data());
-    const T* const statistics = kept.statistics.template data<T>();
+    auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
+    kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
+    const S* const statistics = kept.statistics.template data<S>();
     kernels::cross_entropy_backward(ctx.device, logits.data(), labels.data(), statistics, statistics + rows_,
-                                    scale.template data<T>(), logits.data(), rows_, range_, settings_);
+                                    scale.template data<S>(), logits.data(), rows_, range_, settings_);
     return std::move(logits).into_dual();
   }
 
-  std::int64_t saved_bytes() const { return 2 * rows_ * static_cast<std::int64_t>(sizeof(T)); }
+  std::int64_t saved_bytes() const { return 2 * rows_ * static_cast<std::int64_t>(sizeof(S)); }
   template <class F>
   void visit_collectives(F&& f) const {
     if (!group_) return;
     for (const std::int64_t per_row : {1, settings_.label_smoothing != 0 ? 3 : 2}) {
-      const auto bytes = static_cast<std::uint64_t>(per_row * rows_) * sizeof(T);
+      const auto bytes = static_cast<std::uint64_t>(per_row * rows_) * sizeof(S);
       f("forward", collective_cost{collective::all_reduce, axes_, bytes,
                                    wire_bytes(collective::all_reduce, group_->size(), bytes)});
     }

@@ -36,9 +36,12 @@ struct embedding_value {
 /// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
 /// vocabulary that is sharded makes the lookup partial; the output says how that is resolved: all-reduced, or
 /// reduce-scattered onto the sequence.
-template <class T, class Policy, compute_device Device = cpu>
+template <class Precision, class Policy, compute_device Device = cpu>
 class embedding {
   using value = detail::embedding_value<Policy>;
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
 
  public:
   using input = typename Policy::input;
@@ -64,13 +67,14 @@ class embedding {
     rows_ = used.local[0];
     width_ = used.local[1];
     const auto n = static_cast<std::size_t>(rows_ * width_);
-    memory_ = make_buffer<T>(ctx.device, 2 * n);
+    memory_ = make_buffer<W>(ctx.device, n);
+    gradient_memory_ = make_buffer<G>(ctx.device, n);
     table_ = {ctx,
               {name + ".weight", {vocab_, used.global[1]}, init, true},
               layout_v<typename detail::stored_weight<Policy>::type>,
               value::derivation.table,
-              memory_.template data<T>(),
-              memory_.template data<T>() + n};
+              memory_.template data<W>(),
+              gradient_memory_.template data<G>()};
     tokens_ = resolve_.from().local_size() / width_;
   }
 
@@ -110,7 +114,7 @@ class embedding {
     });
   }
 
-  parameter_base<T, Device>& weight() { return table_; }
+  parameter_base<Precision, Device>& weight() { return table_; }
   template <class F>
   void visit(F&& f) {
     f(table_);
@@ -124,8 +128,8 @@ class embedding {
  private:
   std::int64_t vocab_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
-  buffer<Device> memory_;
-  parameter_base<T, Device> table_;
+  buffer<Device> memory_, gradient_memory_;
+  parameter_base<Precision, Device> table_;
 };
 
 }  // namespace plait

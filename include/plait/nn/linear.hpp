@@ -22,9 +22,13 @@ struct linear_saved {
 /// The computation of linears that share an input, without types: everything follows from a `linear_derivation`.
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
 /// rows.
-template <class T, compute_device Device, std::size_t N>
+template <class Precision, compute_device Device, std::size_t N>
 class linear_core {
  public:
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using parameter = parameter_base<Precision, Device>;
   struct branch_info {
     parameter_info weight;
     layout stored_weight;
@@ -34,7 +38,7 @@ class linear_core {
   };
 
   linear_core(context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N> info,
-              T* foreign_weight = nullptr, T* foreign_gradient = nullptr)
+              W* foreign_weight = nullptr, G* foreign_gradient = nullptr)
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
         resolve_(d.branches[0].product, d.branches[0].output, ctx.ranks, ctx.sizes, "output of " + info[0].weight.name),
@@ -51,24 +55,25 @@ class linear_core {
       columns_[i] = sizes[i] / inner_;
       total_ += columns_[i];
     }
-    if (!foreign_weight) own_weight_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(total_ * inner_));
-    if (!foreign_gradient) own_gradient_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(total_ * inner_));
-    weight_ = foreign_weight ? foreign_weight : own_weight_.template data<T>();
-    gradient_ = foreign_gradient ? foreign_gradient : own_gradient_.template data<T>();
-    T* value = weight_;
-    T* slope = gradient_;
+    if (!foreign_weight) own_weight_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(total_ * inner_));
+    if (!foreign_gradient) own_gradient_ = make_buffer<G>(ctx.device, static_cast<std::size_t>(total_ * inner_));
+    weight_ = foreign_weight ? foreign_weight : own_weight_.template data<W>();
+    gradient_ = foreign_gradient ? foreign_gradient : own_gradient_.template data<G>();
+    W* value = weight_;
+    G* slope = gradient_;
     for (std::size_t i = 0; i < N; ++i) {
       weights_[i] = {ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].weight, value, slope};
       value += sizes[i], slope += sizes[i];
       if (!info[i].bias) continue;
       const auto n = static_cast<std::size_t>(local_elements(d.branches[i].bias, mesh, ctx.sizes));
-      bias_memory_[i] = make_buffer<T>(ctx.device, 2 * n);
+      bias_memory_[i] = make_buffer<W>(ctx.device, n);
+      bias_gradient_memory_[i] = make_buffer<G>(ctx.device, n);
       biases_[i] = {ctx,
                     std::move(info[i].bias_info),
                     info[i].stored_bias,
                     d.branches[i].bias,
-                    bias_memory_[i].template data<T>(),
-                    bias_memory_[i].template data<T>() + n};
+                    bias_memory_[i].template data<W>(),
+                    bias_gradient_memory_[i].template data<G>()};
       has_bias_[i] = true;
     }
   }
@@ -91,7 +96,7 @@ class linear_core {
       product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * total_));
       out = product.template data<T>();
     }
-    ctx.device.gemm(false, true, rows_, total_, inner_, T(1), input, inner_, weight_, inner_, T(0), out, total_);
+    ctx.device.gemm(false, true, rows_, total_, inner_, 1.0, input, inner_, weight_, inner_, 0.0, out, total_);
     if (out != y) resolve_.run(ctx.device, out, y, dtype_of<T>);
     add_biases(ctx, y);
     if (keep) keep->gathered = std::move(gathered);
@@ -119,19 +124,19 @@ class linear_core {
         gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * inner_));
         out = gathered.template data<T>();
       }
-      ctx.device.gemm(false, false, rows_, inner_, total_, T(1), d, total_, weight_, inner_, T(0), out, inner_);
+      ctx.device.gemm(false, false, rows_, inner_, total_, 1.0, d, total_, weight_, inner_, 0.0, out, inner_);
       if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
     }
     ctx.on_weights([this, &ctx, x, dy, d, slope = std::move(slope), kept_dy = std::move(kept_dy),
                     input = std::move(saved.gathered)]() mutable {
       const T* const in = input.empty() ? x : input.template data<T>();
-      ctx.device.gemm(true, false, total_, inner_, rows_, T(1), d, total_, in, inner_, T(1), gradient_, inner_);
+      ctx.device.gemm(true, false, total_, inner_, rows_, 1.0, d, total_, in, inner_, 1.0, gradient_, inner_);
       bias_gradients(ctx, dy);
     });
   }
 
-  parameter_base<T, Device>& weight(std::size_t i) { return weights_[i]; }
-  parameter_base<T, Device>& bias(std::size_t i) { return biases_[i]; }
+  parameter& weight(std::size_t i) { return weights_[i]; }
+  parameter& bias(std::size_t i) { return biases_[i]; }
   template <class F>
   void visit(F&& f) {
     for (std::size_t i = 0; i < N; ++i) {
@@ -170,12 +175,12 @@ class linear_core {
     }
   }
   void add_biases(context<Device>& ctx, T* y) {
-    each_bias([&](parameter_base<T, Device>& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
+    each_bias([&](parameter& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
       kernels::add_bias(ctx.device, b.used_value(), y + at, output_size() / stride, n, stride);
     });
   }
   void bias_gradients(context<Device>& ctx, const T* dy) {
-    each_bias([&](parameter_base<T, Device>& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
+    each_bias([&](parameter& b, std::int64_t at, std::int64_t n, std::int64_t stride) {
       kernels::bias_gradient(ctx.device, dy + at, b.used_gradient(), output_size() / stride, n, stride);
     });
   }
@@ -184,11 +189,11 @@ class linear_core {
   std::int64_t rows_ = 1, inner_ = 1, total_ = 0;
   std::array<std::int64_t, N> columns_{};
   buffer<Device> own_weight_, own_gradient_;
-  T* weight_ = nullptr;
-  T* gradient_ = nullptr;
-  std::array<parameter_base<T, Device>, N> weights_;
-  std::array<buffer<Device>, N> bias_memory_;
-  std::array<parameter_base<T, Device>, N> biases_;
+  W* weight_ = nullptr;
+  G* gradient_ = nullptr;
+  std::array<parameter, N> weights_;
+  std::array<buffer<Device>, N> bias_memory_, bias_gradient_memory_;
+  std::array<parameter, N> biases_;
   std::array<bool, N> has_bias_{};
 };
 
@@ -269,9 +274,12 @@ struct dual_value_check {
 /// The weight's dims are the output's own, then the contracted ones. Everything else is derived: column-parallel,
 /// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the
 /// weight.
-template <class T, class Policy, compute_device Device = cpu>
+///
+/// `Precision` is a number type, or a struct for which `plait::precision` names them.
+template <class Precision, class Policy, compute_device Device = cpu>
 class linear {
   using value = detail::linear_value<Policy>;
+  using T = activation_of<Precision>;
 
  public:
   using value_type = T;
@@ -289,7 +297,8 @@ class linear {
   /// Owns its parameters, or views the caller's weight and gradient (this rank's part, in the weight's spec). `shape`
   /// is the weight's logical shape, if its leading dim is padded or checkpoints know it under another one.
   explicit linear(context<Device>& ctx, std::string name = "linear", std::vector<std::int64_t> shape = {},
-                  T* foreign_weight = nullptr, T* foreign_gradient = nullptr, initializer init = {})
+                  weight_of<Precision>* foreign_weight = nullptr, gradient_of<Precision>* foreign_gradient = nullptr,
+                  initializer init = {})
       : core_(ctx, derivation, {describe_branch(ctx, name, std::move(shape), init)}, foreign_weight, foreign_gradient) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
@@ -322,7 +331,7 @@ class linear {
   std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
     return policy == recompute::none ? core_.saved_bytes() : 0;
   }
-  parameter_base<T, Device>& parameter() { return core_.weight(0); }
+  parameter_base<Precision, Device>& parameter() { return core_.weight(0); }
   template <class F>
   void visit(F&& f) {
     core_.visit(f);
@@ -333,9 +342,10 @@ class linear {
   }
 
  private:
-  static typename linear_core<T, Device, 1>::branch_info describe_branch(context<Device>& ctx, const std::string& name,
-                                                                         std::vector<std::int64_t> shape,
-                                                                         initializer init) {
+  static typename linear_core<Precision, Device, 1>::branch_info describe_branch(context<Device>& ctx,
+                                                                                 const std::string& name,
+                                                                                 std::vector<std::int64_t> shape,
+                                                                                 initializer init) {
     const layout& bias = derivation.branches[0].bias_stored;
     if (shape.empty()) shape = sizes_of(ctx, layout_v<weight>);
     return {{name + ".weight", std::move(shape), init, true},
@@ -350,7 +360,7 @@ class linear {
     return sizes;
   }
 
-  linear_core<T, Device, 1> core_;
+  linear_core<Precision, Device, 1> core_;
 };
 
 }  // namespace plait

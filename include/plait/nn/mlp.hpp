@@ -10,8 +10,9 @@ namespace plait {
 
 /// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
-template <class T, strategy S, compute_device Device = cpu>
+template <class Precision, strategy S, compute_device Device = cpu>
 class swiglu_mlp {
+  using T = activation_of<Precision>;
   using specs = transformer_specs<S>;
   using gate_up_value = detail::linear_value<typename specs::up, typename specs::up>;
   using down_value = detail::linear_value<typename specs::down>;
@@ -31,11 +32,13 @@ class swiglu_mlp {
   };
 
   swiglu_mlp(context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
-      : gate_up_(ctx, gate_up_value::derivation,
-                 {detail::describe_branch<typename specs::up, T, Device, 2>(ctx, name + ".gate_proj", init, bias),
-                  detail::describe_branch<typename specs::up, T, Device, 2>(ctx, name + ".up_proj", init, bias)}),
+      : gate_up_(
+            ctx, gate_up_value::derivation,
+            {detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".gate_proj", init, bias),
+             detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias)}),
         down_(ctx, down_value::derivation,
-              {detail::describe_branch<typename specs::down, T, Device, 1>(ctx, name + ".down_proj", init, bias)}) {}
+              {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init,
+                                                                                   bias)}) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute policy = recompute::none) {
@@ -91,8 +94,8 @@ class swiglu_mlp {
   }
 
  private:
-  linear_core<T, Device, 2> gate_up_;
-  linear_core<T, Device, 1> down_;
+  linear_core<Precision, Device, 2> gate_up_;
+  linear_core<Precision, Device, 1> down_;
 };
 
 }  // namespace plait

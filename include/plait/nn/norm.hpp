@@ -37,9 +37,13 @@ void with_gradient_kept(context<Device>& ctx, const T* dy, std::int64_t count, F
 }
 
 /// What both norms share: sizes, the group that shares a row, and parameters of the last dim.
-template <class T, compute_device Device>
+template <class Precision, compute_device Device>
 class norm_core {
  public:
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using S = statistic_of<Precision>;
+
   norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
             const std::string& name, bool with_bias)
       : columns_global(ctx.sizes.of(input.dims.back().dim)) {
@@ -50,16 +54,29 @@ class norm_core {
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     row_axes = sharing;
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    memory_ = make_buffer<T>(ctx.device, static_cast<std::size_t>(4 * columns));
-    T* const m = memory_.template data<T>();
-    weight = {ctx, {name + ".weight", {columns_global}, {1, 0}, false}, stored, used, m, m + columns};
-    if (with_bias)
-      bias = {ctx, {name + ".bias", {columns_global}, {0, 0}, false}, stored, used, m + 2 * columns, m + 3 * columns};
+    const auto n = static_cast<std::size_t>(columns);
+    weight_memory_ = make_buffer<W>(ctx.device, n);
+    gradient_memory_ = make_buffer<G>(ctx.device, n);
+    weight = {ctx,
+              {name + ".weight", {columns_global}, {1, 0}, false},
+              stored,
+              used,
+              weight_memory_.template data<W>(),
+              gradient_memory_.template data<G>()};
+    if (!with_bias) return;
+    bias_memory_ = make_buffer<W>(ctx.device, n);
+    bias_gradient_memory_ = make_buffer<G>(ctx.device, n);
+    bias = {ctx,
+            {name + ".bias", {columns_global}, {0, 0}, false},
+            stored,
+            used,
+            bias_memory_.template data<W>(),
+            bias_gradient_memory_.template data<G>()};
   }
 
   /// Sums per-row values over the ranks that share the rows.
-  void sum_rows(T* values, std::int64_t count) {
-    if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<T>, reduce_op::sum);
+  void sum_rows(S* values, std::int64_t count) {
+    if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
   }
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
@@ -70,15 +87,15 @@ class norm_core {
   template <class F>
   void visit_row_sum(F&& f, const char* pass, std::int64_t per_row) const {
     if (!row_group) return;
-    const auto bytes = static_cast<std::uint64_t>(per_row * rows) * sizeof(T);
+    const auto bytes = static_cast<std::uint64_t>(per_row * rows) * sizeof(S);
     f(pass, collective_cost{collective::all_reduce, row_axes, bytes,
                             wire_bytes(collective::all_reduce, row_group->size(), bytes)});
   }
 
-  parameter_base<T, Device> weight, bias;
+  parameter_base<Precision, Device> weight, bias;
 
  private:
-  buffer<Device> memory_;
+  buffer<Device> weight_memory_, gradient_memory_, bias_memory_, bias_gradient_memory_;
 };
 
 }  // namespace detail
@@ -86,9 +103,11 @@ class norm_core {
 /// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's
 /// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
 /// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
-template <class T, spec_like Input, compute_device Device = cpu>
+template <class Precision, spec_like Input, compute_device Device = cpu>
 class rms_norm {
   using value = detail::norm_value<Input>;
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
 
  public:
   using value_type = T;
@@ -112,8 +131,8 @@ class rms_norm {
     return y;
   }
   void forward(context<Device>& ctx, const T* x, T* y, saved* keep) {
-    auto inv = make_buffer<T>(ctx.device, static_cast<std::size_t>(core_.rows));
-    T* const r = inv.template data<T>();
+    auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
+    S* const r = inv.template data<S>();
     if (!core_.row_group) {
       kernels::rms_norm_forward(ctx.device, x, core_.weight.used_value(), y, r, core_.rows, core_.columns, eps_);
     } else {
@@ -135,16 +154,16 @@ class rms_norm {
     return dx;
   }
   void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx) {
-    const T* const inv = kept.inv_rms.template data<T>();
+    const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {
-      kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx, static_cast<T*>(nullptr),
-                                 core_.rows, core_.columns);
+      kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx,
+                                 static_cast<gradient_of<Precision>*>(nullptr), core_.rows, core_.columns);
     } else {
-      auto dot = make_buffer<T>(ctx.device, static_cast<std::size_t>(core_.rows));
-      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<T>(), core_.rows,
+      auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
+      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<S>(), core_.rows,
                                      core_.columns);
-      core_.sum_rows(dot.template data<T>(), core_.rows);
-      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<T>(), dx,
+      core_.sum_rows(dot.template data<S>(), core_.rows);
+      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<S>(), dx,
                                     core_.rows, core_.columns, core_.columns_global);
     }
     detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
@@ -154,9 +173,9 @@ class rms_norm {
   }
 
   std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
-    return core_.rows * static_cast<std::int64_t>(sizeof(T));
+    return core_.rows * static_cast<std::int64_t>(sizeof(S));
   }
-  parameter_base<T, Device>& weight() { return core_.weight; }
+  parameter_base<Precision, Device>& weight() { return core_.weight; }
   template <class F>
   void visit(F&& f) {
     f(core_.weight);
@@ -168,15 +187,17 @@ class rms_norm {
   }
 
  private:
-  detail::norm_core<T, Device> core_;
+  detail::norm_core<Precision, Device> core_;
   double eps_;
 };
 
 /// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's
 /// spec. If the last dim is sharded, the sum and then the centred squares are reduced inside.
-template <class T, spec_like Input, compute_device Device = cpu>
+template <class Precision, spec_like Input, compute_device Device = cpu>
 class layer_norm {
   using value = detail::norm_value<Input>;
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
 
  public:
   using value_type = T;
@@ -195,10 +216,10 @@ class layer_norm {
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute = recompute::none) {
     tensor<T, output, Device> y(ctx);
-    auto statistics = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
-    T* const mean = statistics.template data<T>();
-    T* const inv = mean + core_.rows;
-    const T *w = core_.weight.used_value(), *b = core_.bias.used_value();
+    auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
+    S* const mean = statistics.template data<S>();
+    S* const inv = mean + core_.rows;
+    const auto *w = core_.weight.used_value(), *b = core_.bias.used_value();
     if (!core_.row_group) {
       kernels::layer_norm_forward(ctx.device, x.data(), w, b, y.data(), mean, inv, core_.rows, core_.columns, eps_);
     } else {
@@ -218,14 +239,14 @@ class layer_norm {
                                             const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(ctx);
-    const T* const mean = kept.statistics.template data<T>();
-    const T* const inv = mean + core_.rows;
-    auto dots = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
+    const S* const mean = kept.statistics.template data<S>();
+    const S* const inv = mean + core_.rows;
+    auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     kernels::layer_norm_backward_dots(ctx.device, x.data(), core_.weight.used_value(), dy.data(), mean, inv,
-                                      dots.template data<T>(), core_.rows, core_.columns);
-    core_.sum_rows(dots.template data<T>(), 2 * core_.rows);
+                                      dots.template data<S>(), core_.rows, core_.columns);
+    core_.sum_rows(dots.template data<S>(), 2 * core_.rows);
     kernels::layer_norm_backward_dx(ctx.device, x.data(), core_.weight.used_value(), dy.data(), mean, inv,
-                                    dots.template data<T>(), dx.data(), core_.rows, core_.columns,
+                                    dots.template data<S>(), dx.data(), core_.rows, core_.columns,
                                     core_.columns_global);
     detail::with_gradient_kept(
         ctx, dy.data(), core_.rows * core_.columns, [this, &ctx, in = x.data(), mean, inv](const T* d) {
@@ -236,7 +257,7 @@ class layer_norm {
   }
 
   std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
-    return 2 * core_.rows * static_cast<std::int64_t>(sizeof(T));
+    return 2 * core_.rows * static_cast<std::int64_t>(sizeof(S));
   }
   template <class F>
   void visit(F&& f) {
@@ -251,7 +272,7 @@ class layer_norm {
   }
 
  private:
-  detail::norm_core<T, Device> core_;
+  detail::norm_core<Precision, Device> core_;
   double eps_;
 };
 

@@ -11,25 +11,36 @@ namespace plait {
 /// The global norm of gradients, every element counted once: a parameter's squares are summed over the axes that shard
 /// it as stored, and over no other, because there the gradient is invariant. One reduction of one number for each
 /// distinct set of axes.
-template <compute_device Device>
+template <class Precision, compute_device Device = cpu>
 class gradient_norm {
+  using G = gradient_of<Precision>;
+
  public:
-  /// Adds a parameter's gradient, which must be reduced.
-  template <class T>
-  void add(context<Device>& ctx, parameter_base<T, Device>& p) {
-    const kernels::const_elements<T> one{p.gradient(), p.size()};
-    kernels::add_sum_squares(ctx.device, std::span(&one, 1), &share(ctx.ranks, p.stored()).squares);
+  /// Adds a parameter's gradient, which must be reduced before the squares are asked for.
+  void add(context<Device>& ctx, parameter_base<Precision, Device>& p) {
+    share(ctx.ranks, p.stored()).gradients.push_back({p.gradient(), p.size()});
   }
-  /// The norm; the same on every rank. Collective over the mesh.
-  double total(context<Device>& ctx) {
-    double squares = 0;
-    for (part& s : parts_) {
-      if (!s.axes.empty()) ctx.ranks.group(s.axes).all_reduce(&s.squares, &s.squares, 1, dtype::f64, reduce_op::sum);
-      squares += s.squares;
+  /// The sum of the squares, the same on every rank: one number in the device's memory, valid as long as this object.
+  /// Collective over the mesh.
+  const double* squares(context<Device>& ctx) {
+    sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
+    double* const all = sums_.template data<double>();
+    ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      double* const own = all + i + 1;
+      kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
+      if (!parts_[i].axes.empty()) ctx.ranks.group(parts_[i].axes).all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
+      kernels::accumulate(ctx.device, own, all, 1);
     }
-    return std::sqrt(squares);
+    return all;
   }
-  /// The sets of axes reduced over, as `total` does.
+  /// The norm, on the host.
+  double total(context<Device>& ctx) {
+    double sum = 0;
+    ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
+    return std::sqrt(sum);
+  }
+  /// The sets of axes reduced over, as `squares` does.
   std::vector<axis_list> groups() const {
     std::vector<axis_list> all;
     for (const part& s : parts_)
@@ -37,15 +48,12 @@ class gradient_norm {
     return all;
   }
   /// Makes the entry of a parameter's axes without adding anything.
-  template <class T>
-  void prepare(context<Device>& ctx, const parameter_base<T, Device>& p) {
-    share(ctx.ranks, p.stored());
-  }
+  void prepare(context<Device>& ctx, const parameter_base<Precision, Device>& p) { share(ctx.ranks, p.stored()); }
 
  private:
   struct part {
     axis_list axes;
-    double squares = 0;
+    std::vector<kernels::const_elements<G>> gradients;
   };
   part& share(const world& w, const layout& stored) {
     axis_list axes;
@@ -53,10 +61,11 @@ class gradient_norm {
       if (w.shape().extent(axis) > 1 && stored.sharded_by(axis)) axes.push_back(axis);
     for (part& s : parts_)
       if (s.axes == axes) return s;
-    parts_.push_back({axes, 0});
+    parts_.push_back({axes, {}});
     return parts_.back();
   }
   std::vector<part> parts_;
+  buffer<Device> sums_;
 };
 
 /// What clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where below 1.

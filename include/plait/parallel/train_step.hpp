@@ -15,66 +15,147 @@ struct step_result {
   std::int64_t tokens = 0;   ///< counted tokens of the global batch
 };
 
-/// Completes a scalar that is partial over `axes`.
+/// Completes a scalar in the device's memory that is partial over `axes`.
 template <compute_device Device>
-double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value) {
+void resolve_in_place(context<Device>& ctx, const axis_list& axes, double* value) {
   axis_list ordered;
   for (axis_id axis : ctx.ranks.shape().axes)
     if (axes.contains(axis)) ordered.push_back(axis);
   ordered = ctx.ranks.pruned(ordered);
-  if (!ordered.empty()) ctx.ranks.group(ordered).all_reduce(&value, &value, 1, dtype::f64, reduce_op::sum);
+  if (!ordered.empty()) ctx.ranks.group(ordered).all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
+}
+
+/// The same for a number on the host.
+template <compute_device Device>
+double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value) {
+  auto there = make_buffer<double>(ctx.device, 1);
+  ctx.device.upload(there.data(), &value, sizeof value, ctx.device.main_stream());
+  resolve_in_place(ctx, axes, there.template data<double>());
+  ctx.device.download(&value, there.data(), sizeof value, ctx.device.main_stream());
   return value;
 }
 
-/// One optimizer step over any number of microbatches. The loss is the sum over all tokens of the global batch divided
-/// by their number, whatever the layout and the number of microbatches; there is no other scale anywhere.
+/// This rank's part of the token ids or labels of a microbatch, in host memory, where data comes from.
+class host_tokens {
+ public:
+  explicit host_tokens(const box& part) : part_(part), values_(static_cast<std::size_t>(part.local_size())) {}
+  std::int64_t* data() { return values_.data(); }
+  const std::int64_t* data() const { return values_.data(); }
+  std::int64_t size() const { return part_.local_size(); }
+  /// Where this part lies in the microbatch over the whole mesh.
+  const box& part() const { return part_; }
+
+ private:
+  box part_;
+  std::vector<std::int64_t> values_;
+};
+
+/// Puts `from` where the model can read it.
+template <class Tokens, compute_device Device>
+void upload(context<Device>& ctx, const host_tokens& from, Tokens& to) {
+  ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(std::int64_t),
+                    ctx.device.main_stream());
+}
+
+/// One optimizer step over any number of microbatches, in three parts:
 ///
-/// `fill(i, ids, labels)` provides microbatch i; labels equal to `ignore_index` do not count. It is called for every
-/// microbatch before the first pass, because the number of counted tokens scales the gradients.
-template <class Model, class T, compute_device Device, class Fill>
-step_result train_step(context<Device>& ctx, Model& model, adamw<T, Device>& optimizer, std::int64_t microbatches,
-                       double learning_rate, double clip, Fill&& fill) {
+///     step.load(ctx, fill);      // data to the device
+///     step.run(ctx);             // everything else; waits for nothing, the same work in every step
+///     step.result(ctx);          // the numbers of the step, which waits for it
+///
+/// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
+/// of microbatches; there is no other scale anywhere.
+template <class Model, class Precision, compute_device Device>
+class training_step {
   using tokens = typename Model::tokens;
-  const std::int64_t ignored = model.options().loss.ignore_index;
-  std::vector<std::pair<tokens, tokens>> batch;
-  double counted = 0;
-  for (std::int64_t i = 0; i < microbatches; ++i) {
-    batch.emplace_back(tokens(ctx), tokens(ctx));
-    fill(i, batch.back().first, batch.back().second);
-    const tokens& labels = batch.back().second;
-    for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
-  }
-  axis_list sharding;
-  for (const dim_placement& p : layout_v<typename tokens::spec>.dims) sharding = union_of(sharding, p.axes);
-  counted = resolve_scalar(ctx, sharding, counted);
 
-  model.visit([&](parameter_base<T, Device>& p) {
-    p.gather(ctx);
-    p.zero_gradient(ctx);
-  });
-  typename Model::loss_seed seed(ctx);
-  *seed.data() = counted > 0 ? 1.0 / counted : 0.0;  // with no token counted there is no loss and no gradient
-  double sum = 0;
-  const std::int64_t first = ctx.first_sample;
-  for (auto& [ids, labels] : batch) {
-    typename Model::saved kept;
-    sum += *model.forward(ctx, ids, labels, &kept).data();
-    model.backward(ctx, ids, labels, kept, seed);
-    if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
-    ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+ public:
+  training_step(context<Device>& ctx, Model& model, adamw<Precision, Device>& optimizer, std::int64_t microbatches,
+                double clip)
+      : model_(model), optimizer_(optimizer), clip_(clip), numbers_(make_buffer<double>(ctx.device, count)) {
+    for (std::int64_t i = 0; i < microbatches; ++i) batch_.emplace_back(tokens(ctx), tokens(ctx));
   }
-  ctx.first_sample = first;
-  sum = resolve_scalar(ctx, layout_v<typename Model::loss_sum::spec>.partial, sum);
 
-  gradient_norm<Device> norm;
-  model.visit([&](parameter_base<T, Device>& p) {
-    p.reduce(ctx);
-    norm.add(ctx, p);
-  });
-  step_result result{counted > 0 ? sum / counted : 0.0, norm.total(ctx), static_cast<std::int64_t>(counted)};
-  optimizer.begin_step(learning_rate, clip_factor(result.gradient_norm, clip));
-  model.visit([&](parameter_base<T, Device>& p) { optimizer.update(ctx, p); });
-  return result;
+  /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to `ignore_index` do not count. It is
+  /// called for every microbatch before the first pass, because the number of counted tokens scales the gradients.
+  template <class Fill>
+  void load(context<Device>& ctx, Fill&& fill) {
+    const std::int64_t ignored = model_.options().loss.ignore_index;
+    double counted = 0;
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+      host_tokens ids(batch_[i].first.part()), labels(batch_[i].second.part());
+      fill(static_cast<std::int64_t>(i), ids, labels);
+      for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
+      upload(ctx, ids, batch_[i].first);
+      upload(ctx, labels, batch_[i].second);
+    }
+    ctx.device.upload(number(own_tokens), &counted, sizeof counted, ctx.device.main_stream());
+  }
+
+  /// Forward, backward, reduction, clipping and update. The optimizer's `begin_step` comes before.
+  void run(context<Device>& ctx) {
+    axis_list sharding;
+    for (const dim_placement& p : layout_v<typename tokens::spec>.dims) sharding = union_of(sharding, p.axes);
+    ctx.device.copy(number(all_tokens), number(own_tokens), sizeof(double), ctx.device.main_stream());
+    resolve_in_place(ctx, sharding, number(all_tokens));
+    ctx.device.zero(number(loss), sizeof(double), ctx.device.main_stream());
+    model_.visit([&](parameter_base<Precision, Device>& p) {
+      p.gather(ctx);
+      p.zero_gradient(ctx);
+    });
+    typename Model::loss_seed seed(ctx);
+    kernels::reciprocal(ctx.device, number(all_tokens), seed.data());  // with no token counted there is no gradient
+    const std::int64_t first = ctx.first_sample;
+    for (auto& [ids, labels] : batch_) {
+      typename Model::saved kept;
+      const auto sum = model_.forward(ctx, ids, labels, &kept);
+      kernels::accumulate(ctx.device, sum.data(), number(loss), 1);
+      model_.backward(ctx, ids, labels, kept, seed);
+      if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
+      ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+    }
+    ctx.first_sample = first;
+    resolve_in_place(ctx, layout_v<typename Model::loss_sum::spec>.partial, number(loss));
+
+    gradient_norm<Precision, Device> gradients;
+    model_.visit([&](parameter_base<Precision, Device>& p) {
+      p.reduce(ctx);
+      gradients.add(ctx, p);
+    });
+    kernels::clip(ctx.device, gradients.squares(ctx), clip_, number(norm), number(factor));
+    optimizer_.scale_gradients(ctx, number(factor));
+    optimizer_.update_all(ctx, model_);
+  }
+
+  step_result result(context<Device>& ctx) {
+    double numbers[count];
+    ctx.device.synchronize();
+    ctx.device.download(numbers, numbers_.data(), sizeof numbers, ctx.device.main_stream());
+    const double tokens_in_all = numbers[all_tokens];
+    return {tokens_in_all > 0 ? numbers[loss] / tokens_in_all : 0.0, numbers[norm],
+            static_cast<std::int64_t>(tokens_in_all)};
+  }
+
+ private:
+  enum place : std::size_t { own_tokens, all_tokens, loss, norm, factor, count };
+  double* number(place at) { return numbers_.template data<double>() + at; }
+
+  Model& model_;
+  adamw<Precision, Device>& optimizer_;
+  double clip_;
+  std::vector<std::pair<tokens, tokens>> batch_;
+  buffer<Device> numbers_;
+};
+
+/// One step, with what `training_step` says.
+template <class Model, class Precision, compute_device Device, class Fill>
+step_result train_step(context<Device>& ctx, Model& model, adamw<Precision, Device>& optimizer,
+                       std::int64_t microbatches, double learning_rate, double clip, Fill&& fill) {
+  training_step step(ctx, model, optimizer, microbatches, clip);
+  step.load(ctx, fill);
+  optimizer.begin_step(ctx, learning_rate);
+  step.run(ctx);
+  return step.result(ctx);
 }
 
 }  // namespace plait

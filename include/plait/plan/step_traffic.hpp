@@ -9,8 +9,9 @@ namespace plait {
 
 /// The collectives of one `train_step`, predicted from the layouts alone: what each rank's ledger will have counted
 /// after it (without the seconds).
-template <class Model, class T, compute_device Device>
-ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<T, Device>&, std::int64_t microbatches) {
+template <class Model, class Precision, compute_device Device>
+ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<Precision, Device>&,
+                            std::int64_t microbatches) {
   ledger book;
   const auto add = [&](const collective_cost& c, std::uint64_t times) {
     if (ctx.ranks.pruned(c.axes).empty() || times == 0) return;
@@ -28,10 +29,10 @@ ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<T, D
   };
   model.visit_collectives(
       [&](const char*, const collective_cost& c) { add(c, static_cast<std::uint64_t>(microbatches)); });
-  gradient_norm<Device> norm;
-  model.visit([&](parameter_base<T, Device>& p) {
-    p.gather_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(T));
-    p.reduce_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(T));
+  gradient_norm<Precision, Device> norm;
+  model.visit([&](parameter_base<Precision, Device>& p) {
+    p.gather_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(weight_of<Precision>));
+    p.reduce_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(gradient_of<Precision>));
     norm.prepare(ctx, p);
   });
   for (const axis_list& axes : norm.groups()) add_scalar(axes);

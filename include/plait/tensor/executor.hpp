@@ -9,6 +9,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/kernels/kernels.hpp"
 #include "plait/layout/bytes.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/make_plan.hpp"
@@ -187,10 +188,10 @@ class executor {
                    small = around(slicing ? s.after : s.before, s.dim);
         const std::int64_t row = small.rows * small.inner * element, stride = large.rows * large.inner * element;
         if (slicing) {
-          copy_rows(device, at(in, s.index * row), stride, out, row, small.outer, row);
+          kernels::copy_2d(device, at(in, s.index * row), out, small.outer, row, stride, row);
         } else {
           device.zero(out, static_cast<std::size_t>(s.after.local_size() * element), device.main_stream());
-          copy_rows(device, in, row, at(out, s.index * row), stride, small.outer, row);
+          kernels::copy_2d(device, in, at(out, s.index * row), small.outer, row, row, stride);
         }
         return;
       }
@@ -205,9 +206,8 @@ class executor {
         buffer<Device> parts(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
         s.comm->all_gather(in, parts.data(), whole, type);
         const std::int64_t row = small.rows * small.inner * element;
-        for (std::int64_t r = 0; r < s.ranks; ++r)
-          copy_rows(device, at(parts.data(), r * small.outer * row), row, at(out, r * row), s.ranks * row, small.outer,
-                    row);
+        kernels::copy_3d(device, parts.data(), out, s.ranks, small.outer, row, small.outer * row, row, row,
+                         s.ranks * row);
         return;
       }
       case move::reduce_scatter: {
@@ -216,9 +216,8 @@ class executor {
         if (small.outer == 1) return s.comm->reduce_scatter(in, out, part, type, reduce_op::sum);
         buffer<Device> parts(device, whole * size_of(type));
         const std::int64_t row = small.rows * small.inner * element;
-        for (std::int64_t r = 0; r < s.ranks; ++r)
-          copy_rows(device, at(in, r * row), s.ranks * row, at(parts.data(), r * small.outer * row), row, small.outer,
-                    row);
+        kernels::copy_3d(device, in, parts.data(), s.ranks, small.outer, row, row, s.ranks * row, small.outer * row,
+                         row);
         s.comm->reduce_scatter(parts.data(), out, part, type, reduce_op::sum);
         return;
       }
@@ -240,43 +239,12 @@ class executor {
     buffer<Device> outgoing(device, sent * size_of(type)), incoming(device, received * size_of(type));
     const auto element = static_cast<std::int64_t>(size_of(type));
     for (std::size_t r = 0; r < ranks; ++r)
-      copy_box(device, in, s.before, at(outgoing.data(), static_cast<std::int64_t>(send_at[r]) * element),
-               s.peers[r].send, s.peers[r].send, element);
+      kernels::copy_box(device, in, s.before, at(outgoing.data(), static_cast<std::int64_t>(send_at[r]) * element),
+                        s.peers[r].send, s.peers[r].send, element);
     s.comm->all_to_all_v(outgoing.data(), send, send_at, incoming.data(), receive, receive_at, type);
     for (std::size_t r = 0; r < ranks; ++r)
-      copy_box(device, at(incoming.data(), static_cast<std::int64_t>(receive_at[r]) * element), s.peers[r].receive, out,
-               s.after, s.peers[r].receive, element);
-  }
-
-  /// Copies `part` from an array that holds the box `from` to one that holds the box `to`.
-  template <class Device>
-  static void copy_box(Device& device, const void* in, const box& from, void* out, const box& to, const box& part,
-                       std::int64_t element) {
-    if (part.local_size() == 0) return;
-    const auto last = static_cast<std::size_t>(part.dims - 1);
-    std::int64_t rows = 1;
-    for (std::size_t d = 0; d < last; ++d) rows *= part.local[d];
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::int64_t rest = row, source = 0, target = 0, source_size = 1, target_size = 1;
-      for (std::size_t d = last + 1; d-- > 0;) {
-        std::int64_t index = part.offset[d];
-        if (d != last) index += rest % part.local[d], rest /= part.local[d];
-        source += (index - from.offset[d]) * source_size;
-        target += (index - to.offset[d]) * target_size;
-        source_size *= from.local[d];
-        target_size *= to.local[d];
-      }
-      device.copy(at(out, target * element), at(in, source * element),
-                  static_cast<std::size_t>(part.local[last] * element), device.main_stream());
-    }
-  }
-
-  template <class Device>
-  static void copy_rows(Device& device, const void* in, std::int64_t in_stride, void* out, std::int64_t out_stride,
-                        std::int64_t rows, std::int64_t bytes) {
-    for (std::int64_t r = 0; r < rows; ++r)
-      device.copy(at(out, r * out_stride), at(in, r * in_stride), static_cast<std::size_t>(bytes),
-                  device.main_stream());
+      kernels::copy_box(device, at(incoming.data(), static_cast<std::int64_t>(receive_at[r]) * element),
+                        s.peers[r].receive, out, s.after, s.peers[r].receive, element);
   }
 
   static const void* at(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }

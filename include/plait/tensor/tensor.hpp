@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "plait/device/buffer.hpp"
+#ifndef __CUDACC__
 #include "plait/device/cpu.hpp"
+#endif
 #include "plait/layout/bytes.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"
