@@ -89,7 +89,7 @@ PLAIT_INLINE pack<T> sqrt(pack<T> x) {
     return pack<T>(_mm512_maskz_sqrt_pd(0xFF, __m512d(x)));
   }
 #else
-  pack<T> root;
+  pack<T> root{};
   for (std::int64_t i = 0; i < lanes<T>; ++i) root[i] = std::sqrt(x[i]);
   return root;
 #endif

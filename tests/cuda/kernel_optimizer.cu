@@ -1,0 +1,161 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "device_array.hpp"
+#include "kernel_optimizer_reference.hpp"
+#include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/reductions.hpp"
+
+namespace {
+
+using namespace plait::test;
+using plait::bf16;
+using plait::cuda;
+using plait::kernels::adamw_scalars;
+using plait::kernels::adamw_settings;
+using plait::kernels::adamw_tensor;
+using plait::kernels::const_elements;
+using std::int64_t;
+
+/// More tensors than one launch takes, of sizes around those of a pack and of a chunk; some begin off a boundary.
+std::vector<int64_t> tensor_sizes() {
+  std::vector<int64_t> sizes = {0, 1, 3, 4, 5, 255, 1024, 8191, 8192, 8193, 16384, 16385, 40003, 0};
+  for (int i = 0; i < 150; ++i) sizes.push_back(i % 11);
+  return sizes;
+}
+
+template <class M, class W>
+struct tensor_on_device {
+  number_array<M> master, gradient, m, v;
+  number_array<W> weight;
+  tensor_on_device(cuda& device, const values& start, std::size_t lead)
+      : master(device, start, lead),
+        gradient(device, values(start.size()), lead),
+        m(device, values(start.size()), lead),
+        v(device, values(start.size()), lead),
+        weight(device, values(start.size()), lead) {}
+};
+
+template <class M, class W>
+std::vector<values> train(cuda& device, const adamw_settings& settings, bool compare) {
+  const std::vector<int64_t> sizes = tensor_sizes();
+  std::vector<std::unique_ptr<tensor_on_device<M, W>>> tensors;
+  std::vector<adamw_numbers> expected;
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    const auto n = static_cast<std::size_t>(sizes[t]);
+    expected.push_back({random_values<M>(sizes[t], static_cast<unsigned>(t)), values(n), values(n)});
+    tensors.push_back(std::make_unique<tensor_on_device<M, W>>(device, expected.back().master, t % 4 == 3 ? 1 : 0));
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    const adamw_scalars scalars = plait::kernels::adamw_scalars_of(settings, 0.01, step, 0.5);
+    device_array<adamw_scalars> numbers(device, {scalars});
+    std::vector<adamw_tensor<M, M, W>> table;
+    for (std::size_t t = 0; t < sizes.size(); ++t) {
+      auto& x = *tensors[t];
+      const values gradient = random_values<M>(sizes[t], static_cast<unsigned>(1000 * step + static_cast<int64_t>(t)));
+      x.gradient = number_array<M>(device, gradient, t % 4 == 3 ? 1 : 0);
+      const double decay = t % 2 == 0 ? 0.1 : 0.0;
+      table.push_back({x.master.data(), x.gradient.data(), x.m.data(), x.v.data(),
+                       t % 3 == 2 ? nullptr : x.weight.data(), sizes[t], decay});
+      adamw_on_cpu(expected[t], gradient, decay, settings, scalars);
+    }
+    plait::kernels::adamw_update(device, std::span<const adamw_tensor<M, M, W>>(table), settings, numbers.data());
+  }
+  std::vector<values> made;
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    auto& x = *tensors[t];
+    made.push_back(x.master.read());
+    if (!compare) continue;
+    CAPTURE(sizes[t]);
+    CHECK(difference(made.back(), expected[t].master) < tolerance<M>);
+    CHECK(difference(x.m.read(), expected[t].m) < tolerance<M>);
+    CHECK(difference(x.v.read(), expected[t].v) < tolerance<M>);
+    values rounded(made.back());
+    for (double& value : rounded) value = t % 3 == 2 ? 0.0 : widened(typed<W>(value));
+    CHECK(x.weight.read() == rounded);
+  }
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("adamw equals the processor's, for many tensors at a time") {
+  cuda device;
+  const adamw_settings settings{0.9, 0.95, 1e-8};
+  train<float, float>(device, settings, true);
+  train<float, bf16>(device, settings, true);
+  train<double, double>(device, settings, true);
+  CHECK(train<float, bf16>(device, settings, false) == train<float, bf16>(device, settings, false));
+  device.synchronize();
+}
+
+TEST_CASE_TEMPLATE("sums equal those of the processor in every size", T, float, double, bf16) {
+  cuda device;
+  for (const int64_t n : {0, 1, 31, 257, 16383, 16384, 16385, 70001}) {
+    CAPTURE(n);
+    const values x = random_values<T>(n, 5);
+    number_array<T> on_device(device, x, n % 2);
+    number_array<double> out(device, values{7.0});
+    plait::kernels::sum<T>(device, on_device.data(), n, out.data());
+    const double expected = std::accumulate(x.begin(), x.end(), 0.0), sum = out.read()[0];
+    CHECK(std::abs(sum - expected) < 1e-9);
+    plait::kernels::sum<T>(device, on_device.data(), n, out.data());
+    CHECK(out.read()[0] == sum);
+  }
+}
+
+TEST_CASE_TEMPLATE("squares of many tensors are added to what is there", T, float, double) {
+  cuda device;
+  std::vector<std::unique_ptr<number_array<T>>> arrays;
+  std::vector<const_elements<T>> parts;
+  double expected = 3;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    for (const int64_t n : tensor_sizes()) {
+      const values x = random_values<T>(n, static_cast<unsigned>(n + repeat));
+      for (const double value : x) expected += value * value;
+      arrays.push_back(std::make_unique<number_array<T>>(device, x, static_cast<std::size_t>(repeat)));
+      parts.push_back({arrays.back()->data(), n});
+    }
+  }
+  std::vector<double> first;
+  for (int run = 0; run < 2; ++run) {
+    number_array<double> out(device, values{3.0});
+    plait::kernels::add_sum_squares(device, std::span<const const_elements<T>>(parts), out.data());
+    CHECK(out.read()[0] == doctest::Approx(expected).epsilon(1e-13));
+    if (run == 0) first = out.read();
+    CHECK(out.read() == first);
+  }
+  number_array<double> out(device, values{3.0});
+  plait::kernels::add_sum_squares(device, std::span<const const_elements<T>>(), out.data());
+  CHECK(out.read()[0] == 3.0);
+}
+
+TEST_CASE("norms, factors and reciprocals are made on the device") {
+  cuda device;
+  number_array<double> numbers(device, 3);
+  for (const double squares : {0.0, 16.0, 1e-30}) {
+    for (const double limit : {0.0, 1.0, 5.0}) {
+      number_array<double> from(device, values{squares});
+      plait::kernels::clip(device, from.data(), limit, numbers.data(), numbers.data() + 1);
+      plait::kernels::reciprocal(device, from.data(), numbers.data() + 2);
+      const clipped expected = clip_on_cpu(squares, limit);
+      const values got = numbers.read();
+      CHECK(got[0] == expected.norm);
+      CHECK(got[1] == doctest::Approx(expected.factor).epsilon(1e-15));
+      CHECK(got[2] == (squares > 0 ? 1 / squares : 0.0));
+    }
+  }
+  number_array<double> value(device, values{0.1});
+  number_array<bf16> y(device, 1001);
+  plait::kernels::fill_from(device, y.data(), 1000, value.data());
+  const values got = y.read();
+  CHECK(got[0] == 0.10009765625);
+  CHECK(got[999] == got[0]);
+  CHECK(got[1000] == 0.0);
+}
