@@ -1,9 +1,16 @@
 #pragma once
 
 /// Every CUDA kernel; see plait/kernels/kernels.hpp.
+#include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/copy.hpp"
 #include "plait/kernels/cuda/cross_entropy.hpp"
+#include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/embedding.hpp"
+#include "plait/kernels/cuda/layer_norm.hpp"
 #include "plait/kernels/cuda/merge_lse.hpp"
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
+#include "plait/kernels/cuda/rms_norm.hpp"
+#include "plait/kernels/cuda/rope.hpp"
+#include "plait/kernels/cuda/swiglu.hpp"

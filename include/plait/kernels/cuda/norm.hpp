@@ -20,8 +20,9 @@ struct row_moments {
 
 /// y and the statistics of whole rows.
 template <int Width, bool Centred, class T, class S>
-static __global__ void norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out,
-                                           S* inverse_out, std::int64_t rows, std::int64_t columns, S eps) {
+static __global__ void __launch_bounds__(most_row_threads)
+    norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out, S* inverse_out,
+                        std::int64_t rows, std::int64_t columns, S eps) {
   __shared__ S scratch[warp_lanes];
   const S count = static_cast<S>(columns);
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
@@ -29,7 +30,7 @@ static __global__ void norm_forward_kernel(const T* x, const T* weight, const T*
     S mean = 0;
     if constexpr (Centred) {
       S sum = 0;
-      each_held<Width>(
+      each_held<Width, false>(
           columns,
           [&](std::int64_t, int, const chunk<Width, T>& v) {
 #pragma unroll
@@ -39,7 +40,7 @@ static __global__ void norm_forward_kernel(const T* x, const T* weight, const T*
       mean = row_sum(sum, scratch) / count;
     }
     S squares = 0;
-    each_held<Width>(
+    each_held<Width, false>(
         columns,
         [&](std::int64_t, int, const chunk<Width, T>& v) {
 #pragma unroll
@@ -54,7 +55,7 @@ static __global__ void norm_forward_kernel(const T* x, const T* weight, const T*
       if constexpr (Centred) mean_out[r] = mean;
       inverse_out[r] = inverse;
     }
-    each_held<Width>(
+    each_held<Width, false>(
         columns,
         [&](std::int64_t c, int, const chunk<Width, T>& v) {
           const auto w = load_chunk<Width>(weight + c);
@@ -139,7 +140,7 @@ inline constexpr int norm_backward_threads = 256;
 /// dx of whole rows; with `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy, for
 /// which a row must be held entirely.
 template <int Width, bool Centred, bool Weight, class T, class S>
-static __global__ void __launch_bounds__(Weight ? norm_backward_threads : 1024)
+static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_row_threads)
     norm_backward_kernel(const T* x, const T* weight, const T* dy, const S* mean_in, const S* inverse_in, T* dx,
                          S* partial, std::int64_t rows, std::int64_t columns, const T* addend) {
   __shared__ S scratch[warp_lanes];
@@ -151,7 +152,7 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : 1024)
     const S inverse = inverse_in[r];
     S mean = 0, shift = 0, pull = 0;
     if constexpr (Centred) mean = mean_in[r];
-    each_held<Width>(
+    each_held<Width, Weight>(
         columns,
         [&](std::int64_t c, int k, const chunk<Width, T>& v, const chunk<Width, T>& d) {
           const auto w = load_chunk<Width>(weight + c);
@@ -161,15 +162,15 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : 1024)
             if constexpr (Centred) shift += g * number<S>(w.at[j]);
             pull += g * number<S>(w.at[j]) * normalised;
             if constexpr (Weight) {
-              dweight[k % held_chunks][j] += g * normalised;
-              if constexpr (Centred) dbias[k % held_chunks][j] += g;
+              dweight[k][j] += g * normalised;
+              if constexpr (Centred) dbias[k][j] += g;
             }
           }
         },
         in, gradient);
     if constexpr (Centred) shift = row_sum(shift, scratch) / count;
     pull = row_sum(pull, scratch) / count;
-    each_held<Width>(
+    each_held<Width, Weight>(
         columns,
         [&](std::int64_t c, int, const chunk<Width, T>& v, const chunk<Width, T>& d) {
           store_norm_dx(v, load_chunk<Width>(weight + c), d, mean, inverse, shift, pull,

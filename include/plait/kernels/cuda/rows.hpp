@@ -10,10 +10,12 @@ namespace plait::kernels::detail {
 
 /// The chunks of a row that a thread can hold in registers; those beyond are read again.
 inline constexpr int held_chunks = 4;
+/// Most threads of a block of these kernels, which leaves each 128 registers.
+inline constexpr int most_row_threads = 512;
 
 /// Blocks of rows of `columns` elements: as many threads to a row as hold it, if that is not more than `most`.
 template <int Width>
-dim3 row_block(std::int64_t columns, std::int64_t most = 1024) {
+dim3 row_block(std::int64_t columns, std::int64_t most = most_row_threads) {
   const std::int64_t chunks = (columns + Width - 1) / Width;
   const std::int64_t threads = (chunks + held_chunks - 1) / held_chunks;
   const std::int64_t warps = threads <= 32 ? 1 : (threads < most ? threads + 31 : most) / 32;
@@ -60,25 +62,28 @@ struct held_row {
 };
 
 /// Calls f(column, k, chunk_0, chunk_1, ...) for each of this thread's chunks of some rows; k counts them. What is not
-/// held is read again.
-template <int Width, class F, class... T>
+/// held is read again; `Held` promises that there is nothing of the kind.
+template <int Width, bool Held, class F, class... T>
 __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width, T>&... rows) {
 #pragma unroll
   for (int k = 0; k < held_chunks; ++k) {
     const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
     if (c < columns) f(c, k, rows.held[k]...);
   }
-  int k = held_chunks;
-  for (std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width; c < columns;
-       c += static_cast<std::int64_t>(blockDim.x) * Width, ++k) {
-    f(c, k, load_chunk<Width>(rows.row + c)...);
+  if constexpr (!Held) {
+    int k = held_chunks;
+    for (std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width; c < columns;
+         c += static_cast<std::int64_t>(blockDim.x) * Width, ++k) {
+      f(c, k, load_chunk<Width>(rows.row + c)...);
+    }
   }
 }
 
 // ---- element by element, with a number or two per row ------------------------------------------------------------
 
 template <int Width, class Op>
-static __global__ void row_map_kernel(Op op, std::int64_t rows, std::int64_t columns) {
+static __global__ void __launch_bounds__(most_row_threads)
+    row_map_kernel(Op op, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
     const auto numbers = op.row(r);
     each_chunk<Width>(columns, [&](std::int64_t c) { op.template at<Width>(r, c, numbers); });
@@ -100,7 +105,8 @@ void row_map(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns
 // ---- sums of rows ------------------------------------------------------------------------------------------------
 
 template <int Width, class Term, class S>
-static __global__ void row_sums_kernel(Term term, S* out, std::int64_t rows, std::int64_t columns) {
+static __global__ void __launch_bounds__(most_row_threads)
+    row_sums_kernel(Term term, S* out, std::int64_t rows, std::int64_t columns) {
   __shared__ S scratch[warp_lanes];
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
     const auto numbers = term.row(r);
