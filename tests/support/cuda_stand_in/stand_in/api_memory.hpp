@@ -27,7 +27,10 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
 }
 inline void release(void* p) {
   arena& memory = arena::instance();
-  if (auto* pool = static_cast<cudaMemPool_t>(memory.find(p)->pool)) pool->used -= memory.find(p)->bytes;
+  if (auto* pool = static_cast<cudaMemPool_t>(memory.find(p)->pool)) {
+    pool->used -= memory.find(p)->bytes;
+    if (pool->destroyed && pool->used == 0) runtime::instance().pools.erase(pool);
+  }
   memory.release(p);
 }
 inline cudaMemPool_t default_pool(runtime& r, int device) {
@@ -75,7 +78,7 @@ inline cudaError_t cudaFree(void* p) {
 inline cudaError_t cudaMallocFromPoolAsync(void** p, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
   return stand_in::call([&](stand_in::runtime& r) {
     const auto s = r.find(stream);
-    if (!p || !r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (!p || !r.is_pool(pool)) return cudaErrorInvalidValue;
     if (!s) return cudaErrorInvalidResourceHandle;
     if (const auto error = r.refuse_while_capturing(s.get()))
       return error;  // graphs with memory of their own are not modelled
@@ -106,7 +109,7 @@ inline cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
 }
 inline cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool) {
   return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
     r.current_pools[device] = pool;
     return cudaSuccess;
   });
@@ -141,19 +144,17 @@ inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps
     return cudaSuccess;
   });
 }
+/// Waits for nothing: a pool lives until its last allocation is released.
 inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
-    if (const auto error = r.refuse_while_capturing(nullptr)) return error;
-    r.finish_all(-1);
-    if (pool->used) stand_in::die("a memory pool is destroyed while memory of it is in use");
-    r.pools.erase(pool);
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
+    pool->destroyed = true;
+    if (pool->used == 0) r.pools.erase(pool);
     return cudaSuccess;
   });
 }
 inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t) {
-  return stand_in::call(
-      [&](stand_in::runtime& r) { return r.pools.count(pool) ? cudaSuccess : cudaErrorInvalidValue; });
+  return stand_in::call([&](stand_in::runtime& r) { return r.is_pool(pool) ? cudaSuccess : cudaErrorInvalidValue; });
 }
 
 namespace stand_in {
@@ -184,7 +185,7 @@ inline std::uint64_t* attribute(cudaMemPool_t pool, cudaMemPoolAttr which, bool&
 
 inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
   return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
     bool is_int = false;
     std::uint64_t* to = stand_in::attribute(pool, which, is_int);
     if (!to || which == cudaMemPoolAttrUsedMemCurrent || which == cudaMemPoolAttrReservedMemCurrent) {
@@ -196,7 +197,7 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr w
 }
 inline cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
   return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.pools.count(pool)) return cudaErrorInvalidValue;
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
     bool is_int = false;
     const std::uint64_t* from = stand_in::attribute(pool, which, is_int);
     if (!from) return cudaErrorInvalidValue;

@@ -71,6 +71,7 @@ struct CUgraphExec_st {
 };
 struct CUmemPoolHandle_st {
   int device = 0;
+  bool destroyed = false;  // goes when its last allocation does
   std::uint64_t release_threshold = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
 };
 
@@ -122,6 +123,10 @@ class runtime {
     return it == events.end() ? nullptr : it->second.get();
   }
 
+  bool is_pool(cudaMemPool_t pool) const {
+    const auto it = pools.find(pool);
+    return it != pools.end() && !it->second->destroyed;
+  }
   bool is_pinned(const void* p) const {
     const auto* c = static_cast<const char*>(p);
     auto it = pinned.upper_bound(c);
@@ -129,8 +134,6 @@ class runtime {
     --it;
     return c < it->first + it->second;
   }
-
-  bool capturing(const CUstream_st& s) const { return s.captured_by != nullptr; }
 
   cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, std::vector<dependency> after = {}) {
     if (s->captured_by) {

@@ -1,0 +1,365 @@
+// A stand-in for cuBLASLt, for tests: products of float, double and bf16 matrices, queued on a stream of the stand-in
+// runtime. What it does not model it refuses with CUBLAS_STATUS_NOT_SUPPORTED.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cuda_runtime.h"
+#include "library_types.h"
+#include "stand_in/gemm.hpp"
+
+enum cublasStatus_t {
+  CUBLAS_STATUS_SUCCESS = 0,
+  CUBLAS_STATUS_NOT_INITIALIZED = 1,
+  CUBLAS_STATUS_ALLOC_FAILED = 3,
+  CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_ARCH_MISMATCH = 8,
+  CUBLAS_STATUS_MAPPING_ERROR = 11,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_INTERNAL_ERROR = 14,
+  CUBLAS_STATUS_NOT_SUPPORTED = 15,
+  CUBLAS_STATUS_LICENSE_ERROR = 16
+};
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 };
+enum cublasComputeType_t {
+  CUBLAS_COMPUTE_32F = 68,
+  CUBLAS_COMPUTE_32F_PEDANTIC = 69,
+  CUBLAS_COMPUTE_32F_FAST_16BF = 75,
+  CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
+  CUBLAS_COMPUTE_64F = 70,
+  CUBLAS_COMPUTE_64F_PEDANTIC = 71
+};
+enum cublasLtOrder_t { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 };
+enum cublasLtPointerMode_t { CUBLASLT_POINTER_MODE_HOST = 0, CUBLASLT_POINTER_MODE_DEVICE = 1 };
+enum cublasLtEpilogue_t {
+  CUBLASLT_EPILOGUE_DEFAULT = 1,
+  CUBLASLT_EPILOGUE_RELU = 2,
+  CUBLASLT_EPILOGUE_BIAS = 4,
+  CUBLASLT_EPILOGUE_RELU_BIAS = 6,
+  CUBLASLT_EPILOGUE_GELU = 32,
+  CUBLASLT_EPILOGUE_GELU_BIAS = 36,
+  CUBLASLT_EPILOGUE_BGRADA = 256,
+  CUBLASLT_EPILOGUE_BGRADB = 512
+};
+enum cublasLtMatrixLayoutAttribute_t {
+  CUBLASLT_MATRIX_LAYOUT_TYPE = 0,
+  CUBLASLT_MATRIX_LAYOUT_ORDER = 1,
+  CUBLASLT_MATRIX_LAYOUT_ROWS = 2,
+  CUBLASLT_MATRIX_LAYOUT_COLS = 3,
+  CUBLASLT_MATRIX_LAYOUT_LD = 4,
+  CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+  CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
+};
+enum cublasLtMatmulDescAttributes_t {
+  CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,
+  CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,
+  CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+  CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+};
+
+struct cublasLtContext {};
+struct cublasLtMatmulDescOpaque_t {
+  cublasComputeType_t compute;
+  cudaDataType_t scale;
+  std::int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST, trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+  std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  void* bias = nullptr;
+  std::int32_t bias_type = -1;  // that of d
+};
+struct cublasLtMatrixLayoutOpaque_t {
+  stand_in::matrix_layout layout;
+};
+struct cublasLtMatmulPreferenceOpaque_t {
+  std::uint64_t workspace = 0;
+  std::uint32_t search = 0, reductions = 0, alignment[4] = {256, 256, 256, 256};
+};
+using cublasLtHandle_t = cublasLtContext*;
+using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
+using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
+using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
+struct cublasLtMatmulAlgo_t {
+  std::uint64_t data[8];
+};
+struct cublasLtMatmulHeuristicResult_t {
+  cublasLtMatmulAlgo_t algo;
+  std::size_t workspaceSize;
+  cublasStatus_t state;
+  float wavesCount;
+  int reserved[4];
+};
+
+inline const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR:
+      return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR:
+      return "CUBLAS_STATUS_LICENSE_ERROR";
+  }
+  return "unknown cuBLAS status";
+}
+inline const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }
+inline std::size_t cublasLtGetVersion() { return 130000; }
+
+namespace stand_in {
+
+template <class T>
+cublasStatus_t set(T& to, const void* value, std::size_t bytes) {
+  if (!value || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&to, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace stand_in
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
+  if (stand_in::device_count() == 0) return CUBLAS_STATUS_NOT_INITIALIZED;
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                               cudaDataType_t scale) {
+  *desc = new cublasLtMatmulDescOpaque_t{compute, scale};
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+  delete desc;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
+                                                     const void* value, std::size_t bytes) {
+  switch (which) {
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+      return stand_in::set(desc->compute, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+      return stand_in::set(desc->scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+      return stand_in::set(desc->pointer_mode, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return stand_in::set(desc->trans_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return stand_in::set(desc->trans_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return stand_in::set(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return stand_in::set(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return stand_in::set(desc->bias_type, value, bytes);
+  }
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type,
+                                                 std::uint64_t rows, std::uint64_t cols, std::int64_t ld) {
+  if (!stand_in::known(type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  auto* made = new cublasLtMatrixLayoutOpaque_t;
+  made->layout.type = type;
+  made->layout.rows = rows;
+  made->layout.cols = cols;
+  made->layout.ld = ld;
+  *layout = made;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete layout;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                       cublasLtMatrixLayoutAttribute_t which, const void* value,
+                                                       std::size_t bytes) {
+  stand_in::matrix_layout& l = layout->layout;
+  switch (which) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+      return stand_in::set(l.type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+      return stand_in::set(l.rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+      return stand_in::set(l.cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+      return stand_in::set(l.ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+      return stand_in::set(l.batches, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+      return stand_in::set(l.batch_stride, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER: {
+      std::int32_t order = 0;
+      if (const auto status = stand_in::set(order, value, bytes)) return status;
+      if (order != CUBLASLT_ORDER_COL && order != CUBLASLT_ORDER_ROW) return CUBLAS_STATUS_NOT_SUPPORTED;
+      l.row_major = order == CUBLASLT_ORDER_ROW;
+      return CUBLAS_STATUS_SUCCESS;
+    }
+  }
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new cublasLtMatmulPreferenceOpaque_t;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t which,
+                                                           const void* value, std::size_t bytes) {
+  switch (which) {
+    case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
+      return stand_in::set(preference->search, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return stand_in::set(preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return stand_in::set(preference->reductions, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return stand_in::set(preference->alignment[0], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return stand_in::set(preference->alignment[1], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return stand_in::set(preference->alignment[2], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return stand_in::set(preference->alignment[3], value, bytes);
+  }
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+namespace stand_in {
+
+/// The product that the descriptors mean, or what is wrong with them.
+inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, gemm& g) {
+  if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  g.a = a->layout;
+  g.b = b->layout;
+  g.c = c->layout;
+  g.d = d->layout;
+  g.trans_a = desc->trans_a != CUBLAS_OP_N;
+  g.trans_b = desc->trans_b != CUBLAS_OP_N;
+  g.wide = desc->compute == CUBLAS_COMPUTE_64F || desc->compute == CUBLAS_COMPUTE_64F_PEDANTIC;
+  g.tf32 = desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && g.a.type == CUDA_R_32F;
+  if (!g.a.legal() || !g.b.legal() || !g.c.legal() || !g.d.legal()) return CUBLAS_STATUS_INVALID_VALUE;
+  const auto m = g.trans_a ? g.a.cols : g.a.rows, k = g.trans_a ? g.a.rows : g.a.cols;
+  const auto k_of_b = g.trans_b ? g.b.cols : g.b.rows, n = g.trans_b ? g.b.rows : g.b.cols;
+  if (k != k_of_b || g.d.rows != m || g.d.cols != n || g.c.rows != m || g.c.cols != n)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (g.a.batches != g.d.batches || g.b.batches != g.d.batches || g.c.batches != g.d.batches) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  // The combinations of types that cuBLASLt has, among those known here.
+  const bool doubles = g.a.type == CUDA_R_64F;
+  if (g.b.type != g.a.type || g.c.type != g.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (doubles != g.wide || doubles != (g.d.type == CUDA_R_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (g.a.type == CUDA_R_32F && g.d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (desc->scale != (g.wide ? CUDA_R_64F : CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto e = desc->epilogue;
+  g.after.bias = e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_RELU_BIAS || e == CUBLASLT_EPILOGUE_GELU_BIAS;
+  g.after.relu = e == CUBLASLT_EPILOGUE_RELU || e == CUBLASLT_EPILOGUE_RELU_BIAS;
+  g.after.gelu = e == CUBLASLT_EPILOGUE_GELU || e == CUBLASLT_EPILOGUE_GELU_BIAS;
+  g.after.sum_a = e == CUBLASLT_EPILOGUE_BGRADA;
+  g.after.sum_b = e == CUBLASLT_EPILOGUE_BGRADB;
+  const bool any = g.after.bias || g.after.relu || g.after.gelu || g.after.sum_a || g.after.sum_b;
+  if (!any && e != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+  g.after.vector = desc->bias;
+  g.after.type = desc->bias_type < 0 ? g.d.type : static_cast<cudaDataType_t>(desc->bias_type);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace stand_in
+
+/// The first algorithm needs a workspace of 1 MiB where that is allowed, the others none.
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t preference, int asked,
+                                                     cublasLtMatmulHeuristicResult_t* results, int* returned) {
+  stand_in::gemm g;
+  *returned = 0;
+  if (!handle || asked < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  if (const auto status = stand_in::make_gemm(desc, a, b, c, d, g)) return status;
+  for (std::uint64_t i = 0; i < 3 && *returned < asked; ++i) {
+    const std::size_t workspace = i == 0 ? 1 << 20 : 0;
+    if (workspace > (preference ? preference->workspace : 0)) continue;
+    results[(*returned)++] = {{{0x51a7d, i, workspace}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                                     const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                                     cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                                     cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                                     const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                                     std::size_t workspace_bytes, cudaStream_t stream) {
+  stand_in::gemm g;
+  if (!handle || !alpha || !beta || !a || !b || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (const auto status = stand_in::make_gemm(desc, a_layout, b_layout, c_layout, d_layout, g)) return status;
+  const std::size_t needed = algorithm ? algorithm->data[2] : 0;
+  if (algorithm && algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (needed > workspace_bytes || (needed && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
+  double scalars[2] = {};
+  const auto read = [wide = g.wide](const void* p) {
+    return wide ? *static_cast<const double*>(p) : static_cast<double>(*static_cast<const float*>(p));
+  };
+  if (!device_scalars) {
+    scalars[0] = read(alpha);
+    scalars[1] = read(beta);
+    if (scalars[1] != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const auto error = stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    for (const void* p : {a, b, c, static_cast<const void*>(d), static_cast<const void*>(g.after.vector),
+                          static_cast<const void*>(workspace)}) {
+      stand_in::check_argument(r, p, "cublasLtMatmul");
+    }
+    return r.enqueue(s, [=, one = scalars[0], two = scalars[1]] {
+      const double x = device_scalars ? read(alpha) : one, y = device_scalars ? read(beta) : two;
+      if (needed) {  // who shares a workspace between streams, or states a wrong size, shall see it
+        std::memset(workspace, 0xff, 256);
+        std::memset(static_cast<char*>(workspace) + workspace_bytes - 256, 0xff, 256);
+      }
+      if (g.wide) {
+        stand_in::multiply_batch<double>(g, x, a, b, y, c, d);
+      } else {
+        stand_in::multiply_batch<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
+      }
+    });
+  });
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}

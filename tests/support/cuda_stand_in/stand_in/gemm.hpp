@@ -1,0 +1,145 @@
+// Matrix products of the stand-in cuBLASLt: plain loops over operands that were converted to the type of the sums.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "../library_types.h"
+
+namespace stand_in {
+
+struct matrix_layout {
+  cudaDataType_t type = CUDA_R_32F;
+  std::uint64_t rows = 0, cols = 0;
+  std::int64_t ld = 0, batch_stride = 0;
+  std::int32_t batches = 1;
+  bool row_major = false;
+
+  std::size_t at(std::uint64_t row, std::uint64_t col) const {
+    return row_major ? row * static_cast<std::size_t>(ld) + col : col * static_cast<std::size_t>(ld) + row;
+  }
+  bool legal() const {
+    return rows > 0 && cols > 0 && batches > 0 && ld >= static_cast<std::int64_t>(row_major ? cols : rows);
+  }
+};
+
+struct epilogue {
+  bool bias = false, relu = false, gelu = false, sum_a = false, sum_b = false;
+  void* vector = nullptr;  // what is added, or where the sums go
+  cudaDataType_t type = CUDA_R_32F;
+};
+
+struct gemm {
+  matrix_layout a, b, c, d;
+  bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
+  epilogue after;
+};
+
+inline float bf16_value(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+inline std::uint16_t bf16_bits(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  if (x != x) return static_cast<std::uint16_t>(bits >> 16 | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+/// 10 bits of mantissa, to nearest, ties away from zero.
+inline float tf32(float x) {
+  return std::isfinite(x) ? std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000u) & ~0x1fffu) : x;
+}
+
+inline std::size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
+inline bool known(cudaDataType_t type) { return type == CUDA_R_32F || type == CUDA_R_64F || type == CUDA_R_16BF; }
+
+template <class Sum>
+Sum load(cudaDataType_t type, const void* p, std::size_t i) {
+  switch (type) {
+    case CUDA_R_64F:
+      return static_cast<Sum>(static_cast<const double*>(p)[i]);
+    case CUDA_R_16BF:
+      return static_cast<Sum>(bf16_value(static_cast<const std::uint16_t*>(p)[i]));
+    default:
+      return static_cast<Sum>(static_cast<const float*>(p)[i]);
+  }
+}
+template <class Sum>
+void store(cudaDataType_t type, void* p, std::size_t i, Sum value) {
+  switch (type) {
+    case CUDA_R_64F:
+      static_cast<double*>(p)[i] = static_cast<double>(value);
+      break;
+    case CUDA_R_16BF:
+      static_cast<std::uint16_t*>(p)[i] = bf16_bits(static_cast<float>(value));
+      break;
+    default:
+      static_cast<float*>(p)[i] = static_cast<float>(value);
+      break;
+  }
+}
+
+/// One product of a batch. op(a) is m by k, op(b) is k by n.
+template <class Sum>
+void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, const void* c, void* d) {
+  const std::size_t m = g.d.rows, n = g.d.cols, k = g.trans_a ? g.a.rows : g.a.cols;
+  const auto rounded = [&](Sum x) {
+    if constexpr (std::is_same_v<Sum, float>) {
+      return g.tf32 ? tf32(x) : x;
+    } else {
+      return x;
+    }
+  };
+  std::vector<Sum> left(m * k), right(k * n), row(n);
+  for (std::size_t i = 0; i < m; ++i) {
+    for (std::size_t p = 0; p < k; ++p) {
+      left[i * k + p] = rounded(load<Sum>(g.a.type, a, g.trans_a ? g.a.at(p, i) : g.a.at(i, p)));
+    }
+  }
+  for (std::size_t p = 0; p < k; ++p) {
+    for (std::size_t j = 0; j < n; ++j) {
+      right[p * n + j] = rounded(load<Sum>(g.b.type, b, g.trans_b ? g.b.at(j, p) : g.b.at(p, j)));
+    }
+  }
+  for (std::size_t i = 0; i < m; ++i) {
+    for (Sum& x : row) x = 0;
+    for (std::size_t p = 0; p < k; ++p) {
+      const Sum x = left[i * k + p];
+      const Sum* __restrict__ from = right.data() + p * n;
+      Sum* __restrict__ to = row.data();
+      for (std::size_t j = 0; j < n; ++j) to[j] += x * from[j];
+    }
+    for (std::size_t j = 0; j < n; ++j) {
+      Sum x = alpha * row[j];
+      if (beta != 0) x += beta * load<Sum>(g.c.type, c, g.c.at(i, j));  // with beta 0, c is not read
+      if (g.after.bias) x += load<Sum>(g.after.type, g.after.vector, i);
+      if (g.after.relu && !(x > 0)) x = 0;
+      if (g.after.gelu) {
+        const Sum inner = static_cast<Sum>(0.7978845608028654) * (x + static_cast<Sum>(0.044715) * x * x * x);
+        x = static_cast<Sum>(0.5) * x * (1 + std::tanh(inner));
+      }
+      store(g.d.type, d, g.d.at(i, j), x);
+    }
+  }
+  if (g.after.sum_a || g.after.sum_b) {
+    const std::size_t size = g.after.sum_a ? m : n;
+    for (std::size_t i = 0; i < size; ++i) {
+      Sum total = 0;
+      for (std::size_t p = 0; p < k; ++p) total += g.after.sum_a ? left[i * k + p] : right[p * n + i];
+      store(g.after.type, g.after.vector, i, total);
+    }
+  }
+}
+
+template <class Sum>
+void multiply_batch(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, const void* c, void* d) {
+  const auto at = [](const void* p, const matrix_layout& l, std::int32_t i) {
+    return static_cast<const char*>(p) + static_cast<std::int64_t>(bytes_of(l.type)) * l.batch_stride * i;
+  };
+  for (std::int32_t i = 0; i < g.d.batches; ++i) {
+    multiply<Sum>(g, alpha, at(a, g.a, i), at(b, g.b, i), beta, c ? at(c, g.c, i) : nullptr,
+                  const_cast<char*>(at(d, g.d, i)));
+  }
+}
+
+}  // namespace stand_in
