@@ -73,7 +73,7 @@ constexpr double tolerance = std::is_same_v<T, bf16>    ? 1e-2
 
 /// The norm of the difference over that of what is expected, over the first `width` of every `stride` elements.
 double difference(const values& got, const values& expected, int64_t stride, int64_t width) {
-  double squares = 0, size = 0, count = 0;
+  double squares = 0, size = 0, count = 1;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     if (static_cast<int64_t>(i) % stride >= width) continue;
     squares += (got[i] - expected[i]) * (got[i] - expected[i]);
@@ -171,6 +171,7 @@ TEST_CASE_TEMPLATE("CUDA attention and its gradients are the processor's", T, fl
   check<T>(shape_of(1, 64, 64, 2, 2, 64, true));
   check<T>(shape_of(1, 130, 130, 1, 1, 128, true));
   check<T>(shape_of(1, 64, 130, 3, 1, 80, false));
+  check<T>(shape_of(2, 130, 130, 6, 2, 64, true));
   check<T>(shape_of(1, 40, 70, 1, 1, 256, true, 20));
   check<T>(shape_of(1, 17, 33, 1, 1, 200, false));
 }

@@ -86,9 +86,9 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
       multiply_by_rows<Width, step>(p, own_keys, query_tile);
       multiply_by_rows<Width, step>(ds, own_values, dout_tile);
       const bool masked = q0 + step > s.q_len || first_key + 16 > s.visible(q0);
-#pragma unroll
+      PLAIT_UNROLL
       for (int n = 0; n < step / 8; ++n) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int e = 0; e < 4; ++e) {
           const int column = 8 * n + 2 * pair + e % 2, query = q0 + column;
           const bool unseen = masked && (query >= s.q_len || key + e / 2 * 8 >= s.visible(query));
@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   const int seen[2] = {s.visible(row), s.visible(row + 8)};
   const float scale = s.scale * log2_e;
   float row_lse[2], row_delta[2];
-#pragma unroll
+  PLAIT_UNROLL
   for (int r = 0; r < 2; ++r) {
     const bool valid = row + 8 * r < s.q_len;
     row_lse[r] = valid ? s.statistics(lse, work.batch, work.head)[row + 8 * r] * log2_e : 0.0f;
@@ -174,9 +174,9 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
       multiply_by_rows<Width, step>(p, query_tile + 16 * warp * pitch, key_tile);
       multiply_by_rows<Width, step>(ds, dout_tile + 16 * warp * pitch, value_tile);
       const bool masked = k0 + step > seen_by_all;
-#pragma unroll
+      PLAIT_UNROLL
       for (int n = 0; n < step / 8; ++n) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int e = 0; e < 4; ++e) {
           const bool unseen = masked && k0 + 8 * n + 2 * pair + e % 2 >= seen[e / 2];
           const float probability = fast_exp2(p[n][e] * scale - row_lse[e / 2]);

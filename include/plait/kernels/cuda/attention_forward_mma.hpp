@@ -10,15 +10,17 @@ struct forward_tiles {
   static constexpr int warps = 8, threads = 32 * warps, queries = 16 * warps, keys = Width <= 128 ? 64 : 32;
   static constexpr int pitch = tile_pitch<Width>;
   static constexpr std::size_t shared_bytes = (queries + 2 * keys) * pitch * sizeof(bf16);
+  /// Blocks that are to share a multiprocessor, whose registers are the limit.
+  static constexpr int blocks = Width <= 64 ? 2 : 1;
   /// Whether the queries stay in registers.
-  static constexpr bool keep_queries = Width <= 128;
+  static constexpr bool keep_queries = Width == 128;
 };
 
 /// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023): scores, running maxima, sums and outputs of 16
 /// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
 /// arrive, while those are weighted the next keys do.
 template <int Width>
-static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
+static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_tiles<Width>::blocks)
     attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, attention_sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
@@ -37,7 +39,6 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
   const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
   const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
-  const int seen[2] = {s.visible(row), s.visible(row + 8)};
   const float scale = s.scale * log2_e;
   const bf16* const own_queries = query_tile + 16 * warp * pitch;
 
@@ -50,7 +51,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
   __syncthreads();
   unsigned query_fragments[tiles::keep_queries ? Width / 16 : 1][4];
   if constexpr (tiles::keep_queries) {
-#pragma unroll
+    PLAIT_UNROLL
     for (int i = 0; i < Width / 16; ++i) load_a(query_fragments[i], own_queries + 16 * i, pitch);
   }
 
@@ -65,9 +66,9 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
     float scores[keys / 8][4] = {};
     if (busy) {
       if constexpr (tiles::keep_queries) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
+          PLAIT_UNROLL
           for (int n = 0; n < keys; n += 16) {
             unsigned b[4];
             load_b_columns(b, key_tile + n * pitch + 16 * i, pitch);
@@ -78,19 +79,30 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
       } else {
         multiply_by_rows<Width, keys>(scores, own_queries, key_tile);
       }
-      const bool masked = k0 + keys > seen_by_all;
-      float largest[2] = {row_max[0], row_max[1]};
-#pragma unroll
+      PLAIT_UNROLL
       for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = k0 + 8 * n + 2 * pair + e % 2;
-          scores[n][e] = masked && key >= seen[e / 2] ? nothing : scores[n][e] * scale;
-          largest[e / 2] = fmaxf(largest[e / 2], scores[n][e]);
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) scores[n][e] *= scale;
+      }
+      if (k0 + keys > seen_by_all) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int seen = s.visible(row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < keys / 8; ++n) {
+            if (8 * n >= seen) scores[n][2 * r] = nothing;
+            if (8 * n + 1 >= seen) scores[n][2 * r + 1] = nothing;
+          }
         }
       }
+      float largest[2] = {row_max[0], row_max[1]};
+      PLAIT_UNROLL
+      for (int n = 0; n < keys / 8; ++n) {
+        PLAIT_UNROLL
+        for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], scores[n][e]);
+      }
       float shrink[2];
-#pragma unroll
+      PLAIT_UNROLL
       for (int r = 0; r < 2; ++r) {
         largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 1));
         largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 2));
@@ -100,17 +112,17 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
         if (largest[r] == nothing) largest[r] = 0.0f;
         row_sum[r] *= shrink[r];
       }
-#pragma unroll
+      PLAIT_UNROLL
       for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int e = 0; e < 4; ++e) {
           scores[n][e] = fast_exp2(scores[n][e] - largest[e / 2]);
           row_sum[e / 2] += scores[n][e];
         }
       }
-#pragma unroll
+      PLAIT_UNROLL
       for (int n = 0; n < Width / 8; ++n) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int e = 0; e < 4; ++e) sums[n][e] *= shrink[e / 2];
       }
     }
@@ -128,7 +140,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads)
   }
 
   float factor[2];
-#pragma unroll
+  PLAIT_UNROLL
   for (int r = 0; r < 2; ++r) {
     row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 1);
     row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 2);

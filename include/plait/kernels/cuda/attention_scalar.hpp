@@ -54,16 +54,16 @@ template <int Width, int Rows, int Columns, class T>
 __device__ inline void multiply_scalar_rows(T (&products)[Rows / 16][Columns / 16], const T* a, const T* b, int depth) {
   constexpr int pitch = scalar_pitch<Width>;
   const T *const a_row = a + scalar_y() * pitch, *const b_row = b + scalar_x() * pitch;
-#pragma unroll 4
+  PLAIT_UNROLL_BY(4)
   for (int i = 0; i < depth; ++i) {
     T left[Rows / 16], right[Columns / 16];
-#pragma unroll
+    PLAIT_UNROLL
     for (int r = 0; r < Rows / 16; ++r) left[r] = a_row[16 * r * pitch + i];
-#pragma unroll
+    PLAIT_UNROLL
     for (int c = 0; c < Columns / 16; ++c) right[c] = b_row[16 * c * pitch + i];
-#pragma unroll
+    PLAIT_UNROLL
     for (int r = 0; r < Rows / 16; ++r) {
-#pragma unroll
+      PLAIT_UNROLL
       for (int c = 0; c < Columns / 16; ++c) products[r][c] += left[r] * right[c];
     }
   }
@@ -74,16 +74,16 @@ template <int Width, int Rows, int Depth, bool Transposed, class T>
 __device__ inline void multiply_scalar_weights(T (&sums)[Rows / 16][Width / 16], const T* p, const T* b) {
   constexpr int p_pitch = scalar_pitch<(Transposed ? Rows : Depth)>;
   const int x = scalar_x(), y = scalar_y();
-#pragma unroll 2
+  PLAIT_UNROLL_BY(2)
   for (int i = 0; i < Depth; ++i) {
     T weight[Rows / 16];
-#pragma unroll
+    PLAIT_UNROLL
     for (int r = 0; r < Rows / 16; ++r)
       weight[r] = Transposed ? p[i * p_pitch + y + 16 * r] : p[(y + 16 * r) * p_pitch + i];
-#pragma unroll
+    PLAIT_UNROLL
     for (int c = 0; c < Width / 16; ++c) {
       const T value = b[i * scalar_pitch<Width> + x + 16 * c];
-#pragma unroll
+      PLAIT_UNROLL
       for (int r = 0; r < Rows / 16; ++r) sums[r][c] += weight[r] * value;
     }
   }
@@ -94,11 +94,11 @@ template <int Width, int Rows, class T>
 __device__ inline void store_scalar_rows(T* to, std::int64_t stride, int available, int head_dim,
                                          const T (&sums)[Rows / 16][Width / 16], const T (&factor)[Rows / 16],
                                          bool add) {
-#pragma unroll
+  PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
     const int row = scalar_y() + 16 * r;
     if (row >= available) continue;
-#pragma unroll
+    PLAIT_UNROLL
     for (int c = 0; c < Width / 16; ++c) {
       const int column = scalar_x() + 16 * c;
       if (column >= head_dim) continue;
@@ -153,11 +153,11 @@ static __global__ void __launch_bounds__(scalar_threads)
     multiply_scalar_rows<Width, queries, keys>(scores, query_tile, key_tile, s.head_dim);
     __syncthreads();
     load_scalar_tile<keys, Width>(key_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0, s.head_dim);
-#pragma unroll
+    PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
       const int row = y + 16 * r, seen = s.visible(q0 + row) - k0;
       T largest = row_max[r];
-#pragma unroll
+      PLAIT_UNROLL
       for (int c = 0; c < columns; ++c) {
         scores[r][c] = x + 16 * c < seen ? scores[r][c] * scale_of<T>(s) : nothing;
         largest = scores[r][c] > largest ? scores[r][c] : largest;
@@ -167,19 +167,19 @@ static __global__ void __launch_bounds__(scalar_threads)
       const T shift = largest == nothing ? T(0) : largest;
       row_max[r] = largest;
       row_sum[r] *= shrink;
-#pragma unroll
+      PLAIT_UNROLL
       for (int c = 0; c < columns; ++c) {
         const T weight = precise_exp(scores[r][c] - shift);
         row_sum[r] += weight;
         weights[row * scalar_pitch<keys> + x + 16 * c] = weight;
       }
-#pragma unroll
+      PLAIT_UNROLL
       for (int c = 0; c < Width / 16; ++c) sums[r][c] *= shrink;
     }
     __syncthreads();
     multiply_scalar_weights<Width, queries, keys, false>(sums, weights, key_tile);
   }
-#pragma unroll
+  PLAIT_UNROLL
   for (int r = 0; r < rows; ++r) {
     const int query = q0 + y + 16 * r;
     row_sum[r] = sum_over_x(row_sum[r]);
@@ -202,10 +202,10 @@ __device__ inline void scalar_score_gradients(T (&p)[Rows / 16][Rows / 16], T (&
                                               int k0, const attention_sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
-#pragma unroll
+  PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
     const int row = scalar_y() + 16 * r, query = q0 + row;
-#pragma unroll
+    PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
       const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
       p[r][c] = seen ? precise_exp(p[r][c] * scale_of<T>(s) - lse_rows[row]) : T(0);

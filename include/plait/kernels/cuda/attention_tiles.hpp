@@ -119,13 +119,16 @@ inline constexpr int tile_pitch = Width + 8;
 /// `head_dim` (a multiple of 8) on become 0.
 template <int Rows, int Width, int Threads>
 __device__ inline void load_tile(bf16* tile, const bf16* from, std::int64_t stride, int available, int head_dim) {
-  constexpr int chunks = Width / 8;
-  static_assert(Rows * chunks % Threads == 0);
-#pragma unroll
-  for (int i = 0; i < Rows * chunks / Threads; ++i) {
-    const int index = i * Threads + static_cast<int>(threadIdx.x), row = index / chunks, column = index % chunks * 8;
-    const bool valid = row < available && column < head_dim;
-    copy_async(tile + row * tile_pitch<Width> + column, valid ? from + row * stride + column : from, valid);
+  constexpr int chunks = Width / 8, rows_at_once = Threads / chunks;
+  static_assert(Threads % chunks == 0 && Rows % rows_at_once == 0);
+  const int thread = static_cast<int>(threadIdx.x), row = thread / chunks, column = thread % chunks * 8;
+  tile += row * tile_pitch<Width> + column;
+  const bf16* source = from + row * stride + column;
+  PLAIT_UNROLL
+  for (int i = 0; i < Rows / rows_at_once; ++i) {
+    const bool valid = row + i * rows_at_once < available && column < head_dim;
+    copy_async(tile + i * rows_at_once * tile_pitch<Width>, valid ? source : from, valid);
+    source += rows_at_once * stride;
   }
 }
 
@@ -141,11 +144,11 @@ __device__ inline void result_to_a(unsigned (&a)[4], const float (&left)[4], con
 template <int Width, int Columns>
 __device__ inline void multiply_by_rows(float (&scores)[Columns / 8][4], const bf16* a_tile, const bf16* b_tile) {
   constexpr int pitch = tile_pitch<Width>;
-#pragma unroll
+  PLAIT_UNROLL
   for (int k = 0; k < Width; k += 16) {
     unsigned a[4];
     load_a(a, a_tile + k, pitch);
-#pragma unroll
+    PLAIT_UNROLL
     for (int n = 0; n < Columns; n += 16) {
       unsigned b[4];
       load_b_columns(b, b_tile + n * pitch + k, pitch);
@@ -161,11 +164,11 @@ template <int Width, int Depth, int Columns>
 __device__ inline void multiply_weights(float (&sums)[Columns / 8][4], const float (&weights)[Depth / 8][4],
                                         const bf16* b_tile) {
   constexpr int pitch = tile_pitch<Width>;
-#pragma unroll
+  PLAIT_UNROLL
   for (int k = 0; k < Depth; k += 16) {
     unsigned a[4];
     result_to_a(a, weights[k / 8], weights[k / 8 + 1]);
-#pragma unroll
+    PLAIT_UNROLL
     for (int n = 0; n < Columns; n += 16) {
       unsigned b[4];
       load_b_rows(b, b_tile + k * pitch + n, pitch);
@@ -193,7 +196,7 @@ __device__ inline void store_rows(bf16* to, std::int64_t stride, int available, 
                                   const float (&result)[Columns / 8][4], float upper_factor, float lower_factor,
                                   bool add) {
   const int row = warp_lane() / 4, pair = warp_lane() % 4;
-#pragma unroll
+  PLAIT_UNROLL
   for (int n = 0; n < Columns / 8; ++n) {
     const int column = 8 * n + 2 * pair;
     if (column < columns) {

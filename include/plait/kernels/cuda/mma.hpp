@@ -7,6 +7,16 @@
 
 #include "plait/kernels/cuda/math.hpp"
 
+/// Unrolls the loop that follows; what lives in registers must be indexed by constants.
+#ifdef __CUDACC__
+#define PLAIT_UNROLL _Pragma("unroll")
+#define PLAIT_UNROLL_BY(n) PLAIT_PRAGMA(unroll n)
+#define PLAIT_PRAGMA(text) _Pragma(#text)
+#else
+#define PLAIT_UNROLL
+#define PLAIT_UNROLL_BY(n)
+#endif
+
 /// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
 /// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does the
 /// same with shuffles. Every function is called by all 32 lanes of a warp, with the lane's number threadIdx.x % 32.
