@@ -1,0 +1,98 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "device_array.hpp"
+#include "kernel_embedding_reference.hpp"
+#include "plait/kernels/cuda/embedding.hpp"
+
+namespace {
+
+using namespace plait::test;
+using plait::bf16;
+using plait::cuda;
+using plait::gradient_of;
+using std::int64_t;
+
+/// Ids of which few are frequent, as in text.
+std::vector<int64_t> ids_of(int64_t tokens, int64_t vocab) {
+  std::mt19937 generator(11);
+  std::geometric_distribution<int64_t> draw(0.03);
+  std::vector<int64_t> ids;
+  for (int64_t t = 0; t < tokens; ++t) ids.push_back(draw(generator) * 7 % vocab);
+  return ids;
+}
+
+template <class T>
+void check(const std::vector<int64_t>& ids, const table_part& part, std::size_t lead) {
+  using G = gradient_of<T>;
+  CAPTURE(sizeof(T));
+  CAPTURE(ids.size());
+  CAPTURE(part.width);
+  CAPTURE(part.first);
+  CAPTURE(part.rows);
+  const auto tokens = static_cast<int64_t>(ids.size());
+  const values table = random_values<T>(part.rows * part.width, 1), dy = random_values<T>(tokens * part.width, 2);
+  const values before = random_values<G>(part.rows * part.width, 3);
+  const embedded expected = embed_on_cpu(ids, table, dy, before, part);
+
+  cuda device;
+  device_array<int64_t> tokens_(device, ids);
+  number_array<T> table_(device, table, lead), dy_(device, dy, lead), y(device, values(dy.size(), 7.0), lead);
+  number_array<G> dtable(device, before, lead), again(device, before, lead);
+  plait::kernels::embedding_forward<T>(device, tokens_.data(), table_.data(), y.data(), tokens, part.width, part.first,
+                                       part.rows, part.vocab);
+  for (auto* to : {&dtable, &again}) {
+    plait::kernels::embedding_backward<T>(device, tokens_.data(), dy_.data(), to->data(), tokens, part.width,
+                                          part.first, part.rows, part.vocab);
+  }
+  device.synchronize();
+  CHECK(y.read() == expected.y);
+  CHECK(difference(dtable.read(), expected.dtable) < (sizeof(T) == 8 ? 1e-12 : 1e-5));
+  CHECK(same_bits(dtable.raw(), again.raw()));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("looked-up rows and their gradients equal the processor's", T, float, double, bf16) {
+  for (const int64_t tokens : {0, 1, 37, 700}) {
+    for (const int64_t width : {1, 24, 61}) {
+      const std::vector<int64_t> ids = ids_of(tokens, 501);
+      check<T>(ids, {width, 0, 501, 501}, 0);
+      check<T>(ids, {width, 0, 501, 501}, 1);
+      check<T>(ids, {width, 5, 50, 501}, 0);    // a part of a split table
+      check<T>(ids, {width, 480, 40, 501}, 0);  // padded behind the vocabulary
+      check<T>(ids, {width, 520, 20, 501}, 0);  // nothing but padding
+    }
+  }
+  check<T>(std::vector<int64_t>(300, 4), {2056, 0, 5, 5}, 0);  // one row for all, wider than a block
+}
+
+TEST_CASE("a row's tokens are added in their order") {
+  cuda device;
+  const std::vector<int64_t> ids = {2, 0, 2, 2, 1, 2, 2};
+  values dy;
+  float in_order = 0.25f;
+  for (std::size_t t = 0; t < ids.size(); ++t) {
+    dy.push_back(t % 2 == 0 ? 1e8 : -1e8 + 8.0 * static_cast<double>(t));
+    if (ids[t] == 2) in_order += static_cast<float>(dy.back());
+  }
+  device_array<int64_t> tokens(device, ids);
+  number_array<float> from(device, dy), to(device, values(3, 0.25));
+  plait::kernels::embedding_backward<float>(device, tokens.data(), from.data(), to.data(), 7, 1, 0, 3, 3);
+  CHECK(to.raw()[2] == in_order);
+}
+
+TEST_CASE("an id outside the vocabulary is reported when the device is waited for") {
+  cuda device;
+  device_array<int64_t> tokens(device, std::vector<int64_t>{3, 0, 1});
+  number_array<float> table(device, values(6, 1.0)), y(device, 6), d(device, 6);
+  plait::kernels::embedding_forward<float>(device, tokens.data(), table.data(), y.data(), 3, 2, 0, 3, 3);
+  CHECK_THROWS_WITH_AS(device.synchronize(), "embedding: token 0 has id 3, legal are 0 to 2", plait::error);
+  CHECK(y.read() == values{0, 0, 1, 1, 1, 1});
+  plait::kernels::embedding_backward<float>(device, tokens.data(), y.data(), d.data(), 3, 2, 0, 3, 3);
+  CHECK_THROWS_WITH_AS(device.synchronize(), "embedding: token 0 has id 3, legal are 0 to 2", plait::error);
+  CHECK(d.read() == values{1, 1, 1, 1, 0, 0});
+}
