@@ -1,7 +1,7 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/cuda/sigmoid.hpp"
@@ -12,12 +12,12 @@ namespace plait::kernels {
 
 namespace detail {
 
-__device__ inline float exponential(float x) { return expf(x); }
-__device__ inline double exponential(double x) { return exp(x); }
-__device__ inline float error_function(float x) { return erff(x); }
-__device__ inline double error_function(double x) { return erf(x); }
-__device__ inline float hyperbolic_tangent(float x) { return tanhf(x); }
-__device__ inline double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ inline float exponential(float x) { return ::expf(x); }
+__device__ inline double exponential(double x) { return ::exp(x); }
+__device__ inline float error_function(float x) { return ::erff(x); }
+__device__ inline double error_function(double x) { return ::erf(x); }
+__device__ inline float hyperbolic_tangent(float x) { return ::tanhf(x); }
+__device__ inline double hyperbolic_tangent(double x) { return ::tanh(x); }
 
 struct relu {
   template <class S>
