@@ -1,0 +1,15 @@
+// What runs the tests of every program in this folder; without a device they are skipped.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+int main(int count, char** arguments) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("no CUDA device: skipped");
+    return 77;
+  }
+  return doctest::Context(count, arguments).run();
+}
