@@ -33,7 +33,8 @@ void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp
   const rank_outcome one = train_one<T, S>(s);
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   world ranks(typename S::mesh{dp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
-  const rank_outcome got = train_rank<T, S>(s, ranks);
+  cpu device;
+  const rank_outcome got = train_rank<T, S>(s, ranks, device);
   const std::string where = "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());
   const double tolerance = parity_tolerance<T>;
   for (std::size_t i = 0; i < one.steps.size(); ++i) {

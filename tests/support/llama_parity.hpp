@@ -11,6 +11,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/strategies.hpp"
+#include "plait/parallel/weights_hash.hpp"
 #include "plait/plan/step_traffic.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
@@ -77,43 +78,38 @@ void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Toke
     }
 }
 
-/// All of a tensor that lies as `from` does, on every rank, without its padding.
-template <class T>
-named_values gather_full(context<cpu>& ctx, const parameter_info& info, const layout& from, const T* local) {
-  layout whole;
-  for (const dim_placement& p : from.dims) whole.dims.push_back({p.dim, {}});
-  const executor moves(from, whole, ctx.ranks, ctx.sizes, "gathering " + info.name);
-  std::vector<T> all(static_cast<std::size_t>(moves.to().local_size()));
-  moves.run(ctx.device, local, all.data(), dtype_of<T>);
+/// All of a parameter or its gradient, of which `local` is this rank's part, without its padding.
+template <class Parameter, class E, class Device>
+named_values gather_full(context<Device>& ctx, const Parameter& p, const E* local) {
+  const std::vector<E> all = gather_whole(ctx, p, local);
   std::size_t logical = 1;
-  for (std::int64_t n : info.shape) logical *= static_cast<std::size_t>(n);
-  named_values out{info.name, {}, true};
-  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= all[i] == T(0);
+  for (std::int64_t n : p.info().shape) logical *= static_cast<std::size_t>(n);
+  named_values out{p.name(), {}, true};
+  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= all[i] == E(0);
   out.values.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(logical));
   return out;
 }
 
-template <class Model>
-std::vector<named_values> gather_values(context<cpu>& ctx, Model& model) {
+template <class Device, class Model>
+std::vector<named_values> gather_values(context<Device>& ctx, Model& model) {
   std::vector<named_values> all;
-  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p.info(), p.stored(), p.value())); });
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, std::as_const(p).value())); });
   return all;
 }
-template <class Model>
-std::vector<named_values> gather_gradients(context<cpu>& ctx, Model& model) {
+template <class Device, class Model>
+std::vector<named_values> gather_gradients(context<Device>& ctx, Model& model) {
   std::vector<named_values> all;
-  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p.info(), dual(p.stored()), p.gradient())); });
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, p.gradient())); });
   return all;
 }
 
 /// Trains on one rank's share of `ranks`.
-template <class T, strategy S>
-rank_outcome train_rank(const scenario& s, world& ranks) {
-  cpu device;
+template <class T, strategy S, class Device>
+rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   const std::int64_t microbatch = s.batch / s.microbatches;
-  context<cpu> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
-  llama<T, S> model(ctx, s.config, s.options);
-  adamw<T> optimizer(s.optimizer);
+  context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
+  llama<T, S, Device> model(ctx, s.config, s.options);
+  adamw<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
   rank_outcome out;
   out.initial = gather_values(ctx, model);
@@ -132,11 +128,14 @@ rank_outcome train_rank(const scenario& s, world& ranks) {
   out.weights = gather_values(ctx, model);
 
   model.visit([&](auto& p) { p.gather(ctx); });
-  typename llama<T, S>::tokens ids(ctx), labels(ctx);
-  fill_tokens(s, 0, ids, labels);
+  typename llama<T, S, Device>::tokens ids(ctx), labels(ctx);
+  host_tokens host_ids(ids.part()), host_labels(ids.part());
+  fill_tokens(s, 0, host_ids, host_labels);
+  upload(ctx, host_ids, ids);
+  upload(ctx, host_labels, labels);
   const std::size_t before = device.bytes_in_use();
   {
-    typename llama<T, S>::saved kept;
+    typename llama<T, S, Device>::saved kept;
     const auto sum = model.forward(ctx, ids, labels, &kept);
     out.saved_measured = static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double));  // and the sum
   }
@@ -144,7 +143,8 @@ rank_outcome train_rank(const scenario& s, world& ranks) {
   return out;
 }
 
-/// All ranks' outcomes on the mesh dp x tp x tp_rep.
+#ifndef __CUDACC__
+/// All ranks' outcomes on the mesh dp x tp x tp_rep, on the cpu.
 template <class T, strategy S>
 std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
@@ -152,10 +152,12 @@ std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, s
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
-    all[static_cast<std::size_t>(ranks.rank())] = train_rank<T, S>(s, ranks);
+    cpu device;
+    all[static_cast<std::size_t>(ranks.rank())] = train_rank<T, S>(s, ranks, device);
   });
   return all;
 }
+#endif
 
 /// |a - b| / |b| in the Euclidean norm; |a| where b is zero.
 inline double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {

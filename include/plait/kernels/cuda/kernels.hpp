@@ -3,6 +3,8 @@
 /// Every CUDA kernel; see plait/kernels/kernels.hpp.
 #include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/attention_backward.hpp"
+#include "plait/kernels/cuda/attention_forward.hpp"
 #include "plait/kernels/cuda/copy.hpp"
 #include "plait/kernels/cuda/cross_entropy.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"

@@ -1,0 +1,85 @@
+// timeout: 300
+// A whole Llama step on the GPU: in float it is the CPU's, in bf16 it is near it, and ranks that share the GPU compute
+// what one rank does.
+#include "cuda/llama_reference.hpp"
+#include "plait/comm/threads_cuda.hpp"
+#include "plait/device/cuda.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+template <class Precision, strategy S>
+std::vector<rank_outcome> train_on_gpu(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
+  const typename S::mesh mesh{dp_ranks, split.tp, split.tp_rep};
+  std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), cuda::options{}, [&](threads::communicator c, cuda& device) {
+    world ranks(mesh.shape(), c);
+    all[static_cast<std::size_t>(ranks.rank())] = train_rank<Precision, S>(s, ranks, device);
+  });
+  return all;
+}
+
+scenario small_scenario() {
+  scenario s;
+  s.config = small_config(8, 2);
+  s.config.hidden = 32;
+  s.config.head_dim = 8;
+  s.config.ffn = 64;
+  s.batch = 16;
+  s.seq = 16;
+  s.microbatches = 2;
+  s.steps = 3;
+  return s;
+}
+
+double largest_difference(const std::vector<named_values>& a, const std::vector<named_values>& b) {
+  double most = 0;
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, relative_difference(a[i].values, b[i].values));
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("in float a step on the GPU is the CPU's") {
+  const scenario s = small_scenario();
+  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  for (std::size_t i = 0; i < expected.steps.size(); ++i) {
+    CHECK(got.steps[i].tokens == expected.steps[i].tokens);
+    CHECK(got.steps[i].loss == doctest::Approx(expected.steps[i].loss).epsilon(1e-5));
+    CHECK(got.steps[i].gradient_norm == doctest::Approx(expected.steps[i].gradient_norm).epsilon(1e-5));
+  }
+  CHECK(largest_difference(got.initial, expected.initial) < 1e-6);
+  CHECK(largest_difference(got.first_gradients, expected.first_gradients) < 1e-5);
+  CHECK(largest_difference(got.weights, expected.weights) < 1e-5);
+  CHECK(got.saved_measured == got.saved_predicted);
+}
+
+TEST_CASE("in bf16 a step is near the float one, with master weights in float") {
+  const scenario s = small_scenario();
+  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1)[0]);
+  for (std::size_t i = 0; i < expected.steps.size(); ++i) {
+    CHECK(got.steps[i].loss == doctest::Approx(expected.steps[i].loss).epsilon(1e-2));
+    CHECK(got.steps[i].gradient_norm == doctest::Approx(expected.steps[i].gradient_norm).epsilon(2e-2));
+  }
+  CHECK(largest_difference(got.initial, expected.initial) < 1e-6);  // the master weights are not rounded
+  CHECK(largest_difference(got.first_gradients, expected.first_gradients) < 2e-2);
+  CHECK(got.saved_measured == got.saved_predicted);
+}
+
+TEST_CASE("ranks that share a GPU compute what one does") {
+  const scenario s = small_scenario();
+  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  for (const std::int64_t ranks : {2, 4, 8})
+    for (std::int64_t tp_ranks = 1; tp_ranks <= ranks; tp_ranks *= 2) {
+      INFO("dp=" << ranks / tp_ranks << " tp=" << tp_ranks);
+      for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, ranks / tp_ranks, tp_ranks)) {
+        check_parity(one, r, 1e-5);
+        check_ledger(r.measured, r.predicted);
+        CHECK(r.saved_measured == r.saved_predicted);
+      }
+    }
+}
