@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/cuda/math.hpp"
 
@@ -37,22 +38,36 @@ values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {
   return result;
 }
 
-/// Elements of any type in a device's memory, `lead` elements behind where the memory begins.
+/// Elements of any type in a device's memory, `lead` elements behind where the memory begins. What lies around them
+/// must stay as it is: reading them throws where a kernel has written there.
 template <class T>
 class device_array {
  public:
   device_array(cuda& device, const std::vector<T>& from, std::size_t lead = 0)
-      : device_(&device), size_(from.size()), lead_(lead), memory_(make_buffer<T>(device, from.size() + lead + 1)) {
-    device.upload(data(), from.data(), size_ * sizeof(T), device.main_stream());
+      : device_(&device),
+        size_(from.size()),
+        lead_(lead),
+        memory_(make_buffer<T>(device, lead + from.size() + behind)) {
+    std::vector<unsigned char> bytes(memory_.bytes(), pattern);
+    if (size_ != 0) std::memcpy(bytes.data() + lead * sizeof(T), from.data(), size_ * sizeof(T));
+    device.upload(memory_.data(), bytes.data(), bytes.size(), device.main_stream());
   }
   T* data() { return memory_.template data<T>() + lead_; }
   std::vector<T> read() {
+    std::vector<unsigned char> bytes(memory_.bytes());
+    device_->download(bytes.data(), memory_.data(), bytes.size(), device_->main_stream());
+    const std::size_t begin = lead_ * sizeof(T), end = begin + size_ * sizeof(T);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      if ((i < begin || i >= end) && bytes[i] != pattern) throw error("a kernel wrote outside its array");
+    }
     std::vector<T> host(size_);
-    device_->download(host.data(), data(), size_ * sizeof(T), device_->main_stream());
+    if (size_ != 0) std::memcpy(host.data(), bytes.data() + begin, size_ * sizeof(T));
     return host;
   }
 
  private:
+  static constexpr std::size_t behind = 16;
+  static constexpr unsigned char pattern = 0xA5;
   cuda* device_;
   std::size_t size_, lead_;
   buffer<cuda> memory_;

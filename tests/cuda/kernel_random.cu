@@ -21,6 +21,7 @@ std::vector<box> boxes() {
       {1, {1}, {0}, {1}},
       {1, {1003}, {0}, {1003}},
       {1, {4000}, {1001}, {1002}},                    // begins and ends inside a block of four words
+      {1, {4000}, {1003}, {1006}},                    // an element, whole blocks, an element
       {2, {37, 50}, {11, 0}, {7, 50}},                // whole rows
       {2, {37, 50}, {3, 13}, {20, 9}},                // a tile
       {2, {37, 50}, {0, 49}, {37, 1}},                // a column
