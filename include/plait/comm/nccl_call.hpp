@@ -1,0 +1,170 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/nccl_watch.hpp"
+#include "plait/comm/reduce.hpp"
+#include "plait/comm/request.hpp"
+#include "plait/core/dtype.hpp"
+
+namespace plait::nccl::detail {
+
+inline ncclDataType_t type_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return ncclFloat32;
+    case dtype::f64:
+      return ncclFloat64;
+    case dtype::bf16:
+      return ncclBfloat16;
+    case dtype::i32:
+      return ncclInt32;
+    case dtype::i64:
+      return ncclInt64;
+    case dtype::u8:
+      break;
+  }
+  return ncclUint8;
+}
+
+inline ncclRedOp_t op_of(reduce_op op) {
+  return op == reduce_op::sum ? ncclSum : op == reduce_op::max ? ncclMax : ncclMin;
+}
+
+inline void check(ncclResult_t result, const char* call) {
+  if (result != ncclSuccess && result != ncclInProgress) {
+    fail(std::string(call) + " failed: " + ncclGetErrorString(result) + " (" + ncclGetLastError(nullptr) + ")");
+  }
+}
+
+/// Refuses memory that is the host's.
+inline void check_device_memory(const char* what, const void* a, const void* b) {
+  for (const void* const p : {a, b}) {
+    cudaPointerAttributes found{};
+    if (p == nullptr) continue;
+    if (cudaPointerGetAttributes(&found, p) == cudaSuccess && found.type != cudaMemoryTypeUnregistered) continue;
+    static_cast<void>(cudaGetLastError());
+    fail(std::string(what) + ": a pointer to the host's memory; NCCL works on a device's");
+  }
+}
+
+/// A message that waits for the end of its group.
+struct message {
+  bool sends = false;
+  const void* data = nullptr;
+  std::size_t count = 0;
+  dtype type = dtype::u8;
+  int peer = 0, tag = 0;
+};
+
+/// What the copies of a communicator share.
+struct state {
+  std::shared_ptr<session> home;
+  handle link;
+  int rank = 0, size = 1;
+  std::string label;
+  std::uint64_t sequence = 0;
+  int open_groups = 0;
+  std::vector<message> messages;     ///< of the open group
+  std::shared_ptr<operation> group;  ///< of the open group
+
+  explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
+  state(const state&) = delete;
+  state& operator=(const state&) = delete;
+  ~state() {
+    if (link.comm == nullptr) return;
+    // While an exception unwinds this rank, the others may never call what is in flight.
+    if (link.owned && std::uncaught_exceptions() > 0) {
+      home->ranks().fail("rank " + std::to_string(home->rank) + " is leaving by an exception");
+    }
+    home->remove(&link);
+    if (!link.owned || link.aborted) return;
+    ncclResult_t now = ncclCommFinalize(link.comm);
+    while (now == ncclInProgress) {
+      if (ncclCommGetAsyncError(link.comm, &now) != ncclSuccess) break;
+      std::this_thread::yield();
+    }
+    if (now == ncclSuccess) {
+      ncclCommDestroy(link.comm);
+    } else {
+      ncclCommAbort(link.comm);
+    }
+  }
+
+  /// Calls NCCL and waits until the communicator has taken the call; throws with what failed.
+  template <class F>
+  void issue(operation& op, const char* call, const F& f) {
+    ncclResult_t result = home->guarded(f);
+    const double until = comm_clock() + home->settings.deadline;
+    while (result == ncclInProgress) {
+      std::this_thread::yield();
+      ncclResult_t now = ncclInProgress;
+      result = home->guarded([&] {
+        const ncclResult_t asked = ncclCommGetAsyncError(link.comm, &now);
+        return asked != ncclSuccess ? asked : now;
+      });
+      if (result == ncclInProgress && home->settings.deadline > 0 && comm_clock() > until) {
+        home->ranks().fail(
+            "rank " + std::to_string(home->rank) + ": " + op.text() + " (" + call +
+            ") did not finish within its deadline of " + std::to_string(home->settings.deadline) +
+            " s: a rank of the group is lost or has not called it; last operations: " + home->last_operations());
+      }
+    }
+    if (result == ncclSuccess) return;
+    if (!home->ranks().failed()) {
+      const char* const more = ncclGetLastError(link.comm);
+      home->ranks().fail("rank " + std::to_string(home->rank) + ": " + op.text() + " (" + call +
+                         ") failed: " + ncclGetErrorString(result) + " (" + (more ? more : "") +
+                         "); last operations: " + home->last_operations());
+    }
+    home->over(op);
+    home->stop(op.text());
+  }
+
+  std::shared_ptr<operation> begin(const char* name, std::uint64_t bytes) {
+    auto op = home->begin(name, label, sequence++, bytes);
+    if (!home->ranks().failed()) return op;
+    home->over(*op);
+    home->stop(op->text());
+  }
+};
+
+/// A started operation, and the rank that waits for it.
+struct pending {
+  std::shared_ptr<session> home;
+  std::shared_ptr<operation> op;
+
+  void wait() {
+    if (home->ranks().failed()) home->stop(op->text());
+    if (!home->is_enqueued(*op)) fail(op->text() + " was waited for before the end of its group");
+    home->main.wait(op->event);
+  }
+  bool done() {
+    if (home->ranks().failed()) home->stop(op->text());
+    if (home->is_enqueued(*op) && op->event.done()) return true;
+    std::this_thread::yield();
+    return false;
+  }
+  void drop() noexcept {
+    try {
+      if (home->is_enqueued(*op)) home->main.wait(op->event);
+    } catch (const std::exception&) {  // the next call meets the same error
+    }
+  }
+
+  static request started(std::shared_ptr<session> home, std::shared_ptr<operation> op) {
+    static constexpr request_ops table = {[](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
+                                          [](void* owner, void*) { return static_cast<pending*>(owner)->done(); },
+                                          [](void* owner, void*) noexcept { static_cast<pending*>(owner)->drop(); }};
+    return request(table, std::make_shared<pending>(pending{std::move(home), std::move(op)}), nullptr);
+  }
+};
+
+}  // namespace plait::nccl::detail

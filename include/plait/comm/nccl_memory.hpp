@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "plait/comm/nccl.hpp"
+
+namespace plait::nccl {
+
+/// Device memory that NCCL moves without copies through its own buffers: allocated by NCCL, and from NCCL 2.27 on
+/// registered as a window of the communicator's symmetric memory, where the hardware has it. Making it is collective;
+/// every rank asks for the same number of bytes. The communicator must outlive it, and what uses it must have been
+/// waited for.
+class communication_memory {
+ public:
+  communication_memory(communicator& comm, std::size_t bytes) : comm_(comm), bytes_(bytes) {
+    if (bytes == 0) return;
+    detail::check(ncclMemAlloc(&data_, bytes), "ncclMemAlloc");
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    detail::state& s = comm_.shared_state();
+    const auto op = s.begin("register", bytes);
+    try {
+      s.issue(*op, "ncclCommWindowRegister",
+              [&] { return ncclCommWindowRegister(s.link.comm, data_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC); });
+    } catch (...) {
+      ncclMemFree(data_);
+      throw;
+    }
+    s.home->over(*op);
+#endif
+  }
+  communication_memory(const communication_memory&) = delete;
+  communication_memory& operator=(const communication_memory&) = delete;
+  ~communication_memory() {
+    if (data_ == nullptr) return;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    detail::state& s = comm_.shared_state();
+    if (window_ != nullptr) {
+      static_cast<void>(s.home->guarded([&] { return ncclCommWindowDeregister(s.link.comm, window_); }));
+    }
+#endif
+    ncclMemFree(data_);
+  }
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  /// Whether NCCL has taken it as symmetric memory.
+  bool symmetric() const {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    return window_ != nullptr;
+#else
+    return false;
+#endif
+  }
+
+ private:
+  communicator comm_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  ncclWindow_t window_{};
+#endif
+};
+
+}  // namespace plait::nccl

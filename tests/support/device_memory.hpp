@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+
+#include "plait/device/cuda.hpp"
+#include "test_memory.hpp"
+
+namespace plait::test {
+
+/// The conformance suite's arrays on a CUDA device, in the order of its main stream.
+class device_memory final : public test_memory {
+ public:
+  explicit device_memory(cuda& device) : device_(device) {}
+  void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
+  void release(void* data) noexcept override { device_.release(data); }
+  void upload(void* to, const void* from, std::size_t bytes) override {
+    device_.upload(to, from, bytes, device_.main_stream());
+  }
+  void download(void* to, const void* from, std::size_t bytes) override {
+    device_.download(to, from, bytes, device_.main_stream());
+  }
+
+ private:
+  cuda& device_;
+};
+
+}  // namespace plait::test

@@ -1,0 +1,136 @@
+#pragma once
+
+// A stand-in for NCCL, for tests: the part of its C interface that plait uses, over in-process ranks on a GPU that they
+// share (or on the stand-in CUDA runtime). Where NCCL would hang or mix up data, it ends all ranks with an error: ranks
+// that call different things at one place of a communicator's sequence, or communicators in different orders; messages
+// without their other side, or in a circle outside a group; a communicator used after its end, or before it is ready.
+//
+// A call returns when all ranks of the communicator have made it (NCCL does not wait so long); its work is then in the
+// stream.
+
+#include <cuda_runtime.h>
+
+#include <climits>
+#include <cstddef>
+
+#include "stand_in/types.hpp"
+//
+#include "stand_in/comm.hpp"
+
+namespace plait::nccl_stand_in {
+
+inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, action what, std::size_t count,
+                               ncclDataType_t type, ncclRedOp_t op, int root, const void* in, void* out) {
+  return enqueue(name, comm, [=]() -> issued {
+    threads::detail::signature s{.what = what, .count = count, .type = type_of(type), .root = root};
+    if (what == action::all_reduce || what == action::reduce_scatter) s.op = op_of(op);
+    if (what == action::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
+    if (count != 0) comm->member->check_memory(name, what == action::broadcast ? out : in, out);
+    comm->engine->set_streams(stream, stream);
+    return {comm, stream, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
+              p.in = static_cast<const std::byte*>(in);
+              p.out = static_cast<std::byte*>(out);
+            })};
+  });
+}
+
+inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stream, int side, int peer,
+                            std::size_t count, ncclDataType_t type, const void* in, void* out) {
+  return enqueue(name, comm, [=]() -> issued {
+    plait::detail::check_peer(name, "peer", peer, comm->member->size());
+    if (count != 0) comm->member->check_memory(name, in, out);
+    comm->engine->set_streams(stream, stream);
+    return {comm, stream, side,
+            comm->member->post_message(side, peer, {.what = action::message, .count = count, .type = type_of(type)},
+                                       [&](threads::detail::part& p) {
+                                         p.in = static_cast<const std::byte*>(in);
+                                         p.out = static_cast<std::byte*>(out);
+                                       })};
+  });
+}
+
+}  // namespace plait::nccl_stand_in
+
+inline ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+inline const char* ncclGetErrorString(ncclResult_t result) { return plait::nccl_stand_in::name_of(result); }
+inline const char* ncclGetLastError(ncclComm_t comm) { return plait::nccl_stand_in::last_error(comm); }
+
+inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  plait::nccl_stand_in::new_id(*id);
+  return ncclSuccess;
+}
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
+                                           ncclConfig_t* config) {
+  return plait::nccl_stand_in::init(comm, ranks, id, rank, config == nullptr || config->blocking != 0);
+}
+inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  return plait::nccl_stand_in::init(comm, ranks, id, rank, true);
+}
+inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t* config) {
+  return plait::nccl_stand_in::split(comm, color, key, child, config);
+}
+inline ncclResult_t ncclCommFinalize(ncclComm_t comm) { return plait::nccl_stand_in::finalize(comm); }
+inline ncclResult_t ncclCommDestroy(ncclComm_t comm) { return plait::nccl_stand_in::destroy(comm); }
+inline ncclResult_t ncclCommAbort(ncclComm_t comm) { return plait::nccl_stand_in::abort(comm); }
+inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  return plait::nccl_stand_in::state_of(comm, state);
+}
+inline ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  return plait::nccl_stand_in::ask(comm, count, comm == nullptr ? 0 : comm->member->size());
+}
+inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+  return plait::nccl_stand_in::ask(comm, rank, comm == nullptr ? 0 : comm->member->rank());
+}
+inline ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+  return plait::nccl_stand_in::ask(comm, device, comm == nullptr ? 0 : comm->device);
+}
+
+inline ncclResult_t ncclGroupStart() { return plait::nccl_stand_in::group_start(); }
+inline ncclResult_t ncclGroupEnd() { return plait::nccl_stand_in::group_end(); }
+
+inline ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                  ncclComm_t comm, cudaStream_t stream) {
+  using namespace plait::nccl_stand_in;
+  return collective("ncclAllReduce", comm, stream, action::all_reduce, count, type, op, 0, in, out);
+}
+inline ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                      ncclComm_t comm, cudaStream_t stream) {
+  using namespace plait::nccl_stand_in;
+  return collective("ncclReduceScatter", comm, stream, action::reduce_scatter, count, type, op, 0, in, out);
+}
+inline ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                  cudaStream_t stream) {
+  using namespace plait::nccl_stand_in;
+  return collective("ncclAllGather", comm, stream, action::all_gather, count, type, ncclSum, 0, in, out);
+}
+inline ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
+                                  ncclComm_t comm, cudaStream_t stream) {
+  using namespace plait::nccl_stand_in;
+  return collective("ncclBroadcast", comm, stream, action::broadcast, count, type, ncclSum, root, in, out);
+}
+inline ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+  return plait::nccl_stand_in::message("ncclSend", comm, stream, 0, peer, count, type, data, nullptr);
+}
+inline ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+  return plait::nccl_stand_in::message("ncclRecv", comm, stream, 1, peer, count, type, nullptr, data);
+}
+
+inline ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
+  return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+inline ncclResult_t ncclMemFree(void* data) {
+  return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+inline ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t, ncclWindow_t* window, int) {
+  const ncclResult_t ready = plait::nccl_stand_in::usable("ncclCommWindowRegister", comm);
+  *window = ready == ncclSuccess ? static_cast<ncclWindow_t>(data) : nullptr;
+  return ready;
+}
+inline ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
+  return plait::nccl_stand_in::usable("ncclCommWindowDeregister", comm);
+}

@@ -1,0 +1,358 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/threads_cuda.hpp"
+#include "types.hpp"
+
+namespace plait::nccl_stand_in {
+
+using threads::detail::action;
+
+/// The ranks that met through one id, and the communicators that they split off.
+struct clique {
+  explicit clique(int count)
+      : world(std::make_shared<threads::detail::world>(count)),
+        group(std::make_shared<threads::detail::group>()),
+        here(static_cast<std::size_t>(count)),
+        open(static_cast<std::size_t>(count)) {
+    group->label = "nccl";
+    for (int r = 0; r < count; ++r) group->members.push_back(r);
+  }
+  std::shared_ptr<threads::detail::world> world;
+  std::shared_ptr<threads::detail::group> group;
+  std::vector<bool> here;  // guarded by the registry, as all below
+  std::vector<int> open;   ///< communicators that each rank has not ended
+  int arrived = 0;
+  bool complete() const { return arrived == static_cast<int>(here.size()); }
+};
+
+}  // namespace plait::nccl_stand_in
+
+struct ncclComm {
+  std::shared_ptr<plait::nccl_stand_in::clique> ranks;
+  std::shared_ptr<plait::threads::detail::member> member;
+  std::shared_ptr<plait::threads::cuda_engine> engine;
+  int world_rank = 0, device = 0;
+  bool blocking = true;
+  std::atomic<bool> ended{false}, finalized{false};
+  std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
+  int calls = 0;             ///< of a communicator that does not block
+  std::string error;         ///< guarded by the registry
+  ncclResult_t failure = ncclSuccess;
+};
+
+namespace plait::nccl_stand_in {
+
+/// All communicators that ever were: that is how one is recognised after its end.
+struct registry {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::shared_ptr<clique>> met;
+  std::map<const ncclComm*, std::unique_ptr<ncclComm>> all;
+  unsigned long long ids = 0;
+
+  static registry& get() {
+    static registry one;
+    return one;
+  }
+};
+
+inline std::string& thread_error() {
+  thread_local std::string text;
+  return text;
+}
+inline const char* last_error(ncclComm_t comm) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  if (comm != nullptr && r.all.count(comm) != 0 && !comm->error.empty()) thread_error() = comm->error;
+  return thread_error().c_str();
+}
+inline ncclResult_t refuse(ncclResult_t what, const std::string& why, ncclComm_t comm = nullptr) {
+  thread_error() = why;
+  if (comm != nullptr) {
+    const std::lock_guard lock(registry::get().mutex);
+    if (comm->failure == ncclSuccess) comm->error = why, comm->failure = what;
+  }
+  return what;
+}
+
+inline const char* name_of(ncclResult_t result) {
+  const char* const names[] = {"no error",         "unhandled cuda error", "unhandled system error", "internal error",
+                               "invalid argument", "invalid usage",        "remote process exited",  "in progress"};
+  return result >= 0 && result <= 7 ? names[result] : "unknown result code";
+}
+
+inline dtype type_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclUint8:
+      return dtype::u8;
+    case ncclInt32:
+      return dtype::i32;
+    case ncclInt64:
+      return dtype::i64;
+    case ncclFloat32:
+      return dtype::f32;
+    case ncclFloat64:
+      return dtype::f64;
+    case ncclBfloat16:
+      return dtype::bf16;
+    default:
+      fail("the stand-in does not know data type " + std::to_string(type));
+  }
+}
+inline reduce_op op_of(ncclRedOp_t op) {
+  if (op == ncclSum) return reduce_op::sum;
+  if (op == ncclMax) return reduce_op::max;
+  if (op == ncclMin) return reduce_op::min;
+  fail("the stand-in does not know reduction " + std::to_string(op));
+}
+
+/// Whether a call may be made on `comm` now.
+inline ncclResult_t usable(const char* call, ncclComm_t comm) {
+  if (comm == nullptr) return refuse(ncclInvalidArgument, std::string(call) + ": the communicator is null");
+  {
+    auto& r = registry::get();
+    const std::lock_guard lock(r.mutex);
+    if (r.all.count(comm) == 0) {
+      thread_error() = std::string(call) + ": this is no communicator";
+      return ncclInvalidArgument;
+    }
+    if (!comm->ended && !comm->finalized && !comm->ranks->complete()) {
+      thread_error() = std::string(call) + ": the communicator is still being made";
+      return ncclInvalidUsage;
+    }
+  }
+  if (comm->ended) return refuse(ncclInvalidUsage, std::string(call) + ": the communicator was destroyed or aborted");
+  if (comm->finalized) return refuse(ncclInvalidUsage, std::string(call) + ": the communicator was finalized");
+  if (comm->busy > 0) {
+    return refuse(ncclInvalidUsage,
+                  std::string(call) + ": the last call is in progress; ask ncclCommGetAsyncError first");
+  }
+  return ncclSuccess;
+}
+
+inline ncclResult_t ask(ncclComm_t comm, int* answer, int value) {
+  const ncclResult_t ready = usable("asking a communicator", comm);
+  if (ready == ncclSuccess) *answer = value;
+  return ready;
+}
+
+// ---- groups ------------------------------------------------------------------------------------------------------
+
+/// An operation that was posted and must be waited for.
+struct issued {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int side;
+  threads::detail::operation* op;
+};
+struct open_group {
+  int depth = 0;
+  std::vector<std::pair<ncclComm_t, std::function<issued()>>> calls;
+  ncclResult_t failure = ncclSuccess;
+};
+inline open_group& group() {
+  thread_local open_group g;
+  return g;
+}
+
+inline void finish(const issued& i) {
+  i.comm->engine->set_streams(i.stream, i.stream);
+  i.comm->member->finish(i.op, i.side);
+}
+
+/// A call of a communicator that does not block is now and then reported to be in progress.
+inline ncclResult_t outcome(ncclComm_t comm) {
+  if (comm->blocking || ++comm->calls % 3 != 0) return ncclSuccess;
+  comm->busy = 2;
+  return ncclInProgress;
+}
+
+inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::exception& e) {
+  const std::string text = std::string(call) + ": " + e.what();
+  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + ": " + text);
+  const bool mine = dynamic_cast<const threads::stopped*>(&e) == nullptr || text.find("mismatched") != text.npos;
+  return refuse(mine ? ncclInvalidUsage : ncclRemoteError, text, comm);
+}
+
+inline ncclResult_t enqueue(const char* call, ncclComm_t comm, std::function<issued()> post) {
+  const ncclResult_t ready = usable(call, comm);
+  if (ready != ncclSuccess) return group().depth > 0 ? group().failure = ready : ready;
+  if (group().depth > 0) {
+    group().calls.emplace_back(comm, std::move(post));
+    return ncclSuccess;
+  }
+  try {
+    finish(post());
+  } catch (const std::exception& e) {
+    return failed(call, comm, e);
+  }
+  return outcome(comm);
+}
+
+inline ncclResult_t group_start() {
+  ++group().depth;
+  return ncclSuccess;
+}
+inline ncclResult_t group_end() {
+  open_group& g = group();
+  if (g.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  if (--g.depth > 0) return ncclSuccess;
+  const auto calls = std::exchange(g.calls, {});
+  if (const ncclResult_t failure = std::exchange(g.failure, ncclSuccess); failure != ncclSuccess) return failure;
+  std::vector<issued> open;
+  ncclComm_t now = nullptr;
+  try {
+    for (const auto& [comm, post] : calls) open.push_back((now = comm, post()));
+    for (const issued& i : open) now = i.comm, finish(i);
+  } catch (const std::exception& e) {
+    return failed("ncclGroupEnd", now, e);
+  }
+  ncclResult_t result = ncclSuccess;
+  std::set<ncclComm_t> comms;
+  for (const auto& [comm, post] : calls) comms.insert(comm);
+  for (const ncclComm_t comm : comms) {
+    if (outcome(comm) == ncclInProgress) result = ncclInProgress;
+  }
+  return result;
+}
+
+// ---- communicators -----------------------------------------------------------------------------------------------
+
+inline void new_id(ncclUniqueId& id) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  std::memset(id.internal, 0, sizeof id.internal);
+  const std::string text = "stand-in " + std::to_string(++r.ids);
+  std::memcpy(id.internal, text.data(), text.size());
+}
+
+inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::detail::member> member, int world_rank,
+                      bool blocking) {
+  auto out = std::make_unique<ncclComm>();
+  out->ranks = std::move(ranks);
+  out->member = std::move(member);
+  out->engine = std::make_shared<threads::cuda_engine>(nullptr, nullptr);
+  out->member->use(out->engine);
+  out->world_rank = world_rank;
+  out->blocking = blocking;
+  out->busy = blocking ? 0 : 2;
+  static_cast<void>(cudaGetDevice(&out->device));
+  const ncclComm_t comm = out.get();
+  ++comm->ranks->open[static_cast<std::size_t>(world_rank)];
+  registry::get().all.emplace(comm, std::move(out));
+  return comm;
+}
+
+inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, bool blocking) {
+  *comm = nullptr;
+  if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "a communicator is made inside a group");
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    return refuse(ncclInvalidArgument, "the rank is not in the range of ranks");
+  auto& r = registry::get();
+  std::unique_lock lock(r.mutex);
+  auto& met = r.met[std::string(id.internal, sizeof id.internal)];
+  if (met == nullptr) met = std::make_shared<clique>(ranks);
+  const auto all = met;
+  const auto place = static_cast<std::size_t>(rank);
+  if (all->here.size() != static_cast<std::size_t>(ranks) || all->here[place]) {
+    const std::string why =
+        "ranks that share an id differ in their number, or two of them are rank " + std::to_string(rank);
+    all->world->fail(why);
+    r.changed.notify_all();
+    thread_error() = why;
+    return ncclInvalidUsage;
+  }
+  all->here[place] = true;
+  ++all->arrived;
+  *comm = add(all, std::make_shared<threads::detail::member>(all->world, all->group, rank), rank, blocking);
+  r.changed.notify_all();
+  if (!blocking) return ncclInProgress;
+  r.changed.wait(lock, [&] { return all->complete() || all->world->failed(); });
+  if (all->complete()) return ncclSuccess;
+  (*comm)->ended = true;
+  thread_error() = all->world->cause();
+  *comm = nullptr;
+  return ncclRemoteError;
+}
+
+inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child, const ncclConfig_t* config) {
+  *child = nullptr;
+  if (const ncclResult_t ready = usable("ncclCommSplit", comm); ready != ncclSuccess) return ready;
+  if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "ncclCommSplit inside a group");
+  try {
+    auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
+    if (member != nullptr) {
+      const std::lock_guard lock(registry::get().mutex);
+      *child = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
+    }
+  } catch (const std::exception& e) {
+    return failed("ncclCommSplit", comm, e);
+  }
+  if (comm->blocking) return ncclSuccess;
+  comm->busy = 2;
+  return ncclInProgress;
+}
+
+/// Once a rank has ended all its communicators, no other may wait for it.
+inline void close(ncclComm_t comm) {
+  bool last;
+  {
+    const std::lock_guard lock(registry::get().mutex);
+    last = --comm->ranks->open[static_cast<std::size_t>(comm->world_rank)] == 0;
+  }
+  if (last) comm->ranks->world->leave(comm->world_rank, nullptr, "");
+}
+
+inline ncclResult_t finalize(ncclComm_t comm) {
+  const ncclResult_t ready = usable("ncclCommFinalize", comm);
+  if (ready == ncclSuccess) comm->finalized = true;
+  return ready;
+}
+inline ncclResult_t destroy(ncclComm_t comm) {
+  if (comm != nullptr && comm->finalized) comm->finalized = false;
+  if (const ncclResult_t ready = usable("ncclCommDestroy", comm); ready != ncclSuccess) return ready;
+  comm->ended = true;
+  close(comm);
+  return ncclSuccess;
+}
+/// May be called while another thread is inside a call of the same communicator, which then returns.
+inline ncclResult_t abort(ncclComm_t comm) {
+  if (comm == nullptr || comm->ended.exchange(true)) {
+    return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
+  }
+  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
+  registry::get().changed.notify_all();
+  close(comm);
+  return ncclSuccess;
+}
+
+inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  if (comm == nullptr || r.all.count(comm) == 0 || comm->ended) {
+    thread_error() = "ncclCommGetAsyncError: the communicator is null, or was destroyed or aborted";
+    return ncclInvalidArgument;
+  }
+  if (comm->failure != ncclSuccess || comm->ranks->world->failed()) {
+    if (comm->error.empty()) comm->error = comm->ranks->world->cause();
+    *state = comm->failure != ncclSuccess ? comm->failure : ncclRemoteError;
+  } else {
+    *state = !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0) ? ncclInProgress : ncclSuccess;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace plait::nccl_stand_in
