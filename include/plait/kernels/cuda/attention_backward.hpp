@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "plait/device/buffer.hpp"
+#include "plait/kernels/cuda/attention_backend.hpp"
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
 
@@ -36,11 +37,16 @@ static __global__ void attention_delta(const T* o, const T* d_o, statistic_of<T>
 template <class T>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* o, const statistic_of<T>* lse,
                         const T* d_o, T* dq, T* dk, T* dv, const attention_shape& shape,
-                        attention_accumulate accumulate = {}) {
+                        attention_accumulate accumulate, const attention_choice& choice) {
   const attention_shape s = shape.checked();
   const detail::attention_sizes sizes(s);
   if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o, d_o, dq, dk, dv);
   if (sizes.batch == 0) return;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (sizes.q_len > 0 && attention_backend_for(choice, s, dtype::bf16, accumulate) == attention_backend::cudnn) {
+      return choice.library->backward(device, q, k, v, o, lse, d_o, dq, dk, dv, s);
+    }
+  }
   const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
   auto delta = make_buffer<statistic_of<T>>(device, static_cast<std::size_t>(rows));
   auto* const row_delta = delta.template data<statistic_of<T>>();
@@ -52,6 +58,14 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
     detail::launch_attention_backward<decltype(width)::value>(
         device, q, k, v, lse, d_o, static_cast<const statistic_of<T>*>(row_delta), dq, dk, dv, sizes, accumulate);
   });
+}
+
+/// The same with the device's choice.
+template <class T>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* o, const statistic_of<T>* lse,
+                        const T* d_o, T* dq, T* dk, T* dv, const attention_shape& shape,
+                        attention_accumulate accumulate = {}) {
+  attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, attention_choice_of(device));
 }
 
 }  // namespace plait::kernels

@@ -1,0 +1,194 @@
+#pragma once
+
+// cuDNN's own front end prints its graphs with a JSON library unless told not to.
+#ifndef CUDNN_FRONTEND_SKIP_JSON_LIB
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#endif
+#include <cudnn.h>
+#include <cudnn_frontend.h>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "plait/core/error.hpp"
+#include "plait/device/buffer.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/kernels/cuda/attention_backend.hpp"
+
+namespace plait {
+
+/// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
+/// kept. It is for host code: include it where PLAIT_WITH_CUDNN is set, link with cudnn, give the object to the device.
+/// Supports head_dim of multiples of 8 up to 128, without a mask or with the causal one of equal offsets; gradients are
+/// made by cuDNN's deterministic algorithm. Belongs to one device and its thread.
+class cudnn_attention final : public attention_library {
+ public:
+  /// Throws `plait::error` where cuDNN cannot be loaded or finds no GPU.
+  cudnn_attention() {
+    if (cudnnGetVersion() < 90000) {
+      fail("cudnn_attention: cuDNN is " + std::to_string(cudnnGetVersion()) + ", must be at least 90000 (version 9)");
+    }
+    check(cudnnCreate(&handle_), "making a handle; are its libraries beside libcudnn and is there a GPU?");
+  }
+  cudnn_attention(const cudnn_attention&) = delete;
+  cudnn_attention& operator=(const cudnn_attention&) = delete;
+  ~cudnn_attention() override { cudnnDestroy(handle_); }
+
+  /// Makes the plans of both directions if that was not done.
+  bool supports(const kernels::attention_shape& shape, dtype type) override {
+    const kernels::attention_shape s = shape.checked();
+    return type == dtype::bf16 && possible(s) && plan_of(s, false).refusal.empty() && plan_of(s, true).refusal.empty();
+  }
+
+  void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
+               const kernels::attention_shape& shape) override {
+    std::unordered_map<std::int64_t, void*> arrays{
+        {uid_q, unconst(q)}, {uid_k, unconst(k)}, {uid_v, unconst(v)}, {uid_o, o}, {uid_lse, lse}};
+    run(device, shape.checked(), false, arrays);
+  }
+
+  void backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
+                const bf16* d_o, bf16* dq, bf16* dk, bf16* dv, const kernels::attention_shape& shape) override {
+    std::unordered_map<std::int64_t, void*> arrays{
+        {uid_q, unconst(q)},    {uid_k, unconst(k)}, {uid_v, unconst(v)}, {uid_o, unconst(o)}, {uid_lse, unconst(lse)},
+        {uid_do, unconst(d_o)}, {uid_dq, dq},        {uid_dk, dk},        {uid_dv, dv}};
+    run(device, shape.checked(), true, arrays);
+  }
+
+  /// Why a shape is not supported; empty if it is.
+  std::string refusal(const kernels::attention_shape& shape) {
+    const kernels::attention_shape s = shape.checked();
+    if (!possible(s)) return "head_dim must be a multiple of 8 up to 128, and a causal mask have equal offsets";
+    const std::string& forward = plan_of(s, false).refusal;
+    return forward.empty() ? plan_of(s, true).refusal : forward;
+  }
+
+ private:
+  using graph = cudnn_frontend::graph::Graph;
+  using tensor = std::shared_ptr<cudnn_frontend::graph::Tensor_attributes>;
+  enum uid : std::int64_t { uid_q = 1, uid_k, uid_v, uid_o, uid_lse, uid_do, uid_dq, uid_dk, uid_dv };
+  using key = std::array<std::int64_t, 17>;
+
+  struct plan {
+    std::unique_ptr<graph> operations;
+    std::size_t workspace = 0;
+    std::string refusal;  ///< cuDNN's reason for not making it
+  };
+
+  template <class T>
+  static void* unconst(const T* array) {
+    return const_cast<T*>(array);
+  }
+  static void check(cudnnStatus_t status, const char* doing) {
+    if (status == CUDNN_STATUS_SUCCESS) return;
+    fail(std::string("cuDNN: ") + cudnnGetErrorString(status) + " on " + doing);
+  }
+
+  static bool sees_all(const kernels::attention_shape& s) { return !s.causal || s.visible(0) == s.k_len; }
+  static bool possible(const kernels::attention_shape& s) {
+    return s.batch > 0 && s.q_len > 0 && s.k_len > 0 && s.head_dim % 8 == 0 && s.head_dim <= 128 &&
+           (sees_all(s) || s.q_offset == s.k_offset);
+  }
+
+  static key key_of(const kernels::attention_shape& s, bool backward) {
+    const auto scale = std::bit_cast<std::int64_t>(s.scale);
+    return {s.batch,    s.q_len,     s.k_len,     s.heads,     s.kv_heads, s.head_dim,
+            scale,      sees_all(s), backward,    s.q_stride,  s.k_stride, s.v_stride,
+            s.o_stride, s.dq_stride, s.dk_stride, s.dv_stride, s.do_stride};
+  }
+
+  const plan& plan_of(const kernels::attention_shape& s, bool backward) {
+    const auto [at, missing] = plans_.try_emplace(key_of(s, backward));
+    if (missing) at->second = make_plan(s, backward);
+    return at->second;
+  }
+
+  plan make_plan(const kernels::attention_shape& s, bool backward) const {
+    namespace fe = cudnn_frontend;
+    plan made;
+    made.operations = std::make_unique<graph>();
+    graph& g = *made.operations;
+    g.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides say how they lie.
+    const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
+      t->set_uid(name)
+          .set_dim({s.batch, heads, len, s.head_dim})
+          .set_stride({len * stride, s.head_dim, stride, 1})
+          .set_data_type(fe::DataType_t::BFLOAT16);
+    };
+    const auto settle_lse = [&](const tensor& t) {
+      t->set_uid(uid_lse)
+          .set_dim({s.batch, s.heads, s.q_len, 1})
+          .set_stride({s.heads * s.q_len, s.q_len, 1, 1})
+          .set_data_type(fe::DataType_t::FLOAT);
+    };
+    const auto input = [&](uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
+      const tensor t = g.tensor(fe::graph::Tensor_attributes());
+      settle(t, name, heads, len, stride);
+      return t;
+    };
+    const auto mask = [&](auto& attributes) {
+      if (sees_all(s)) return;
+      attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+    };
+    const tensor q = input(uid_q, s.heads, s.q_len, s.q_stride), k = input(uid_k, s.kv_heads, s.k_len, s.k_stride);
+    const tensor v = input(uid_v, s.kv_heads, s.k_len, s.v_stride);
+    if (!backward) {
+      fe::graph::SDPA_attributes attributes;
+      attributes.set_name("attention").set_generate_stats(true).set_attn_scale(static_cast<float>(s.scale));
+      mask(attributes);
+      const auto [o, lse] = g.sdpa(q, k, v, attributes);
+      o->set_output(true);
+      settle(o, uid_o, s.heads, s.q_len, s.o_stride);
+      lse->set_output(true);
+      settle_lse(lse);
+    } else {
+      const tensor o = input(uid_o, s.heads, s.q_len, s.o_stride), d_o = input(uid_do, s.heads, s.q_len, s.do_stride);
+      const tensor lse = g.tensor(fe::graph::Tensor_attributes());
+      settle_lse(lse);
+      fe::graph::SDPA_backward_attributes attributes;
+      attributes.set_name("attention_backward")
+          .set_attn_scale(static_cast<float>(s.scale))
+          .set_deterministic_algorithm(true);
+      mask(attributes);
+      const auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, d_o, lse, attributes);
+      for (const tensor& t : {dq, dk, dv}) t->set_output(true);
+      settle(dq, uid_dq, s.heads, s.q_len, s.dq_stride);
+      settle(dk, uid_dk, s.kv_heads, s.k_len, s.dk_stride);
+      settle(dv, uid_dv, s.kv_heads, s.k_len, s.dv_stride);
+    }
+    std::int64_t workspace = 0;
+    auto status = g.build(handle_, {fe::HeurMode_t::A});
+    if (status.is_good()) status = g.get_workspace_size(workspace);
+    if (status.is_bad()) {
+      made.refusal = status.get_message().empty() ? "no reason given" : status.get_message();
+      made.operations.reset();
+    }
+    made.workspace = static_cast<std::size_t>(workspace);
+    return made;
+  }
+
+  void run(cuda& device, const kernels::attention_shape& s, bool backward,
+           std::unordered_map<std::int64_t, void*>& arrays) {
+    if (!possible(s)) fail("cudnn_attention: " + refusal(s));
+    const plan& p = plan_of(s, backward);
+    if (!p.refusal.empty()) fail("cudnn_attention: cuDNN refuses the shape: " + p.refusal);
+    check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");
+    auto workspace = make_buffer<std::byte>(device, p.workspace);
+    auto status = p.operations->execute(handle_, arrays, workspace.data());
+    if (status.is_bad()) fail("cudnn_attention: cuDNN failed: " + status.get_message());
+  }
+
+  cudnnHandle_t handle_ = nullptr;
+  std::map<key, plan> plans_;
+};
+
+}  // namespace plait
