@@ -121,7 +121,9 @@ class arena {
     if (opened_++ == 0) protect(PROT_READ | PROT_WRITE);
   }
   void close() {
-    if (--opened_ == 0) protect(PROT_NONE);
+    if (--opened_ > 0) return;
+    protect(PROT_NONE);
+    watch();
   }
 
  private:
@@ -131,21 +133,19 @@ class arena {
   arena() {
     const char* text = std::getenv("PLAIT_STAND_IN_MEMORY");
     capacity_ = text ? std::strtoull(text, nullptr, 10) : std::size_t{4} << 30;
-    reserved_ = round_up(2 * capacity_ + (std::size_t{64} << 20), page);  // holes and guards take room as well
-    void* memory = mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    reserved_ = round_up(2 * capacity_ + (std::size_t{64} << 20), step);  // holes and guards take room as well
+    void* memory = mmap(nullptr, reserved_ + step, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) die("no address space for device memory");
-    base_ = static_cast<char*>(memory);
-    struct sigaction action {};
-    action.sa_sigaction = &arena::on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &previous_);
+    base_ = reinterpret_cast<char*>(round_up(reinterpret_cast<std::uintptr_t>(memory), step));
+    madvise(base_, reserved_, MADV_HUGEPAGE);  // the protection of large pages is changed much faster
+    watch();
   }
 
   static constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
   // Only what was ever handed out is opened and closed, in steps that keep such calls cheap.
   void grow() {
-    const std::size_t wanted = std::min(round_up(top_, std::size_t{1} << 20), reserved_);
+    const std::size_t wanted = std::min(round_up(top_, step), reserved_);
     if (wanted <= visible_) return;
     poison(base_ + visible_, wanted - visible_);
     if (opened_) mprotect(base_ + visible_, wanted - visible_, PROT_READ | PROT_WRITE);
@@ -181,6 +181,18 @@ class arena {
 #endif
   }
 
+  // Test frameworks set handlers of their own for every test: they come after this one.
+  void watch() {
+    struct sigaction now {};
+    sigaction(SIGSEGV, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == &arena::on_fault) return;
+    previous_ = now;
+    struct sigaction action {};
+    action.sa_sigaction = &arena::on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+  }
+
   static void on_fault(int signal, siginfo_t* info, void* context) {
     arena& self = instance();
     if (self.contains(info->si_addr)) {
@@ -209,7 +221,7 @@ class arena {
     ::signal(signal, SIG_DFL);  // the instruction faults again
   }
 
-  static constexpr std::size_t page = 4096;
+  static constexpr std::size_t step = std::size_t{2} << 20;
 
   char* base_ = nullptr;
   std::size_t capacity_ = 0, reserved_ = 0, top_ = 0, visible_ = 0, used_ = 0;
