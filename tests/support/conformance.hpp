@@ -240,8 +240,8 @@ void check_type(C& comm, std::size_t n, unsigned salt) {
 }
 
 template <class C>
-void check_types(C& comm) {
-  for (const std::size_t n : {0, 1, 3, 257, 2000}) {
+void check_types(C& comm, const std::vector<std::size_t>& sizes = {0, 1, 3, 257, 2000}) {
+  for (const std::size_t n : sizes) {
     check_type<float>(comm, n, 1);
     check_type<double>(comm, n, 2);
     check_type<bf16>(comm, n, 3);
@@ -460,6 +460,30 @@ void conformance(C& comm, unsigned seed = 1, int random_steps = 150) {
   check_same_bits(comm);
   check_arguments(comm);
   for (unsigned s = 0; s < 2; ++s) check_random(comm, seed + s, random_steps);
+}
+
+/// Every operation and dtype once or twice, for places where each operation is slow.
+template <plait::communicator C>
+void short_conformance(C& comm, unsigned seed = 1, int random_steps = 10) {
+  for (const how h : {how::direct, how::started_in_place}) {
+    check_all_reduce<float>(comm, 0, reduce_op::sum, h, seed);
+    check_all_reduce<float>(comm, 1027, reduce_op::sum, h, seed);
+    check_all_reduce<double>(comm, 257, reduce_op::max, h, seed);
+    check_reduce_scatter<bf16>(comm, 131, reduce_op::sum, h, seed);
+    check_reduce_scatter<std::int64_t>(comm, 64, reduce_op::min, h, seed);
+    check_all_gather<std::uint8_t>(comm, 33, h, seed);
+    check_all_gather<float>(comm, 128, h, seed);
+    check_all_to_all<std::int32_t>(comm, 65, h, seed);
+    check_all_to_all_v<bf16>(comm, 19, h, seed);
+    check_broadcast<double>(comm, 100, comm.size() / 2, h, seed);
+  }
+  check_ring<float>(comm, 77, seed);
+  check_chain(comm);
+  check_splits(comm);
+  check_interleaved(comm);
+  check_many_requests(comm);
+  check_arguments(comm);
+  check_random(comm, seed, random_steps);
 }
 
 }  // namespace plait::test
