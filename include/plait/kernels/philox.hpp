@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <string>
+
+#include "plait/core/error.hpp"
 
 /// Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 /// 1, 2, 3" (SC 2011). A number depends on (seed, stream, index) alone, so any rank can make any element's number.
@@ -55,6 +58,11 @@ inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t ind
   const auto words = random_words(seed, stream, index / 4);
   const std::size_t pair = index % 4 / 2 * 2;
   return normal_pair(words[pair], words[pair + 1])[index % 2];
+}
+
+/// Throws `plait::error` unless 0 <= p < 1.
+inline void check_dropout(double p) {
+  if (!(p >= 0.0 && p < 1.0)) fail("dropout: p = " + std::to_string(p) + ", must be at least 0 and below 1");
 }
 
 }  // namespace plait::kernels

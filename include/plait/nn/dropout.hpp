@@ -24,7 +24,7 @@ class dropout {
 
   /// Elements are dropped with probability `p`, 0 <= p < 1.
   dropout(double p, std::string_view name) : p_(p), stream_(parameter_base<T, Device>::stream_of(name)) {
-    kernels::detail::check_dropout(p);
+    kernels::check_dropout(p);
   }
 
   /// In place.

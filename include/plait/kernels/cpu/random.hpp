@@ -92,10 +92,6 @@ void for_each_word(const box& part, std::uint64_t seed, std::uint64_t stream, F 
   });
 }
 
-inline void check_dropout(double p) {
-  if (!(p >= 0.0 && p < 1.0)) fail("dropout: p = " + std::to_string(p) + ", must be at least 0 and below 1");
-}
-
 }  // namespace detail
 
 /// x = mean + std * normal.
@@ -126,7 +122,7 @@ void fill_uniform(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t
 /// <= p < 1.
 template <class T>
 void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream, double p) {
-  detail::check_dropout(p);
+  check_dropout(p);
   const T keep = static_cast<T>(1.0 / (1.0 - p));
   const auto threshold = static_cast<std::uint32_t>(std::min(p * 0x1p32, 4294967295.0));
   detail::for_each_word(

@@ -163,7 +163,7 @@ void fill_uniform(cuda& device, T* x, const box& part, std::uint64_t seed, std::
 template <class T>
 void dropout_forward(cuda& device, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream,
                      double p) {
-  if (!(p >= 0.0 && p < 1.0)) fail("dropout: p = " + std::to_string(p) + ", must be at least 0 and below 1");
+  check_dropout(p);
   if (part.local_size() == 0) return;
   const auto map = detail::run_map::of(part);
   const double scaled = p * 0x1p32;
