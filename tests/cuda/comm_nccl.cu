@@ -1,0 +1,277 @@
+// The NCCL communicator: conformance, streams, memory, and how faults end all ranks. Run with a stand-in for NCCL,
+// whose ranks share a GPU, or with NCCL itself and one rank for each GPU there is.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../support/conformance.hpp"
+#include "../support/device_memory.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/nccl_memory.hpp"
+#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/world.hpp"
+
+using namespace plait;
+using rank_comm = nccl::communicator;
+
+namespace {
+
+const cuda::options small{.workspace_bytes = 4096};
+
+/// GPUs for `ranks` ranks, empty if there are too few.
+std::vector<int> devices(int ranks) {
+  std::vector<int> out;
+  for (int r = 0; r < ranks; ++r) out.push_back(r);
+#ifdef PLAIT_CUDA_STAND_IN
+  for (int& d : out) d = 0;
+#else
+  int there = 0;
+  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
+#endif
+  return out;
+}
+
+template <class F>
+std::string text_of(int ranks, const nccl::options& settings, const F& body) {
+  try {
+    nccl::run(devices(ranks), small, settings, body);
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
+  return found;
+}
+
+const nccl::options careful{.deadline = 60, .check_pointers = true};
+
+}  // namespace
+
+TEST_CASE("nccl: conformance on any number of ranks") {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    CAPTURE(ranks);
+    if (devices(ranks).empty()) continue;
+    CHECK_NOTHROW(nccl::run(devices(ranks), small, careful, [](rank_comm& comm, cuda& device) {
+      test::device_memory memory(device);
+      const test::memory_scope scope(memory);
+      test::short_conformance(comm);
+      comm.barrier();
+      if (comm.size() != 4) return;
+      any_communicator any(comm);
+      test::check_types(any, {37});
+    }));
+  }
+}
+
+TEST_CASE("nccl: a call is in the main stream, a started one beside it") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    constexpr std::size_t n = 5000;
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    test::array<std::int32_t> x(n), y(n);
+    test::write(y.data(), std::vector<std::int32_t>(n, 1));
+    for (int turn = 0; turn < 4; ++turn) {
+      device.copy(x.data(), y.data(), n * 4, device.main_stream());
+      request r = comm.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
+      device.zero(y.data(), n * 4, device.main_stream());
+      r.wait();
+      comm.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::max);
+    }
+    test::expect("doubled four times", y.data(), n, [](std::size_t) { return 16; });
+  }));
+}
+
+TEST_CASE("nccl: a mesh's groups, with their labels in errors") {
+  if (devices(4).empty()) return;
+  const mesh_shape shape = mesh<axis<dp, 2>, axis<tp, 2>>().shape();
+  const std::string text = text_of(4, careful, [&](rank_comm& comm, cuda& device) {
+    world ranks(shape, comm);
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    test::array<float> x(std::vector<float>(8, static_cast<float>(comm.rank())));
+    auto& group = ranks.group(axis_list(axis_of<tp>));
+    group.all_reduce(x.data(), x.data(), 8, dtype::f32, reduce_op::sum);
+    test::expect("sum over tp", x.data(), 8, [&](std::size_t) { return comm.rank() / 2 * 4 + 1; });
+    group.all_reduce(x.data(), x.data(), comm.rank() == 3 ? 7 : 8, dtype::f32, reduce_op::sum);
+    comm.barrier();
+  });
+#ifdef PLAIT_CUDA_STAND_IN
+  CHECK(has(text, "all_reduce #1 on 'tp'"));
+  CHECK(has(text, "all_reduce(7 float, sum)"));
+#endif
+}
+
+TEST_CASE("nccl: messages of a group match by tag; what cannot stand in a group is refused") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    test::check_ring<float>(comm, 11, 1);
+    test::array<float> x(8);
+    comm.begin_group();
+    test::expect_refused([&] { comm.barrier(); }, "only started messages can stand in a group");
+    request r = comm.start_send(x.data(), 8, dtype::f32, 1 - comm.rank());
+    test::expect_refused(
+        [&] {
+          nccl::detail::pending{comm.shared_state().home, comm.shared_state().group}.wait();
+        },
+        "before the end of its group");
+    request q = comm.start_receive(x.data(), 8, dtype::f32, 1 - comm.rank());
+    comm.end_group();
+    r.wait();
+    q.wait();
+    test::expect_refused([&] { comm.end_group(); }, "without begin_group");
+    test::expect_refused([&] { comm.send(x.data(), 8, dtype::f32, comm.rank()); }, "must stand in a comm_group");
+    std::vector<float> host(8);
+    test::expect_refused([&] { comm.broadcast(host.data(), 8, dtype::f32, 0); }, "a pointer to the host's memory");
+  }));
+}
+
+TEST_CASE("nccl: symmetric memory, and a communicator of the caller's") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    {
+      nccl::communication_memory shared(comm, 4096);
+      CHECK(shared.bytes() == 4096);
+      test::write(static_cast<float*>(shared.data()), std::vector<float>(1024, 2.0f));
+      comm.all_reduce(shared.data(), shared.data(), 1024, dtype::f32, reduce_op::sum);
+      test::expect("symmetric memory", static_cast<float*>(shared.data()), 1024, [](std::size_t) { return 4; });
+    }
+    {
+      rank_comm mine = nccl::attach(comm.get(), device, careful);
+      CHECK(mine.rank() == comm.rank());
+      test::check_all_reduce<float>(mine, 100, reduce_op::sum, test::how::direct, 1);
+      rank_comm part = mine.split(mine.rank(), 0);
+      CHECK(part.size() == 1);
+    }
+    test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // still the caller's
+  }));
+}
+
+TEST_CASE("nccl: a rank that throws or aborts ends the others") {
+  if (devices(3).empty()) return;
+  std::atomic<int> stopped{0};
+  const auto body = [&](rank_comm& comm, cuda& device, bool throws) {
+    auto x = make_buffer<float>(device, 100);
+    device.zero(x.data(), 400, device.main_stream());
+    comm.all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    request open = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    if (comm.rank() == 1 && throws) throw std::runtime_error("the data ran out");
+    if (comm.rank() == 1) comm.abort("enough");
+    try {
+      open.wait();
+      for (;;) comm.barrier();
+    } catch (const error&) {
+      ++stopped;
+      throw;
+    }
+  };
+  CHECK(has(text_of(3, careful, [&](rank_comm& c, cuda& d) { body(c, d, false); }), "rank 1 called abort: enough"));
+  CHECK(stopped == 3);
+  const std::string text = text_of(3, careful, [&](rank_comm& c, cuda& d) { body(c, d, true); });
+  CHECK((text.find("the data ran out") != std::string::npos ||
+         text.find("leaving by an exception") != std::string::npos));
+}
+
+TEST_CASE("nccl: a lost rank is found by the deadline, and named with the operation") {
+  if (devices(3).empty()) return;
+  const nccl::options quick{.deadline = 0.4};
+  const std::string text = text_of(3, quick, [](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 100);
+    comm.all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    rank_comm copy = comm;
+    comm.all_gather(x.data(), x.data(), 0, dtype::f32);
+    comm.barrier();
+  });
+  CHECK(has(text, "did not finish within its deadline of 0.4"));
+  CHECK(has(text, "on 'world'"));
+  CHECK(has(text, "last operations: init #0 on 'world'"));
+}
+
+TEST_CASE("nccl: a rank that never comes") {
+  if (devices(2).empty()) return;
+  std::string text;
+  try {
+    cuda device(small);
+    nccl::connect(device, nccl::new_id(), 0, 2, {.deadline = 0.3});
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(has(text, "making a communicator) did not finish within its deadline of 0.3"));
+}
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl: what NCCL would hang or corrupt on ends all ranks") {
+  const auto with = [&](const auto& odd) {
+    return text_of(2, careful, [&](rank_comm& comm, cuda& device) {
+      auto x = make_buffer<float>(device, 64);
+      device.zero(x.data(), 256, device.main_stream());
+      odd(comm, x.data());
+      comm.barrier();
+    });
+  };
+  using T = rank_comm&;
+  CHECK(has(with([](T c, void* x) { c.all_reduce(x, x, 4, c.rank() ? dtype::f32 : dtype::i32, reduce_op::sum); }),
+            "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.all_reduce(x, x, 4, dtype::f32, c.rank() ? reduce_op::sum : reduce_op::max); }),
+            "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.broadcast(x, 4, dtype::f32, c.rank()); }), "mismatched collective"));
+  CHECK(has(with([](T c, void* x) { c.rank() == 0 ? c.send(x, 4, dtype::f32, 1) : c.receive(x, 5, dtype::f32, 0); }),
+            "mismatched message"));
+  CHECK(has(with([](T c, void* x) {
+              if (c.rank() == 0) c.send(x, 4, dtype::f32, 1);
+            }),
+            "deadlock"));
+  CHECK(has(with([](T c, void* x) {
+              c.send(x, 4, dtype::f32, 1 - c.rank());
+              c.receive(x, 4, dtype::f32, 1 - c.rank());
+            }),
+            "deadlock"));
+  CHECK(has(with([](T c, void* x) {
+              rank_comm a = c.split(0, 0, "a"), b = c.split(0, 0, "b");
+              for (rank_comm* one : {c.rank() ? &a : &b, c.rank() ? &b : &a}) {
+                one->all_reduce(x, x, 4, dtype::f32, reduce_op::sum);
+              }
+            }),
+            "deadlock"));
+}
+
+TEST_CASE("nccl's stand-in refuses communicators that are over or not ready") {
+  ncclComm_t comm = nullptr;
+  const ncclUniqueId id = nccl::new_id();
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
+  ncclResult_t state = ncclSuccess;
+  CHECK(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
+  CHECK(state == ncclInProgress);
+  int count = 0;
+  CHECK(ncclCommCount(comm, &count) == ncclInvalidUsage);
+  CHECK(ncclCommAbort(comm) == ncclSuccess);
+  CHECK(ncclCommCount(comm, &count) == ncclInvalidUsage);
+  CHECK(ncclCommDestroy(comm) == ncclInvalidUsage);
+  CHECK(std::string(ncclGetLastError(comm)).find("destroyed or aborted") != std::string::npos);
+  ncclGroupStart();
+  ncclComm_t other = nullptr;
+  CHECK(ncclCommInitRank(&other, 1, nccl::new_id(), 0) == ncclInvalidUsage);
+  CHECK(ncclGroupEnd() == ncclInvalidUsage);
+  CHECK(ncclGroupEnd() == ncclInvalidUsage);
+}
+#endif
