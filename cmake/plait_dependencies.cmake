@@ -1,7 +1,14 @@
-# Finds what plait::cpu and plait::mpi link with; used by the build and by the installed package alike.
+# Finds what plait::cpu, mpi, cuda, nccl and cudnn link with; used by the build and by the installed package alike.
 #
 #   plait_find_cpu(<missing>)   oneDNN, OpenBLAS, libgomp, threads, fmt, nlohmann_json
 #   plait_find_mpi(<missing>)   MPI for C++
+#   plait_find_cuda(<missing>)  CUDA's headers and runtime, cuBLASLt, NVTX (headers)
+#   plait_find_nccl(<missing>)  NCCL
+#   plait_find_cudnn(<missing>) cuDNN 9 and its header-only frontend
+#
+# CUDA's libraries are taken from a toolkit (PLAIT_CUDA_ROOT, CUDA_PATH, CUDA_HOME, the folder above nvcc,
+# /usr/local/cuda) or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages, which is looked for
+# beside the python3 in PATH).
 #
 # Each sets <missing> to the list of what was not found, empty if all is there.
 
@@ -57,5 +64,89 @@ macro(plait_find_mpi missing)
   find_package(MPI QUIET GLOBAL COMPONENTS CXX)
   if(NOT MPI_CXX_FOUND)
     list(APPEND ${missing} MPI)
+  endif()
+endmacro()
+
+# Where CUDA's parts may lie: folders with include/ and lib/ or lib64/.
+function(plait_cuda_roots result)
+  set(roots "${PLAIT_CUDA_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}")
+  find_program(PLAIT_NVCC nvcc HINTS ${roots} /usr/local/cuda /opt/cuda PATH_SUFFIXES bin)
+  mark_as_advanced(PLAIT_NVCC)
+  if(PLAIT_NVCC)
+    get_filename_component(beside "${PLAIT_NVCC}" REALPATH)
+    get_filename_component(beside "${beside}/../.." ABSOLUTE)
+    list(APPEND roots "${beside}" "${beside}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux")
+  endif()
+  list(APPEND roots /usr/local/cuda /opt/cuda)
+  if(NOT PLAIT_CUDA_WHEELS)
+    find_program(PLAIT_PYTHON python3)
+    mark_as_advanced(PLAIT_PYTHON)
+    if(PLAIT_PYTHON)
+      execute_process(COMMAND "${PLAIT_PYTHON}" -c
+        "import importlib.util as u; s = u.find_spec('nvidia'); print(list(s.submodule_search_locations)[0] if s else '')"
+        OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      set(PLAIT_CUDA_WHEELS "${found}" CACHE PATH "The folder `nvidia` of Python wheels with CUDA's libraries" FORCE)
+    endif()
+  endif()
+  if(PLAIT_CUDA_WHEELS)
+    file(GLOB wheels LIST_DIRECTORIES TRUE "${PLAIT_CUDA_WHEELS}/*")
+    list(APPEND roots ${wheels})
+  endif()
+  list(REMOVE_ITEM roots "")
+  set(${result} "${roots}" PARENT_SCOPE)
+endfunction()
+
+# An imported target of a library and its header; the library may have only its versioned name, as in wheels.
+function(plait_find_cuda_part target header roots)
+  if(TARGET ${target})
+    return()
+  endif()
+  string(MAKE_C_IDENTIFIER "PLAIT_${target}" variable)
+  string(TOUPPER "${variable}" variable)
+  find_path(${variable}_INCLUDE_DIR ${header} HINTS ${roots} PATH_SUFFIXES include)
+  find_library(${variable}_LIBRARY NAMES ${ARGN} HINTS ${roots} PATH_SUFFIXES lib64 lib)
+  mark_as_advanced(${variable}_INCLUDE_DIR ${variable}_LIBRARY)
+  if(${variable}_INCLUDE_DIR AND ${variable}_LIBRARY)
+    add_library(${target} UNKNOWN IMPORTED GLOBAL)
+    set_target_properties(${target} PROPERTIES
+      IMPORTED_LOCATION "${${variable}_LIBRARY}"
+      INTERFACE_INCLUDE_DIRECTORIES "${${variable}_INCLUDE_DIR}")
+  endif()
+endfunction()
+
+set(PLAIT_CUDA_LIBRARIES plait::cublaslt plait::cudart)
+
+macro(plait_find_cuda missing)
+  set(${missing} "")
+  plait_cuda_roots(plait_roots)
+  plait_find_cuda_part(plait::cudart cuda_runtime.h "${plait_roots}" cudart libcudart.so.13 libcudart.so.12)
+  plait_find_cuda_part(plait::cublaslt cublasLt.h "${plait_roots}" cublasLt libcublasLt.so.13 libcublasLt.so.12)
+  foreach(plait_part IN ITEMS cudart cublaslt)
+    if(NOT TARGET plait::${plait_part})
+      list(APPEND ${missing} ${plait_part})
+    endif()
+  endforeach()
+endmacro()
+
+macro(plait_find_nccl missing)
+  set(${missing} "")
+  plait_cuda_roots(plait_roots)
+  plait_find_cuda_part(plait::libnccl nccl.h "${plait_roots}" nccl libnccl.so.2)
+  if(NOT TARGET plait::libnccl)
+    list(APPEND ${missing} NCCL)
+  endif()
+endmacro()
+
+macro(plait_find_cudnn missing)
+  set(${missing} "")
+  plait_cuda_roots(plait_roots)
+  plait_find_cuda_part(plait::libcudnn cudnn.h "${plait_roots}" cudnn libcudnn.so.9)
+  find_path(PLAIT_CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${plait_roots} PATH_SUFFIXES include)
+  mark_as_advanced(PLAIT_CUDNN_FRONTEND_INCLUDE_DIR)
+  if(NOT TARGET plait::libcudnn)
+    list(APPEND ${missing} cuDNN)
+  endif()
+  if(NOT PLAIT_CUDNN_FRONTEND_INCLUDE_DIR)
+    list(APPEND ${missing} "cudnn_frontend.h (PLAIT_CUDNN_FRONTEND_INCLUDE_DIR)")
   endif()
 endmacro()
