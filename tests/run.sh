@@ -41,7 +41,7 @@ if [ "$quick" = no ]; then
   say "address and undefined sanitizers: build and tests"
   cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/asan -j "$jobs"
-  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error -L 'unit|parity' || failed="$failed asan"
+  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error -L 'unit|parity|cuda_on_cpu' || failed="$failed asan"
 
   say "thread sanitizer: build and tests"
   cmake --preset tsan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
