@@ -262,3 +262,52 @@ TEST_CASE("CUDA attention refuses what its kernels cannot read") {
   odd.k_stride = 12;
   CHECK_THROWS_WITH_AS(forward(odd, 0), "attention: a stride of 12, for bf16 a multiple of 8", plait::error);
 }
+
+namespace {
+
+/// Another library's attention that supports heads of 64 and only counts its calls.
+class counting_library final : public plait::attention_library {
+ public:
+  int forwards = 0, backwards = 0;
+  bool supports(const attention_shape& shape, plait::dtype) override { return shape.head_dim == 64; }
+  void forward(cuda&, const bf16*, const bf16*, const bf16*, bf16*, float*, const attention_shape&) override {
+    ++forwards;
+  }
+  void backward(cuda&, const bf16*, const bf16*, const bf16*, const bf16*, const float*, const bf16*, bf16*, bf16*,
+                bf16*, const attention_shape&) override {
+    ++backwards;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the library's attention runs where it is chosen and can") {
+  using plait::attention_backend;
+  using plait::attention_choice;
+  using plait::kernels::attention_backend_for;
+  counting_library library;
+  const attention_shape small = shape_of(1, 4, 4, 1, 1, 8, true), usual = shape_of(1, 4, 4, 1, 1, 64, true);
+  const attention_choice automatic{attention_backend::automatic, &library}, forced{attention_backend::cudnn, &library};
+  CHECK(attention_backend_for({}, usual, plait::dtype::bf16) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, small, plait::dtype::bf16) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, usual, plait::dtype::bf16) == attention_backend::cudnn);
+  CHECK(attention_backend_for(automatic, usual, plait::dtype::bf16, {true, false}) == attention_backend::own);
+  CHECK(attention_backend_for({attention_backend::own, &library}, usual, plait::dtype::bf16) == attention_backend::own);
+  CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual, plait::dtype::bf16),
+                       "attention: cuDNN is chosen, but the device was given no attention_library", plait::error);
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, small, plait::dtype::bf16),
+                       "attention: cuDNN is chosen, but does not support bf16, head_dim = 8, q_len = 4, k_len = 4, "
+                       "offsets 0 and 0; choose attention_backend::automatic or own",
+                       plait::error);
+
+  cuda device;
+  array<bf16> memory(device, values(1024));
+  array<float> lse(device, values(64));
+  bf16* const x = memory.data();
+  plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), usual, forced);
+  plait::kernels::attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, automatic);
+  plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), small, automatic);
+  device.synchronize();
+  CHECK(library.forwards == 1);
+  CHECK(library.backwards == 1);
+}

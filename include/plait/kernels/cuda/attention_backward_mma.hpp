@@ -56,8 +56,9 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     const int row = static_cast<int>(threadIdx.x);
     if (row < step) {
       const bool valid = q0 + row < s.q_len;
-      lse_rows[buffer * step + row] = valid ? s.statistics(lse, work.batch, head)[q0 + row] * log2_e : 0.0f;
-      delta_rows[buffer * step + row] = valid ? s.statistics(delta, work.batch, head)[q0 + row] : 0.0f;
+      const std::int64_t at = valid ? q0 + row : 0;
+      copy_async(lse_rows + buffer * step + row, s.statistics(lse, work.batch, head) + at, valid);
+      copy_async(delta_rows + buffer * step + row, s.statistics(delta, work.batch, head) + at, valid);
     }
     commit_copies();
   };
@@ -92,7 +93,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
         for (int e = 0; e < 4; ++e) {
           const int column = 8 * n + 2 * pair + e % 2, query = q0 + column;
           const bool unseen = masked && (query >= s.q_len || key + e / 2 * 8 >= s.visible(query));
-          const float probability = fast_exp2(p[n][e] * scale - lse_rows[buffer * step + column]);
+          const float probability = fast_exp2(p[n][e] * scale - lse_rows[buffer * step + column] * log2_e);
           p[n][e] = unseen ? 0.0f : probability;
           ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - delta_rows[buffer * step + column]);
         }
@@ -102,7 +103,8 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     }
     __syncthreads();
   }
-  wait_for_copies<0>();
+  commit_copies();
+  wait_for_copies<0>();  // without a round nothing has waited
 
   const int available = s.k_len - first_key, rest = s.head_dim - first_column;
   store_rows<columns>(s.key_head(dk, work.batch, kv_head, s.dk_stride) + first_key * s.dk_stride + first_column,
@@ -187,6 +189,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     }
     __syncthreads();
   }
+  commit_copies();
   wait_for_copies<0>();
   store_rows<Width>(s.query_head(dq, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
                     s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);

@@ -6,16 +6,7 @@
 #include <cstring>
 
 #include "plait/kernels/cuda/math.hpp"
-
-/// Unrolls the loop that follows; what lives in registers must be indexed by constants.
-#ifdef __CUDACC__
-#define PLAIT_UNROLL _Pragma("unroll")
-#define PLAIT_UNROLL_BY(n) PLAIT_PRAGMA(unroll n)
-#define PLAIT_PRAGMA(text) _Pragma(#text)
-#else
-#define PLAIT_UNROLL
-#define PLAIT_UNROLL_BY(n)
-#endif
+#include "plait/kernels/cuda/unroll.hpp"
 
 /// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
 /// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does the
@@ -163,6 +154,17 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+/// The same for one float.
+__device__ inline void copy_async(float* to, const float* from, bool valid) {
+#ifdef PLAIT_CUDA_STAND_IN
+  *to = valid ? *from : 0.0f;
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 #endif
 }
 
