@@ -1,0 +1,11 @@
+#pragma once
+
+/// Unrolls the loop that follows; what lives in registers must be indexed by constants.
+#ifdef __CUDACC__
+#define PLAIT_UNROLL _Pragma("unroll")
+#define PLAIT_UNROLL_BY(n) PLAIT_PRAGMA(unroll n)
+#define PLAIT_PRAGMA(text) _Pragma(#text)
+#else
+#define PLAIT_UNROLL
+#define PLAIT_UNROLL_BY(n)
+#endif
