@@ -6,6 +6,7 @@
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/cuda/unroll.hpp"
 
 namespace plait::kernels::detail {
 
@@ -22,10 +23,10 @@ __device__ inline chunk<Width, T> load_chunk(const T* from) {
     c.at[0] = *from;
   } else {
     static_assert(Width % vector16<T>::size == 0);
-#pragma unroll
+    PLAIT_UNROLL
     for (int i = 0; i < Width; i += vector16<T>::size) {
       const vector16<T> v = load_vector(from + i);
-#pragma unroll
+      PLAIT_UNROLL
       for (int j = 0; j < vector16<T>::size; ++j) c.at[i + j] = v.at[j];
     }
   }
@@ -37,10 +38,10 @@ __device__ inline void store_chunk(T* to, const chunk<Width, T>& c) {
   if constexpr (Width == 1) {
     *to = c.at[0];
   } else {
-#pragma unroll
+    PLAIT_UNROLL
     for (int i = 0; i < Width; i += vector16<T>::size) {
       vector16<T> v;
-#pragma unroll
+      PLAIT_UNROLL
       for (int j = 0; j < vector16<T>::size; ++j) v.at[j] = c.at[i + j];
       store_vector(to + i, v);
     }
@@ -70,7 +71,7 @@ void with_chunk(bool vectors, F&& f) {
 template <int Width, class F, class Out, class... In>
 __device__ inline void map_chunk(F f, Out* y, const chunk<Width, In>&... in) {
   chunk<Width, Out> out;
-#pragma unroll
+  PLAIT_UNROLL
   for (int j = 0; j < Width; ++j) out.at[j] = number<Out>(f(number<arithmetic<In>>(in.at[j])...));
   store_chunk(y, out);
 }

@@ -22,20 +22,20 @@ static __global__ void column_sums_kernel(Term term, S* partial, std::int64_t ro
   S sums[Term::outputs][Width] = {};
   if (c < columns) {
     const std::int64_t step = static_cast<std::int64_t>(gridDim.y) * column_block_rows;
-#pragma unroll 2
+    PLAIT_UNROLL_BY(2)
     for (std::int64_t r = static_cast<std::int64_t>(blockIdx.y) * column_block_rows + threadIdx.y; r < rows; r += step)
       term.template add<Width>(r, c, sums);
   }
   const int thread = static_cast<int>(threadIdx.y) * warp_lanes + static_cast<int>(threadIdx.x);
-#pragma unroll
+  PLAIT_UNROLL
   for (int i = 0; i < Term::outputs; ++i) {
     __syncthreads();
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) shared[threadIdx.y * tile + threadIdx.x * Width + j] = sums[i][j];
     __syncthreads();
     for (int at = thread; at < tile && first + at < columns; at += warp_lanes * column_block_rows) {
       S sum = 0;
-#pragma unroll
+      PLAIT_UNROLL
       for (int row = 0; row < column_block_rows; ++row) sum += shared[row * tile + at];
       partial[(static_cast<std::int64_t>(i) * gridDim.y + blockIdx.y) * columns + first + at] = sum;
     }
@@ -54,7 +54,7 @@ static __global__ void column_finish_kernel(const S* partial, G* first, G* secon
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x;
   double sum = 0;
   if (c < columns && out != nullptr) {
-#pragma unroll 4
+    PLAIT_UNROLL_BY(4)
     for (std::int64_t group = threadIdx.y; group < groups; group += finish_rows)
       sum += static_cast<double>(from[group * columns + c]);
   }

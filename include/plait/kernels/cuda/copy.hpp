@@ -27,7 +27,7 @@ static __global__ void copy_kernel(const unsigned char* from, unsigned char* to,
        p < static_cast<std::int64_t>(pieces); p += step) {
     auto rest = static_cast<Index>(p);
     std::int64_t source = 0, target = 0;
-#pragma unroll
+    PLAIT_UNROLL
     for (int d = strided_copy::most_dims - 2; d >= 0; --d) {
       if (d >= outer) continue;
       const auto size = static_cast<Index>(copy.size[d]);
@@ -38,7 +38,7 @@ static __global__ void copy_kernel(const unsigned char* from, unsigned char* to,
     }
     const auto* const read = reinterpret_cast<const Unit*>(from + source);
     auto* const write = reinterpret_cast<Unit*>(to + target);
-#pragma unroll 4
+    PLAIT_UNROLL_BY(4)
     for (std::int64_t i = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x; i < units;
          i += static_cast<std::int64_t>(gridDim.y) * blockDim.x)
       write[i] = read[i];

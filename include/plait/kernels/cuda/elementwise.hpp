@@ -70,7 +70,7 @@ struct bias_term {
   template <int Width>
   __device__ void add(std::int64_t r, std::int64_t c, sum_type (&sums)[1][Width]) const {
     const auto d = load_chunk<Width>(dy + r * stride + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) sums[0][j] += number<sum_type>(d.at[j]);
   }
 };

@@ -21,7 +21,7 @@ struct sum_term {
   template <int Width>
   __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
     const auto v = load_chunk<Width>(x + r * columns + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) sums[0] += number<S>(v.at[j]);
   }
 };
@@ -39,7 +39,7 @@ struct centred_squares_term {
   template <int Width>
   __device__ void add(std::int64_t r, std::int64_t c, S mean, S (&sums)[1]) const {
     const auto v = load_chunk<Width>(x + r * columns + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       const S centred = number<S>(v.at[j]) - mean;
       sums[0] += centred * centred;
@@ -61,7 +61,7 @@ struct layer_dots_term {
   __device__ void add(std::int64_t r, std::int64_t c, row_moments<S> of, S (&sums)[2]) const {
     const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
     const auto w = load_chunk<Width>(weight + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       const S g = number<S>(d.at[j]) * number<S>(w.at[j]);
       sums[0] += g;
@@ -94,7 +94,7 @@ struct layer_apply_rows {
     const auto v = load_chunk<Width>(x + r * columns + c);
     const auto w = load_chunk<Width>(weight + c), b = load_chunk<Width>(bias + c);
     chunk<Width, T> out;
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       out.at[j] = number<T>((number<S>(v.at[j]) - of.mean) * of.inverse * number<S>(w.at[j]) + number<S>(b.at[j]));
     }

@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(most_row_threads)
       each_held<Width, false>(
           columns,
           [&](std::int64_t, int, const chunk<Width, T>& v) {
-#pragma unroll
+            PLAIT_UNROLL
             for (int j = 0; j < Width; ++j) sum += number<S>(v.at[j]);
           },
           in);
@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(most_row_threads)
     each_held<Width, false>(
         columns,
         [&](std::int64_t, int, const chunk<Width, T>& v) {
-#pragma unroll
+          PLAIT_UNROLL
           for (int j = 0; j < Width; ++j) {
             const S centred = number<S>(v.at[j]) - mean;
             squares += centred * centred;
@@ -61,7 +61,7 @@ static __global__ void __launch_bounds__(most_row_threads)
           const auto w = load_chunk<Width>(weight + c);
           chunk<Width, T> b{}, out;
           if constexpr (Centred) b = load_chunk<Width>(bias + c);
-#pragma unroll
+          PLAIT_UNROLL
           for (int j = 0; j < Width; ++j) {
             S value = (number<S>(v.at[j]) - mean) * inverse * number<S>(w.at[j]);
             if constexpr (Centred) value += number<S>(b.at[j]);
@@ -94,7 +94,7 @@ __device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width
                                      S mean, S inverse, S shift, S pull, const T* addend, T* dx) {
   chunk<Width, T> out, add{};
   if (addend != nullptr) add = load_chunk<Width>(addend);
-#pragma unroll
+  PLAIT_UNROLL
   for (int j = 0; j < Width; ++j) {
     const S normalised = (number<S>(x.at[j]) - mean) * inverse;
     out.at[j] = number<T>(inverse * (number<S>(dy.at[j]) * number<S>(w.at[j]) - shift - normalised * pull) +
@@ -107,20 +107,20 @@ __device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width
 template <int Width, class S>
 __device__ inline void store_partial(const S (&sums)[held_chunks][Width], S* tile, S* partial, std::int64_t columns) {
   if (blockDim.y == 1) {
-#pragma unroll
+    PLAIT_UNROLL
     for (int k = 0; k < held_chunks; ++k) {
       const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
       if (c >= columns) continue;
-#pragma unroll
+      PLAIT_UNROLL
       for (int j = 0; j < Width; ++j) partial[blockIdx.x * columns + c + j] = sums[k][j];
     }
     return;
   }
   for (unsigned warp = 0; warp < blockDim.y; ++warp) {
     if (threadIdx.y == warp) {
-#pragma unroll
+      PLAIT_UNROLL
       for (int k = 0; k < held_chunks; ++k) {
-#pragma unroll
+        PLAIT_UNROLL
         for (int j = 0; j < Width; ++j) {
           S& to = tile[(k * warp_lanes + static_cast<int>(threadIdx.x)) * Width + j];
           to = warp == 0 ? sums[k][j] : to + sums[k][j];
@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_r
         columns,
         [&](std::int64_t c, int k, const chunk<Width, T>& v, const chunk<Width, T>& d) {
           const auto w = load_chunk<Width>(weight + c);
-#pragma unroll
+          PLAIT_UNROLL
           for (int j = 0; j < Width; ++j) {
             const S normalised = (number<S>(v.at[j]) - mean) * inverse, g = number<S>(d.at[j]);
             if constexpr (Centred) shift += g * number<S>(w.at[j]);
@@ -200,7 +200,7 @@ struct norm_weight_term {
     const sum_type scale = inverse[r];
     sum_type centre = 0;
     if constexpr (Centred) centre = mean[r];
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       const auto g = number<sum_type>(d.at[j]);
       sums[0][j] += g * ((number<sum_type>(v.at[j]) - centre) * scale);

@@ -21,7 +21,7 @@ struct squares_term {
   template <int Width>
   __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
     const auto v = load_chunk<Width>(x + r * columns + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) sums[0] += number<S>(v.at[j]) * number<S>(v.at[j]);
   }
 };
@@ -38,7 +38,7 @@ struct rms_dot_term {
   __device__ void add(std::int64_t r, std::int64_t c, int, S (&sums)[1]) const {
     const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
     const auto w = load_chunk<Width>(weight + c);
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) sums[0] += number<S>(d.at[j]) * number<S>(w.at[j]) * number<S>(v.at[j]);
   }
 };
@@ -57,7 +57,7 @@ struct rms_apply_rows {
   __device__ void at(std::int64_t r, std::int64_t c, S inverse) const {
     const auto v = load_chunk<Width>(x + r * columns + c), w = load_chunk<Width>(weight + c);
     chunk<Width, T> out;
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) out.at[j] = number<T>(number<S>(v.at[j]) * inverse * number<S>(w.at[j]));
     store_chunk(y + r * columns + c, out);
   }

@@ -40,7 +40,7 @@ static __global__ void rope_kernel(T* x, const S* cosine, const S* sine, std::in
       T* const second = first + half;
       auto a = load_chunk<Width>(static_cast<const T*>(first)), b = load_chunk<Width>(static_cast<const T*>(second));
       const auto cosines = load_chunk<Width>(cosine + table + c), sines = load_chunk<Width>(sine + table + c);
-#pragma unroll
+      PLAIT_UNROLL
       for (int j = 0; j < Width; ++j) {
         const S u = number<S>(a.at[j]), v = number<S>(b.at[j]), turn = direction * sines.at[j];
         a.at[j] = number<T>(u * cosines.at[j] - v * turn);

@@ -36,7 +36,7 @@ __device__ inline S row_sum(S value, S* scratch) {
 /// Calls f(column) for each chunk of this thread.
 template <int Width, class F>
 __device__ inline void each_chunk(std::int64_t columns, F f) {
-#pragma unroll 4
+  PLAIT_UNROLL_BY(4)
   for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x) * Width; c < columns;
        c += static_cast<std::int64_t>(blockDim.x) * Width) {
     f(c);
@@ -50,7 +50,7 @@ struct held_row {
   chunk<Width, T> held[held_chunks];
 
   __device__ held_row(const T* from, std::int64_t columns) : row(from) {
-#pragma unroll
+    PLAIT_UNROLL
     for (int k = 0; k < held_chunks; ++k) {
       const std::int64_t c = column_of(k);
       if (c < columns) held[k] = load_chunk<Width>(row + c);
@@ -65,7 +65,7 @@ struct held_row {
 /// held is read again; `Held` promises that there is nothing of the kind.
 template <int Width, bool Held, class F, class... T>
 __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width, T>&... rows) {
-#pragma unroll
+  PLAIT_UNROLL
   for (int k = 0; k < held_chunks; ++k) {
     const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
     if (c < columns) f(c, k, rows.held[k]...);
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(most_row_threads)
     const auto numbers = term.row(r);
     S sums[Term::outputs] = {};
     each_chunk<Width>(columns, [&](std::int64_t c) { term.template add<Width>(r, c, numbers, sums); });
-#pragma unroll
+    PLAIT_UNROLL
     for (int i = 0; i < Term::outputs; ++i) {
       const S sum = row_sum(sums[i], scratch);
       if (threadIdx.x == 0) out[r * Term::outputs + i] = sum;

@@ -23,7 +23,7 @@ struct swiglu_rows {
     const T* const gate = gate_up + r * 2 * ffn + c;
     const auto g = load_chunk<Width>(gate), u = load_chunk<Width>(gate + ffn);
     chunk<Width, T> out;
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       const S x = number<S>(g.at[j]);
       out.at[j] = number<T>(x * logistic<T>(x) * number<S>(u.at[j]));
@@ -46,7 +46,7 @@ struct swiglu_gradient_rows {
     const auto g = load_chunk<Width>(gate_up + at), u = load_chunk<Width>(gate_up + at + ffn);
     const auto d = load_chunk<Width>(dy + r * ffn + c);
     chunk<Width, T> dgate, dup;
-#pragma unroll
+    PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) {
       const S x = number<S>(g.at[j]), up = number<S>(u.at[j]), gradient = number<S>(d.at[j]);
       const S s = logistic<T>(x);
