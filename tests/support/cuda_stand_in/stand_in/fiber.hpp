@@ -174,8 +174,8 @@ class fiber {
   char* bottom_ = nullptr;
   std::size_t size_ = 0;
   void* stack_pointer_ = nullptr;
-  void* address_sanitizer_ = nullptr;
-  void* thread_sanitizer_ = nullptr;
+  [[maybe_unused]] void* address_sanitizer_ = nullptr;
+  [[maybe_unused]] void* thread_sanitizer_ = nullptr;
 #ifndef __x86_64__
   ucontext_t context_{};
 #endif
