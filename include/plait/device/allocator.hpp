@@ -28,6 +28,7 @@ class caching_allocator {
   caching_allocator(const caching_allocator&) = delete;
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator() {
+    holds_ = 0;
     release_cache();
     for (auto& [pointer, used] : live_) source_.release(pointer, used.block_bytes, used.stream);
   }
@@ -66,7 +67,14 @@ class caching_allocator {
     live_.erase(used);
   }
 
-  /// Returns every cached block to the source.
+  /// While held, cached blocks stay here even when memory runs out: somebody, such as a recorded graph, will use their
+  /// addresses again. Holds are counted.
+  void hold_cache(bool hold) {
+    const std::lock_guard lock(mutex_);
+    holds_ += hold ? 1 : -1;
+  }
+
+  /// Returns every cached block to the source, unless they are held.
   void release_cache() {
     const std::lock_guard lock(mutex_);
     give_back();
@@ -107,6 +115,7 @@ class caching_allocator {
     return source_.allocate(size, stream);
   }
   void give_back() {
+    if (holds_ > 0) return;
     for (auto& [stream, blocks] : cached_) {
       for (auto& [bytes, pointer] : blocks) source_.release(pointer, bytes, stream);
     }
@@ -126,6 +135,7 @@ class caching_allocator {
   std::size_t in_use_ = 0;
   std::size_t peak_ = 0;
   std::size_t cached_bytes_ = 0;
+  int holds_ = 0;
 };
 
 }  // namespace plait

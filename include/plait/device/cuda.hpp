@@ -177,6 +177,8 @@ class cuda {
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
+  /// See `caching_allocator::hold_cache`.
+  void hold_cache(bool hold) { allocator_.hold_cache(hold); }
   /// What the plan says a rank will hold, in bytes: stands beside the device's memory in an out-of-memory error.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
 

@@ -136,6 +136,8 @@ class training_step {
             static_cast<std::int64_t>(tokens_in_all)};
   }
 
+  const Model& model() const { return model_; }
+
  private:
   enum place : std::size_t { own_tokens, all_tokens, loss, norm, factor, count };
   double* number(place at) { return numbers_.template data<double>() + at; }

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <utility>
+
+#include "plait/device/cuda.hpp"
+
+namespace plait {
+
+/// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. What
+/// was recorded is addresses and numbers, so a replay reads and writes the same memory. While the graph lives, the
+/// device keeps its cached blocks. The device must outlive it.
+class cuda_graph {
+ public:
+  explicit cuda_graph(cuda& device) : device_(device) {}
+  cuda_graph(const cuda_graph&) = delete;
+  cuda_graph& operator=(const cuda_graph&) = delete;
+  ~cuda_graph() { reset(); }
+
+  explicit operator bool() const { return executable_ != nullptr; }
+
+  /// Records what `work` puts into the main stream, without running it. `work` must have run before in the same way, so
+  /// that the memory it asks for is there; it may not wait for the device, upload or download. Throws `plait::error`
+  /// otherwise, with nothing recorded.
+  template <class Work>
+  void record(Work&& work) {
+    reset();
+    const cudaStream_t stream = device_.main_stream().handle();
+    detail::cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph");
+    cudaGraph_t graph = nullptr;
+    try {
+      std::forward<Work>(work)();
+    } catch (...) {
+      static_cast<void>(cudaStreamEndCapture(stream, &graph));
+      static_cast<void>(cudaGetLastError());
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    detail::cuda_check(cudaStreamEndCapture(stream, &graph), "ending a graph");
+    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    detail::cuda_check(status, "making a graph ready");
+    device_.hold_cache(true);
+  }
+
+  /// Puts all of it into the main stream.
+  void launch() {
+    if (executable_ == nullptr) fail("cuda_graph: nothing is recorded");
+    detail::cuda_check(cudaGraphLaunch(executable_, device_.main_stream().handle()), "launching a graph");
+  }
+
+  /// Forgets what is recorded.
+  void reset() {
+    if (executable_ == nullptr) return;
+    cudaGraphExecDestroy(std::exchange(executable_, nullptr));
+    device_.hold_cache(false);
+  }
+
+ private:
+  cuda& device_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace plait

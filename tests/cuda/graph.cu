@@ -1,0 +1,97 @@
+// A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
+#include "plait/comm/threads_cuda.hpp"
+#include "plait/parallel/graph_step.hpp"
+#include "support/llama_parity.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+scenario small_scenario() {
+  scenario s;
+  s.config = small_config(4, 2);
+  s.config.head_dim = 8;
+  s.batch = 4;
+  s.seq = 8;
+  s.microbatches = 2;
+  return s;
+}
+
+using model_type = llama<bf16, megatron_sp, cuda>;
+
+/// The losses of six steps, and the weights after them.
+std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph) {
+  std::pair<std::vector<double>, std::uint64_t> out;
+  threads::run(1, cuda::options{}, [&](threads::communicator c, cuda& device) {
+    world ranks(megatron_sp::mesh{1, 1, 1}.shape(), c);
+    context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch / s.microbatches, s.seq),
+                      7};
+    model_type model(ctx, s.config, s.options);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    adamw<bf16, cuda> optimizer(s.optimizer);
+    training_step step(ctx, model, optimizer, s.microbatches, 1.0);
+    graph_step replayed(ctx, step);
+    for (std::int64_t i = 0; i < 6; ++i) {
+      step.load(ctx, [&](std::int64_t m, auto& ids, auto& labels) {
+        fill_tokens(s, i * s.batch + m * s.batch / s.microbatches, ids, labels);
+      });
+      optimizer.begin_step(ctx, 1e-3 * static_cast<double>(i + 1));
+      if (as_graph)
+        replayed.run(ctx);
+      else
+        step.run(ctx);
+      out.first.push_back(step.result(ctx).loss);
+    }
+    CHECK(replayed.replaying() == as_graph);
+    out.second = weights_hash(ctx, model);
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a replayed step has the same bits as the step") {
+  const scenario s = small_scenario();
+  const auto plain = train(s, false), graph = train(s, true);
+  CHECK(graph.first == plain.first);
+  CHECK(graph.second == plain.second);
+  CHECK(plain.first.back() != plain.first.front());
+}
+
+TEST_CASE("dropout is refused") {
+  scenario s = small_scenario();
+  s.options.dropout = 0.1;
+  CHECK_THROWS_WITH_AS(train(s, true), doctest::Contains("graph_step: dropout = 0.1"), plait::error);
+}
+
+TEST_CASE("in-process ranks are refused") {
+  const scenario s = small_scenario();
+  CHECK_THROWS_WITH_AS(
+      threads::run(2, cuda::options{},
+                   [&](threads::communicator c, cuda& device) {
+                     world ranks(megatron_sp::mesh{2, 1, 1}.shape(), c);
+                     context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), 4, s.seq), 7};
+                     model_type model(ctx, s.config, s.options);
+                     adamw<bf16, cuda> optimizer;
+                     training_step step(ctx, model, optimizer, 1, 1.0);
+                     graph_step replayed(ctx, step);
+                   }),
+      doctest::Contains("2 in-process ranks meet on the host"), plait::error);
+}
+
+TEST_CASE("what a graph cannot hold is an error, and the device goes on") {
+  cuda device;
+  cuda_graph graph(device);
+  float number = 1;
+  auto there = make_buffer<float>(device, 1);
+  CHECK_THROWS_WITH_AS(graph.launch(), "cuda_graph: nothing is recorded", plait::error);
+  CHECK_THROWS_WITH_AS(graph.record([&] { device.upload(there.data(), &number, sizeof number, device.main_stream()); }),
+                       doctest::Contains("an upload inside a captured stream"), plait::error);
+  CHECK_THROWS_WITH_AS(graph.record([&] { make_buffer<float>(device, 12345); }),
+                       doctest::Contains("a captured step asks for"), plait::error);
+  device.upload(there.data(), &number, sizeof number, device.main_stream());
+  number = 0;
+  device.download(&number, there.data(), sizeof number, device.main_stream());
+  CHECK(number == 1);
+}
