@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "plait/core/error.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/kernels/attention_shape.hpp"
