@@ -82,20 +82,18 @@ struct state {
     if (link.comm == nullptr) return;
     // While an exception unwinds this rank, the others may never call what is in flight.
     if (link.owned && std::uncaught_exceptions() > 0) {
-      home->ranks().fail("rank " + std::to_string(home->rank) + " is leaving by an exception");
+      home->ranks().fail("rank " + std::to_string(home->rank) + " is leaving by an exception", home->rank);
     }
     home->remove(&link);
     if (!link.owned || link.aborted) return;
-    ncclResult_t now = ncclCommFinalize(link.comm);
+    ncclResult_t now = home->ranks().failed() ? ncclRemoteError : ncclCommFinalize(link.comm);
+    const double until = comm_clock() + home->settings.deadline;
     while (now == ncclInProgress) {
-      if (ncclCommGetAsyncError(link.comm, &now) != ncclSuccess) break;
+      if (ncclCommGetAsyncError(link.comm, &now) != ncclSuccess || home->ranks().failed()) break;
+      if (home->settings.deadline > 0 && comm_clock() > until) break;
       std::this_thread::yield();
     }
-    if (now == ncclSuccess) {
-      ncclCommDestroy(link.comm);
-    } else {
-      ncclCommAbort(link.comm);
-    }
+    now == ncclSuccess ? ncclCommDestroy(link.comm) : ncclCommAbort(link.comm);
   }
 
   /// Calls NCCL and waits until the communicator has taken the call; throws with what failed.
@@ -144,7 +142,7 @@ struct pending {
   void wait() {
     if (home->ranks().failed()) home->stop(op->text());
     if (!home->is_enqueued(*op)) fail(op->text() + " was waited for before the end of its group");
-    home->main.wait(op->event);
+    join();
   }
   bool done() {
     if (home->ranks().failed()) home->stop(op->text());
@@ -154,9 +152,14 @@ struct pending {
   }
   void drop() noexcept {
     try {
-      if (home->is_enqueued(*op)) home->main.wait(op->event);
+      if (home->is_enqueued(*op)) join();
     } catch (const std::exception&) {  // the next call meets the same error
     }
+  }
+
+  void join() {
+    home->main.wait(op->event);
+    if (home->last_started == op) home->last_started = nullptr;
   }
 
   static request started(std::shared_ptr<session> home, std::shared_ptr<operation> op) {

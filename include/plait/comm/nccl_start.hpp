@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -67,12 +68,12 @@ inline communicator from_environment(const cuda& device, const options& settings
   return connect(device, id, here.rank, here.size, settings);
 }
 
-/// A communicator of the caller's, and the stream it works on: neither is destroyed or aborted here, and the
-/// communicator must not be used for other things at the same time. Its splits are plait's own. The calling thread's
-/// GPU must be the communicator's.
+/// A communicator of the caller's, the stream it works on, and one for started operations (null: one of plait's own).
+/// None of them is destroyed or aborted here; the communicator must not be used for other things at the same time. Its
+/// splits are plait's. The calling thread's GPU must be the communicator's.
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
-                           std::string_view label = "attached") {
-  auto home = std::make_shared<detail::session>(std::make_shared<detail::team>(), stream, nullptr, settings);
+                           std::string_view label = "attached", cudaStream_t side = nullptr) {
+  auto home = std::make_shared<detail::session>(std::make_shared<detail::team>(), stream, side, settings);
   auto s = std::make_shared<detail::state>(home);
   s->label = label;
   s->link.owned = false;
@@ -84,7 +85,7 @@ inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& 
 }
 inline communicator attach(ncclComm_t comm, const cuda& device, const options& settings = {},
                            std::string_view label = "attached") {
-  return attach(comm, device.main_stream().handle(), settings, label);
+  return attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle());
 }
 
 /// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have
@@ -98,11 +99,9 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
   std::mutex mutex;
   std::exception_ptr exception;
   const auto report = [&](int rank, const std::string& what) {
-    {
-      const std::lock_guard lock(mutex);
-      if (!team->failed() && exception == nullptr) exception = std::current_exception();
-    }
-    team->fail("rank " + std::to_string(rank) + ": " + what);
+    if (!team->explain(rank, "rank " + std::to_string(rank) + ": " + what)) return;
+    const std::lock_guard lock(mutex);
+    exception = std::current_exception();
   };
   const auto rank_main = [&](int rank) {
     try {

@@ -74,8 +74,23 @@ class team {
     const std::lock_guard lock(mutex_);
     std::erase(sessions_, s);
   }
-  /// Ends all communicators of the process that are its own. Only the first reason counts.
-  void fail(const std::string& why);
+  /// Ends all communicators of the process that are its own. Only the first reason counts; `leaving` is a rank that an
+  /// exception unwinds, whose reason is known later.
+  void fail(const std::string& why, int leaving = -1);
+  /// What the exception said that ended `rank`. False where something else came first.
+  bool explain(int rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failed() && leaving_ == rank) {
+        cause_ = why;
+        leaving_ = -1;
+        return true;
+      }
+      if (failed()) return false;
+    }
+    fail(why);
+    return true;
+  }
 
  private:
   void watch();
@@ -85,6 +100,7 @@ class team {
   std::vector<session*> sessions_;
   std::atomic<bool> failed_{false};
   std::string cause_;
+  int leaving_ = -1;
   double tick_ = 1;
   bool over_ = false;
   std::thread thread_;
@@ -273,9 +289,10 @@ inline void team::add(session* s, double deadline) {
   if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
 }
 
-inline void team::fail(const std::string& why) {
+inline void team::fail(const std::string& why, int leaving) {
   const std::lock_guard lock(mutex_);
   if (failed()) return;
+  leaving_ = leaving;
   cause_ = why;
   failed_.store(true, std::memory_order_release);
   for (session* s : sessions_) s->abort_all();
