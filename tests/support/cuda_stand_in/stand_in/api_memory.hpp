@@ -240,7 +240,10 @@ inline cudaError_t cudaFreeHost(void* p) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!p) return cudaSuccess;
     if (const auto error = r.refuse_unsafe()) return error;
-    if (!r.pinned.erase(static_cast<const char*>(p))) return cudaErrorInvalidValue;
+    const auto held = r.pinned.find(static_cast<const char*>(p));
+    if (held == r.pinned.end()) return cudaErrorInvalidValue;
+    std::memset(p, 0xff, held->second);
+    r.pinned.erase(held);
     ::operator delete(p, std::align_val_t{256});
     return cudaSuccess;
   });
