@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "plait/device/allocator.hpp"
+#include "plait/device/attention_choice.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/cuda_pool.hpp"
@@ -197,6 +198,10 @@ class cuda {
               main_.handle());
   }
 
+  /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
+  void use_attention(attention_choice choice) { attention_ = choice; }
+  const attention_choice& attention() const { return attention_; }
+
   static constexpr bool supports_bf16() { return true; }
 
  private:
@@ -241,6 +246,7 @@ class cuda {
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
   cublaslt_gemm gemm_;
+  attention_choice attention_;
   cudaStream_t own_main_ = nullptr;
   stream main_, side_;
   int multiprocessors_ = 0;
