@@ -1,0 +1,72 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// The part of a model that one pipeline stage holds: consecutive layers; the first stage has the embedding in front
+/// of them, the last one the final norm, the output projection and the loss behind them.
+struct stage_layers {
+  std::int64_t begin = 0, end = 0;
+  bool first = true, last = true;
+
+  std::int64_t size() const { return end - begin; }
+  friend bool operator==(const stage_layers&, const stage_layers&) = default;
+};
+
+/// What stages are balanced by, in any unit: the layers' costs, and what the first and the last stage have beside them.
+struct stage_costs {
+  std::vector<double> layers;
+  double embedding = 0;
+  double head = 0;
+};
+
+/// Shares out all layers over `stages` stages, each of which gets at least one, so that the most expensive stage costs
+/// as little as possible; among the ways to do that, layers go to early stages. Throws where there are fewer layers
+/// than stages.
+inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
+  const auto layers = static_cast<std::int64_t>(costs.layers.size());
+  if (stages < 1) fail("pipeline: " + std::to_string(stages) + " stages, must be at least 1");
+  if (stages > layers)
+    fail("pipeline: " + std::to_string(layers) + " layers for " + std::to_string(stages) +
+         " stages (pp times the chunks of a rank), and each needs at least one: use at most " + std::to_string(layers) +
+         " stages, or a model of more layers");
+  std::vector<double> before(static_cast<std::size_t>(layers + 1), 0.0);
+  for (std::size_t i = 0; i < costs.layers.size(); ++i) before[i + 1] = before[i] + costs.layers[i];
+  const auto cost = [&](std::int64_t begin, std::int64_t end, std::int64_t stage) {
+    return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)] +
+           (stage == 0 ? costs.embedding : 0) + (stage == stages - 1 ? costs.head : 0);
+  };
+  // best[s][n]: the least possible maximum over stages s ... of the layers n ...; from the back, so that ties are
+  // resolved from the front.
+  const auto width = static_cast<std::size_t>(layers + 1);
+  std::vector<double> best(static_cast<std::size_t>(stages + 1) * width, std::numeric_limits<double>::infinity());
+  best[static_cast<std::size_t>(stages) * width + static_cast<std::size_t>(layers)] = 0;
+  const auto at = [&](std::int64_t stage, std::int64_t from) -> double& {
+    return best[static_cast<std::size_t>(stage) * width + static_cast<std::size_t>(from)];
+  };
+  for (std::int64_t s = stages; s-- > 0;)
+    for (std::int64_t from = s; from < layers; ++from)
+      for (std::int64_t to = from + 1; to <= layers - (stages - 1 - s); ++to)
+        at(s, from) = std::min(at(s, from), std::max(cost(from, to, s), at(s + 1, to)));
+  // Stages are filled as far as the optimum allows; the slack covers the rounding of the sums.
+  const double limit = at(0, 0) * (1 + 1e-12);
+  std::vector<stage_layers> parts;
+  std::int64_t from = 0;
+  for (std::int64_t s = 0; s < stages; ++s) {
+    std::int64_t to = layers - (stages - 1 - s);
+    while (std::max(cost(from, to, s), at(s + 1, to)) > limit) --to;
+    parts.push_back({from, to, s == 0, s == stages - 1});
+    from = to;
+  }
+  return parts;
+}
+
+}  // namespace plait
