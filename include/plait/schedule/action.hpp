@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// What a rank computes for one microbatch in one of its chunks of the model.
+///
+/// A *backward* is either one action, B, or two (arXiv 2401.10241): I gives the gradient of the chunk's input, on which
+/// the stage before waits, and W the gradients of its weights, on which nobody waits.
+enum class action_kind : std::uint8_t { forward, backward, input_backward, weight_backward };
+
+/// F, B, I or W.
+constexpr char letter(action_kind kind) { return "FBIW"[static_cast<std::size_t>(kind)]; }
+
+/// True for B and I, which give the gradient that the stage before waits for.
+constexpr bool gives_input_gradient(action_kind kind) {
+  return kind == action_kind::backward || kind == action_kind::input_backward;
+}
+/// True for B and W, after which the activations of the microbatch are no longer needed.
+constexpr bool frees_activations(action_kind kind) {
+  return kind == action_kind::backward || kind == action_kind::weight_backward;
+}
+
+/// One entry of a schedule. Generators, verifier, simulator, executor and trace share it; which stage a chunk is, the
+/// `pipeline_shape` says.
+struct action {
+  action_kind kind = action_kind::forward;
+  std::uint8_t chunk = 0;        ///< of the rank's own chunks, 0 to v - 1
+  std::uint16_t microbatch = 0;  ///< 0 to m - 1
+
+  friend constexpr bool operator==(const action&, const action&) = default;
+};
+static_assert(sizeof(action) == 4);
+
+/// Largest numbers of chunks and microbatches that an action can name.
+inline constexpr int max_chunks = 255, max_microbatches = 65535;
+
+constexpr action forward_of(int chunk, int microbatch) {
+  return {action_kind::forward, static_cast<std::uint8_t>(chunk), static_cast<std::uint16_t>(microbatch)};
+}
+constexpr action backward_of(int chunk, int microbatch) {
+  return {action_kind::backward, static_cast<std::uint8_t>(chunk), static_cast<std::uint16_t>(microbatch)};
+}
+constexpr action input_backward_of(int chunk, int microbatch) {
+  return {action_kind::input_backward, static_cast<std::uint8_t>(chunk), static_cast<std::uint16_t>(microbatch)};
+}
+constexpr action weight_backward_of(int chunk, int microbatch) {
+  return {action_kind::weight_backward, static_cast<std::uint8_t>(chunk), static_cast<std::uint16_t>(microbatch)};
+}
+
+/// "F3.1": the forward of microbatch 3 in chunk 1.
+inline std::string describe(const action& a) {
+  return letter(a.kind) + std::to_string(a.microbatch) + "." + std::to_string(a.chunk);
+}
+
+}  // namespace plait

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "plait/schedule/simulate.hpp"
+
+namespace plait {
+
+enum class step_kind : std::uint8_t { compute, send, receive };
+
+/// One line of a rank's program: `action` for a compute, `transfer` for the others.
+struct program_step {
+  step_kind kind = step_kind::compute;
+  plait::action action;
+  plait::transfer transfer;
+
+  friend constexpr bool operator==(const program_step&, const program_step&) = default;
+};
+
+/// "compute F3.1", "send activation 3: stage 1 -> 2"
+inline std::string describe(const program_step& step) {
+  switch (step.kind) {
+    case step_kind::compute:
+      return "compute " + describe(step.action);
+    case step_kind::send:
+      return "send " + describe(step.transfer);
+    default:
+      return "receive " + describe(step.transfer);
+  }
+}
+
+/// What every rank computes, sends and receives, in the one order that every backend follows.
+///
+/// The communication of a rank is the projection of the global transfer list (`simulation::transfers`) onto it, merged
+/// with its actions: a send follows the action that makes it, a receive precedes the first action that ends after the
+/// message was sent, and so the one that needs it. All programs are sorted by one order of events (simulated time, then
+/// `sequence`), and so no deadlock is possible, even when every step blocks and each rank has a single queue.
+///
+/// An executor runs the steps in order:
+///
+/// \code
+///   for (const program_step& step : programs[rank]) switch (step.kind) {
+///     case step_kind::receive: post(step.transfer); break;              // returns at once
+///     case step_kind::compute: wait_for_input(step.action); compute(step.action); break;
+///     case step_kind::send:    post(step.transfer); break;              // returns at once
+///   }
+/// \endcode
+///
+/// Posting is meant not to block: a receive may stand some actions before its message is sent, so that it is there when
+/// it is needed. Throws as `simulate`.
+constexpr std::vector<std::vector<program_step>> rank_program(const schedule& s, const simulation& times) {
+  const pipeline_shape& shape = s.shape;
+  std::vector<std::vector<program_step>> programs(static_cast<std::size_t>(shape.ranks));
+  std::vector<std::size_t> next(programs.size(), 0);
+  for (std::size_t r = 0; r < programs.size(); ++r) programs[r].reserve(times.ranks[r].size() * 3);
+
+  // Actions up to the place of a transfer in the order of events.
+  const auto advance = [&](std::size_t rank, const timed_transfer* until) {
+    const std::vector<timed_action>& mine = times.ranks[rank];
+    for (std::size_t& i = next[rank]; i < mine.size(); ++i) {
+      const timed_action& a = mine[i];
+      if (until && (a.end != until->sent ? a.end > until->sent : a.sequence > until->sequence)) break;
+      programs[rank].push_back({step_kind::compute, a.action, {}});
+    }
+  };
+  for (const timed_transfer& t : times.transfers) {
+    const auto from = static_cast<std::size_t>(shape.rank_of(t.transfer.from_stage));
+    const auto to = static_cast<std::size_t>(shape.rank_of(t.transfer.to_stage));
+    advance(from, &t);
+    programs[from].push_back({step_kind::send, {}, t.transfer});
+    advance(to, &t);
+    programs[to].push_back({step_kind::receive, {}, t.transfer});
+  }
+  for (std::size_t r = 0; r < programs.size(); ++r) advance(r, nullptr);
+  return programs;
+}
+
+constexpr std::vector<std::vector<program_step>> rank_program(const schedule& s, const schedule_costs& costs = {}) {
+  return rank_program(s, simulate(s, costs));
+}
+
+}  // namespace plait
