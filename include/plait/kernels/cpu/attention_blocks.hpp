@@ -25,11 +25,27 @@ struct query_blocks {
         outer(std::min(inner * std::max<std::int64_t>(outer_rows / (inner * s.group()), 1), s.q_len)) {}
 };
 
-/// Keys to multiply with where `visible` are seen and `available` exist: a multiple of 64 if possible, to keep the
-/// number of different products small whatever the offsets.
-constexpr std::int64_t keys_to_take(std::int64_t visible, std::int64_t available) {
-  return std::min(available, (visible + 63) / 64 * 64);
-}
+/// Keys to multiply with, of a block of `available`, where those from `low` on and before `high` are seen: a multiple
+/// of 64 if possible, to keep the number of different products small whatever the offsets. Either bound may lie outside
+/// of the block.
+struct key_range {
+  std::int64_t first, count;
+  constexpr key_range(std::int64_t low, std::int64_t high, std::int64_t available)
+      : first(std::max<std::int64_t>(low, 0) / 64 * 64),
+        count(std::min(available - first, (high - first + 63) / 64 * 64)) {}
+};
+
+/// The keys that some of the query tokens [begin, end) of a batch see: from `low` on and before `high`.
+struct seen_keys {
+  std::int64_t low, high;
+  seen_keys(const attention_shape& s, std::int64_t batch, std::int64_t begin, std::int64_t end)
+      : low(s.first_key(batch, begin)), high(s.visible(end - 1)) {}
+  bool none() const { return low >= high; }
+  /// Whether some lie in the block of `count` keys from `k0` on.
+  bool meet(std::int64_t k0, std::int64_t count) const { return std::max(low, k0) < std::min(high, k0 + count); }
+  /// Where blocks begin that are to hold them all.
+  std::int64_t first_block() const { return low / 64 * 64; }
+};
 
 /// A block of keys or values as a product reads it.
 template <class T>
@@ -107,9 +123,10 @@ PLAIT_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int
 }
 
 /// Turns a row of scores into probabilities and a row of their gradients into gradients of the scores:
-/// p = exp(s - lse), ds = p (dp - delta) for the first `count`, 0 for the rest up to `width`.
+/// p = exp(s - lse), ds = p (dp - delta) for those from `first` on and before `count`, 0 for the rest up to `width`.
 template <class T>
-PLAIT_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t count, std::int64_t width) {
+PLAIT_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t first, std::int64_t count,
+                                std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
   std::int64_t c = 0;
   for (; c + w <= count; c += w) {
@@ -127,6 +144,10 @@ PLAIT_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int6
   for (; c < width; c += w) {
     simd::store<T>(simd::pack<T>{}, scores + c);
     simd::store<T>(simd::pack<T>{}, dscores + c);
+  }
+  if (first > 0) {
+    std::fill_n(scores, first, T(0));
+    std::fill_n(dscores, first, T(0));
   }
 }
 

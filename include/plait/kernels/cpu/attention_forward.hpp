@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 
+#include "plait/core/precision.hpp"
 #include "plait/kernels/cpu/attention_blocks.hpp"
 
 namespace plait::kernels {
 
 /// Attention in blocks (Dao et al. 2022): the scores of a block of queries against a block of keys exist at a time, and
 /// running maxima and sums make the softmax exact. Writes o (0 for queries that see nothing) and lse [batch, heads,
-/// q_len], the logarithm of the sum of the exponentials of the scaled scores.
-template <class T>
-void attention_forward(cpu& device, const T* q, const T* k, const T* v, T* o, T* lse, const attention_shape& shape) {
+/// q_len], the logarithm of the sum of the exponentials of the scaled scores. The work is in proportion to the pairs
+/// that see each other. O is T or statistic_of<T>, here the same.
+template <class T, std::same_as<T> O>
+void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
+                       const attention_shape& shape) {
   const attention_shape s = shape.checked();
   constexpr T nothing = -std::numeric_limits<T>::infinity();
   const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d, k_block = detail::key_block;
@@ -32,62 +36,67 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, T* o, T*
 
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      const T* const head_keys = k + b * s.k_len * s.k_stride + kv_head * d;
-      const T* const head_values = v + b * s.k_len * s.v_stride + kv_head * d;
+      const T* const head_keys = k + b * s.k_batch * s.k_stride + kv_head * d;
+      const T* const head_values = v + b * s.k_batch * s.v_stride + kv_head * d;
       for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
         const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), rows = tokens * group;
-        detail::pack_queries(q + (b * s.q_len + q0) * s.q_stride + kv_head * group_width, s.q_stride, tokens,
+        detail::pack_queries(q + (b * s.q_batch + q0) * s.q_stride + kv_head * group_width, s.q_stride, tokens,
                              group_width, static_cast<T>(s.scale), queries);
         std::fill_n(row_max, rows, nothing);
         std::fill_n(row_sum, rows, T(0));
-        const std::int64_t visible = s.visible(q0 + tokens - 1);
-        for (std::int64_t k0 = 0; k0 < visible; k0 += k_block) {
+        const detail::seen_keys seen_here(s, b, q0, q0 + tokens);
+        for (std::int64_t k0 = seen_here.first_block(); k0 < seen_here.high; k0 += k_block) {
           const std::int64_t available = std::min(k_block, s.k_len - k0);
           const auto keys = detail::pack_keys(head_keys + k0 * s.k_stride, s.k_stride, available, d, key_space);
           const auto values = detail::pack_keys(head_values + k0 * s.v_stride, s.v_stride, available, d, value_space);
           for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
             const std::int64_t inner = std::min(blocks.inner, tokens - t0);
-            const std::int64_t inner_visible = s.visible(q0 + t0 + inner - 1) - k0;
-            if (inner_visible <= 0) continue;
-            const std::int64_t count = detail::keys_to_take(inner_visible, available);
-            const std::int64_t first_row = t0 * group;
-            device.gemm(false, true, inner * group, count, d, T(1), queries + first_row * d, d, keys.data, keys.stride,
-                        T(0), scores, k_block);
+            const detail::seen_keys inner_seen(s, b, q0 + t0, q0 + t0 + inner);
+            if (!inner_seen.meet(k0, available)) continue;
+            const bool is_first = inner_seen.low >= k0;
+            const detail::key_range range(inner_seen.low - k0, inner_seen.high - k0, available);
+            const std::int64_t count = range.count, first_key = k0 + range.first, first_row = t0 * group;
+            device.gemm(false, true, inner * group, count, d, T(1), queries + first_row * d, d,
+                        keys.data + range.first * keys.stride, keys.stride, T(0), scores, k_block);
             for (std::int64_t r = 0; r < inner * group; ++r) {
               const std::int64_t row = first_row + r;
-              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(q0 + row / group) - k0, 0, count);
+              const std::int64_t query = q0 + row / group;
+              const std::int64_t seen = std::clamp<std::int64_t>(s.visible(query) - first_key, 0, count);
               T* const line = scores + r * k_block;
+              const std::int64_t unseen = std::min(s.first_key(b, query) - first_key, seen);
+              if (unseen > 0) std::fill_n(line, unseen, nothing);
               const T before = row_max[row];
               const T now = std::max(before, detail::row_maximum(line, seen));
               const T sum = detail::row_exponentials(line, now == nothing ? T(0) : now, seen, count);
               const T shrink = before == now ? T(1) : std::exp(before - now);
               row_max[row] = now;
               row_sum[row] = row_sum[row] * shrink + sum;
-              if (k0 > 0 && shrink != T(1)) {
+              if (!is_first && shrink != T(1)) {
                 T* const target = sums + row * d;
                 PLAIT_IVDEP
                 for (std::int64_t c = 0; c < d; ++c) target[c] *= shrink;
               }
             }
-            device.gemm(false, false, inner * group, d, count, T(1), scores, k_block, values.data, values.stride,
-                        k0 > 0 ? T(1) : T(0), sums + first_row * d, d);
+            device.gemm(false, false, inner * group, d, count, T(1), scores, k_block,
+                        values.data + range.first * values.stride, values.stride, is_first ? T(0) : T(1),
+                        sums + first_row * d, d);
           }
         }
-        T* const out = o + (b * s.q_len + q0) * s.o_stride + kv_head * group_width;
-        T* const out_lse = lse + (b * s.heads + kv_head * group) * s.q_len + q0;
+        T* const out = o + (b * s.q_batch + q0) * s.o_stride + kv_head * group_width;
+        T* const out_lse = lse + (b * s.heads + kv_head * group) * s.lse_stride + q0;
         for (std::int64_t i = 0; i < tokens; ++i) {
           for (std::int64_t h = 0; h < group; ++h) {
             const std::int64_t row = i * group + h;
             T* const target = out + i * s.o_stride + h * d;
             if (row_max[row] == nothing) {
               std::fill_n(target, d, T(0));
-              out_lse[h * s.q_len + i] = nothing;
+              out_lse[h * s.lse_stride + i] = nothing;
             } else {
               const T inverse = T(1) / row_sum[row];
               const T* const source = sums + row * d;
               PLAIT_IVDEP
               for (std::int64_t c = 0; c < d; ++c) target[c] = source[c] * inverse;
-              out_lse[h * s.q_len + i] = row_max[row] + std::log(row_sum[row]);
+              out_lse[h * s.lse_stride + i] = row_max[row] + std::log(row_sum[row]);
             }
           }
         }
@@ -97,23 +106,24 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, T* o, T*
 }
 
 /// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
-/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim and
-/// o_stride (of o) of the shape; `other_stride` is the stride of o_other.
-template <class T>
-void merge_lse(cpu&, T* o, T* lse, const T* o_other, const T* lse_other, std::int64_t other_stride,
-               const attention_shape& shape) {
+/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
+/// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
+/// whose lse lie as those of o.
+template <class T, std::same_as<T> Other>
+void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
+               std::int64_t other_stride, const attention_shape& shape) {
   const attention_shape s = shape.checked();
   constexpr T nothing = -std::numeric_limits<T>::infinity();
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t i = 0; i < s.q_len; ++i) {
       for (std::int64_t h = 0; h < s.heads; ++h) {
-        const std::int64_t at = (b * s.heads + h) * s.q_len + i;
+        const std::int64_t at = (b * s.heads + h) * s.lse_stride + i;
         const T larger = std::max(lse[at], lse_other[at]);
         if (larger == nothing) continue;
         const T mine = std::exp(lse[at] - larger), others = std::exp(lse_other[at] - larger);
         const T keep = mine / (mine + others), take = others / (mine + others);
-        T* const target = o + (b * s.q_len + i) * s.o_stride + h * s.head_dim;
-        const T* const source = o_other + (b * s.q_len + i) * other_stride + h * s.head_dim;
+        T* const target = o + (b * s.q_batch + i) * s.o_stride + h * s.head_dim;
+        const T* const source = o_other + (b * s.q_batch + i) * other_stride + h * s.head_dim;
         PLAIT_IVDEP
         for (std::int64_t c = 0; c < s.head_dim; ++c) target[c] = target[c] * keep + source[c] * take;
         lse[at] = larger + std::log(mine + others);

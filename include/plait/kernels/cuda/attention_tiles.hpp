@@ -43,6 +43,9 @@ struct attention_sizes {
         dk_stride(s.dk_stride),
         dv_stride(s.dv_stride),
         do_stride(s.do_stride) {
+    if (s.q_batch != s.q_len || s.k_batch != s.k_len || s.lse_stride != s.q_len || s.window > 0 || s.first_visible) {
+      fail("attention: a GPU's kernels take no q_batch, k_batch, lse_stride, window or first_visible");
+    }
     if (head_dim > 256) fail("attention: head_dim = " + std::to_string(head_dim) + ", on a GPU at most 256");
   }
 
