@@ -5,6 +5,7 @@
 #include <string>
 
 #include "plait/models/llama_config.hpp"
+#include "plait/plan/flops.hpp"
 #include "temp_folder.hpp"
 
 using plait::llama_config;
@@ -37,6 +38,34 @@ TEST_CASE("parameters and operations, counted by hand") {
   CHECK(parameter_count(c) == 60 + 2 * (layer + 8 + 4 + 4 + 6) + 6);
   c.mlp_bias = true;
   CHECK(parameter_count(c) == 60 + 2 * (layer + 22 + 5 + 5 + 6) + 6);
+}
+
+TEST_CASE("utilisation, by hand") {
+  // SmolLM-135M at 2048 tokens: 6 * 134,515,008 + 12 * 30 * 576 * 2048 operations a token.
+  const auto flops = plait::flops_per_token(llama_preset_config("smollm-135m"), 2048);
+  CHECK(flops.weights == 807'090'048);
+  CHECK(flops.attention == 424'673'280);
+  CHECK(flops.causal() == 1'019'426'688);
+  // 8 GPUs of 312 TFLOP/s, a million tokens a second: 1.231763328e15 of 2.496e15.
+  CHECK(plait::model_flops_utilisation(1e6, flops.total(), 312, 8) == doctest::Approx(0.4934949).epsilon(1e-6));
+  CHECK(plait::model_flops_utilisation(1e6, flops.total(), 0, 8) == 0);
+  // An input embedding of its own is a look-up: Llama 3 8B multiplies with 8,030,261,248 - 128,256 * 4096.
+  CHECK(plait::flops_per_token(llama_preset_config("llama-3-8b"), 8192).weights == 6 * 7'504'924'672.0);
+}
+
+TEST_CASE("the peaks of GPUs, by the names that CUDA gives them") {
+  using enum plait::product_kind;
+  CHECK(plait::known_peak_tflops("NVIDIA A100-SXM4-80GB", bf16) == 312);
+  CHECK(plait::known_peak_tflops("NVIDIA A100 80GB PCIe", f32) == 19.5);
+  CHECK(plait::known_peak_tflops("NVIDIA A10", bf16) == 125);
+  CHECK(plait::known_peak_tflops("NVIDIA H100 80GB HBM3", bf16) == 989);
+  CHECK(plait::known_peak_tflops("NVIDIA H100 PCIe", bf16) == 756);
+  CHECK(plait::known_peak_tflops("NVIDIA H200", bf16) == 989);
+  CHECK(plait::known_peak_tflops("NVIDIA H200", tf32) == 494.7);
+  CHECK(plait::known_peak_tflops("NVIDIA L40S", bf16) == 362);
+  for (const char* other :
+       {"", "NVIDIA GeForce RTX 4090", "NVIDIA A1000", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "H1000"})
+    CHECK(plait::known_peak_tflops(other, bf16) == 0);
 }
 
 TEST_CASE("every preset is valid, named once, and found") {

@@ -64,7 +64,12 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   CHECK(line["tokens_per_second"] == 1234.5);
   CHECK(line["comm_share"] == 0.25);
 
-  log.step({.step = 2});
+  log.step({.step = 2, .comm_share = std::nan(""), .mfu = 0.25});
+  std::istringstream second(dir.read("log.jsonl"));
+  second.ignore(1000, '\n');
+  line = json::parse(second);
+  CHECK(line["comm_share"].is_null());
+  CHECK(line["mfu"] == 0.25);
   log.summary(json_object()
                   .add("peak_bytes", 4096)
                   .add("bytes_sent", json_object().add("tp", 10).add("dp", 20))

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -74,6 +75,16 @@ TEST_CASE("without a terminal: plain lines, first, every n-th and last") {
   CHECK(contains(text, "step 25/25"));
   CHECK(text.ends_with("0 s left\n"));
   CHECK(count(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
+}
+
+TEST_CASE("what is known beside is shown, and what is not known is left out") {
+  step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
+  const std::string line = "step 3/9  loss 2.0000  grad 1.000  lr 1.00e-03  812 tok/s";
+  CHECK(plait::format_progress(record, 9, 5) == line + "  comm 50%  5 s left");
+  record.mfu = 0.4149;
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  comm 50%  5 s left");
+  record.comm_share = std::nan("");
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  5 s left");
 }
 
 TEST_CASE("on a terminal: one line rewritten, ended once") {

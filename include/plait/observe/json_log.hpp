@@ -13,10 +13,10 @@
 namespace plait {
 
 /// The log of a training run, one JSON object per line: a line for each step,
-/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, and at the end one
-/// line
-/// `{"summary": {..}}`. Doubles read back exactly; NaN and infinities are `null`. Each line reaches the operating
-/// system before the call returns, so a killed run keeps all lines but the one being written.
+/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, with `"mfu": ..` at
+/// the end where that is known, and at last one line `{"summary": {..}}`. Doubles read back exactly; NaN and infinities
+/// are `null`. Each line reaches the operating system before the call returns, so a killed run keeps all lines but the
+/// one being written.
 class json_log {
  public:
   /// Starts an empty log; a file that is there is replaced. Throws `error` naming `knob` when it cannot be written.
@@ -30,6 +30,7 @@ class json_log {
     json_object line;
     line.add("step", record.step).add("loss", record.loss).add("grad_norm", record.grad_norm).add("lr", record.lr);
     line.add("tokens_per_second", record.tokens_per_second).add("comm_share", record.comm_share);
+    if (record.mfu > 0) line.add("mfu", record.mfu);
     write(line);
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,

@@ -49,14 +49,15 @@ inline std::string format_rate(double value) {
   return text;
 }
 
-/// The progress line of `record`, without a line end.
+/// The progress line of `record`, without a line end; what is not known is left out.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
-  char text[256];
-  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s  comm %.0f%%  %s left",
+  char text[192], mfu[32] = "", comm[32] = "";
+  if (record.mfu > 0) std::snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * record.mfu);
+  if (!std::isnan(record.comm_share)) std::snprintf(comm, sizeof comm, "  comm %.0f%%", 100 * record.comm_share);
+  std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s",
                 static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
-                record.lr, format_rate(record.tokens_per_second).c_str(), 100 * record.comm_share,
-                format_duration(seconds_left).c_str());
-  return text;
+                record.lr, format_rate(record.tokens_per_second).c_str());
+  return std::string(text) + mfu + comm + "  " + format_duration(seconds_left) + " left";
 }
 
 struct progress_config {

@@ -11,7 +11,9 @@ struct step_record {
   double grad_norm = 0;          ///< before clipping
   double lr = 0;                 ///< applied in this step
   double tokens_per_second = 0;  ///< of all ranks together
-  double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1
+  double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1; NaN: not
+                                 ///< measured
+  double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
 };
 
 }  // namespace plait
