@@ -43,6 +43,10 @@ class world {
   std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
   any_communicator& root() { return root_; }
   plait::ledger& ledger() { return *ledger_; }
+  /// Another communicator of this rank, counted in the same ledger under its own label.
+  any_communicator count(any_communicator other) {
+    return any_communicator(counted<any_communicator>(std::move(other), ledger_, events_));
+  }
 
   /// The axes of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const {
@@ -92,7 +96,7 @@ class world {
     }
     any_communicator part = root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
                                         static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
-    groups_.push_back({axes, any_communicator(counted<any_communicator>(std::move(part), ledger_, events_))});
+    groups_.push_back({axes, count(std::move(part))});
     return groups_.back().comm;
   }
 

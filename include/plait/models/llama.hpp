@@ -8,13 +8,13 @@
 
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/models/llama_config.hpp"
-#include "plait/models/stage.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/parallel/stage.hpp"
 
 namespace plait {
 

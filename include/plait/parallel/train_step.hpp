@@ -57,6 +57,14 @@ void upload(context<Device>& ctx, const host_tokens& from, Tokens& to) {
                     ctx.device.main_stream());
 }
 
+/// A model whose layers lie on several ranks, such as `pipeline`: it runs a step's microbatches itself, and what is
+/// known of a part only is summed over its stages.
+template <class Model, class Device>
+concept staged_model = requires(Model& m, context<Device>& ctx, double* value) {
+  m.sum_over_stages(ctx, value);
+  m.reduce_gradients(ctx);
+};
+
 /// One optimizer step over any number of microbatches, in three parts:
 ///
 ///     step.load(ctx, fill);      // data to the device
@@ -105,24 +113,27 @@ class training_step {
     });
     typename Model::loss_seed seed(ctx);
     kernels::reciprocal(ctx.device, number(all_tokens), seed.data());  // with no token counted there is no gradient
-    const std::int64_t first = ctx.first_sample;
-    for (auto& [ids, labels] : batch_) {
-      typename Model::saved kept;
-      const auto sum = model_.forward(ctx, ids, labels, &kept);
-      kernels::accumulate(ctx.device, sum.data(), number(loss), 1);
-      model_.backward(ctx, ids, labels, kept, seed);
-      if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
-      ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+    if constexpr (staged_model<Model, Device>) {
+      model_.run(ctx, batch_, seed, number(loss));
+      model_.sum_over_stages(ctx, number(loss));
+    } else {
+      run_microbatches(ctx, seed);
     }
-    ctx.first_sample = first;
     resolve_in_place(ctx, layout_v<typename Model::loss_sum::spec>.partial, number(loss));
 
     gradient_norm<Precision, Device> gradients;
-    model_.visit([&](parameter_base<Precision, Device>& p) {
-      p.reduce(ctx);
-      gradients.add(ctx, p);
-    });
-    kernels::clip(ctx.device, gradients.squares(ctx), clip_, number(norm), number(factor));
+    if constexpr (staged_model<Model, Device>) {
+      model_.reduce_gradients(ctx);
+      model_.visit_once([&](parameter_base<Precision, Device>& p) { gradients.add(ctx, p); });
+    } else {
+      model_.visit([&](parameter_base<Precision, Device>& p) {
+        p.reduce(ctx);
+        gradients.add(ctx, p);
+      });
+    }
+    ctx.device.copy(number(squares), gradients.squares(ctx), sizeof(double), ctx.device.main_stream());
+    if constexpr (staged_model<Model, Device>) model_.sum_over_stages(ctx, number(squares));
+    kernels::clip(ctx.device, number(squares), clip_, number(norm), number(factor));
     optimizer_.scale_gradients(ctx, number(factor));
     optimizer_.update_all(ctx, model_);
   }
@@ -139,7 +150,20 @@ class training_step {
   const Model& model() const { return model_; }
 
  private:
-  enum place : std::size_t { own_tokens, all_tokens, loss, norm, factor, count };
+  enum place : std::size_t { own_tokens, all_tokens, loss, squares, norm, factor, count };
+  void run_microbatches(context<Device>& ctx, const typename Model::loss_seed& seed) {
+    const std::int64_t first = ctx.first_sample;
+    for (auto& [ids, labels] : batch_) {
+      typename Model::saved kept;
+      const auto sum = model_.forward(ctx, ids, labels, &kept);
+      kernels::accumulate(ctx.device, sum.data(), number(loss), 1);
+      model_.backward(ctx, ids, labels, kept, seed);
+      if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
+      ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+    }
+    ctx.first_sample = first;
+  }
+
   double* number(place at) { return numbers_.template data<double>() + at; }
 
   Model& model_;

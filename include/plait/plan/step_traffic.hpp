@@ -33,8 +33,14 @@ ledger predict_step_traffic(context<Device>& ctx, Model& model, const adamw<Prec
   model.visit([&](parameter_base<Precision, Device>& p) {
     p.gather_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(weight_of<Precision>));
     p.reduce_plan().visit_collectives([&](const collective_cost& c) { add(c, 1); }, sizeof(gradient_of<Precision>));
-    norm.prepare(ctx, p);
   });
+  const auto prepare = [&](parameter_base<Precision, Device>& p) { norm.prepare(ctx, p); };
+  if constexpr (staged_model<Model, Device>) {
+    model.add_traffic(ctx, book);
+    model.visit_once(prepare);
+  } else {
+    model.visit(prepare);
+  }
   for (const axis_list& axes : norm.groups()) add_scalar(axes);
   axis_list sharding;
   for (const dim_placement& p : layout_v<typename Model::tokens::spec>.dims) sharding = union_of(sharding, p.axes);

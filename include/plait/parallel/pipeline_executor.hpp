@@ -1,0 +1,266 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/recorder.hpp"
+#include "plait/device/device.hpp"
+#include "plait/schedule/program.hpp"
+#include "plait/tensor/context.hpp"
+
+namespace plait {
+
+/// What an executor runs: this rank's stages, by chunk. Activations and their gradients (`slope`) are tensors that may
+/// be of other shapes between other stages; an empty one goes into the first stage and comes out of the last.
+///
+///     activation input(ctx, chunk)                               memory for what arrives from the stage before
+///     slope      output_slope(ctx, chunk)                        memory for what arrives from the stage behind
+///     activation forward(ctx, chunk, microbatch, activation, saved*)     null: there will be no backward pass
+///     slope      backward(ctx, chunk, microbatch, saved&, slope)         with `ctx.deferred`, weight gradients later
+///     void       finished(ctx, chunk)                            the chunk's gradients are complete
+template <class S, class Device>
+concept pipeline_stages = requires(S& s, context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
+                                   typename S::slope dy, typename S::saved& kept) {
+  { s.input(ctx, chunk) } -> std::same_as<typename S::activation>;
+  { s.output_slope(ctx, chunk) } -> std::same_as<typename S::slope>;
+  { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
+  { s.backward(ctx, chunk, microbatch, kept, std::move(dy)) } -> std::same_as<typename S::slope>;
+  s.finished(ctx, chunk);
+};
+
+/// One line of a measured timeline: when a step of the program began and ended on the host, in seconds of `comm_clock`.
+/// A send or a receive lasts from its start until it was seen to be complete.
+struct pipeline_event {
+  program_step step;
+  double begin = 0, end = 0;
+  std::uint64_t bytes = 0;  ///< of a message
+};
+
+/// Runs one rank's program of a pipeline schedule. Receives are posted where the program has them, before they are
+/// needed; sends are not waited for before the end, but for the memory they hold; an input is waited for by the action
+/// that takes it. Which rank is which comes from the schedule: rank r of `along` is the pipeline's rank r.
+template <compute_device Device>
+class pipeline_executor {
+ public:
+  /// `plan` has been verified; every rank is given the same one, and the same costs to order the communication by.
+  pipeline_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
+      : along_(std::move(along)), shape_(plan.shape) {
+    if (along_.size() != shape_.ranks)
+      fail("pipeline: the schedule " + plan.name.str() + " is for " + std::to_string(shape_.ranks) +
+           " ranks, and the pipeline axis has " + std::to_string(along_.size()));
+    auto all = rank_program(plan, costs);
+    program_ = std::move(all[static_cast<std::size_t>(along_.rank())]);
+  }
+
+  const pipeline_shape& shape() const { return shape_; }
+  const std::vector<program_step>& program() const { return program_; }
+  any_communicator& along() { return along_; }
+  const any_communicator& along() const { return along_; }
+
+  /// Where `run` puts what happened when; null: nowhere.
+  std::vector<pipeline_event>* events = nullptr;
+
+  /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
+  template <class Stages>
+    requires pipeline_stages<Stages, Device>
+  void run(context<Device>& ctx, Stages& stages, bool keeps = true) {
+    pass<Stages> p(*this, ctx, stages, keeps);
+    for (const program_step& step : program_) switch (step.kind) {
+        case step_kind::compute:
+          p.compute(step);
+          break;
+        case step_kind::send:
+          p.send(step);
+          break;
+        case step_kind::receive:
+          p.receive(step);
+          break;
+      }
+    p.finish();
+  }
+
+ private:
+  /// The state of one run. Slots are indexed [chunk * microbatches + microbatch].
+  template <class Stages>
+  struct pass {
+    using activation = typename Stages::activation;
+    using slope = typename Stages::slope;
+    template <class Tensor>
+    struct message {
+      Tensor data;
+      request pending;
+      std::size_t event = 0;
+    };
+    struct slot {
+      typename Stages::saved kept;
+      weight_work later;
+      message<activation> in, out;
+      message<slope> slope_in, slope_out;
+    };
+    struct outgoing {
+      message<activation> value;
+      message<slope> gradient;
+      request& pending() { return value.pending ? value.pending : gradient.pending; }
+      std::size_t event() const { return value.data ? value.event : gradient.event; }
+    };
+
+    pass(pipeline_executor& e, context<Device>& context, Stages& s, bool keeping)
+        : owner(e),
+          ctx(context),
+          stages(s),
+          keeps(keeping),
+          rank(e.along_.rank()),
+          slots(static_cast<std::size_t>(e.shape_.chunks) * static_cast<std::size_t>(e.shape_.microbatches)),
+          left(static_cast<std::size_t>(e.shape_.chunks), 0) {
+      for (const program_step& step : e.program_)
+        if (step.kind == step_kind::compute && frees_activations(step.action.kind)) ++left[step.action.chunk];
+    }
+
+    slot& at(int chunk, int microbatch) {
+      return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape_.microbatches) +
+                   static_cast<std::size_t>(microbatch)];
+    }
+
+    void compute(const program_step& step) {
+      while (!sent.empty() && sent.front().pending().done()) release_oldest();
+      const int chunk = step.action.chunk, microbatch = step.action.microbatch;
+      const int stage = owner.shape_.stage_of(rank, chunk);
+      slot& s = at(chunk, microbatch);
+      weight_work* const outer = ctx.deferred;
+      switch (step.action.kind) {
+        case action_kind::forward: {
+          arrive(s.in);
+          const std::size_t event = begin(step);
+          s.out.data = stages.forward(ctx, chunk, microbatch, std::move(s.in.data), keeps ? &s.kept : nullptr);
+          end(event);
+          if (stage + 1 < owner.shape_.stages() && owner.shape_.rank_of(stage + 1) == rank)
+            at(owner.shape_.chunk_of(stage + 1), microbatch).in.data = std::move(s.out.data);
+          return;
+        }
+        case action_kind::backward:
+        case action_kind::input_backward: {
+          arrive(s.slope_in);
+          const std::size_t event = begin(step);
+          if (step.action.kind == action_kind::input_backward) ctx.deferred = &s.later;
+          s.slope_out.data = stages.backward(ctx, chunk, microbatch, s.kept, std::move(s.slope_in.data));
+          if (outer && step.action.kind == action_kind::backward) outer->run();  // what they read goes with `kept`
+          ctx.deferred = outer;
+          if (stage > 0 && owner.shape_.rank_of(stage - 1) == rank)
+            at(owner.shape_.chunk_of(stage - 1), microbatch).slope_in.data = std::move(s.slope_out.data);
+          if (step.action.kind == action_kind::backward) forget(s, chunk);
+          return end(event);
+        }
+        case action_kind::weight_backward: {
+          const std::size_t event = begin(step);
+          s.later.run();
+          forget(s, chunk);
+          return end(event);
+        }
+      }
+    }
+
+    void send(const program_step& step) {
+      const transfer& t = step.transfer;
+      slot& s = at(owner.shape_.chunk_of(t.from_stage), t.microbatch);
+      const std::size_t event = begin(step);
+      sent.emplace_back();
+      if (t.kind == transfer_kind::activation) {
+        sent.back().value = std::move(s.out);
+        start_send(sent.back().value, t, event);
+      } else {
+        sent.back().gradient = std::move(s.slope_out);
+        start_send(sent.back().gradient, t, event);
+      }
+    }
+    void receive(const program_step& step) {
+      const transfer& t = step.transfer;
+      const int chunk = owner.shape_.chunk_of(t.to_stage);
+      slot& s = at(chunk, t.microbatch);
+      const std::size_t event = begin(step);
+      if (t.kind == transfer_kind::activation) {
+        s.in.data = stages.input(ctx, chunk);
+        start_receive(s.in, t, event);
+      } else {
+        s.slope_in.data = stages.output_slope(ctx, chunk);
+        start_receive(s.slope_in, t, event);
+      }
+    }
+
+    void finish() {
+      while (!sent.empty()) release_oldest();
+    }
+
+    template <class Tensor>
+    void start_send(message<Tensor>& m, const transfer& t, std::size_t event) {
+      m.event = event;
+      m.pending = owner.along_.start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
+                                          owner.shape_.rank_of(t.to_stage), tag_of(t));
+      sized(event, m.data);
+    }
+    template <class Tensor>
+    void start_receive(message<Tensor>& m, const transfer& t, std::size_t event) {
+      m.event = event;
+      m.pending = owner.along_.start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
+                                             owner.shape_.rank_of(t.from_stage), tag_of(t));
+      sized(event, m.data);
+    }
+    template <class Tensor>
+    void arrive(message<Tensor>& m) {
+      if (!m.pending) return;
+      m.pending.wait();
+      end(m.event);
+    }
+    void release_oldest() {
+      sent.front().pending().wait();
+      end(sent.front().event());
+      sent.pop_front();
+    }
+    void forget(slot& s, int chunk) {
+      s.kept = {};
+      if (--left[static_cast<std::size_t>(chunk)] == 0) stages.finished(ctx, chunk);
+    }
+
+    template <class Tensor>
+    static constexpr dtype type_of(const Tensor&) {
+      return dtype_of<typename Tensor::value_type>;
+    }
+    int tag_of(const transfer& t) const {
+      return (t.from_stage * 2 + (t.kind == transfer_kind::gradient)) * owner.shape_.microbatches + t.microbatch;
+    }
+
+    std::size_t begin(const program_step& step) {
+      if (!owner.events) return 0;
+      owner.events->push_back({step, comm_clock(), 0, 0});
+      return owner.events->size() - 1;
+    }
+    void end(std::size_t event) {
+      if (!owner.events) return;
+      (*owner.events)[event].end = comm_clock();
+    }
+    template <class Tensor>
+    void sized(std::size_t event, const Tensor& data) {
+      if (owner.events)
+        (*owner.events)[event].bytes = static_cast<std::uint64_t>(data.size()) * sizeof(typename Tensor::value_type);
+    }
+
+    pipeline_executor& owner;
+    context<Device>& ctx;
+    Stages& stages;
+    bool keeps;
+    int rank;
+    std::vector<slot> slots;
+    std::vector<int> left;  ///< of each chunk: actions that free activations
+    std::deque<outgoing> sent;
+  };
+
+  any_communicator along_;
+  pipeline_shape shape_;
+  std::vector<program_step> program_;
+};
+
+}  // namespace plait

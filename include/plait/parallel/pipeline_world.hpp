@@ -1,0 +1,64 @@
+#pragma once
+
+#include <utility>
+
+#include "plait/comm/world.hpp"
+
+namespace plait {
+
+/// A mesh with a pipeline axis, as one rank sees it: the world of its stage, which is the mesh without that axis, and
+/// the communicator along it. Layers only know the first; nothing in a stage is laid out over the pipeline.
+class pipeline_world {
+ public:
+  /// Collective over `root`, whose ranks are those of `whole`, in order. A mesh without the axis has one stage.
+  pipeline_world(const mesh_shape& whole, any_communicator root, axis_id axis = axis_of<pp>)
+      : whole_(checked(whole, root)),
+        root_(std::move(root)),
+        stage_(without(whole, axis), part(whole, root_, whole.others(axis_list(axis)), "stage")),
+        along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {}
+  /// The view of `rank` on a mesh that does not run.
+  static pipeline_world planned(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
+    return pipeline_world(whole, rank, axis);
+  }
+
+  const mesh_shape& shape() const { return whole_; }
+  any_communicator& root() { return root_; }
+  /// The mesh of this rank's stage; its ledger also counts what goes along the pipeline.
+  world& stage() { return stage_; }
+  /// The ranks that hold the other stages of the same part of the data.
+  any_communicator& along() { return along_; }
+
+ private:
+  pipeline_world(const mesh_shape& whole, std::int64_t rank, axis_id axis)
+      : whole_(whole),
+        root_(planned_communicator(static_cast<int>(rank), static_cast<int>(whole.size()), "world")),
+        stage_(world::planned(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))))),
+        along_(planned_communicator(static_cast<int>(whole.coordinate(rank, axis)),
+                                    static_cast<int>(whole.extent(axis)), std::string(axis.text()))) {}
+
+  static mesh_shape without(const mesh_shape& whole, axis_id axis) {
+    mesh_shape rest;
+    for (std::size_t i = 0; i < whole.axes.size(); ++i)
+      if (!(whole.axes[i] == axis)) rest.add(whole.axes[i], whole.extents[i]);
+    return rest;
+  }
+  static const mesh_shape& checked(const mesh_shape& whole, const any_communicator& root) {
+    if (whole.size() != root.size())
+      fail("the mesh has " + std::to_string(whole.size()) + " ranks, but the communicator has " +
+           std::to_string(root.size()) + ": the extents of the axes must multiply to the number of ranks");
+    return whole;
+  }
+  static any_communicator part(const mesh_shape& whole, any_communicator& root, const axis_list& axes,
+                               std::string_view label) {
+    const std::int64_t rank = root.rank();
+    return root.split(static_cast<int>(whole.group_of(rank, axes)), static_cast<int>(whole.index_in(rank, axes)),
+                      label);
+  }
+
+  mesh_shape whole_;
+  any_communicator root_;
+  world stage_;
+  any_communicator along_;
+};
+
+}  // namespace plait

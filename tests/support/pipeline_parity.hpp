@@ -1,0 +1,121 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llama_parity.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/pipeline_world.hpp"
+
+/// Trains small Llamas on pipelines and compares every rank's share with one rank.
+namespace plait::test {
+
+/// The most microbatches that were kept at a time by a rank, as its events tell.
+inline int most_kept(const std::vector<pipeline_event>& events) {
+  int now = 0, most = 0;
+  for (const pipeline_event& e : events) {
+    if (e.step.kind != step_kind::compute) continue;
+    if (e.step.action.kind == action_kind::forward) most = std::max(most, ++now);
+    if (frees_activations(e.step.action.kind)) --now;
+  }
+  return most;
+}
+
+struct pipeline_outcome : rank_outcome {
+  std::int64_t parameters = 0;  ///< logical elements, each parameter once
+};
+
+/// One rank of a pipeline. The outcome has the parameters of this rank, each by its name.
+template <class T, strategy S, class Device>
+pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, Device& device, const schedule& plan) {
+  using model_type = llama<T, S, Device>;
+  world& stage = ranks.stage();
+  const std::int64_t microbatch = s.batch / s.microbatches;
+  context<Device> ctx{device, stage, llama_sizes<S>(s.config, stage.shape(), microbatch, s.seq), 20260};
+  stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
+  const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
+  pipeline<model_type, Device> model(ranks.along(), plan, parts, [&](stage_layers part, model_type* first) {
+    return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
+  });
+  adamw<T, Device> optimizer(s.optimizer);
+  model.visit([&](auto& p) { p.initialize(ctx); });
+  pipeline_outcome out;
+  out.initial = gather_values(ctx, model);
+  training_step step(ctx, model, optimizer, s.microbatches, 1.0);
+  std::vector<pipeline_event> events;
+  for (std::int64_t i = 0; i < s.steps; ++i) {
+    ctx.first_sample = i * s.batch;
+    stage.ledger().clear();
+    events.clear();
+    model.executor().events = &events;
+    step.load(ctx, [&](std::int64_t k, auto& ids, auto& labels) {
+      fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
+    });
+    optimizer.begin_step(ctx, s.learning_rate);
+    step.run(ctx);
+    out.steps.push_back(step.result(ctx));
+    out.measured = stage.ledger();
+    if (i == 0) out.first_gradients = gather_gradients(ctx, model);
+  }
+  model.executor().events = nullptr;
+  CHECK(ctx.first_sample == (s.steps - 1) * s.batch);
+  out.predicted = predict_step_traffic(ctx, model, optimizer, s.microbatches);
+  out.last_gradients = gather_gradients(ctx, model);
+  out.weights = gather_values(ctx, model);
+  model.visit_once([&](auto& p) {
+    std::int64_t n = 1;
+    for (std::int64_t extent : p.info().shape) n *= extent;
+    out.parameters += n;
+  });
+  return out;
+}
+
+/// The entries of `all` with the names of `wanted`.
+inline std::vector<named_values> pick(const std::vector<named_values>& all, const std::vector<named_values>& wanted) {
+  std::vector<named_values> found;
+  for (const named_values& w : wanted)
+    for (const named_values& a : all)
+      if (a.name == w.name) found.push_back(a);
+  return found;
+}
+
+/// A mesh of `pp` stages, each on dp x tp ranks.
+struct pipeline_mesh {
+  std::int64_t dp = 1, pp = 1, tp = 1;
+};
+
+template <class T, strategy S>
+void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_mesh& m, const schedule& plan) {
+  INFO(plan.name.str() << " dp=" << m.dp << " pp=" << m.pp << " tp=" << m.tp << " microbatches=" << s.microbatches);
+  const tensor_extents split = split_tensor_ranks(m.tp, s.config.kv_heads);
+  mesh_shape shape;
+  shape.add(axis_of<dp>, m.dp);
+  shape.add(axis_of<pp>, m.pp);
+  shape.add(axis_of<tp>, split.tp);
+  shape.add(axis_of<tp_rep>, split.tp_rep);
+  std::vector<pipeline_outcome> all(static_cast<std::size_t>(shape.size()));
+  threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
+    pipeline_world ranks(shape, any_communicator(c));
+    cpu device;
+    all[static_cast<std::size_t>(c.rank())] = train_pipeline_rank<T, S>(s, ranks, device, plan);
+  });
+  std::int64_t parameters = 0, expected = 0;
+  for (const named_values& p : one.initial) expected += static_cast<std::int64_t>(p.values.size());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    INFO("rank " << r);
+    rank_outcome mine;  // one rank's, of this rank's parameters
+    mine.steps = one.steps;
+    mine.initial = pick(one.initial, all[r].initial);
+    mine.first_gradients = pick(one.first_gradients, all[r].initial);
+    mine.last_gradients = pick(one.last_gradients, all[r].initial);
+    mine.weights = pick(one.weights, all[r].initial);
+    check_parity(mine, all[r], parity_tolerance<T>);
+    check_ledger(all[r].measured, all[r].predicted);
+    if (shape.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
+  }
+  CHECK(parameters == expected);  // every layer is on exactly one stage
+}
+
+}  // namespace plait::test
