@@ -1,0 +1,280 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "plait/schedule/verdict.hpp"
+
+namespace plait {
+
+/// In which order, and on how many queues, a rank posts its messages. A message passes when it is at the head of a
+/// queue of its sender and of its receiver (rendezvous): the strictest thing that a network may do, so that what
+/// finishes here finishes everywhere. All but `global_list` take each rank's own order: receive what an action needs,
+/// compute, send what it made.
+///
+/// No receive takes a message from just anyone, therefore one run that finishes proves that every run does
+/// (Siegel and Avrunin, Modeling wildcard-free MPI programs for verification, 2005).
+enum class posting_rule : std::uint8_t {
+  blocking,            ///< one after the other; nothing is computed while a message waits
+  one_queue,           ///< posted without blocking, on one queue per rank: one NCCL communicator, one stream
+  per_peer,            ///< one queue for each other rank
+  per_peer_direction,  ///< two queues for each other rank: to and from it
+  per_stage_and_kind,  ///< a queue for each pair of stages, each direction, and activations or gradients: tags
+  global_list,         ///< one queue, in the order of the transfers' simulated times on every rank: `rank_program`
+};
+
+constexpr std::string_view name_of(posting_rule rule) {
+  constexpr std::string_view names[] = {"blocking",           "one_queue",          "per_peer",
+                                        "per_peer_direction", "per_stage_and_kind", "global_list"};
+  return names[static_cast<std::size_t>(rule)];
+}
+
+namespace detail {
+
+/// The message that an action needs, or the one that it makes. False: none, or handed over on the rank.
+constexpr bool input_of(const pipeline_shape& shape, int rank, const action& a, transfer& t) {
+  const int stage = shape.stage_of(rank, a.chunk);
+  const bool forward = a.kind == action_kind::forward;
+  if (!forward && !gives_input_gradient(a.kind)) return false;
+  const int from = forward ? stage - 1 : stage + 1;
+  if (from < 0 || from >= shape.stages() || shape.rank_of(from) == rank) return false;
+  t = {forward ? transfer_kind::activation : transfer_kind::gradient, from, stage, a.microbatch};
+  return true;
+}
+constexpr bool output_of(const pipeline_shape& shape, int rank, const action& a, transfer& t) {
+  const int stage = shape.stage_of(rank, a.chunk);
+  const bool forward = a.kind == action_kind::forward;
+  if (!forward && !gives_input_gradient(a.kind)) return false;
+  const int to = forward ? stage + 1 : stage - 1;
+  if (to < 0 || to >= shape.stages() || shape.rank_of(to) == rank) return false;
+  t = {forward ? transfer_kind::activation : transfer_kind::gradient, stage, to, a.microbatch};
+  return true;
+}
+
+/// A number for each message that a shape can have.
+constexpr std::size_t slot_of(const pipeline_shape& shape, const transfer& t) {
+  return (static_cast<std::size_t>(t.from_stage) * 2 + (t.kind == transfer_kind::gradient ? 1 : 0)) *
+             static_cast<std::size_t>(shape.microbatches) +
+         static_cast<std::size_t>(t.microbatch);
+}
+constexpr std::size_t slots(const pipeline_shape& shape) {
+  return static_cast<std::size_t>(shape.stages()) * 2 * static_cast<std::size_t>(shape.microbatches);
+}
+
+/// Every rank's own order: receive, compute, send.
+constexpr std::vector<std::vector<program_step>> program_in_own_order(const schedule& s) {
+  std::vector<std::vector<program_step>> programs(s.order.size());
+  for (std::size_t r = 0; r < s.order.size(); ++r) {
+    programs[r].reserve(s.order[r].size() * 3);
+    for (const action& a : s.order[r]) {
+      transfer t;
+      if (input_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_kind::receive, {}, t});
+      programs[r].push_back({step_kind::compute, a, {}});
+      if (output_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_kind::send, {}, t});
+    }
+  }
+  return programs;
+}
+
+/// Which of its queues a rank posts a message on.
+constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, const program_step& step) {
+  const bool send = step.kind == step_kind::send;
+  const auto peer = static_cast<std::size_t>(shape.rank_of(send ? step.transfer.to_stage : step.transfer.from_stage));
+  switch (rule) {
+    case posting_rule::per_peer:
+      return peer;
+    case posting_rule::per_peer_direction:
+      return peer * 2 + (send ? 1 : 0);
+    case posting_rule::per_stage_and_kind:
+      return static_cast<std::size_t>(step.transfer.from_stage) * 4 +
+             (step.transfer.kind == transfer_kind::gradient ? 2 : 0) + (send ? 1 : 0);
+    default:
+      return 0;
+  }
+}
+constexpr std::size_t queues(posting_rule rule, const pipeline_shape& shape) {
+  switch (rule) {
+    case posting_rule::per_peer:
+      return static_cast<std::size_t>(shape.ranks);
+    case posting_rule::per_peer_direction:
+      return static_cast<std::size_t>(shape.ranks) * 2;
+    case posting_rule::per_stage_and_kind:
+      return static_cast<std::size_t>(shape.stages()) * 4;
+    default:
+      return 1;
+  }
+}
+
+/// Each message that an action needs or makes is received before it and sent after it, once, by the right rank.
+constexpr schedule_verdict check_steps(const pipeline_shape& shape,
+                                       const std::vector<std::vector<program_step>>& programs) {
+  enum : unsigned char { made = 1, sent = 2, received = 4, used = 8 };
+  std::vector<unsigned char> seen(slots(shape), 0);
+  const auto at = [](schedule_rule code, std::size_t r, std::size_t i, const program_step& step) {
+    return schedule_verdict{.code = code, .rank = static_cast<int>(r), .position = static_cast<int>(i), .step = step};
+  };
+  for (std::size_t r = 0; r < programs.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    for (std::size_t i = 0; i < programs[r].size(); ++i) {
+      const program_step& step = programs[r][i];
+      transfer t;
+      if (step.kind == step_kind::compute) {
+        if (input_of(shape, rank, step.action, t)) {
+          unsigned char& flags = seen[slot_of(shape, t)];
+          if ((flags & received) == 0) return at(schedule_rule::transfer_missing, r, i, {step_kind::receive, {}, t});
+          flags |= used;
+        }
+        if (output_of(shape, rank, step.action, t)) seen[slot_of(shape, t)] |= made;
+        continue;
+      }
+      t = step.transfer;
+      const bool send = step.kind == step_kind::send;
+      const schedule_rule misplaced = send ? schedule_rule::send_misplaced : schedule_rule::receive_misplaced;
+      const int step_to = t.kind == transfer_kind::activation ? 1 : -1;
+      if (t.from_stage < 0 || t.from_stage >= shape.stages() || t.to_stage != t.from_stage + step_to ||
+          t.to_stage < 0 || t.to_stage >= shape.stages() || t.microbatch < 0 || t.microbatch >= shape.microbatches ||
+          shape.rank_of(send ? t.from_stage : t.to_stage) != rank ||
+          shape.rank_of(t.from_stage) == shape.rank_of(t.to_stage))
+        return at(misplaced, r, i, step);
+      unsigned char& flags = seen[slot_of(shape, t)];
+      if ((flags & (send ? sent : received)) != 0) return at(schedule_rule::transfer_twice, r, i, step);
+      if (send && (flags & made) == 0) return at(misplaced, r, i, step);
+      flags |= send ? sent : received;
+    }
+  }
+  for (std::size_t r = 0; r < programs.size(); ++r)
+    for (std::size_t i = 0; i < programs[r].size(); ++i) {
+      const program_step& step = programs[r][i];
+      if (step.kind == step_kind::compute) {
+        transfer t;
+        if (output_of(shape, static_cast<int>(r), step.action, t) && (seen[slot_of(shape, t)] & sent) == 0)
+          return at(schedule_rule::transfer_missing, r, i, {step_kind::send, {}, t});
+      } else if (const unsigned char flags = seen[slot_of(shape, step.transfer)]; (flags & sent) == 0) {
+        return at(schedule_rule::transfer_missing, r, i, {step_kind::send, {}, step.transfer});
+      } else if ((flags & used) == 0 || (flags & received) == 0) {
+        return at(schedule_rule::receive_misplaced, r, i, {step_kind::receive, {}, step.transfer});
+      }
+    }
+  return {};
+}
+
+}  // namespace detail
+
+/// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
+/// its program. Computes wait for what they need; sends and receives wait only under `blocking`.
+constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
+                                           const std::vector<std::vector<program_step>>& programs,
+                                           posting_rule rule = posting_rule::global_list) {
+  if (const schedule_verdict v = detail::check_steps(shape, programs); !v.ok()) return v;
+
+  struct queue {
+    std::vector<int> steps;  ///< positions in the program, in the order of posting
+    std::size_t head = 0;
+    constexpr bool waits() const { return head < steps.size(); }
+  };
+  const auto ranks = programs.size();
+  const std::size_t width = detail::queues(rule, shape);
+  std::vector<queue> queues(ranks * width);
+  std::vector<std::size_t> next(ranks, 0);                       // the step of each rank that is not yet done or posted
+  std::vector<unsigned char> arrived(detail::slots(shape), 0);   // messages
+  std::vector<unsigned char> computed(detail::slots(shape), 0);  // by from_stage and kind, for hand-over on a rank
+  const auto output_slot = [&](int stage, transfer_kind kind, int microbatch) {
+    return detail::slot_of(shape, {kind, stage, 0, microbatch});
+  };
+  const auto ready = [&](int rank, const action& a) {
+    const int stage = shape.stage_of(rank, a.chunk);
+    transfer t;
+    if (detail::input_of(shape, rank, a, t)) return arrived[detail::slot_of(shape, t)] != 0;
+    if (a.kind == action_kind::forward)
+      return stage == 0 || computed[output_slot(stage - 1, transfer_kind::activation, a.microbatch)] != 0;
+    if (gives_input_gradient(a.kind) && stage + 1 < shape.stages())
+      return computed[output_slot(stage + 1, transfer_kind::gradient, a.microbatch)] != 0;
+    return true;
+  };
+
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const int rank = static_cast<int>(r);
+      // Compute and post as far as possible.
+      for (; next[r] < programs[r].size(); ++next[r]) {
+        const program_step& step = programs[r][next[r]];
+        if (step.kind == step_kind::compute) {
+          if (rule == posting_rule::blocking && queues[r].waits()) break;
+          if (!ready(rank, step.action)) break;
+          const int stage = shape.stage_of(rank, step.action.chunk);
+          if (step.action.kind == action_kind::forward)
+            computed[output_slot(stage, transfer_kind::activation, step.action.microbatch)] = 1;
+          else if (gives_input_gradient(step.action.kind))
+            computed[output_slot(stage, transfer_kind::gradient, step.action.microbatch)] = 1;
+        } else {
+          if (rule == posting_rule::blocking && queues[r].waits()) break;
+          queues[r * width + detail::queue_of(rule, shape, step)].steps.push_back(static_cast<int>(next[r]));
+        }
+        moved = true;
+      }
+      // Let messages pass whose counterpart is at the head as well.
+      for (std::size_t q = 0; q < width; ++q) {
+        for (queue& mine = queues[r * width + q]; mine.waits();) {
+          const int position = mine.steps[mine.head];
+          const program_step& step = programs[r][static_cast<std::size_t>(position)];
+          const bool send = step.kind == step_kind::send;
+          const auto peer =
+              static_cast<std::size_t>(shape.rank_of(send ? step.transfer.to_stage : step.transfer.from_stage));
+          program_step counterpart = step;
+          counterpart.kind = send ? step_kind::receive : step_kind::send;
+          // Seen from the peer, this rank is the other end: queues by peer are numbered by it.
+          std::size_t theirs_at = detail::queue_of(rule, shape, counterpart);
+          if (rule == posting_rule::per_peer) theirs_at = r;
+          if (rule == posting_rule::per_peer_direction) theirs_at = r * 2 + (send ? 0 : 1);
+          queue& theirs = queues[peer * width + theirs_at];
+          if (!theirs.waits()) break;
+          const int their_position = theirs.steps[theirs.head];
+          const program_step& other = programs[peer][static_cast<std::size_t>(their_position)];
+          const int other_peer =
+              shape.rank_of(other.kind == step_kind::send ? other.transfer.to_stage : other.transfer.from_stage);
+          if (other.kind == step.kind || other_peer != rank) break;
+          if (!(other.transfer == step.transfer))
+            return {.code = schedule_rule::messages_cross,
+                    .rank = rank,
+                    .position = position,
+                    .step = step,
+                    .other_rank = static_cast<int>(peer),
+                    .other_position = their_position};
+          arrived[detail::slot_of(shape, step.transfer)] = 1;
+          ++mine.head;
+          ++theirs.head;
+          moved = true;
+        }
+      }
+    }
+  }
+
+  for (std::size_t r = 0; r < ranks; ++r) {
+    // The message that holds this rank up: the head of its first queue that waits, else what its next action needs.
+    for (std::size_t q = 0; q < width; ++q)
+      if (const queue& mine = queues[r * width + q]; mine.waits()) {
+        const int position = mine.steps[mine.head];
+        const program_step& step = programs[r][static_cast<std::size_t>(position)];
+        const int peer =
+            shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
+        return {.code = schedule_rule::deadlock,
+                .rank = static_cast<int>(r),
+                .position = position,
+                .step = step,
+                .other_rank = peer,
+                .other_position = static_cast<int>(next[static_cast<std::size_t>(peer)])};
+      }
+  }
+  for (std::size_t r = 0; r < ranks; ++r)
+    if (next[r] < programs[r].size())
+      return {.code = schedule_rule::deadlock,
+              .rank = static_cast<int>(r),
+              .position = static_cast<int>(next[r]),
+              .step = programs[r][next[r]]};
+  return {};
+}
+
+}  // namespace plait

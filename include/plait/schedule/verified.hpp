@@ -1,0 +1,113 @@
+#pragma once
+
+#include "plait/core/type_list.hpp"
+#include "plait/schedule/dualpipe_v.hpp"
+#include "plait/schedule/one_f_one_b.hpp"
+#include "plait/schedule/policy.hpp"
+#include "plait/schedule/zero_bubble.hpp"
+
+namespace plait {
+
+/// Arguments of `verify<...>`: the extent of the pipeline axis (each of these stages holds the policy's chunks), the
+/// microbatches of a step, and the most activations a rank may keep, in microbatch-stages.
+template <int N>
+struct stages {
+  static_assert(N >= 1, "stages<N> needs at least one stage");
+};
+template <int N>
+struct microbatches {
+  static_assert(N >= 1 && N <= max_microbatches, "microbatches<N> needs 1 to 65535 microbatches");
+};
+template <int N>
+struct activations_at_most {};
+
+/// The facts of a refusal, as types that a compiler prints.
+template <int Rank>
+struct at_rank {};
+template <int Position>
+struct at_position {};
+template <action_kind Kind, int Microbatch, int Chunk>
+struct at_action {};
+template <int Below, int Above>
+struct nearest_legal {};
+struct no_particular_action {};
+struct no_nearest {};
+
+/// Instantiated when a schedule is refused: one specialisation for each rule, whose text the run-time exception shares.
+template <schedule_rule Rule, class... Facts>
+struct schedule_refused {};
+#define PLAIT_REFUSE(code, text)                           \
+  template <class... Facts>                                \
+  struct schedule_refused<schedule_rule::code, Facts...> { \
+    static_assert(always_false<Facts...>, text);           \
+  };
+PLAIT_SCHEDULE_ERRORS(PLAIT_REFUSE)
+#undef PLAIT_REFUSE
+
+namespace detail {
+
+template <class Policy, int Ranks, int Microbatches>
+constexpr schedule_verdict verdict_of(const verify_options& options) {
+  const pipeline_shape shape = shape_of<Policy>(Ranks, Microbatches);
+  if (const schedule_verdict v = check_shape<Policy>(shape); !v.ok()) return v;
+  const schedule s = Policy::make(shape);
+  if (s.shape != shape) return {.code = schedule_rule::placement_differs};
+  return verify(s, options);
+}
+
+template <schedule_verdict V>
+constexpr auto action_fact() {
+  if constexpr (V.rank >= 0 && V.step.kind == step_kind::compute)
+    return at_action<V.step.action.kind, V.step.action.microbatch, V.step.action.chunk>{};
+  else
+    return no_particular_action{};
+}
+template <schedule_verdict V>
+constexpr auto nearest_fact() {
+  if constexpr (V.below > 0 || V.above > 0)
+    return nearest_legal<V.below, V.above>{};
+  else
+    return no_nearest{};
+}
+
+template <schedule_verdict V, class Policy, class... Arguments>
+constexpr bool enforce_schedule() {
+  if constexpr (!V.ok()) {
+    using action = decltype(action_fact<V>());
+    using nearest = decltype(nearest_fact<V>());
+    // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
+    return requires {
+      sizeof(schedule_refused<V.code, Policy, Arguments..., at_rank<V.rank>, at_position<V.position>, action, nearest>);
+    } || true;
+  }
+  return true;
+}
+
+template <class Policy, class... Arguments>
+struct verifier;
+template <class Policy, int Ranks, int Microbatches>
+struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>> {
+  static constexpr schedule_verdict verdict = verdict_of<Policy, Ranks, Microbatches>({});
+};
+template <class Policy, int Ranks, int Microbatches, int Limit>
+struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>, activations_at_most<Limit>> {
+  static constexpr schedule_verdict verdict =
+      verdict_of<Policy, Ranks, Microbatches>({.max_activations = static_cast<double>(Limit)});
+};
+
+}  // namespace detail
+
+/// `verify` at compile time. True, or the text of the rule that is broken, with the first offending action.
+///
+/// \code
+///   static_assert(plait::verify<plait::interleaved<2>, plait::stages<4>, plait::microbatches<16>>());
+///   static_assert(plait::verify<plait::zb_h1, plait::stages<4>, plait::microbatches<16>,
+///                               plait::activations_at_most<4>>());
+/// \endcode
+template <schedule_policy Policy, class Stages, class Microbatches, class... Limits>
+constexpr bool verify() {
+  return detail::enforce_schedule<detail::verifier<Policy, Stages, Microbatches, Limits...>::verdict, Policy, Stages,
+                                  Microbatches, Limits...>();
+}
+
+}  // namespace plait
