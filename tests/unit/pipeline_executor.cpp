@@ -1,0 +1,252 @@
+// The executor alone: stages whose activations have other sizes between other stages, under any order of actions.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "plait/comm/threads.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/pipeline_world.hpp"
+#include "plait/schedule/verify.hpp"
+
+using namespace plait;
+
+namespace {
+
+/// What travels: a few numbers in the device's memory.
+struct numbers {
+  using value_type = double;
+  buffer<cpu> memory;
+  std::size_t count = 0;
+
+  numbers() = default;
+  numbers(context<cpu>& ctx, std::size_t n) : memory(make_buffer<double>(ctx.device, n)), count(n) {}
+  double* data() { return memory.data<double>(); }
+  std::int64_t size() const { return static_cast<std::int64_t>(count); }
+  explicit operator bool() const { return count > 0; }
+};
+
+/// Stage s takes s + 2 numbers and gives s + 3: each output is weight * (sum of inputs) + its index. The first stage
+/// makes its input from the microbatch; the loss is the sum of the last output.
+struct toy {
+  using activation = numbers;
+  using slope = numbers;
+  struct saved {
+    std::vector<double> x;
+  };
+
+  const pipeline_shape& shape;
+  int rank;
+  std::vector<double> weights;  ///< of each chunk
+  std::vector<double> gradients;
+  std::vector<int> finished_at;  ///< how many passes each chunk had had when it was finished
+  std::vector<int> passes;
+  double loss = 0;
+  int kept = 0, most_kept = 0;
+
+  toy(const pipeline_shape& s, int r) : shape(s), rank(r) {
+    for (int c = 0; c < s.chunks; ++c) weights.push_back(0.5 + 0.1 * s.stage_of(r, c));
+    gradients.resize(weights.size());
+    finished_at.resize(weights.size(), -1);
+    passes.resize(weights.size());
+  }
+  std::size_t width(int stage) const { return static_cast<std::size_t>(stage) + 2; }
+  numbers input(context<cpu>& ctx, int chunk) { return {ctx, width(shape.stage_of(rank, chunk))}; }
+  numbers output_slope(context<cpu>& ctx, int chunk) { return {ctx, width(shape.stage_of(rank, chunk) + 1)}; }
+
+  numbers forward(context<cpu>& ctx, int chunk, int microbatch, numbers x, saved* keep) {
+    const int stage = shape.stage_of(rank, chunk);
+    if (stage == 0) {
+      REQUIRE(!x);
+      x = numbers(ctx, width(0));
+      for (std::size_t i = 0; i < x.count; ++i) x.data()[i] = microbatch + 0.25 * static_cast<double>(i);
+    }
+    REQUIRE(x.count == width(stage));
+    double sum = 0;
+    for (std::size_t i = 0; i < x.count; ++i) sum += x.data()[i];
+    numbers y(ctx, width(stage + 1));
+    for (std::size_t i = 0; i < y.count; ++i)
+      y.data()[i] = weights[static_cast<std::size_t>(chunk)] * sum + static_cast<double>(i);
+    if (keep) {
+      keep->x.assign(x.data(), x.data() + x.count);
+      most_kept = std::max(most_kept, ++kept);
+    }
+    if (stage + 1 < shape.stages()) return y;
+    for (std::size_t i = 0; i < y.count; ++i) loss += y.data()[i];
+    return {};
+  }
+  numbers backward(context<cpu>& ctx, int chunk, int, saved& keep, numbers dy) {
+    const int stage = shape.stage_of(rank, chunk);
+    const auto at = static_cast<std::size_t>(chunk);
+    double up = 0;
+    if (stage + 1 == shape.stages()) {
+      REQUIRE(!dy);
+      up = static_cast<double>(width(stage + 1));
+    } else {
+      REQUIRE(dy.count == width(stage + 1));
+      for (std::size_t i = 0; i < dy.count; ++i) up += dy.data()[i];
+    }
+    REQUIRE(keep.x.size() == width(stage));
+    ctx.on_weights([this, at, up, &keep] {
+      for (double v : keep.x) gradients[at] += up * v;
+      ++passes[at];
+      --kept;
+    });
+    if (stage == 0) return {};
+    numbers dx(ctx, width(stage));
+    for (std::size_t i = 0; i < dx.count; ++i) dx.data()[i] = up * weights[at];
+    return dx;
+  }
+  void finished(context<cpu>&, int chunk) {
+    REQUIRE(finished_at[static_cast<std::size_t>(chunk)] == -1);
+    finished_at[static_cast<std::size_t>(chunk)] = passes[static_cast<std::size_t>(chunk)];
+  }
+};
+static_assert(pipeline_stages<toy, cpu>);
+
+/// Gpipe's order, or with `split` its backward passes in two halves, the weights' after everything else.
+schedule all_forward_all_backward(int ranks, int chunks, int microbatches, stage_placement placement, bool split) {
+  const pipeline_shape shape{ranks, chunks, microbatches, placement};
+  schedule plan = forward_schedule(shape, microbatches);
+  for (int wave = 0; wave < microbatches + shape.stages() - 1; ++wave)
+    for (int stage = 0; stage < shape.stages(); ++stage) {
+      const int microbatch = wave - (shape.stages() - 1 - stage), chunk = shape.chunk_of(stage);
+      if (microbatch < 0 || microbatch >= microbatches) continue;
+      plan.order[static_cast<std::size_t>(shape.rank_of(stage))].push_back(split ? input_backward_of(chunk, microbatch)
+                                                                                 : backward_of(chunk, microbatch));
+    }
+  for (int stage = 0; split && stage < shape.stages(); ++stage)
+    for (int microbatch = microbatches; microbatch-- > 0;)
+      plan.order[static_cast<std::size_t>(shape.rank_of(stage))].push_back(
+          weight_backward_of(shape.chunk_of(stage), microbatch));
+  return plan;
+}
+
+struct result {
+  std::vector<double> gradients;  ///< by stage
+  double loss = 0;
+  std::vector<int> most_kept;  ///< by rank
+  std::vector<std::vector<pipeline_event>> events;
+};
+
+result run(const schedule& plan) {
+  const pipeline_shape& shape = plan.shape;
+  result all;
+  all.gradients.resize(static_cast<std::size_t>(shape.stages()));
+  all.most_kept.resize(static_cast<std::size_t>(shape.ranks));
+  all.events.resize(static_cast<std::size_t>(shape.ranks));
+  std::vector<double> losses(static_cast<std::size_t>(shape.ranks));
+  mesh_shape whole;
+  whole.add(axis_of<pp>, shape.ranks);
+  threads::run(shape.ranks, [&](threads::communicator c) {
+    pipeline_world ranks(whole, any_communicator(c));
+    cpu device;
+    context<cpu> ctx{device, ranks.stage(), {}, 1};
+    pipeline_executor<cpu> executor(ranks.along(), plan);
+    toy stages(shape, c.rank());
+    const auto rank = static_cast<std::size_t>(c.rank());
+    executor.events = &all.events[rank];
+    for (int again = 0; again < 2; ++again) {  // an executor runs many times
+      stages.finished_at.assign(stages.weights.size(), -1);
+      stages.passes.assign(stages.weights.size(), 0);
+      stages.gradients.assign(stages.weights.size(), 0);
+      stages.loss = 0;
+      all.events[rank].clear();
+      executor.run(ctx, stages);
+    }
+    CHECK(device.bytes_in_use() == 0);
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      CHECK(stages.finished_at[static_cast<std::size_t>(chunk)] == shape.microbatches);
+      all.gradients[static_cast<std::size_t>(shape.stage_of(c.rank(), chunk))] =
+          stages.gradients[static_cast<std::size_t>(chunk)];
+    }
+    CHECK(stages.kept == 0);
+    all.most_kept[rank] = stages.most_kept;
+    losses[rank] = stages.loss;
+  });
+  for (double l : losses) all.loss += l;
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every order of actions computes what one rank does, with other sizes between other stages") {
+  for (const auto& [ranks, chunks] : {std::pair{2, 1}, {3, 1}, {2, 2}, {4, 2}, {2, 3}})
+    for (const stage_placement placement : {stage_placement::straight, stage_placement::vee})
+      for (const bool split : {false, true})
+        for (const int microbatches : {1, 3, 8}) {
+          INFO("ranks " << ranks << " chunks " << chunks << " vee " << (placement == stage_placement::vee) << " split "
+                        << split << " microbatches " << microbatches);
+          const result one =
+              run(all_forward_all_backward(1, ranks * chunks, microbatches, stage_placement::straight, false));
+          CHECK(one.loss != 0);
+          const result many = run(all_forward_all_backward(ranks, chunks, microbatches, placement, split));
+          CHECK(many.loss == doctest::Approx(one.loss).epsilon(1e-13));
+          REQUIRE(many.gradients.size() == one.gradients.size());
+          for (std::size_t s = 0; s < one.gradients.size(); ++s)
+            CHECK(many.gradients[s] == doctest::Approx(one.gradients[s]).epsilon(1e-13));
+          for (int kept : many.most_kept) CHECK(kept == microbatches * chunks);
+        }
+}
+
+TEST_CASE("events are what the program says, with the bytes of every message") {
+  const schedule plan = all_forward_all_backward(3, 1, 4, stage_placement::straight, false);
+  const result r = run(plan);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto program = rank_program(plan)[static_cast<std::size_t>(rank)];
+    const auto& events = r.events[static_cast<std::size_t>(rank)];
+    REQUIRE(events.size() == program.size());
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      CHECK(events[i].step == program[i]);
+      CHECK(events[i].begin <= events[i].end);
+      if (program[i].kind == step_kind::compute) continue;
+      // Between stages s and s + 1 there are s + 3 numbers, in both directions.
+      const int stage = std::min(program[i].transfer.from_stage, program[i].transfer.to_stage);
+      CHECK(events[i].bytes == sizeof(double) * static_cast<std::uint64_t>(stage + 3));
+    }
+  }
+}
+
+TEST_CASE("a schedule for another number of ranks is refused by name") {
+  mesh_shape whole;
+  whole.add(axis_of<pp>, 2);
+  std::string text;
+  threads::run(2, [&](threads::communicator c) {
+    pipeline_world ranks(whole, any_communicator(c));
+    try {
+      pipeline_executor<cpu> executor(ranks.along(),
+                                      all_forward_all_backward(3, 1, 4, stage_placement::straight, false));
+    } catch (const error& e) {
+      if (c.rank() == 0) text = e.what();
+    }
+  });
+  CHECK(text.find("for 3 ranks, and the pipeline axis has 2") != std::string::npos);
+}
+
+TEST_CASE("layers are split so that the most expensive stage costs least") {
+  const auto sizes = [](const stage_costs& costs, std::int64_t stages) {
+    std::vector<std::int64_t> n;
+    std::int64_t next = 0;
+    for (const stage_layers& part : split_layers(costs, stages)) {
+      CHECK(part.begin == next);
+      CHECK(part.first == (n.empty()));
+      next = part.end;
+      n.push_back(part.size());
+    }
+    CHECK(next == static_cast<std::int64_t>(costs.layers.size()));
+    return n;
+  };
+  const auto even = [](std::size_t n) { return stage_costs{std::vector<double>(n, 1.0)}; };
+  using list = std::vector<std::int64_t>;
+  CHECK(sizes(even(8), 4) == list{2, 2, 2, 2});
+  CHECK(sizes(even(7), 3) == list{3, 2, 2});
+  CHECK(sizes(even(5), 5) == list{1, 1, 1, 1, 1});
+  CHECK(sizes({std::vector<double>(8, 1.0), 0, 2}, 2) == list{5, 3});
+  CHECK(sizes({std::vector<double>(9, 1.0), 3, 0}, 2) == list{3, 6});
+  CHECK(sizes({std::vector<double>(9, 1.0), 1, 2}, 3) == list{3, 4, 2});
+  CHECK(sizes({{5, 1, 1, 1, 1, 1}, 0, 0}, 2) == list{1, 5});
+  CHECK(sizes({std::vector<double>(4, 0.1), 0.3, 7}, 4) == list{1, 1, 1, 1});
+  CHECK_THROWS_WITH_AS(split_layers(even(3), 4), doctest::Contains("3 layers for 4 stages"), error);
+  CHECK(split_layers(even(4), 2).back().last);
+}
