@@ -288,14 +288,14 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   counting_library library;
   const attention_shape small = shape_of(1, 4, 4, 1, 1, 8, true), usual = shape_of(1, 4, 4, 1, 1, 64, true);
   const attention_choice automatic{attention_backend::automatic, &library}, forced{attention_backend::cudnn, &library};
-  CHECK(attention_backend_for({}, usual, plait::dtype::bf16) == attention_backend::own);
-  CHECK(attention_backend_for(automatic, small, plait::dtype::bf16) == attention_backend::own);
-  CHECK(attention_backend_for(automatic, usual, plait::dtype::bf16) == attention_backend::cudnn);
-  CHECK(attention_backend_for(automatic, usual, plait::dtype::bf16, {true, false}) == attention_backend::own);
-  CHECK(attention_backend_for({attention_backend::own, &library}, usual, plait::dtype::bf16) == attention_backend::own);
-  CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual, plait::dtype::bf16),
+  CHECK(attention_backend_for({}, usual) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, small) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, usual) == attention_backend::cudnn);
+  CHECK(attention_backend_for(automatic, usual, {.accumulate = {true, false}}) == attention_backend::own);
+  CHECK(attention_backend_for({attention_backend::own, &library}, usual) == attention_backend::own);
+  CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual),
                        "attention: cuDNN is chosen, but the device was given no attention_library", plait::error);
-  CHECK_THROWS_WITH_AS(attention_backend_for(forced, small, plait::dtype::bf16),
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, small),
                        "attention: cuDNN is chosen, but does not support bf16, head_dim = 8, q_len = 4, k_len = 4, "
                        "offsets 0 and 0; choose attention_backend::automatic or own",
                        plait::error);
@@ -305,7 +305,7 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   array<float> lse(device, values(64));
   bf16* const x = memory.data();
   plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), usual, forced);
-  plait::kernels::attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, automatic);
+  plait::kernels::attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, nullptr, automatic);
   plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), small, automatic);
   device.synchronize();
   CHECK(library.forwards == 1);

@@ -8,23 +8,38 @@
 
 namespace plait::kernels {
 
-/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Adding to gradients is plait's
-/// alone. Throws `plait::error` where the choice is cuDNN and it cannot do this.
-inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape, dtype type,
-                                               attention_accumulate accumulate = {}) {
+/// What a call of attention asks for beside its shape.
+struct attention_request {
+  dtype type = dtype::bf16;  ///< of queries, keys and values
+  attention_accumulate accumulate{};
+  bool statistics = false;   ///< whether the output or the gradients are in the type of statistics, float
+  bool given_delta = false;  ///< whether the backward pass is given what `attention_delta` makes
+};
+
+/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Plait's alone are adding to
+/// gradients, outputs and gradients in float, a given delta and `first_visible`; masks, strides and sizes are the
+/// library's to judge. Throws `plait::error` where the choice is cuDNN and it cannot do this.
+inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape,
+                                               const attention_request& request = {}) {
   if (choice.backend == attention_backend::own) return attention_backend::own;
   const bool forced = choice.backend == attention_backend::cudnn;
   if (forced && choice.library == nullptr) {
     fail("attention: cuDNN is chosen, but the device was given no attention_library");
   }
-  const bool adds = accumulate.queries || accumulate.keys_and_values;
-  const bool possible = choice.library != nullptr && !adds && choice.library->supports(shape, type);
+  std::string alone;
+  if (request.accumulate.queries || request.accumulate.keys_and_values) alone += ", adding to gradients";
+  if (request.statistics) alone += ", results in float";
+  if (request.given_delta) alone += ", a given delta";
+  if (shape.first_visible != nullptr) alone += ", first_visible";
+  const bool possible = choice.library != nullptr && alone.empty() && choice.library->supports(shape, request.type);
   if (forced && !possible) {
-    fail("attention: cuDNN is chosen, but does not support " + std::string(name_of(type)) +
-         ", head_dim = " + std::to_string(shape.head_dim) + ", q_len = " + std::to_string(shape.q_len) +
-         ", k_len = " + std::to_string(shape.k_len) + ", offsets " + std::to_string(shape.q_offset) + " and " +
-         std::to_string(shape.k_offset) + (adds ? ", adding to gradients" : "") +
-         "; choose attention_backend::automatic or own");
+    const std::string asked =
+        alone.empty() ? std::string(name_of(request.type)) + ", head_dim = " + std::to_string(shape.head_dim) +
+                            ", q_len = " + std::to_string(shape.q_len) + ", k_len = " + std::to_string(shape.k_len) +
+                            ", offsets " + std::to_string(shape.q_offset) + " and " + std::to_string(shape.k_offset) +
+                            (shape.window > 0 ? ", window = " + std::to_string(shape.window) : "")
+                      : alone.substr(2);
+    fail("attention: cuDNN is chosen, but does not support " + asked + "; choose attention_backend::automatic or own");
   }
   return possible ? attention_backend::cudnn : attention_backend::own;
 }

@@ -12,60 +12,85 @@ namespace plait::kernels {
 namespace detail {
 
 /// delta[b, h, i] = sum of o * d_o over the head's elements; one warp to a query of a head.
-template <class T>
-static __global__ void attention_delta(const T* o, const T* d_o, statistic_of<T>* delta, attention_sizes s) {
+template <class T, class O>
+static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_of<T>* delta, attention_sizes s) {
   using A = arithmetic<T>;
   const std::int64_t rows = static_cast<std::int64_t>(s.batch) * s.q_len * s.heads;
   const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (blockDim.x / warp_lanes);
   for (std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_lanes; row < rows;
        row += warps) {
-    const std::int64_t token = row / s.heads, first = row % s.heads * s.head_dim;
-    const T *const output = o + token * s.o_stride + first, *const gradient = d_o + token * s.do_stride + first;
+    const int i = static_cast<int>(row / s.heads % s.q_len), b = static_cast<int>(row / s.heads / s.q_len);
+    const int head = static_cast<int>(row % s.heads);
+    const O* const output = s.query_head(o, b, head, s.o_stride) + i * s.o_stride;
+    const T* const gradient = s.query_head(d_o, b, head, s.do_stride) + i * s.do_stride;
     A sum = A(0);
     for (int c = warp_lane(); c < s.head_dim; c += warp_lanes) sum += load_as<A>(output + c) * load_as<A>(gradient + c);
     sum = warp_sum(sum);
-    if (warp_lane() == 0) delta[(token / s.q_len * s.heads + row % s.heads) * s.q_len + token % s.q_len] = sum;
+    if (warp_lane() == 0) s.statistics(delta, b, head)[i] = sum;
   }
 }
 
+/// Whether results may be of type R where inputs are of type T.
+template <class T, class R>
+inline constexpr bool attention_result = std::is_same_v<R, T> || std::is_same_v<R, statistic_of<T>>;
+
 }  // namespace detail
+
+/// delta [batch, heads, q_len] as lse lies: the sum of o * d_o over a head's elements, all that `attention_backward`
+/// needs to know of o. Where that is called for one piece of the keys after another, this is made once. O is T or
+/// statistic_of<T>.
+template <class T, class O>
+void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape) {
+  static_assert(detail::attention_result<T, O>,
+                "attention_delta: the output is of the inputs' type or that of their statistics");
+  const detail::attention_sizes sizes(shape.checked());
+  const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
+  if (rows == 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(rows, 8), 256}, detail::attention_delta_rows<T, O>, o, d_o,
+                        delta, sizes);
+}
 
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
-/// results are these keys' share of dq and the dk, dv of these keys. Every sum has one order, so equal inputs give
-/// equal bits. Demands on the shape as for `attention_forward`.
-template <class T>
-void attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* o, const statistic_of<T>* lse,
-                        const T* d_o, T* dq, T* dk, T* dv, const attention_shape& shape,
-                        attention_accumulate accumulate, const attention_choice& choice) {
+/// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
+/// d_o; where it is given o is not read, null has it made here. O, the type of o, and G, that of the gradients, are T
+/// or statistic_of<T>. Every sum has one order, so equal inputs give equal bits. Demands on the shape as for
+/// `attention_forward`.
+template <class T, class O, class G>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
+                        const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
+                        attention_accumulate accumulate, const statistic_of<T>* delta, const attention_choice& choice) {
+  static_assert(detail::attention_result<T, O> && detail::attention_result<T, G>,
+                "attention_backward: the output and the gradients are of the inputs' type or that of their statistics");
   const attention_shape s = shape.checked();
   const detail::attention_sizes sizes(s);
   if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o, d_o, dq, dk, dv);
   if (sizes.batch == 0) return;
   if constexpr (std::is_same_v<T, bf16>) {
-    if (sizes.q_len > 0 && attention_backend_for(choice, s, dtype::bf16, accumulate) == attention_backend::cudnn) {
-      return choice.library->backward(device, q, k, v, o, lse, d_o, dq, dk, dv, s);
+    constexpr bool plain = std::is_same_v<O, T> && std::is_same_v<G, T>;
+    const attention_request request{.accumulate = accumulate, .statistics = !plain, .given_delta = delta != nullptr};
+    if (sizes.q_len > 0 && attention_backend_for(choice, s, request) == attention_backend::cudnn) {
+      if constexpr (plain) return choice.library->backward(device, q, k, v, o, lse, d_o, dq, dk, dv, s);
     }
   }
-  const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
-  auto delta = make_buffer<statistic_of<T>>(device, static_cast<std::size_t>(rows));
-  auto* const row_delta = delta.template data<statistic_of<T>>();
-  if (rows > 0) {
-    plait::detail::launch(device, {plait::detail::blocks_for(rows, 8), 256}, detail::attention_delta<T>, o, d_o,
-                          row_delta, sizes);
+  buffer<cuda> made;
+  if (delta == nullptr) {
+    made = make_buffer<statistic_of<T>>(device, static_cast<std::size_t>(s.batch * s.heads * s.lse_stride));
+    attention_delta(device, o, d_o, made.template data<statistic_of<T>>(), s);
+    delta = made.template data<statistic_of<T>>();
   }
   detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::launch_attention_backward<decltype(width)::value>(
-        device, q, k, v, lse, d_o, static_cast<const statistic_of<T>*>(row_delta), dq, dk, dv, sizes, accumulate);
+    detail::launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv, sizes,
+                                                              accumulate);
   });
 }
 
 /// The same with the device's choice.
-template <class T>
-void attention_backward(cuda& device, const T* q, const T* k, const T* v, const T* o, const statistic_of<T>* lse,
-                        const T* d_o, T* dq, T* dk, T* dv, const attention_shape& shape,
-                        attention_accumulate accumulate = {}) {
-  attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, attention_choice_of(device));
+template <class T, class O, class G>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
+                        const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
+                        attention_accumulate accumulate = {}, const statistic_of<T>* delta = nullptr) {
+  attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, delta, attention_choice_of(device));
 }
 
 }  // namespace plait::kernels

@@ -13,7 +13,7 @@ struct backward_tiles {
   /// Columns of dK and dV that a block makes: both must fit the registers.
   static constexpr int columns = Width <= 128 ? Width : 128, parts = Width / columns;
   static constexpr std::size_t tile_bytes = (2 * own + 4 * step) * pitch * sizeof(bf16);
-  static constexpr std::size_t key_shared_bytes = tile_bytes + 4 * step * sizeof(float);
+  static constexpr std::size_t key_shared_bytes = tile_bytes + 6 * step * sizeof(float);
 };
 
 /// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
@@ -22,7 +22,7 @@ struct backward_tiles {
 template <int Width>
 static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     attention_key_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
-                                const float* delta, bf16* dk, bf16* dv, attention_sizes s, bool add) {
+                                const float* delta, result_array dk, result_array dv, attention_sizes s, bool add) {
   using tiles = backward_tiles<Width>;
   constexpr int step = tiles::step, pitch = tiles::pitch, columns = tiles::columns;
   PLAIT_DYNAMIC_SHARED(bf16, key_tile);
@@ -31,18 +31,19 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   bf16* const dout_tiles = query_tiles + 2 * step * pitch;
   float* const lse_rows = reinterpret_cast<float*>(dout_tiles + 2 * step * pitch);
   float* const delta_rows = lse_rows + 2 * step;
+  std::int32_t* const first_rows = reinterpret_cast<std::int32_t*>(delta_rows + 2 * step);  // of first_visible, if any
 
   const attention_work work(tiles_of(s.k_len, tiles::own), s.kv_heads * tiles::parts, s.batch, false);
   const int kv_head = work.head / tiles::parts, first_column = work.head % tiles::parts * columns;
   const int k0 = work.tile * tiles::own;
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
-  const int first_key = k0 + 16 * warp, key = first_key + warp_lane() / 4;
+  const int own_key = k0 + 16 * warp, key = own_key + warp_lane() / 4;
   const bf16* const own_keys = key_tile + 16 * warp * pitch;
   const bf16* const own_values = value_tile + 16 * warp * pitch;
   const float scale = s.scale * log2_e;
 
-  const int first_tile = s.first_query(k0) / step;
-  const int tiles_per_head = tiles_of(s.q_len, step) > first_tile ? tiles_of(s.q_len, step) - first_tile : 0;
+  const int end = tiles_of(s.end_query(work.batch, k0 + tiles::own - 1), step), first_tile = s.first_query(k0) / step;
+  const int tiles_per_head = end > first_tile ? end - first_tile : 0;
   const int rounds = tiles_per_head * s.group;
   const auto fetch = [&](int round) {
     const int head = kv_head * s.group + round / tiles_per_head, buffer = round % 2;
@@ -59,6 +60,9 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
       const std::int64_t at = valid ? q0 + row : 0;
       copy_async(lse_rows + buffer * step + row, s.statistics(lse, work.batch, head) + at, valid);
       copy_async(delta_rows + buffer * step + row, s.statistics(delta, work.batch, head) + at, valid);
+      if (s.first_visible != nullptr) {
+        copy_async(first_rows + buffer * step + row, s.first_visible + work.batch * s.q_batch + at, true);
+      }
     }
     commit_copies();
   };
@@ -82,11 +86,16 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     const int q0 = (first_tile + round % tiles_per_head) * step, buffer = round % 2;
     const bf16* const query_tile = query_tiles + buffer * step * pitch;
     const bf16* const dout_tile = dout_tiles + buffer * step * pitch;
-    if (first_key < s.visible(q0 + step - 1)) {
+    const auto first_key = [&](int column) {  // of query q0 + column
+      const int in_window = q0 + column + s.lower;
+      const int in_document = s.first_visible != nullptr ? s.key_at(first_rows[buffer * step + column]) : 0;
+      return in_document > in_window ? in_document : in_window;
+    };
+    if (own_key < s.visible(q0 + step - 1) && own_key + 16 > first_key(0)) {
       float p[step / 8][4] = {}, ds[step / 8][4] = {};
       multiply_by_rows<Width, step>(p, own_keys, query_tile);
       multiply_by_rows<Width, step>(ds, own_values, dout_tile);
-      const bool masked = q0 + step > s.q_len || first_key + 16 > s.visible(q0);
+      const bool masked = q0 + step > s.q_len || own_key + 16 > s.visible(q0);
       PLAIT_UNROLL
       for (int n = 0; n < step / 8; ++n) {
         PLAIT_UNROLL
@@ -98,6 +107,17 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
           ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - delta_rows[buffer * step + column]);
         }
       }
+      if (own_key < first_key(q0 + step <= s.q_len ? step - 1 : s.q_len - 1 - q0)) {
+        PLAIT_UNROLL
+        for (int n = 0; n < step / 8; ++n) {
+          PLAIT_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            if (key + e / 2 * 8 >= first_key(8 * n + 2 * pair + e % 2)) continue;
+            p[n][e] = 0.0f;
+            ds[n][e] = 0.0f;
+          }
+        }
+      }
       multiply_weights<Width, step, columns>(dvalues, p, dout_tile + first_column);
       multiply_weights<Width, step, columns>(dkeys, ds, query_tile + first_column);
     }
@@ -106,18 +126,22 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   commit_copies();
   wait_for_copies<0>();  // without a round nothing has waited
 
-  const int available = s.k_len - first_key, rest = s.head_dim - first_column;
-  store_rows<columns>(s.key_head(dk, work.batch, kv_head, s.dk_stride) + first_key * s.dk_stride + first_column,
-                      s.dk_stride, available, rest, dkeys, s.scale, s.scale, add);
-  store_rows<columns>(s.key_head(dv, work.batch, kv_head, s.dv_stride) + first_key * s.dv_stride + first_column,
-                      s.dv_stride, available, rest, dvalues, 1.0f, 1.0f, add);
+  const int available = s.k_len - own_key, rest = s.head_dim - first_column;
+  dk.as_typed([&](auto* array) {
+    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dk_stride) + own_key * s.dk_stride + first_column,
+                        s.dk_stride, available, rest, dkeys, s.scale, s.scale, add);
+  });
+  dv.as_typed([&](auto* array) {
+    store_rows<columns>(s.key_head(array, work.batch, kv_head, s.dv_stride) + own_key * s.dv_stride + first_column,
+                        s.dv_stride, available, rest, dvalues, 1.0f, 1.0f, add);
+  });
 }
 
 /// dQ of bf16 attention: P = exp(Q K^T - lse), dS = P (dO V^T - delta), dQ = dS K.
 template <int Width>
 static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     attention_query_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
-                                  const float* delta, bf16* dq, attention_sizes s, bool add) {
+                                  const float* delta, result_array dq, attention_sizes s, bool add) {
   using tiles = backward_tiles<Width>;
   constexpr int step = tiles::step, pitch = tiles::pitch;
   PLAIT_DYNAMIC_SHARED(bf16, query_tile);
@@ -130,9 +154,11 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
   const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
   const int last = (q0 + tiles::own < s.q_len ? q0 + tiles::own : s.q_len) - 1;
-  const int rounds = tiles_of(s.visible(last), step);
+  const int first_round = s.first_key(work.batch, q0) / step, rounds = tiles_of(s.visible(last), step);
   const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
   const int seen[2] = {s.visible(row), s.visible(row + 8)};
+  const int hidden_from_all = s.first_key(work.batch, first_row);
+  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
   const float scale = s.scale * log2_e;
   float row_lse[2], row_delta[2];
   PLAIT_UNROLL
@@ -157,10 +183,10 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   load_tile<tiles::own, Width, tiles::threads>(dout_tile,
                                                s.query_head(d_o, work.batch, work.head, s.do_stride) + q0 * s.do_stride,
                                                s.do_stride, s.q_len - q0, s.head_dim);
-  if (rounds > 0) fetch(0);
+  if (first_round < rounds) fetch(first_round);
 
   float dqueries[Width / 8][4] = {};
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = first_round; round < rounds; ++round) {
     if (round + 1 < rounds) {
       fetch(round + 1);
       wait_for_copies<1>();
@@ -171,7 +197,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     const int k0 = round * step;
     const bf16* const key_tile = key_tiles + round % 2 * step * pitch;
     const bf16* const value_tile = value_tiles + round % 2 * step * pitch;
-    if (k0 < seen_by_any) {
+    if (k0 < seen_by_any && k0 + step > hidden_from_all) {
       float p[step / 8][4] = {}, ds[step / 8][4] = {};
       multiply_by_rows<Width, step>(p, query_tile + 16 * warp * pitch, key_tile);
       multiply_by_rows<Width, step>(ds, dout_tile + 16 * warp * pitch, value_tile);
@@ -185,20 +211,33 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
           ds[n][e] = unseen ? 0.0f : probability * (ds[n][e] - row_delta[e / 2]);
         }
       }
+      if (k0 < hidden_from_any) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < step / 8; ++n) {
+            if (8 * n < first) ds[n][2 * r] = 0.0f;
+            if (8 * n + 1 < first) ds[n][2 * r + 1] = 0.0f;
+          }
+        }
+      }
       multiply_weights<Width, step, Width>(dqueries, ds, key_tile);
     }
     __syncthreads();
   }
   commit_copies();
   wait_for_copies<0>();
-  store_rows<Width>(s.query_head(dq, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
-                    s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);
+  dq.as_typed([&](auto* array) {
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.dq_stride) + first_row * s.dq_stride, s.dq_stride,
+                      s.q_len - first_row, s.head_dim, dqueries, s.scale, s.scale, add);
+  });
 }
 
-template <int Width>
+template <int Width, class G>
 void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const float* lse,
-                               const bf16* d_o, const float* delta, bf16* dq, bf16* dk, bf16* dv,
-                               const attention_sizes& sizes, attention_accumulate accumulate) {
+                               const bf16* d_o, const float* delta, G* dq, G* dk, G* dv, const attention_sizes& sizes,
+                               attention_accumulate accumulate) {
   using tiles = backward_tiles<Width>;
   if (sizes.k_len > 0) {
     plait::detail::allow_shared(attention_key_gradients_mma<Width>, tiles::key_shared_bytes);
@@ -206,14 +245,15 @@ void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const
         device,
         {attention_blocks(tiles_of(sizes.k_len, tiles::own), sizes.kv_heads * tiles::parts, sizes.batch),
          tiles::threads, tiles::key_shared_bytes},
-        attention_key_gradients_mma<Width>, q, k, v, lse, d_o, delta, dk, dv, sizes, accumulate.keys_and_values);
+        attention_key_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dk), result_array(dv), sizes,
+        accumulate.keys_and_values);
   }
   if (sizes.q_len > 0) {
     plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::tile_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
                            tiles::threads, tiles::tile_bytes},
-                          attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, dq, sizes,
+                          attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dq), sizes,
                           accumulate.queries);
   }
 }

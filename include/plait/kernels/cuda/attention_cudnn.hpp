@@ -25,8 +25,9 @@ namespace plait {
 
 /// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
 /// kept. It is for host code: include it where PLAIT_WITH_CUDNN is set, link with cudnn, give the object to the device.
-/// Supports head_dim of multiples of 8 up to 128, without a mask or with the causal one of equal offsets; gradients are
-/// made by cuDNN's deterministic algorithm. Belongs to one device and its thread.
+/// Supports head_dim of multiples of 8 up to 128, without a mask or with the causal one of equal offsets, which may
+/// have a window, and strides of all but lse, but not `first_visible`; gradients are made by cuDNN's deterministic
+/// algorithm. Belongs to one device and its thread.
 class cudnn_attention final : public attention_library {
  public:
   /// Throws `plait::error` where cuDNN cannot be loaded or finds no GPU.
@@ -43,7 +44,8 @@ class cudnn_attention final : public attention_library {
   /// Makes the plans of both directions if that was not done.
   bool supports(const kernels::attention_shape& shape, dtype type) override {
     const kernels::attention_shape s = shape.checked();
-    return type == dtype::bf16 && possible(s) && plan_of(s, false).refusal.empty() && plan_of(s, true).refusal.empty();
+    return type == dtype::bf16 && impossible(s).empty() && plan_of(s, false).refusal.empty() &&
+           plan_of(s, true).refusal.empty();
   }
 
   void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
@@ -64,7 +66,7 @@ class cudnn_attention final : public attention_library {
   /// Why a shape is not supported; empty if it is.
   std::string refusal(const kernels::attention_shape& shape) {
     const kernels::attention_shape s = shape.checked();
-    if (!possible(s)) return "head_dim must be a multiple of 8 up to 128, and a causal mask have equal offsets";
+    if (const std::string reason = impossible(s); !reason.empty()) return reason;
     const std::string& forward = plan_of(s, false).refusal;
     return forward.empty() ? plan_of(s, true).refusal : forward;
   }
@@ -73,7 +75,7 @@ class cudnn_attention final : public attention_library {
   using graph = cudnn_frontend::graph::Graph;
   using tensor = std::shared_ptr<cudnn_frontend::graph::Tensor_attributes>;
   enum uid : std::int64_t { uid_q = 1, uid_k, uid_v, uid_o, uid_lse, uid_do, uid_dq, uid_dk, uid_dv };
-  using key = std::array<std::int64_t, 17>;
+  using key = std::array<std::int64_t, 20>;
 
   struct plan {
     std::unique_ptr<graph> operations;
@@ -91,16 +93,28 @@ class cudnn_attention final : public attention_library {
   }
 
   static bool sees_all(const kernels::attention_shape& s) { return !s.causal || s.visible(0) == s.k_len; }
-  static bool possible(const kernels::attention_shape& s) {
-    return s.batch > 0 && s.q_len > 0 && s.k_len > 0 && s.head_dim % 8 == 0 && s.head_dim <= 128 &&
-           (sees_all(s) || s.q_offset == s.k_offset);
+  /// The window where it hides anything from the last query, else 0.
+  static std::int64_t window_of(const kernels::attention_shape& s) {
+    return s.window > 0 && s.q_offset + s.q_len - s.window > s.k_offset ? s.window : 0;
+  }
+  /// What of a checked shape no plan is made for; empty if nothing.
+  static std::string impossible(const kernels::attention_shape& s) {
+    if (s.batch == 0 || s.q_len == 0 || s.k_len == 0) return "batch, q_len and k_len must be at least 1";
+    if (s.head_dim % 8 != 0 || s.head_dim > 128) return "head_dim must be a multiple of 8 up to 128";
+    if (s.first_visible != nullptr) return "first_visible must not be given";
+    if (s.lse_stride != s.q_len) return "lse_stride must be q_len";
+    if (!sees_all(s) && s.q_offset != s.k_offset) return "a causal mask must have equal offsets";
+    if (window_of(s) > 0 && (!s.causal || s.q_offset != s.k_offset || s.q_len > s.k_len)) {
+      return "a window must be causal, with equal offsets and q_len at most k_len";
+    }
+    return {};
   }
 
   static key key_of(const kernels::attention_shape& s, bool backward) {
     const auto scale = std::bit_cast<std::int64_t>(s.scale);
-    return {s.batch,    s.q_len,     s.k_len,     s.heads,     s.kv_heads, s.head_dim,
-            scale,      sees_all(s), backward,    s.q_stride,  s.k_stride, s.v_stride,
-            s.o_stride, s.dq_stride, s.dk_stride, s.dv_stride, s.do_stride};
+    return {s.batch,     s.q_len,     s.k_len,     s.heads,    s.kv_heads, s.head_dim,  scale,
+            sees_all(s), backward,    s.q_stride,  s.k_stride, s.v_stride, s.o_stride,  s.dq_stride,
+            s.dk_stride, s.dv_stride, s.do_stride, s.q_batch,  s.k_batch,  window_of(s)};
   }
 
   const plan& plan_of(const kernels::attention_shape& s, bool backward) {
@@ -119,9 +133,12 @@ class cudnn_attention final : public attention_library {
         .set_compute_data_type(fe::DataType_t::FLOAT);
     // cuDNN names dimensions [batch, heads, tokens, elements]; the strides say how they lie.
     const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
+      // A gradient or output lies, between batches, as what belongs to its tokens does.
+      const std::int64_t batch =
+          name == uid_k || name == uid_v || name == uid_dk || name == uid_dv ? s.k_batch : s.q_batch;
       t->set_uid(name)
           .set_dim({s.batch, heads, len, s.head_dim})
-          .set_stride({len * stride, s.head_dim, stride, 1})
+          .set_stride({batch * stride, s.head_dim, stride, 1})
           .set_data_type(fe::DataType_t::BFLOAT16);
     };
     const auto settle_lse = [&](const tensor& t) {
@@ -138,6 +155,8 @@ class cudnn_attention final : public attention_library {
     const auto mask = [&](auto& attributes) {
       if (sees_all(s)) return;
       attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT).set_diagonal_band_right_bound(0);
+      // Its bound keeps column + bound > row, as the window does.
+      if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
     };
     const tensor q = input(uid_q, s.heads, s.q_len, s.q_stride), k = input(uid_k, s.kv_heads, s.k_len, s.k_stride);
     const tensor v = input(uid_v, s.kv_heads, s.k_len, s.v_stride);
@@ -178,7 +197,7 @@ class cudnn_attention final : public attention_library {
 
   void run(cuda& device, const kernels::attention_shape& s, bool backward,
            std::unordered_map<std::int64_t, void*>& arrays) {
-    if (!possible(s)) fail("cudnn_attention: " + refusal(s));
+    if (const std::string reason = impossible(s); !reason.empty()) fail("cudnn_attention: " + reason);
     const plan& p = plan_of(s, backward);
     if (!p.refusal.empty()) fail("cudnn_attention: cuDNN refuses the shape: " + p.refusal);
     check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");

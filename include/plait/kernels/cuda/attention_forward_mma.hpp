@@ -21,7 +21,7 @@ struct forward_tiles {
 /// arrive, while those are weighted the next keys do.
 template <int Width>
 static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_tiles<Width>::blocks)
-    attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse, attention_sizes s) {
+    attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, attention_sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
   constexpr float nothing = -std::numeric_limits<float>::infinity();
@@ -34,18 +34,21 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
   const bf16* const key_rows = s.key_head(k, work.batch, kv_head, s.k_stride);
   const bf16* const value_rows = s.key_head(v, work.batch, kv_head, s.v_stride);
   const int last = (q0 + tiles::queries < s.q_len ? q0 + tiles::queries : s.q_len) - 1;
-  const int key_tiles = tiles_of(s.visible(last), keys);
+  const int first_tile = s.first_key(work.batch, q0) / keys, key_tiles = tiles_of(s.visible(last), keys);
 
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes, pair = warp_lane() % 4;
   const int first_row = q0 + 16 * warp, row = first_row + warp_lane() / 4;
   const int seen_by_all = s.visible(first_row), seen_by_any = first_row < s.q_len ? s.visible(first_row + 15) : 0;
+  const int hidden_from_all = s.first_key(work.batch, first_row);
+  const int hidden_from_any = s.first_key(work.batch, first_row + 15);
   const float scale = s.scale * log2_e;
   const bf16* const own_queries = query_tile + 16 * warp * pitch;
 
   load_tile<tiles::queries, Width, tiles::threads>(query_tile,
                                                    s.query_head(q, work.batch, work.head, s.q_stride) + q0 * s.q_stride,
                                                    s.q_stride, s.q_len - q0, s.head_dim);
-  load_tile<keys, Width, tiles::threads>(key_tile, key_rows, s.k_stride, s.k_len, s.head_dim);
+  load_tile<keys, Width, tiles::threads>(key_tile, key_rows + first_tile * keys * s.k_stride, s.k_stride,
+                                         s.k_len - first_tile * keys, s.head_dim);
   commit_copies();
   wait_for_copies<0>();
   __syncthreads();
@@ -57,9 +60,9 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
 
   float sums[Width / 8][4] = {};
   float row_max[2] = {nothing, nothing}, row_sum[2] = {0.0f, 0.0f};
-  for (int tile = 0; tile < key_tiles; ++tile) {
+  for (int tile = first_tile; tile < key_tiles; ++tile) {
     const int k0 = tile * keys;
-    const bool busy = k0 < seen_by_any;
+    const bool busy = k0 < seen_by_any && k0 + keys > hidden_from_all;
     load_tile<keys, Width, tiles::threads>(value_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0,
                                            s.head_dim);
     commit_copies();
@@ -92,6 +95,17 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
           for (int n = 0; n < keys / 8; ++n) {
             if (8 * n >= seen) scores[n][2 * r] = nothing;
             if (8 * n + 1 >= seen) scores[n][2 * r + 1] = nothing;
+          }
+        }
+      }
+      if (k0 < hidden_from_any) {
+        PLAIT_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int first = s.first_key(work.batch, row + 8 * r) - k0 - 2 * pair;
+          PLAIT_UNROLL
+          for (int n = 0; n < keys / 8; ++n) {
+            if (8 * n < first) scores[n][2 * r] = nothing;
+            if (8 * n + 1 < first) scores[n][2 * r + 1] = nothing;
           }
         }
       }
@@ -150,19 +164,21 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
       s.statistics(lse, work.batch, work.head)[row + 8 * r] = saw ? row_max[r] * ln_2 + logf(row_sum[r]) : nothing;
     }
   }
-  store_rows<Width>(s.query_head(o, work.batch, work.head, s.o_stride) + first_row * s.o_stride, s.o_stride,
-                    s.q_len - first_row, s.head_dim, sums, factor[0], factor[1], false);
+  o.as_typed([&](auto* array) {
+    store_rows<Width>(s.query_head(array, work.batch, work.head, s.o_stride) + first_row * s.o_stride, s.o_stride,
+                      s.q_len - first_row, s.head_dim, sums, factor[0], factor[1], false);
+  });
 }
 
-template <int Width>
-void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
+template <int Width, class O>
+void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, O* o, float* lse,
                               const attention_sizes& sizes) {
   using tiles = forward_tiles<Width>;
   plait::detail::allow_shared(attention_forward_mma<Width>, tiles::shared_bytes);
   plait::detail::launch(device,
                         {attention_blocks(tiles_of(sizes.q_len, tiles::queries), sizes.heads, sizes.batch),
                          tiles::threads, tiles::shared_bytes},
-                        attention_forward_mma<Width>, q, k, v, o, lse, sizes);
+                        attention_forward_mma<Width>, q, k, v, result_array(o), lse, sizes);
 }
 
 }  // namespace plait::kernels::detail

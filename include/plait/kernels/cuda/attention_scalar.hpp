@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(scalar_threads)
     row_max[r] = nothing;
     row_sum[r] = T(0);
   }
-  for (int k0 = 0; k0 < visible; k0 += keys) {
+  for (int k0 = s.first_key(work.batch, q0) / keys * keys; k0 < visible; k0 += keys) {
     __syncthreads();
     load_scalar_tile<keys, Width>(key_tile, key_rows + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
     __syncthreads();
@@ -155,11 +155,12 @@ static __global__ void __launch_bounds__(scalar_threads)
     load_scalar_tile<keys, Width>(key_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0, s.head_dim);
     PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0;
+      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0, first = s.first_key(work.batch, q0 + row) - k0;
       T largest = row_max[r];
       PLAIT_UNROLL
       for (int c = 0; c < columns; ++c) {
-        scores[r][c] = x + 16 * c < seen ? scores[r][c] * scale_of<T>(s) : nothing;
+        const int key = x + 16 * c;
+        scores[r][c] = key >= first && key < seen ? scores[r][c] * scale_of<T>(s) : nothing;
         largest = scores[r][c] > largest ? scores[r][c] : largest;
       }
       largest = max_over_x(largest);
@@ -198,16 +199,17 @@ static __global__ void __launch_bounds__(scalar_threads)
 template <int Width, int Rows, class T>
 __device__ inline void scalar_score_gradients(T (&p)[Rows / 16][Rows / 16], T (&ds)[Rows / 16][Rows / 16],
                                               const T* query_tile, const T* key_tile, const T* dout_tile,
-                                              const T* value_tile, const T* lse_rows, const T* delta_rows, int q0,
-                                              int k0, const attention_sizes& s) {
+                                              const T* value_tile, const T* lse_rows, const T* delta_rows, int batch,
+                                              int q0, int k0, const attention_sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
   PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
-    const int row = scalar_y() + 16 * r, query = q0 + row;
+    const int row = scalar_y() + 16 * r, query = q0 + row, first = s.first_key(batch, query);
     PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
-      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
+      const int key = k0 + scalar_x() + 16 * c;
+      const bool seen = query < s.q_len && key >= first && key < s.visible(query);
       p[r][c] = seen ? precise_exp(p[r][c] * scale_of<T>(s) - lse_rows[row]) : T(0);
       ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
     }
@@ -241,9 +243,10 @@ static __global__ void __launch_bounds__(scalar_threads)
                                 s.k_stride, s.k_len - k0, s.head_dim);
   load_scalar_tile<rows, Width>(value_tile, s.key_head(v, work.batch, work.head, s.v_stride) + k0 * s.v_stride,
                                 s.v_stride, s.k_len - k0, s.head_dim);
+  const int end = s.end_query(work.batch, k0 + rows - 1);
   T dkeys[per_thread][Width / 16] = {}, dvalues[per_thread][Width / 16] = {};
   for (int head = work.head * s.group; head < (work.head + 1) * s.group; ++head) {
-    for (int q0 = s.first_query(k0) / rows * rows; q0 < s.q_len; q0 += rows) {
+    for (int q0 = s.first_query(k0) / rows * rows; q0 < end; q0 += rows) {
       __syncthreads();
       load_scalar_tile<rows, Width>(query_tile, s.query_head(q, work.batch, head, s.q_stride) + q0 * s.q_stride,
                                     s.q_stride, s.q_len - q0, s.head_dim);
@@ -253,8 +256,8 @@ static __global__ void __launch_bounds__(scalar_threads)
                                 s.statistics(delta, work.batch, head) + q0, s.q_len - q0);
       __syncthreads();
       T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
-      scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows, q0,
-                                          k0, s);
+      scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
+                                          work.batch, q0, k0, s);
       for (int r = 0; r < per_thread; ++r) {
         for (int c = 0; c < per_thread; ++c) {
           const int at = (scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c;
@@ -298,7 +301,7 @@ static __global__ void __launch_bounds__(scalar_threads)
   load_row_statistics<rows>(lse_rows, delta_rows, s.statistics(lse, work.batch, work.head) + q0,
                             s.statistics(delta, work.batch, work.head) + q0, s.q_len - q0);
   T dqueries[per_thread][Width / 16] = {};
-  for (int k0 = 0; k0 < visible; k0 += rows) {
+  for (int k0 = s.first_key(work.batch, q0) / rows * rows; k0 < visible; k0 += rows) {
     __syncthreads();
     load_scalar_tile<rows, Width>(key_tile, s.key_head(k, work.batch, kv_head, s.k_stride) + k0 * s.k_stride,
                                   s.k_stride, s.k_len - k0, s.head_dim);
@@ -306,8 +309,8 @@ static __global__ void __launch_bounds__(scalar_threads)
                                   s.v_stride, s.k_len - k0, s.head_dim);
     __syncthreads();
     T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
-    scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows, q0,
-                                        k0, s);
+    scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
+                                        work.batch, q0, k0, s);
     for (int r = 0; r < per_thread; ++r) {
       for (int c = 0; c < per_thread; ++c) {
         ds_tile[(scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c] = ds[r][c];

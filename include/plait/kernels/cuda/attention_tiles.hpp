@@ -15,12 +15,14 @@
 /// What the kernels of attention share: sizes as the device sees them, which query sees which key, tiles.
 namespace plait::kernels::detail {
 
-/// An `attention_shape` for the device. Query i sees the keys before `visible(i)`, causal or not: the offsets, and that
-/// there is no mask, are all in `shift`.
+/// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
+/// `visible(i)`: the offsets, and that there is no mask or window, are all in `shift` and `lower`.
 struct attention_sizes {
-  int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift;
+  int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, k_offset;
   float scale;
   double exact_scale;
+  const std::int32_t* first_visible;
+  std::int64_t q_batch, k_batch, lse_stride;
   std::int64_t q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride, do_stride;
 
   /// `s` must be checked.
@@ -33,8 +35,15 @@ struct attention_sizes {
         group(heads / kv_heads),
         head_dim(narrow("head_dim", s.head_dim)),
         shift(static_cast<int>(s.causal ? std::clamp(s.q_offset - s.k_offset + 1, -s.q_len, s.k_len) : s.k_len)),
+        lower(s.window > 0 ? static_cast<int>(std::clamp(s.q_offset - s.window + 1 - s.k_offset, no_bound, s.k_len))
+                           : static_cast<int>(no_bound)),
+        k_offset(s.first_visible != nullptr ? static_cast<int>(s.k_offset) : 0),
         scale(static_cast<float>(s.scale)),
         exact_scale(s.scale),
+        first_visible(s.first_visible),
+        q_batch(s.q_batch),
+        k_batch(s.k_batch),
+        lse_stride(s.lse_stride),
         q_stride(s.q_stride),
         k_stride(s.k_stride),
         v_stride(s.v_stride),
@@ -43,9 +52,6 @@ struct attention_sizes {
         dk_stride(s.dk_stride),
         dv_stride(s.dv_stride),
         do_stride(s.do_stride) {
-    if (s.q_batch != s.q_len || s.k_batch != s.k_len || s.lse_stride != s.q_len || s.window > 0 || s.first_visible) {
-      fail("attention: a GPU's kernels take no q_batch, k_batch, lse_stride, window or first_visible");
-    }
     if (head_dim > 256) fail("attention: head_dim = " + std::to_string(head_dim) + ", on a GPU at most 256");
   }
 
@@ -57,22 +63,52 @@ struct attention_sizes {
   /// The first query that sees key j, if any does.
   __host__ __device__ int first_query(int j) const { return j < shift ? 0 : j - shift + 1; }
 
+  /// The key that a global position, one of `first_visible`, stands for; 0 if it lies before them all.
+  __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
+  /// The first key that query i may see; behind the last query that of the last one or a later one.
+  __device__ int first_key(int b, int i) const {
+    int first = i + lower > 0 ? i + lower : 0;
+    if (first_visible != nullptr) {
+      const int own = key_at(first_visible[b * q_batch + (i < q_len ? i : q_len - 1)]);
+      first = own > first ? own : first;
+    }
+    return first < k_len ? first : k_len;
+  }
+  /// How many queries, from the first on, may see key j or one before it, for all that `first_key` says.
+  __device__ int end_query(int b, int j) const {
+    const std::int64_t in_window = static_cast<std::int64_t>(j) - lower + 1;
+    int end = in_window < 0 ? 0 : in_window < q_len ? static_cast<int>(in_window) : q_len;
+    if (first_visible != nullptr) {
+      int begin = 0;
+      while (begin < end) {
+        const int middle = (begin + end) / 2;
+        if (key_at(first_visible[b * q_batch + middle]) <= j) {
+          begin = middle + 1;
+        } else {
+          end = middle;
+        }
+      }
+    }
+    return end;
+  }
+
   /// Where a head of a batch begins, for the queries' kind of array and the keys' kind.
   template <class P>
   __device__ P query_head(P array, int b, int head, std::int64_t stride) const {
-    return array + static_cast<std::int64_t>(b) * q_len * stride + static_cast<std::int64_t>(head) * head_dim;
+    return array + b * q_batch * stride + static_cast<std::int64_t>(head) * head_dim;
   }
   template <class P>
   __device__ P key_head(P array, int b, int kv_head, std::int64_t stride) const {
-    return array + static_cast<std::int64_t>(b) * k_len * stride + static_cast<std::int64_t>(kv_head) * head_dim;
+    return array + b * k_batch * stride + static_cast<std::int64_t>(kv_head) * head_dim;
   }
   /// Where a head's row of lse or delta [batch, heads, q_len] begins.
   template <class P>
   __device__ P statistics(P array, int b, int head) const {
-    return array + (static_cast<std::int64_t>(b) * heads + head) * q_len;
+    return array + (static_cast<std::int64_t>(b) * heads + head) * lse_stride;
   }
 
  private:
+  static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;  // a query of any tile, added, is below 0
   static int narrow(const char* name, std::int64_t value) {
     constexpr std::int64_t most = 1 << 30;
     if (value > most) fail("attention: " + std::string(name) + " = " + std::to_string(value) + ", at most 2^30");
@@ -191,11 +227,15 @@ __device__ inline void store_pair(bf16* to, float first, float second, bool add)
   }
   *word = bf16_pair(first, second);
 }
+__device__ inline void store_pair(float* to, float first, float second, bool add) {
+  to[0] = add ? to[0] + first : first;
+  to[1] = add ? to[1] + second : second;
+}
 
 /// Writes a warp's 16 rows: `upper_factor` times rows group and `lower_factor` times rows group + 8 of a result, for
 /// rows before `available` and columns before `columns`.
-template <int Columns>
-__device__ inline void store_rows(bf16* to, std::int64_t stride, int available, int columns,
+template <int Columns, class O>
+__device__ inline void store_rows(O* to, std::int64_t stride, int available, int columns,
                                   const float (&result)[Columns / 8][4], float upper_factor, float lower_factor,
                                   bool add) {
   const int row = warp_lane() / 4, pair = warp_lane() % 4;
@@ -212,6 +252,25 @@ __device__ inline void store_rows(bf16* to, std::int64_t stride, int available, 
     }
   }
 }
+
+/// An array of results on the device: bf16 or, if `wide`, float. That is no template's matter, as only the end of a
+/// kernel depends on it.
+struct result_array {
+  void* data;
+  bool wide;
+  explicit result_array(bf16* array) : data(array), wide(false) {}
+  explicit result_array(float* array) : data(array), wide(true) {}
+
+  /// Calls `use` with the array as what it is.
+  template <class Use>
+  __device__ void as_typed(const Use& use) const {
+    if (wide) {
+      use(static_cast<float*>(data));
+    } else {
+      use(static_cast<bf16*>(data));
+    }
+  }
+};
 
 /// Refuses heads that 16-byte copies cannot read.
 template <class... Pointers>

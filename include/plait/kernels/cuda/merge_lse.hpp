@@ -18,13 +18,15 @@ namespace detail {
 template <class T, class Other>
 __global__ static void merge_heads(T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                                    std::int64_t queries, std::int64_t q_len, std::int64_t heads, std::int64_t head_dim,
-                                   std::int64_t o_stride, std::int64_t other_stride) {
+                                   std::int64_t o_stride, std::int64_t other_stride, std::int64_t q_batch,
+                                   std::int64_t lse_stride) {
   using S = statistic_of<T>;
   const std::int64_t warp = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_lanes;
   const std::int64_t lane = threadIdx.x % warp_lanes;
-  const std::int64_t token = warp / heads, h = warp % heads;
-  if (token >= queries) return;
-  const std::int64_t at = (token / q_len * heads + h) * q_len + token % q_len;
+  const std::int64_t query = warp / heads, h = warp % heads;
+  if (query >= queries) return;
+  const std::int64_t at = (query / q_len * heads + h) * lse_stride + query % q_len;
+  const std::int64_t token = query / q_len * q_batch + query % q_len;
   const S before = lse[at], other = lse_other[at];
   __syncwarp();  // every lane has read lse before one overwrites it
   const S larger = before > other ? before : other;
@@ -42,9 +44,9 @@ __global__ static void merge_heads(T* o, statistic_of<T>* lse, const Other* o_ot
 }  // namespace detail
 
 /// Combines the attention of the same queries over two disjoint sets of keys: o and lse become what attention over both
-/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim and
-/// o_stride (of o) of the shape; `other_stride` is the stride of o_other. Where many sets are merged, a float o
-/// collects bf16 parts without rounding each time.
+/// would have given, from o, lse of one set and o_other, lse_other of the other. Uses batch, q_len, heads, head_dim,
+/// q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose batches and
+/// whose lse lie as those of o. Where many sets are merged, a float o collects the parts without rounding each time.
 template <class T, class Other>
 void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape) {
@@ -54,7 +56,7 @@ void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, c
   constexpr unsigned threads = 256;
   plait::detail::launch(device, {plait::detail::blocks_for(queries * s.heads, threads / warp_lanes), threads},
                         detail::merge_heads<T, Other>, o, lse, o_other, lse_other, queries, s.q_len, s.heads,
-                        s.head_dim, s.o_stride, other_stride);
+                        s.head_dim, s.o_stride, other_stride, s.q_batch, s.lse_stride);
 }
 
 }  // namespace plait::kernels

@@ -157,10 +157,12 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #endif
 }
 
-/// The same for one float.
-__device__ inline void copy_async(float* to, const float* from, bool valid) {
+/// The same for one number of 4 bytes.
+template <class T>
+  requires(sizeof(T) == 4)
+__device__ inline void copy_async(T* to, const T* from, bool valid) {
 #ifdef PLAIT_CUDA_STAND_IN
-  *to = valid ? *from : 0.0f;
+  *to = valid ? *from : T(0);
 #else
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int bytes = valid ? 4 : 0;
