@@ -4,6 +4,8 @@
 #include "cuda/llama_reference.hpp"
 #include "plait/comm/threads_cuda.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/schedule/zero_bubble.hpp"
+#include "support/pipeline_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -82,4 +84,17 @@ TEST_CASE("ranks that share a GPU compute what one does") {
         CHECK(r.saved_measured == r.saved_predicted);
       }
     }
+}
+
+TEST_CASE("so do the stages of a pipeline") {
+  scenario s = small_scenario();
+  s.config.layers = 3, s.microbatches = 4, s.steps = 2;
+  s.config.tie_embeddings = true;
+  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const auto launch = [](int ranks, auto&& body) { threads::run(ranks, cuda::options{}, body); };
+  check_pipeline_on<float, megatron_sp>(launch, s, one, {1, 2, 2}, make_schedule<one_f_one_b>(2, 4), 1e-5);
+  check_pipeline_on<float, megatron_sp>(launch, s, one, {2, 3, 1}, make_schedule<zb_h1>(3, 4), 1e-5);
+  s.config.layers = 4;
+  const rank_outcome four = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  check_pipeline_on<float, megatron_sp>(launch, s, four, {1, 2, 1}, make_schedule<zb_v>(2, 4), 1e-5);
 }

@@ -86,8 +86,10 @@ struct pipeline_mesh {
   std::int64_t dp = 1, pp = 1, tp = 1;
 };
 
-template <class T, strategy S>
-void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_mesh& m, const schedule& plan) {
+/// `launch(ranks, body)` calls body(communicator, device) on so many ranks.
+template <class Precision, strategy S, class Launch>
+void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& one, const pipeline_mesh& m,
+                       const schedule& plan, double tolerance) {
   INFO(plan.name.str() << " dp=" << m.dp << " pp=" << m.pp << " tp=" << m.tp << " microbatches=" << s.microbatches);
   const tensor_extents split = split_tensor_ranks(m.tp, s.config.kv_heads);
   mesh_shape shape;
@@ -96,10 +98,9 @@ void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_m
   shape.add(axis_of<tp>, split.tp);
   shape.add(axis_of<tp_rep>, split.tp_rep);
   std::vector<pipeline_outcome> all(static_cast<std::size_t>(shape.size()));
-  threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
+  launch(static_cast<int>(shape.size()), [&](threads::communicator c, auto& device) {
     pipeline_world ranks(shape, any_communicator(c));
-    cpu device;
-    all[static_cast<std::size_t>(c.rank())] = train_pipeline_rank<T, S>(s, ranks, device, plan);
+    all[static_cast<std::size_t>(c.rank())] = train_pipeline_rank<Precision, S>(s, ranks, device, plan);
   });
   std::int64_t parameters = 0, expected = 0;
   for (const named_values& p : one.initial) expected += static_cast<std::int64_t>(p.values.size());
@@ -111,11 +112,25 @@ void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_m
     mine.first_gradients = pick(one.first_gradients, all[r].initial);
     mine.last_gradients = pick(one.last_gradients, all[r].initial);
     mine.weights = pick(one.weights, all[r].initial);
-    check_parity(mine, all[r], parity_tolerance<T>);
+    check_parity(mine, all[r], tolerance);
     check_ledger(all[r].measured, all[r].predicted);
     if (shape.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
   }
   CHECK(parameters == expected);  // every layer is on exactly one stage
 }
+
+#ifndef __CUDACC__
+/// The same on the cpu.
+template <class T, strategy S>
+void check_pipeline(const scenario& s, const rank_outcome& one, const pipeline_mesh& m, const schedule& plan) {
+  const auto launch = [](int ranks, auto&& body) {
+    threads::run(ranks, [&](threads::communicator c) {
+      cpu device;
+      body(c, device);
+    });
+  };
+  check_pipeline_on<T, S>(launch, s, one, m, plan, parity_tolerance<T>);
+}
+#endif
 
 }  // namespace plait::test
