@@ -73,7 +73,7 @@ double attention_flop(const plait::llama_config& c, int64_t sequences, int64_t s
 
 void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64_t microbatches, int64_t rounds) {
   plait::threads::run(1, [&](plait::threads::communicator ranks) {
-    plait::world w(plait::megatron_sp::mesh(1, 1, 1).shape(), ranks);
+    plait::world w(plait::megatron_sp::mesh(1, 1, 1, 1).shape(), ranks);
     cpu device;
     plait::context<cpu> ctx{device, w, plait::llama_sizes<plait::megatron_sp>(c, w.shape(), sequences, seq), 1};
     model_type model(ctx, c);

@@ -41,7 +41,7 @@ struct outcome {
 outcome compare(const plait::llama_config& c, int ranks, int64_t sequences, int64_t seq, int64_t rounds) {
   outcome result;
   plait::threads::run(ranks, [&](plait::threads::communicator comm) {
-    plait::world w(strategy::mesh(1, ranks, 1).shape(), comm);
+    plait::world w(strategy::mesh(1, 1, ranks, 1).shape(), comm);
     cpu device;
     plait::context<cpu> ctx{device, w, plait::llama_sizes<strategy>(c, w.shape(), sequences, seq), 1};
     model_type::block block = typed_block(ctx, c);

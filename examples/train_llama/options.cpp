@@ -200,7 +200,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                     tp, local_heads, c.heads, group, c.kv_heads));
   if (opt.seq > c.max_position)
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
-  s.mesh = plait::megatron_sp::mesh(dp, t.tp, t.tp_rep).shape();
+  s.mesh = plait::megatron_sp::mesh(dp, 1, t.tp, t.tp_rep).shape();
   s.sequences = opt.micro_batch * dp;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
   divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);

@@ -24,7 +24,7 @@ using model_type = llama<bf16, megatron_sp, cuda>;
 std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph) {
   std::pair<std::vector<double>, std::uint64_t> out;
   threads::run(1, cuda::options{}, [&](threads::communicator c, cuda& device) {
-    world ranks(megatron_sp::mesh{1, 1, 1}.shape(), c);
+    world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
     context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch / s.microbatches, s.seq),
                       7};
     model_type model(ctx, s.config, s.options);
@@ -70,7 +70,7 @@ TEST_CASE("in-process ranks are refused") {
   CHECK_THROWS_WITH_AS(
       threads::run(2, cuda::options{},
                    [&](threads::communicator c, cuda& device) {
-                     world ranks(megatron_sp::mesh{2, 1, 1}.shape(), c);
+                     world ranks(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
                      context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), 4, s.seq), 7};
                      model_type model(ctx, s.config, s.options);
                      adamw<bf16, cuda> optimizer;

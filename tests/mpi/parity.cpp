@@ -32,7 +32,7 @@ template <class T, strategy S>
 void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
   const rank_outcome one = train_one<T, S>(s);
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  world ranks(typename S::mesh{dp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
+  world ranks(typename S::mesh{dp_ranks, 1, split.tp, split.tp_rep}.shape(), world_of_mpi);
   cpu device;
   const rank_outcome got = train_rank<T, S>(s, ranks, device);
   const std::string where = "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());

@@ -206,6 +206,7 @@ inline dim_sizes transformer_sizes(std::int64_t batch_size = 4, std::int64_t seq
   dim_sizes s;
   s.set(dim_of<batch>, batch_size);
   s.set(dim_of<seq>, seq_size);
+  s.set(dim_of<zseq>, seq_size);
   s.set(dim_of<hidden>, 8);
   s.set(dim_of<heads>, 4);
   s.set(dim_of<kv_heads>, 2);

@@ -148,7 +148,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
 template <class T, strategy S>
 std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  const typename S::mesh mesh{dp_ranks, split.tp, split.tp_rep};
+  const typename S::mesh mesh{dp_ranks, 1, split.tp, split.tp_rep};
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);

@@ -95,6 +95,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
   mesh_shape shape;
   shape.add(axis_of<dp>, m.dp);
   shape.add(axis_of<pp>, m.pp);
+  shape.add(axis_of<cp>, 1);
   shape.add(axis_of<tp>, split.tp);
   shape.add(axis_of<tp_rep>, split.tp_rep);
   std::vector<pipeline_outcome> all(static_cast<std::size_t>(shape.size()));

@@ -58,7 +58,7 @@ findings run_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t
   const tensor_extents tensor_ranks = split_tensor_ranks(tp_ranks, config.kv_heads);
   findings found;
   threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator comm) {
-    const strategy_here::mesh mesh{dp_ranks, tensor_ranks.tp, tensor_ranks.tp_rep};
+    const strategy_here::mesh mesh{dp_ranks, 1, tensor_ranks.tp, tensor_ranks.tp_rep};
     world ranks(mesh.shape(), comm);
     cpu device;
     context<cpu> ctx{device, ranks, llama_sizes<strategy_here>(config, ranks.shape(), batch_size, length)};
@@ -159,7 +159,7 @@ void on_tiny_llama(bool tied, F&& body) {
     config.vocab = 7, config.hidden = 8, config.layers = 1, config.heads = config.kv_heads = 2, config.head_dim = 4,
     config.ffn = 8;
     config.tie_embeddings = tied;
-    world ranks(megatron_sp::mesh{1, 2, 1}.shape(), comm);
+    world ranks(megatron_sp::mesh{1, 1, 2, 1}.shape(), comm);
     cpu device;
     context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(config, ranks.shape(), 2, 4), 3};
     llama<float, megatron_sp> model(ctx, config);

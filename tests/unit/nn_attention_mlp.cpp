@@ -11,18 +11,18 @@ using namespace plait::test;
 
 namespace {
 
-using three = megatron_sp::mesh;
+using four = megatron_sp::mesh;
 
 /// A strategy of a user's own: the residual stream is sharded along hidden, gathered for each sublayer.
 struct hidden_sharded : megatron_sp {
-  using residual = spec<shard<batch, dp>, seq, shard<hidden, tp, tp_rep>>;
+  using residual = spec<shard<batch, dp>, shard<seq, cp>, shard<hidden, tp, tp_rep>>;
 };
 
 template <class Make>
-void check_sublayer(Make make, std::initializer_list<three> meshes) {
+void check_sublayer(Make make, std::initializer_list<four> meshes) {
   const dim_sizes sizes = transformer_sizes(2, 8);
-  const layer_values one = check_differences(three{1, 1, 1}, sizes, make, 25);
-  for (const three& mesh : meshes)
+  const layer_values one = check_differences(four{1, 1, 1, 1}, sizes, make, 25);
+  for (const four& mesh : meshes)
     for (const recompute keep : {recompute::none, recompute::selective}) check_layer(mesh, sizes, one, make, keep);
 }
 
@@ -34,14 +34,14 @@ void check_attention() {
     const std::vector<double> frequencies = kernels::rope_inverse_frequencies(4, 100.0, scaling);
     return self_attention<double, S>(ctx, "attention", frequencies, {}, {}, Bias);
   };
-  check_sublayer(make, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 1}, three{2, 2, 2},
-                        three{1, 1, 4}});
+  check_sublayer(make, {four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 1, 2}, four{1, 1, 2, 2}, four{2, 1, 2, 1},
+                        four{2, 1, 2, 2}, four{1, 1, 1, 4}});
 }
 
 template <class S, bool Bias>
 void check_mlp() {
   const auto make = [](context<cpu>& ctx) { return swiglu_mlp<double, S>(ctx, "mlp", {}, Bias); };
-  check_sublayer(make, {three{2, 1, 1}, three{1, 2, 1}, three{1, 2, 2}, three{2, 4, 1}, three{1, 2, 4}});
+  check_sublayer(make, {four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 2, 2}, four{2, 1, 4, 1}, four{1, 1, 2, 4}});
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ TEST_CASE("SwiGLU MLP") {
 namespace {
 
 template <class F>
-std::string refused_at(const three& mesh, const dim_sizes& sizes, F&& make) {
+std::string refused_at(const four& mesh, const dim_sizes& sizes, F&& make) {
   std::string text;
   try {
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
@@ -90,26 +90,26 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   };
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<heads>, 12), sizes.set(dim_of<kv_heads>, 3), sizes.set(dim_of<seq>, 6);
-  const std::string split = refused_at(three{1, 1, 2}, sizes, attention);
+  const std::string split = refused_at(four{1, 1, 1, 2}, sizes, attention);
   CHECK(has(split, "attention: heads = 12, kv_heads = 3 and 6 heads on each rank"));
   sizes.set(dim_of<heads>, 4);
-  CHECK(has(refused_at(three{1, 1, 1}, sizes, attention), "heads = 4, kv_heads = 3"));
-  CHECK(has(refused_at(three{1, 3, 1}, sizes, attention),
+  CHECK(has(refused_at(four{1, 1, 1, 1}, sizes, attention), "heads = 4, kv_heads = 3"));
+  CHECK(has(refused_at(four{1, 1, 3, 1}, sizes, attention),
             "heads is 4, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 3 and 6"));
   const auto wrong_frequencies = [](context<cpu>& ctx) {
     self_attention<double, megatron_sp>(ctx, "attention", std::vector<double>{1.0});
   };
-  CHECK(
-      has(refused_at(three{1, 1, 1}, transformer_sizes(), wrong_frequencies), "1 rotary frequencies for head_dim = 4"));
+  CHECK(has(refused_at(four{1, 1, 1, 1}, transformer_sizes(), wrong_frequencies),
+            "1 rotary frequencies for head_dim = 4"));
   const auto mlp = [](context<cpu>& ctx) { swiglu_mlp<double, megatron_sp>(ctx, "mlp"); };
   sizes = transformer_sizes();
   sizes.set(dim_of<ffn>, 10);
-  CHECK(has(refused_at(three{1, 4, 1}, sizes, mlp),
+  CHECK(has(refused_at(four{1, 1, 4, 1}, sizes, mlp),
             "ffn is 10, sharded over tp=4 = 4 ranks; the nearest sizes that divide are 8 and 12"));
   sizes = transformer_sizes(4, 6);
-  CHECK(has(refused_at(three{1, 2, 2}, sizes, mlp), "seq is 6, sharded over tp=2 x tp_rep=2 = 4 ranks"));
+  CHECK(has(refused_at(four{1, 1, 2, 2}, sizes, mlp), "seq is 6, sharded over tp=2 x tp_rep=2 = 4 ranks"));
   sizes = transformer_sizes(3, 8);
-  CHECK(has(refused_at(three{2, 1, 1}, sizes, mlp), "batch is 3, sharded over dp=2 = 2 ranks"));
+  CHECK(has(refused_at(four{2, 1, 1, 1}, sizes, mlp), "batch is 3, sharded over dp=2 = 2 ranks"));
 }
 
 namespace {
@@ -120,22 +120,22 @@ struct narrow {
   using output = spec<batch, shard<ffn, tp>>;
 };
 struct stored_badly {
-  using input = spec<shard<batch, dp>, hidden, invariant<tp, tp_rep>>;
+  using input = spec<shard<batch, dp>, hidden, invariant<cp, tp, tp_rep>>;
   using weight = spec<shard<ffn, tp>, hidden>;
-  using output = spec<shard<batch, dp>, shard<ffn, tp>, invariant<tp_rep>>;
+  using output = spec<shard<batch, dp>, shard<ffn, tp>, invariant<cp, tp_rep>>;
 };
 
 }  // namespace
 
 TEST_CASE("a layer on a mesh whose axes it does not mention, a size the context does not give") {
   const auto make = [](context<cpu>& ctx) { linear<double, narrow>(ctx, "up"); };
-  CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make),
+  CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make),
             "up: input: a boundary spec must mention every axis of its mesh"));
-  CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make), "axis dp"));
+  CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make), "axis dp"));
   dim_sizes sizes;
   sizes.set(dim_of<batch>, 4), sizes.set(dim_of<hidden>, 4);
   const auto other = [](context<cpu>& ctx) { linear<double, stored_badly>(ctx, "up"); };
-  CHECK(has(refused_at(three{1, 2, 1}, sizes, other), "the context gives no size for the dim ffn"));
+  CHECK(has(refused_at(four{1, 1, 2, 1}, sizes, other), "the context gives no size for the dim ffn"));
 }
 
 TEST_CASE("a parameter may not be stored replicated or partial") {
@@ -144,5 +144,5 @@ TEST_CASE("a parameter may not be stored replicated or partial") {
     const layout stored = layout_v<spec<hidden, replicate<dp>>>;
     parameter_base<double, cpu>(ctx, {"w", {8}, {}, true}, stored, stored, memory, memory + 8);
   };
-  CHECK(has(refused_at(three{2, 1, 1}, transformer_sizes(), make), "parameter w: a forgotten reduction"));
+  CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make), "parameter w: a forgotten reduction"));
 }

@@ -9,7 +9,7 @@ TEST_CASE("initial weights depend on the seed and the name only") {
     const llama_config config = small_config(8, 4);
     std::vector<named_values> values;
     threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator c) {
-      world ranks(megatron_sp::mesh{dp_ranks, tp_ranks, 1}.shape(), c);
+      world ranks(megatron_sp::mesh{dp_ranks, 1, tp_ranks, 1}.shape(), c);
       cpu device;
       context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(config, ranks.shape(), 4, 8), seed};
       llama<float, megatron_sp> model(ctx, config);
@@ -47,7 +47,7 @@ TEST_CASE("the gradient of the loss matches differences of the loss, through the
   const auto loss_with = [&](const std::string& name, std::size_t index, double by, named_values* gradient) {
     double loss = 0;
     threads::run(1, [&](threads::communicator c) {
-      world ranks(megatron_sp::mesh{1, 1, 1}.shape(), c);
+      world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
       cpu device;
       context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(base.config, ranks.shape(), base.batch, base.seq), 4};
       llama<double, megatron_sp> model(ctx, base.config, base.options);

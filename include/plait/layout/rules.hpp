@@ -235,9 +235,11 @@ constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id
   return r;
 }
 
-/// The dims that attention works on; the last dim of q, k and v, which the scores sum over, needs no name.
+/// The dims that attention works on; the last dim of q, k and v, which the scores sum over, needs no name. `context`
+/// are the axes over which the sequence stays sharded, because the operation itself communicates over them.
 struct attention_dims {
   dim_id seq, heads, kv_heads;
+  axis_list context = {};
 };
 
 namespace detail {
@@ -250,7 +252,10 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
   const dim_id depth = q.dims.empty() ? dim_id{} : q.dims.back().dim;
   const auto refuse = [&](rule code, dim_id dim) { return verdict{code, axis, dim, sq, sk}; };
   if (sq == state::partial || (sk == state::partial && !is_v)) return refuse(rule::partial_nonlinear, {});
-  if ((dq && dq == dims.seq) || (dk && dk == dims.seq)) return refuse(rule::seq_must_be_whole, dims.seq);
+  if ((dq && dq == dims.seq) || (dk && dk == dims.seq)) {
+    if (dq == dk && dims.context.contains(axis)) return {};
+    return refuse(rule::seq_must_be_whole, dims.seq);
+  }
   if ((dq && dq == depth) || (dk && dk == depth)) return refuse(rule::head_dim_must_be_whole, depth);
   if (dq && dq == dims.heads && ((dk && dk == dims.kv_heads) || sk == state::replicated)) return {};
   if (dq && dk && !(dq == dk)) return refuse(rule::one_axis_two_dims, dk);
@@ -263,9 +268,10 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
 
 }  // namespace detail
 
-/// Grouped-query attention of local heads over a whole sequence: q [.., seq, heads, d], k and v [.., seq, kv_heads, d].
-/// kv heads may be sharded over the leading axes of heads only, and are replicated over the rest. The operation is
-/// linear in v, so that a partial v with replicated q and k gives a partial result.
+/// Grouped-query attention of local heads: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. The sequence is
+/// whole, or sharded over exactly the axes `dims.context`, in that order. kv heads may be sharded over the leading axes
+/// of heads only, and are replicated over the rest. The operation is linear in v, so that a partial v with replicated q
+/// and k gives a partial result.
 constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
   ruled r{q, {}};
   for (const layout* kv : {&k, &v}) {
@@ -278,6 +284,12 @@ constexpr ruled attend(const layout& q, const layout& k, const layout& v, const 
     for (const dim_placement& p : q.dims)
       if (kv->has(p.dim) && !(kv->axes_of(p.dim) == p.axes) && r.verdict.ok())
         r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+  }
+  const axis_list over = q.axes_of(dims.seq);
+  for (std::size_t i = 0; i < dims.context.size(); ++i) {
+    const axis_id axis = dims.context[i];
+    if (i >= over.size() || !(over[i] == axis))
+      r.verdict.worsen({rule::context_axes_differ, axis, dims.seq, q.state_of(axis), k.state_of(axis)});
   }
   for (axis_id axis : v.partial) {
     if (k.state_of(axis) != state::replicated)

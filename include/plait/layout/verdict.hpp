@@ -24,6 +24,10 @@
     "the weight's contracted dim over the same axes (row-parallel)")                                                   \
   X(seq_must_be_whole,                                                                                                 \
     "attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy")       \
+  X(context_axes_differ,                                                                                               \
+    "attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its order: let "    \
+    "the "                                                                                                             \
+    "residual shard its sequence over them first, or choose another policy")                                           \
   X(head_dim_must_be_whole,                                                                                            \
     "attention needs whole heads on the rank: the dim that its scores sum over is sharded. Shard the heads instead")   \
   X(kv_heads_must_lead,                                                                                                \

@@ -34,6 +34,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   dim_sizes sizes;
   sizes.set(dim_of<batch>, microbatch);
   sizes.set(dim_of<seq>, sequence);
+  sizes.set(dim_of<zseq>, sequence);
   sizes.set(dim_of<hidden>, c.hidden);
   sizes.set(dim_of<heads>, c.heads);
   sizes.set(dim_of<kv_heads>, c.kv_heads);

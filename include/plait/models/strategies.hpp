@@ -13,19 +13,59 @@ namespace plait {
 struct tp_rep : axis_tag<"tp_rep"> {};
 
 /// Tensor and sequence parallelism as in Megatron-LM (Korthikanti et al. 2022): the residual stream is sharded along
-/// the sequence between the parallel linears, so norms and residual sums are shared out too.
+/// the sequence between the parallel linears, so norms and residual sums are shared out too. Over cp the sequence stays
+/// sharded inside attention as well, as a ring; an extent of 1 costs nothing.
 struct megatron_sp {
-  using mesh = plait::mesh<axis<dp>, axis<tp>, axis<tp_rep>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp, tp_rep>, hidden>;
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>>;
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp, tp_rep>, hidden>;
   using heads = shard<plait::heads, tp, tp_rep>;
   using kv_heads = shard<plait::kv_heads, tp>;
   using ffn = shard<plait::ffn, tp, tp_rep>;
   using vocab = shard<plait::vocab, tp, tp_rep>;
+  using attention = ring<cp>;
 };
 
 /// Tensor parallelism alone (Shoeybi et al. 2019): the residual stream is whole on every tensor-parallel rank.
 struct megatron_tp : megatron_sp {
-  using residual = spec<shard<batch, dp>, seq, hidden, invariant<tp, tp_rep>>;
+  using residual = spec<shard<batch, dp>, shard<seq, cp>, hidden, invariant<tp, tp_rep>>;
+};
+
+namespace detail {
+
+/// The residual of a strategy under another attention policy: its sequence is sharded over the policy's axes first,
+/// then over the tensor axes that sharded it before. The axes of the former policy are invariant unless they are used
+/// again.
+template <class Base, class Policy, class Dim>
+struct residual_in_context {
+  static constexpr layout value = [] {
+    using specs = transformer_specs<Base>;
+    layout a = layout_v<typename Base::residual>;
+    axis_list over = context_axes<Policy>;
+    for (axis_id axis : a.axes_of(specs::sequence))
+      if (!over.contains(axis) && !context_axes<typename specs::attention>.contains(axis)) over.push_back(axis);
+    for (dim_placement& p : a.dims)
+      if (p.dim == specs::sequence) p = {dim_of<Dim>, over};
+    for (axis_id axis : context_axes<typename specs::attention>)
+      if (!over.contains(axis)) a.set(axis, state::invariant);
+    for (axis_id axis : over)
+      if (const int at = a.invariant.find(axis); at >= 0) a.invariant.erase(static_cast<std::size_t>(at));
+    return a;
+  }();
+};
+template <class Policy, class Placement>
+struct context_tags {
+  using dims = type_list<typename Placement::dim>;
+  using axes = typename Policy::axes;
+};
+
+}  // namespace detail
+
+/// `Base` with another attention policy and placement of the sequence: `with_context<megatron_sp, ring<cp>, zigzag>`.
+template <class Base, attention_policy Policy, class Placement = contiguous>
+struct with_context : Base {
+  using residual = spec_from<detail::residual_in_context<Base, Policy, typename Placement::dim>,
+                             typename Base::residual, detail::context_tags<Policy, Placement>>;
+  using attention = Policy;
 };
 
 /// `Base` with parameters stored sharded over the data-parallel ranks and gathered for use, as ZeRO-3 does (Rajbhandari

@@ -1,19 +1,28 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "plait/layout/boundary.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/nn/attention_policy.hpp"
 #include "plait/nn/linear_rule.hpp"
+#include "plait/nn/sequence_order.hpp"
+#include "plait/tensor/context.hpp"
 
 namespace plait {
 
 /// A strategy: how a transformer is laid out, and nothing else.
 ///
 ///     struct megatron_sp {
-///       using mesh = plait::mesh<axis<dp>, axis<tp>>;
-///       using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;   // between layers; mentions every axis
+///       using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+///       using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;   // between layers; mentions every axis
 ///       using heads = shard<plait::heads, tp>;
 ///       using kv_heads = shard<plait::kv_heads, tp>;                       // over leading axes of heads
 ///       using ffn = shard<plait::ffn, tp>;
 ///       using vocab = shard<plait::vocab, tp>;
+///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
 ///       template <class Weight> using stored = Weight;                      // how parameters lie between steps;
 ///       optional
 ///     };
@@ -91,6 +100,11 @@ using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, W
 template <strategy S>
 struct transformer_specs {
   using residual = typename S::residual;
+  using attention = typename detail::attention_of_strategy<S>::type;
+  static_assert(attention_policy<attention>,
+                "a strategy's attention is a policy: a type that names axes = type_list<...> and an engine");
+  /// The dim that counts the tokens of a sequence.
+  static constexpr dim_id sequence = layout_v<residual>.has(dim_of<zseq>) ? dim_of<zseq> : dim_of<seq>;
   using query_dims = spec<typename S::heads, head_dim>;
   using key_dims = spec<typename S::kv_heads, head_dim>;
   using ffn_dims = spec<typename S::ffn>;
@@ -122,5 +136,26 @@ struct transformer_specs {
   using head = policy<residual, spec<typename S::vocab, hidden>, logits>;
   using norm_weight = stored<spec<hidden>>;
 };
+
+/// The order in which the tokens of a text lie along the sequence dim of a strategy's tensors. Throws where a sequence
+/// in zigzag order is not divisible.
+template <strategy S>
+sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes) {
+  using specs = transformer_specs<S>;
+  const std::int64_t length = sizes.of(specs::sequence);
+  if (length < 0) fail(std::string("the context gives no size for the dim ") + specs::sequence.text());
+  if (!(specs::sequence == dim_of<zseq>)) return sequence_order::text(length);
+  const axis_list axes = context_axes<typename specs::attention>;
+  return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
+}
+
+/// The positions in the text of the tokens that this rank has, of each of its sequences: of `ids.part()` and of labels.
+/// Who fills token ids asks for them.
+template <strategy S, compute_device Device>
+std::vector<std::int64_t> text_positions(const context<Device>& ctx) {
+  const box part =
+      local_box(layout_v<typename transformer_specs<S>::tokens>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+  return sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes).positions(part.offset[1], part.local[1]);
+}
 
 }  // namespace plait

@@ -51,6 +51,9 @@ struct context {
   /// Global index of the first sample of the current microbatch, over all steps: with it, dropout differs from sample
   /// to sample, but not from mesh to mesh.
   std::int64_t first_sample = 0;
+  /// For sequences packed from documents: the position of the first token of each token's document, in the device's
+  /// memory, one for each of this rank's tokens of the current microbatch; null: none. Must not decrease along the text.
+  const std::int32_t* document_starts = nullptr;
   /// Where `backward` puts weight gradients; null: it computes them at once.
   weight_work* deferred = nullptr;
 

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// Tokens that follow each other both where they are stored and in the text: `length` of them, the first at index `at`
+/// of a local array and at `position` of the text.
+struct token_run {
+  std::int64_t at = 0;
+  std::int64_t position = 0;
+  std::int64_t length = 0;
+  friend bool operator==(const token_run&, const token_run&) = default;
+};
+
+namespace detail {
+/// Runs in the order of the text; those that continue each other, stored and in the text, become one.
+inline std::vector<token_run> joined(std::vector<token_run> runs) {
+  std::sort(runs.begin(), runs.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
+  std::vector<token_run> result;
+  for (const token_run& r : runs) {
+    if (r.length == 0) continue;
+    if (!result.empty() && result.back().position + result.back().length == r.position &&
+        result.back().at + result.back().length == r.at)
+      result.back().length += r.length;
+    else
+      result.push_back(r);
+  }
+  return result;
+}
+}  // namespace detail
+
+/// In which order the tokens of a text lie along a dim that shards a sequence: in the text's (`seq`), or in zigzag
+/// order
+/// (`zseq`). For c ranks, zigzag cuts the text into 2c pieces and puts piece r and its mirror, piece 2c - 1 - r, next
+/// to each other, in place 2r and 2r + 1. Sharded over the c ranks, rank r then has these two, and every rank sees the
+/// same number of tokens under a causal mask.
+///
+/// Only the loader of data and rotary positions know the order: everything else treats tokens alike.
+class sequence_order {
+ public:
+  sequence_order() = default;
+  static sequence_order text(std::int64_t length) { return {length, 1}; }
+  /// Throws unless 2 * `ranks` divides `length`. `knob` names the length in the message, `axes` the ranks.
+  static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& knob = "the sequence",
+                               const std::string& axes = "context-parallel ranks") {
+    const std::int64_t pieces = 2 * ranks;
+    if (ranks < 1) fail("zigzag order for " + std::to_string(ranks) + " ranks; at least 1 is legal");
+    if (ranks == 1) return {length, 1};
+    if (length % pieces != 0) {
+      const std::int64_t below = length / pieces * pieces;
+      fail(knob + " is " + std::to_string(length) + "; in zigzag order over " + std::to_string(ranks) + " " + axes +
+           " it must be divisible by 2 x " + std::to_string(ranks) + " = " + std::to_string(pieces) +
+           (below > 0 ? "; the nearest lengths are " + std::to_string(below) + " and " : "; the least length is ") +
+           std::to_string(below + pieces));
+    }
+    return {length, pieces};
+  }
+
+  std::int64_t length() const { return length_; }
+  bool is_text() const { return pieces_ == 1; }
+
+  /// The position in the text of the token at `index` of the dim.
+  std::int64_t position(std::int64_t index) const {
+    if (pieces_ == 1) return index;
+    const std::int64_t size = length_ / pieces_, place = index / size;
+    return (place % 2 == 0 ? place / 2 : pieces_ - 1 - place / 2) * size + index % size;
+  }
+  /// The positions of the tokens at indices `first` to `first + count - 1`: of a rank's part of the dim.
+  std::vector<std::int64_t> positions(std::int64_t first, std::int64_t count) const {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(count));
+    for (std::int64_t i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = position(first + i);
+    return all;
+  }
+  /// The same as runs in the order of the text; a run's `at` counts from `first`.
+  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const {
+    const std::int64_t size = length_ / pieces_;
+    std::vector<token_run> all;
+    for (std::int64_t i = first; i < first + count;) {
+      const std::int64_t here = std::min(first + count, (i / size + 1) * size) - i;
+      all.push_back({i - first, position(i), here});
+      i += here;
+    }
+    return detail::joined(std::move(all));
+  }
+
+  friend bool operator==(const sequence_order&, const sequence_order&) = default;
+
+ private:
+  sequence_order(std::int64_t length, std::int64_t pieces) : length_(length), pieces_(pieces) {}
+  std::int64_t length_ = 0;
+  std::int64_t pieces_ = 1;
+};
+
+/// Whether some token of `queries` sees one of `keys` under a causal mask; with a window, the token at position p sees
+/// those from p - window + 1 on (0: all).
+inline bool sees(const token_run& queries, const token_run& keys, std::int64_t window = 0) {
+  const std::int64_t last_query = queries.position + queries.length - 1, last_key = keys.position + keys.length - 1;
+  return keys.position <= last_query && (window == 0 || last_key > queries.position - window);
+}
+inline bool sees(const std::vector<token_run>& queries, const std::vector<token_run>& keys, std::int64_t window = 0) {
+  for (const token_run& q : queries)
+    for (const token_run& k : keys)
+      if (sees(q, k, window)) return true;
+  return false;
+}
+
+/// How many pairs of a query and a key see each other: the work of causal attention.
+inline std::int64_t visible_pairs(const std::vector<token_run>& queries, const std::vector<token_run>& keys,
+                                  std::int64_t window = 0) {
+  std::int64_t pairs = 0;
+  for (const token_run& q : queries)
+    for (const token_run& k : keys)
+      for (std::int64_t p = q.position; p < q.position + q.length; ++p) {
+        const std::int64_t first = window > 0 ? std::max(k.position, p - window + 1) : k.position;
+        pairs += std::max<std::int64_t>(0, std::min(k.position + k.length, p + 1) - first);
+      }
+  return pairs;
+}
+
+/// The causal work of each of `ranks` ranks that share out the sequence, in pairs of a query and a key.
+inline std::vector<std::int64_t> causal_work(const sequence_order& order, std::int64_t ranks, std::int64_t window = 0) {
+  const std::vector<token_run> keys = order.runs(0, order.length());
+  const std::int64_t part = order.length() / ranks;
+  std::vector<std::int64_t> work;
+  for (std::int64_t r = 0; r < ranks; ++r) work.push_back(visible_pairs(order.runs(r * part, part), keys, window));
+  return work;
+}
+
+}  // namespace plait
