@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,12 +12,14 @@
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/recorder.hpp"
+#include "plait/device/range.hpp"
 
 namespace plait {
 
 /// A communicator that adds every call to a ledger, and to a recorder if there is one, under its group's label. The
-/// numbers are those of the inner communicator. Both books belong to this rank's thread and are kept alive by it; a
-/// split continues in the same books under the subgroup's label.
+/// numbers are those of the inner communicator. Profilers see each call as a range (device/range.hpp) of its kind, label
+/// and bytes. Both books belong to this rank's thread and are kept alive by it; a split continues in the same books
+/// under the subgroup's label.
 template <plait::communicator Comm>
 class counted {
   using counts = std::span<const std::size_t>;
@@ -34,6 +37,11 @@ class counted {
     require(books_->book != nullptr, "counted: the ledger is null; give it one (the recorder may be null)");
     books_->row = &books_->book->of(books_->label);
     if (books_->events) books_->event_label = books_->events->label(books_->label);
+    if constexpr (ranges_enabled) {
+      for (int k = 0; k < collective_kinds; ++k)
+        books_->shown[static_cast<std::size_t>(k)] =
+            std::string(name_of(static_cast<collective>(k))) + " " + books_->label;
+    }
   }
 
   explicit operator bool() const { return static_cast<bool>(inner_); }
@@ -127,6 +135,7 @@ class counted {
     plait::ledger::row* row = nullptr;
     int event_label = 0;
     int ranks = 0;
+    std::array<std::string, ranges_enabled ? collective_kinds : 0> shown;  ///< names of ranges, by kind
     double wait_began = 0;
 
     static constexpr std::uint64_t kind_bits = 4;
@@ -140,6 +149,13 @@ class counted {
         e->end = now;
         e->waited += now - wait_began;
       }
+    }
+    /// What ranges of the kind are called.
+    const char* name(collective kind) const {
+      if constexpr (ranges_enabled)
+        return shown[static_cast<std::size_t>(kind)].c_str();
+      else
+        return "";
     }
     void add(collective kind, std::uint64_t payload, std::uint64_t wire, double seconds) {
       row->kinds[static_cast<std::size_t>(kind)] += {1, payload, wire, seconds};
@@ -169,6 +185,7 @@ class counted {
   template <class F>
   void timed(collective kind, std::uint64_t payload, std::uint64_t wire, const F& call) {
     books& b = open_books();
+    const range shown(b.name(kind), payload);
     const double start = comm_clock();
     call();
     const double end = comm_clock();
@@ -183,6 +200,7 @@ class counted {
   template <class F>
   request started(collective kind, std::uint64_t payload, std::uint64_t wire, const F& call) {
     books& b = open_books();
+    const range shown(b.name(kind), payload);
     const double start = comm_clock();
     request r = call();
     const double spent = comm_clock() - start;

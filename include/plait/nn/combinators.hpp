@@ -28,7 +28,41 @@ concept layer =
       { l.saved_bytes(ctx, recompute::none) } -> std::convertible_to<std::int64_t>;
     };
 
+/// A layer whose forward pass adds a tensor to its output, without a pass over memory of its own where the device can.
+template <class L>
+concept adds_to_output =
+    layer<L> &&
+    requires(L& l, context<typename L::device>& ctx,
+             const tensor<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved,
+             const tensor<typename L::value_type, typename L::output, typename L::device>& addend) {
+      l.forward(ctx, x, &saved, recompute::none, &addend);
+    };
+
+/// A layer whose backward pass adds a tensor to its input's gradient in the same way.
+template <class L>
+concept adds_to_gradient =
+    layer<L> &&
+    requires(L& l, context<typename L::device>& ctx,
+             const tensor<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved,
+             const tensor<typename L::value_type, dual_t<typename L::output>, typename L::device>& dy,
+             const tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>& addend) {
+      l.backward(ctx, x, saved, dy, &addend);
+    };
+
 namespace detail {
+/// The layer's input gradient plus `addend`.
+template <layer L, class Input, class Gradient, class Addend>
+auto backward_plus(L& l, context<typename L::device>& ctx, const Input& x, typename L::saved& kept, const Gradient& dy,
+                   const Addend& addend) {
+  if constexpr (adds_to_gradient<L>) {
+    return l.backward(ctx, x, kept, dy, &addend);
+  } else {
+    auto dx = l.backward(ctx, x, kept, dy);
+    kernels::accumulate(ctx.device, addend.data(), dx.data(), dx.size());
+    return dx;
+  }
+}
+
 template <class T, class Spec, class Device>
 std::int64_t tensor_bytes(const context<Device>& ctx) {
   return local_elements(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes) * static_cast<std::int64_t>(sizeof(T));
@@ -153,9 +187,7 @@ class residual {
   tensor_of<output> forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
                             recompute policy = recompute::none) {
     tensor_of<input> normalized = norm_.forward(ctx, x, keep ? &keep->norm : nullptr, policy);
-    tensor_of<output> y = inner_.forward(ctx, normalized, keep ? &keep->inner : nullptr, policy);
-    drop_.forward(ctx, y);
-    kernels::accumulate(ctx.device, x.data(), y.data(), y.size());
+    tensor_of<output> y = branch(ctx, normalized, x, keep ? &keep->inner : nullptr, policy);
     if (keep && policy == recompute::none) keep->normalized = std::move(normalized);
     return y;
   }
@@ -175,9 +207,7 @@ class residual {
       branch = &dropped;
     }
     auto dnormalized = inner_.backward(ctx, kept.normalized, kept.inner, *branch);
-    auto dx = norm_.backward(ctx, x, kept.norm, dnormalized);
-    kernels::accumulate(ctx.device, dy.data(), dx.data(), dx.size());
-    return dx;
+    return detail::backward_plus(norm_, ctx, x, kept.norm, dnormalized, dy);
   }
 
   /// Includes the normalised input where it is kept.
@@ -203,6 +233,18 @@ class residual {
   Layer& inner() { return inner_; }
 
  private:
+  /// x + dropout(layer(normalized))
+  tensor_of<output> branch(context<device>& ctx, const tensor_of<input>& normalized, const tensor_of<input>& x,
+                           typename Layer::saved* keep, recompute policy) {
+    if constexpr (adds_to_output<Layer>) {
+      if (drop_.probability() == 0) return inner_.forward(ctx, normalized, keep, policy, &x);
+    }
+    tensor_of<output> y = inner_.forward(ctx, normalized, keep, policy);
+    drop_.forward(ctx, y);
+    kernels::accumulate(ctx.device, x.data(), y.data(), y.size());
+    return y;
+  }
+
   Norm norm_;
   Layer inner_;
   dropout<value_type, input, device> drop_;
@@ -249,11 +291,8 @@ class fan_out {
   tensor_of<dual_t<input>> backward(context<device>& ctx, saved& kept, const gradients& dy) {
     auto sum = std::get<0>(layers_).backward(ctx, kept.shared, std::get<0>(kept.layers), std::get<0>(dy));
     [&]<std::size_t... Is>(std::index_sequence<Is...>) {
-      (kernels::accumulate(ctx.device,
-                           std::get<Is + 1>(layers_)
-                               .backward(ctx, kept.shared, std::get<Is + 1>(kept.layers), std::get<Is + 1>(dy))
-                               .data(),
-                           sum.data(), sum.size()),
+      ((sum = detail::backward_plus(std::get<Is + 1>(layers_), ctx, kept.shared, std::get<Is + 1>(kept.layers),
+                                    std::get<Is + 1>(dy), sum)),
        ...);
     }(std::index_sequence_for<Rest...>{});
     tensor_of<dual_t<input>> dx(ctx);

@@ -72,6 +72,7 @@ class cross_entropy_loss {
 
   tensor<double, output, Device> forward(context<Device>& ctx, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
+    const range shown(ctx.device, "cross_entropy forward");
     const std::int64_t n = rows_;
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
@@ -106,6 +107,7 @@ class cross_entropy_loss {
                                              const tensor<label, Labels, Device>& labels, saved& kept,
                                              const tensor<double, Seed, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<Seed, output>, among<Logits, Labels>, Seed, output>);
+    const range shown(ctx.device, "cross_entropy backward");
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();

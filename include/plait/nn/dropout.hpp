@@ -23,19 +23,22 @@ class dropout {
   static_assert(enforced<detail::nonlinear_value<Spec>, among<Spec>, Spec>);
 
   /// Elements are dropped with probability `p`, 0 <= p < 1.
-  dropout(double p, std::string_view name) : p_(p), stream_(parameter_base<T, Device>::stream_of(name)) {
+  dropout(double p, std::string_view name) : p_(p), stream_(parameter_base<T, Device>::stream_of(name)), names_(name) {
     kernels::check_dropout(p);
   }
 
   /// In place.
   void forward(context<Device>& ctx, tensor<T, Spec, Device>& x) const {
-    if (p_ > 0) kernels::dropout_forward(ctx.device, x.data(), x.data(), samples(ctx, x.part()), ctx.seed, stream_, p_);
+    if (p_ == 0) return;
+    const range shown(ctx.device, names_.forward());
+    kernels::dropout_forward(ctx.device, x.data(), x.data(), samples(ctx, x.part()), ctx.seed, stream_, p_);
   }
   template <spec_like Gradient>
   void backward(context<Device>& ctx, tensor<T, Gradient, Device>& dy) const {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
-    if (p_ > 0)
-      kernels::dropout_backward(ctx.device, dy.data(), dy.data(), samples(ctx, dy.part()), ctx.seed, stream_, p_);
+    if (p_ == 0) return;
+    const range shown(ctx.device, names_.backward());
+    kernels::dropout_backward(ctx.device, dy.data(), dy.data(), samples(ctx, dy.part()), ctx.seed, stream_, p_);
   }
   double probability() const { return p_; }
 
@@ -48,6 +51,7 @@ class dropout {
 
   double p_;
   std::uint64_t stream_;
+  range_names names_;
 };
 
 }  // namespace plait

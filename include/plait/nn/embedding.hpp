@@ -54,7 +54,8 @@ class embedding {
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
   embedding(context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", initializer init = {})
-      : vocab_(vocab),
+      : names_(name),
+        vocab_(vocab),
         resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
         unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
@@ -79,6 +80,7 @@ class embedding {
   }
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<token, input, Device>& ids) {
+    const range shown(ctx.device, names_.forward());
     tensor<T, output, Device> y(ctx);
     buffer<Device> product;
     T* out = y.data();
@@ -97,6 +99,7 @@ class embedding {
   template <spec_like Gradient>
   void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    const range shown(ctx.device, names_.backward());
     buffer<Device> slope;
     const T* d = dy.data();
     if (!unresolve_.trivial()) {
@@ -110,6 +113,7 @@ class embedding {
       d = slope.template data<T>();
     }
     ctx.on_weights([this, &ctx, in = ids.data(), d, slope = std::move(slope)] {
+      const range weights_shown(ctx.device, names_.weights());
       kernels::embedding_backward(ctx.device, in, d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
     });
   }
@@ -126,6 +130,7 @@ class embedding {
   }
 
  private:
+  range_names names_;
   std::int64_t vocab_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
   buffer<Device> memory_, gradient_memory_;

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <array>
+#include <numeric>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/device/range.hpp"
 #include "plait/layout/boundary.hpp"
 #include "plait/nn/linear_rule.hpp"
 #include "plait/nn/parameter.hpp"
@@ -18,6 +22,16 @@ template <compute_device Device>
 struct linear_saved {
   buffer<Device> gathered;
 };
+
+namespace detail {
+
+/// Whether a product on the device can add a row to each row of its result, and a matrix, in the same pass.
+template <class Device, class T>
+concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* out) {
+  d.gemm(false, true, n, n, n, 1.0, in, n, in, n, 0.0, out, n, {in, in});
+};
+
+}  // namespace detail
 
 /// The computation of linears that share an input, without types: everything follows from a `linear_derivation`.
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
@@ -42,38 +56,38 @@ class linear_core {
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
         resolve_(d.branches[0].product, d.branches[0].output, ctx.ranks, ctx.sizes, "output of " + info[0].weight.name),
-        unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + info[0].weight.name) {
+        unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + info[0].weight.name),
+        names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))) {
     const mesh_shape& mesh = ctx.ranks.shape();
     inner_ = 1;
     for (const dim_placement& p : d.input.dims) {
       const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
       (d.branches[0].weight.has(p.dim) ? inner_ : rows_) *= local;
     }
-    std::array<std::int64_t, N> sizes{};
+    std::array<std::int64_t, N> sizes{}, bias_sizes{};
     for (std::size_t i = 0; i < N; ++i) {
       sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
       columns_[i] = sizes[i] / inner_;
       total_ += columns_[i];
+      if (info[i].bias) bias_sizes[i] = local_elements(d.branches[i].bias, mesh, ctx.sizes);
+      all_have_bias_ = all_have_bias_ && info[i].bias;
     }
     if (!foreign_weight) own_weight_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(total_ * inner_));
     if (!foreign_gradient) own_gradient_ = make_buffer<G>(ctx.device, static_cast<std::size_t>(total_ * inner_));
     weight_ = foreign_weight ? foreign_weight : own_weight_.template data<W>();
     gradient_ = foreign_gradient ? foreign_gradient : own_gradient_.template data<G>();
-    W* value = weight_;
-    G* slope = gradient_;
+    const auto biases =
+        static_cast<std::size_t>(std::accumulate(bias_sizes.begin(), bias_sizes.end(), std::int64_t{0}));
+    bias_memory_ = make_buffer<W>(ctx.device, biases);
+    bias_gradient_memory_ = make_buffer<G>(ctx.device, biases);
+    W *value = weight_, *bias_value = bias_memory_.template data<W>();
+    G *slope = gradient_, *bias_slope = bias_gradient_memory_.template data<G>();
     for (std::size_t i = 0; i < N; ++i) {
       weights_[i] = {ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].weight, value, slope};
       value += sizes[i], slope += sizes[i];
       if (!info[i].bias) continue;
-      const auto n = static_cast<std::size_t>(local_elements(d.branches[i].bias, mesh, ctx.sizes));
-      bias_memory_[i] = make_buffer<W>(ctx.device, n);
-      bias_gradient_memory_[i] = make_buffer<G>(ctx.device, n);
-      biases_[i] = {ctx,
-                    std::move(info[i].bias_info),
-                    info[i].stored_bias,
-                    d.branches[i].bias,
-                    bias_memory_[i].template data<W>(),
-                    bias_gradient_memory_[i].template data<G>()};
+      biases_[i] = {ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias, bias_value, bias_slope};
+      bias_value += bias_sizes[i], bias_slope += bias_sizes[i];
       has_bias_[i] = true;
     }
   }
@@ -87,7 +101,9 @@ class linear_core {
     return gather_.trivial() ? 0 : rows_ * inner_ * static_cast<std::int64_t>(sizeof(T));
   }
 
-  void forward(context<Device>& ctx, const T* x, T* y, linear_saved<Device>* keep) {
+  /// `addend`, of the output's size, is added to it where it is not null; it must not be y.
+  void forward(context<Device>& ctx, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
+    const range shown(ctx.device, names_.forward());
     buffer<Device> gathered = gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> product;
@@ -96,14 +112,23 @@ class linear_core {
       product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * total_));
       out = product.template data<T>();
     }
-    ctx.device.gemm(false, true, rows_, total_, inner_, 1.0, input, inner_, weight_, inner_, 0.0, out, total_);
-    if (out != y) resolve_.run(ctx.device, out, y, dtype_of<T>);
-    add_biases(ctx, y);
+    if (out == y) {
+      const bool biased = multiply(ctx, true, total_, inner_, input, out, addend, true);
+      if (!biased) add_biases(ctx, y);
+    } else {
+      multiply(ctx, true, total_, inner_, input, out, nullptr, false);
+      resolve_.run(ctx.device, out, y, dtype_of<T>);
+      add_biases(ctx, y);
+      if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
+    }
     if (keep) keep->gathered = std::move(gathered);
   }
 
-  /// dx is overwritten. If weight gradients are put off, x must live until they are computed; dy need not.
-  void backward(context<Device>& ctx, const T* x, linear_saved<Device>& saved, const T* dy, T* dx) {
+  /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; addend must not be dx. If
+  /// weight gradients are put off, x must live until they are computed; dy need not.
+  void backward(context<Device>& ctx, const T* x, linear_saved<Device>& saved, const T* dy, T* dx,
+                const T* addend = nullptr) {
+    const range shown(ctx.device, names_.backward());
     buffer<Device> slope, kept_dy;
     const T* d = dy;
     if (ctx.deferred && (has_bias_[0] || unresolve_.trivial())) {
@@ -124,11 +149,15 @@ class linear_core {
         gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows_ * inner_));
         out = gathered.template data<T>();
       }
-      ctx.device.gemm(false, false, rows_, inner_, total_, 1.0, d, total_, weight_, inner_, 0.0, out, inner_);
-      if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
+      multiply(ctx, false, inner_, total_, d, out, out == dx ? addend : nullptr, false);
+      if (out != dx) {
+        spread_.run(ctx.device, out, dx, dtype_of<T>);
+        if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.to().local_size());
+      }
     }
     ctx.on_weights([this, &ctx, x, dy, d, slope = std::move(slope), kept_dy = std::move(kept_dy),
                     input = std::move(saved.gathered)]() mutable {
+      const range weights_shown(ctx.device, names_.weights());
       const T* const in = input.empty() ? x : input.template data<T>();
       ctx.device.gemm(true, false, total_, inner_, rows_, 1.0, d, total_, in, inner_, 1.0, gradient_, inner_);
       bias_gradients(ctx, dy);
@@ -164,6 +193,27 @@ class linear_core {
     return gathered;
   }
 
+  /// out [rows, n] = a [rows, k] times the weight, or its transpose, plus `addend` and the biases where they are
+  /// wanted. What the device adds in the product's own pass costs none of its own. False if the biases are still to be
+  /// added.
+  bool multiply(context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, const T* a, T* out,
+                const T* addend, bool biases) {
+    // cuBLASLt's table of types names no bias for double.
+    constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
+    const bool with_bias = fuses_bias && biases && all_have_bias_;
+    if constexpr (detail::fuses_additions<Device, T>) {
+      const T* bias = nullptr;
+      if constexpr (fuses_bias) bias = with_bias ? bias_memory_.template data<T>() : nullptr;
+      ctx.device.gemm(false, transposed, rows_, n, k, 1.0, a, k, weight_, inner_, addend ? 1.0 : 0.0, out, n,
+                      {bias, addend});
+      return with_bias;
+    } else {
+      ctx.device.gemm(false, transposed, rows_, n, k, 1.0, a, k, weight_, inner_, 0.0, out, n);
+      if (addend) kernels::accumulate(ctx.device, addend, out, rows_ * n);
+      return false;
+    }
+  }
+
   /// Calls f(parameter, offset in a row, columns, row stride) for each bias; rows are those of the output.
   template <class F>
   void each_bias(F&& f) {
@@ -186,15 +236,17 @@ class linear_core {
   }
 
   executor gather_, spread_, resolve_, unresolve_;
+  range_names names_;
   std::int64_t rows_ = 1, inner_ = 1, total_ = 0;
   std::array<std::int64_t, N> columns_{};
   buffer<Device> own_weight_, own_gradient_;
   W* weight_ = nullptr;
   G* gradient_ = nullptr;
   std::array<parameter, N> weights_;
-  std::array<buffer<Device>, N> bias_memory_, bias_gradient_memory_;
+  buffer<Device> bias_memory_, bias_gradient_memory_;  ///< of all branches, one after the other
   std::array<parameter, N> biases_;
   std::array<bool, N> has_bias_{};
+  bool all_have_bias_ = true;
 };
 
 /// Whether a policy that names its `mesh` mentions all its axes in the given specs; refuses to compile otherwise.
@@ -304,25 +356,30 @@ class linear {
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
   }
 
+  /// `addend` is added to the output where it is not null: on a GPU, in the product's own pass over it.
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute policy = recompute::none) {
+                                    recompute policy = recompute::none,
+                                    const tensor<T, output, Device>* addend = nullptr) {
     tensor<T, output, Device> y(ctx);
-    core_.forward(ctx, x.data(), y.data(), policy == recompute::none ? keep : nullptr);
+    core_.forward(ctx, x.data(), y.data(), policy == recompute::none ? keep : nullptr,
+                  addend ? addend->data() : nullptr);
     return y;
   }
   /// The same on the caller's memory: this rank's part of the input and of the output.
-  void forward(context<Device>& ctx, const T* x, T* y) { core_.forward(ctx, x, y, nullptr); }
+  void forward(context<Device>& ctx, const T* x, T* y, saved* keep = nullptr) { core_.forward(ctx, x, y, keep); }
 
-  /// Takes the gradient of the output and returns that of the input; adds to the weight's gradient. `x` is the input of
-  /// the forward pass, which the caller has kept.
+  /// Takes the gradient of the output and returns that of the input, plus `addend` where that is not null; adds to the
+  /// weight's gradient. `x` is the input of the forward pass, which the caller has kept.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy) {
+                                            const tensor<T, Gradient, Device>& dy,
+                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(ctx);
-    core_.backward(ctx, x.data(), kept, dy.data(), dx.data());
+    core_.backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
+  /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.
   void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx) {
     core_.backward(ctx, x, kept, dy, dx);
   }

@@ -32,7 +32,8 @@ class swiglu_mlp {
   };
 
   swiglu_mlp(context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
-      : gate_up_(
+      : names_(name),
+        gate_up_(
             ctx, gate_up_value::derivation,
             {detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".gate_proj", init, bias),
              detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias)}),
@@ -40,8 +41,11 @@ class swiglu_mlp {
               {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init,
                                                                                    bias)}) {}
 
+  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute policy = recompute::none) {
+                                    recompute policy = recompute::none,
+                                    const tensor<T, output, Device>* addend = nullptr) {
+    const range shown(ctx.device, names_.forward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
@@ -49,7 +53,8 @@ class swiglu_mlp {
                      keep && policy == recompute::none ? &keep->in : nullptr);
     kernels::swiglu_forward(ctx.device, gate_up.template data<T>(), activated.template data<T>(), rows, width);
     tensor<T, output, Device> y(ctx);
-    down_.forward(ctx, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr);
+    down_.forward(ctx, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr,
+                  addend ? addend->data() : nullptr);
     if (keep) {
       keep->gate_up = std::move(gate_up);
       if (policy == recompute::none) keep->activated = std::move(activated);
@@ -61,6 +66,7 @@ class swiglu_mlp {
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
                                             const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    const range shown(ctx.device, names_.backward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
@@ -94,6 +100,7 @@ class swiglu_mlp {
   }
 
  private:
+  range_names names_;
   linear_core<Precision, Device, 2> gate_up_;
   linear_core<Precision, Device, 1> down_;
 };

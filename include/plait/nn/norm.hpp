@@ -36,6 +36,15 @@ void with_gradient_kept(context<Device>& ctx, const T* dy, std::int64_t count, F
   ctx.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
 
+/// The caller's memory for a norm's parameters: this rank's part of the last dim. Null: memory of the norm's own.
+template <class Precision>
+struct norm_memory {
+  weight_of<Precision>* weight = nullptr;
+  gradient_of<Precision>* gradient = nullptr;
+  weight_of<Precision>* bias = nullptr;
+  gradient_of<Precision>* bias_gradient = nullptr;
+};
+
 /// What both norms share: sizes, the group that shares a row, and parameters of the last dim.
 template <class Precision, compute_device Device>
 class norm_core {
@@ -45,8 +54,8 @@ class norm_core {
   using S = statistic_of<Precision>;
 
   norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
-            const std::string& name, bool with_bias)
-      : columns_global(ctx.sizes.of(input.dims.back().dim)) {
+            const std::string& name, bool with_bias, const norm_memory<Precision>& foreign)
+      : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];
@@ -54,24 +63,16 @@ class norm_core {
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     row_axes = sharing;
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    const auto n = static_cast<std::size_t>(columns);
-    weight_memory_ = make_buffer<W>(ctx.device, n);
-    gradient_memory_ = make_buffer<G>(ctx.device, n);
-    weight = {ctx,
-              {name + ".weight", {columns_global}, {1, 0}, false},
-              stored,
-              used,
-              weight_memory_.template data<W>(),
-              gradient_memory_.template data<G>()};
+    weight = {
+        ctx,  {name + ".weight", {columns_global}, {1, 0}, false}, stored,
+        used, memory(ctx, weight_memory_, foreign.weight),         memory(ctx, gradient_memory_, foreign.gradient)};
     if (!with_bias) return;
-    bias_memory_ = make_buffer<W>(ctx.device, n);
-    bias_gradient_memory_ = make_buffer<G>(ctx.device, n);
     bias = {ctx,
             {name + ".bias", {columns_global}, {0, 0}, false},
             stored,
             used,
-            bias_memory_.template data<W>(),
-            bias_gradient_memory_.template data<G>()};
+            memory(ctx, bias_memory_, foreign.bias),
+            memory(ctx, bias_gradient_memory_, foreign.bias_gradient)};
   }
 
   /// Sums per-row values over the ranks that share the rows.
@@ -82,6 +83,7 @@ class norm_core {
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   any_communicator* row_group = nullptr;
   axis_list row_axes;
+  range_names names;
 
   /// The reductions of per-row statistics, `per_row` values each.
   template <class F>
@@ -95,6 +97,13 @@ class norm_core {
   parameter_base<Precision, Device> weight, bias;
 
  private:
+  template <class Number>
+  Number* memory(context<Device>& ctx, buffer<Device>& own, Number* foreign) {
+    if (foreign) return foreign;
+    own = make_buffer<Number>(ctx.device, static_cast<std::size_t>(columns));
+    return own.template data<Number>();
+  }
+
   buffer<Device> weight_memory_, gradient_memory_, bias_memory_, bias_gradient_memory_;
 };
 
@@ -119,10 +128,13 @@ class rms_norm {
   };
   static_assert(enforced<value, among<Input>, Input>);
 
-  /// `stored` is how the weight lies between steps; by default, as the last dim.
+  /// `stored` is how the weight lies between steps; by default, as the last dim. Owns its weight, or views the caller's
+  /// weight and gradient (this rank's part).
   explicit rms_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                    const layout& stored = value::derivation.stored)
-      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false), eps_(eps) {}
+                    const layout& stored = value::derivation.stored, weight_of<Precision>* foreign_weight = nullptr,
+                    gradient_of<Precision>* foreign_gradient = nullptr)
+      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false, {foreign_weight, foreign_gradient}),
+        eps_(eps) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute = recompute::none) {
@@ -130,7 +142,9 @@ class rms_norm {
     forward(ctx, x.data(), y.data(), keep);
     return y;
   }
-  void forward(context<Device>& ctx, const T* x, T* y, saved* keep) {
+  /// The same on the caller's memory.
+  void forward(context<Device>& ctx, const T* x, T* y, saved* keep = nullptr) {
+    const range shown(ctx.device, core_.names.forward());
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -145,28 +159,35 @@ class rms_norm {
     if (keep) keep->inv_rms = std::move(inv);
   }
 
+  /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy) {
+                                            const tensor<T, Gradient, Device>& dy,
+                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(ctx);
-    backward(ctx, x.data(), kept, dy.data(), dx.data());
+    backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx) {
+  /// The same on the caller's memory; dx must be neither dy nor addend.
+  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+    const range shown(ctx.device, core_.names.backward());
     const S* const inv = kept.inv_rms.template data<S>();
-    if (!core_.row_group) {
+    if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is put off
       kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx,
-                                 static_cast<gradient_of<Precision>*>(nullptr), core_.rows, core_.columns);
+                                 ctx.deferred ? nullptr : core_.weight.used_gradient(), core_.rows, core_.columns,
+                                 addend);
+      if (!ctx.deferred) return;
     } else {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
       kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<S>(), core_.rows,
                                      core_.columns);
       core_.sum_rows(dot.template data<S>(), core_.rows);
       kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<S>(), dx,
-                                    core_.rows, core_.columns, core_.columns_global);
+                                    core_.rows, core_.columns, core_.columns_global, addend);
     }
     detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
+      const range weights_shown(ctx.device, core_.names.weights());
       kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight.used_gradient(), core_.rows,
                                          core_.columns);
     });
@@ -209,51 +230,72 @@ class layer_norm {
   };
   static_assert(enforced<value, among<Input>, Input>);
 
+  /// Owns its parameters, or views the caller's.
   explicit layer_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                      const layout& stored = value::derivation.stored)
-      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true), eps_(eps) {}
+                      const layout& stored = value::derivation.stored,
+                      const detail::norm_memory<Precision>& foreign = {})
+      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true, foreign), eps_(eps) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute = recompute::none) {
     tensor<T, output, Device> y(ctx);
+    forward(ctx, x.data(), y.data(), keep);
+    return y;
+  }
+  /// The same on the caller's memory.
+  void forward(context<Device>& ctx, const T* x, T* y, saved* keep = nullptr) {
+    const range shown(ctx.device, core_.names.forward());
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
     const auto *w = core_.weight.used_value(), *b = core_.bias.used_value();
     if (!core_.row_group) {
-      kernels::layer_norm_forward(ctx.device, x.data(), w, b, y.data(), mean, inv, core_.rows, core_.columns, eps_);
+      kernels::layer_norm_forward(ctx.device, x, w, b, y, mean, inv, core_.rows, core_.columns, eps_);
     } else {
-      kernels::row_sums(ctx.device, x.data(), mean, core_.rows, core_.columns);
+      kernels::row_sums(ctx.device, x, mean, core_.rows, core_.columns);
       core_.sum_rows(mean, core_.rows);
-      kernels::row_centred_squares(ctx.device, x.data(), mean, inv, core_.rows, core_.columns, core_.columns_global);
+      kernels::row_centred_squares(ctx.device, x, mean, inv, core_.rows, core_.columns, core_.columns_global);
       core_.sum_rows(inv, core_.rows);
       kernels::layer_norm_statistics(ctx.device, mean, inv, mean, inv, core_.rows, core_.columns_global, eps_);
-      kernels::layer_norm_apply(ctx.device, x.data(), mean, inv, w, b, y.data(), core_.rows, core_.columns);
+      kernels::layer_norm_apply(ctx.device, x, mean, inv, w, b, y, core_.rows, core_.columns);
     }
     if (keep) keep->statistics = std::move(statistics);
-    return y;
   }
 
+  /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
   template <spec_like Gradient>
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy) {
+                                            const tensor<T, Gradient, Device>& dy,
+                                            const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(ctx);
+    backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    return dx;
+  }
+  /// The same on the caller's memory; dx must be neither dy nor addend.
+  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+    const range shown(ctx.device, core_.names.backward());
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
-    auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
-    kernels::layer_norm_backward_dots(ctx.device, x.data(), core_.weight.used_value(), dy.data(), mean, inv,
-                                      dots.template data<S>(), core_.rows, core_.columns);
-    core_.sum_rows(dots.template data<S>(), 2 * core_.rows);
-    kernels::layer_norm_backward_dx(ctx.device, x.data(), core_.weight.used_value(), dy.data(), mean, inv,
-                                    dots.template data<S>(), dx.data(), core_.rows, core_.columns,
-                                    core_.columns_global);
-    detail::with_gradient_kept(
-        ctx, dy.data(), core_.rows * core_.columns, [this, &ctx, in = x.data(), mean, inv](const T* d) {
-          kernels::layer_norm_backward_dweight(ctx.device, in, d, mean, inv, core_.weight.used_gradient(),
-                                               core_.bias.used_gradient(), core_.rows, core_.columns);
-        });
-    return dx;
+    if (!core_.row_group) {
+      kernels::layer_norm_backward(ctx.device, x, core_.weight.used_value(), dy, mean, inv, dx,
+                                   ctx.deferred ? nullptr : core_.weight.used_gradient(),
+                                   ctx.deferred ? nullptr : core_.bias.used_gradient(), core_.rows, core_.columns,
+                                   addend);
+      if (!ctx.deferred) return;
+    } else {
+      auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
+      kernels::layer_norm_backward_dots(ctx.device, x, core_.weight.used_value(), dy, mean, inv,
+                                        dots.template data<S>(), core_.rows, core_.columns);
+      core_.sum_rows(dots.template data<S>(), 2 * core_.rows);
+      kernels::layer_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, mean, inv, dots.template data<S>(),
+                                      dx, core_.rows, core_.columns, core_.columns_global, addend);
+    }
+    detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv](const T* d) {
+      const range weights_shown(ctx.device, core_.names.weights());
+      kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight.used_gradient(),
+                                           core_.bias.used_gradient(), core_.rows, core_.columns);
+    });
   }
 
   std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {

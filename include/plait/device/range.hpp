@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "plait/device/device.hpp"
+
+#ifdef PLAIT_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+// Names of layers and collectives for profilers that read NVTX, such as Nsight Systems. They are there where the whole
+// program is compiled with PLAIT_NVTX; without it, nothing of them is left. Without a profiler, a range is a call
+// through a pointer that NVTX finds to be null.
+namespace plait {
+
+#ifdef PLAIT_NVTX
+inline constexpr bool ranges_enabled = true;
+#else
+inline constexpr bool ranges_enabled = false;
+#endif
+
+/// What the ranges of a layer are called. Made with the layer, so that a range makes no string.
+class range_names {
+ public:
+  range_names() = default;
+#ifdef PLAIT_NVTX
+  explicit range_names(std::string_view layer)
+      : forward_(std::string(layer) + " forward"),
+        backward_(std::string(layer) + " backward"),
+        weights_(std::string(layer) + " weight gradients") {}
+  const char* forward() const { return forward_.c_str(); }
+  const char* backward() const { return backward_.c_str(); }
+  const char* weights() const { return weights_.c_str(); }
+
+ private:
+  std::string forward_, backward_, weights_;
+#else
+  explicit range_names(std::string_view) {}
+  static constexpr const char* forward() { return ""; }
+  static constexpr const char* backward() { return ""; }
+  static constexpr const char* weights() { return ""; }
+#endif
+};
+
+/// What the calling thread puts into a device's streams until the end of the scope stands under `name` in a profile,
+/// inside the ranges that are open. Nothing on the cpu.
+class range {
+ public:
+  template <class Device>
+  range(const Device&, const char* name) {
+    if constexpr (!std::is_same_v<Device, cpu>) open(name);
+  }
+  /// A range with a number beside its name, such as the bytes of a collective; on any device.
+  range(const char* name, std::uint64_t number) { open(name, number); }
+  range(const range&) = delete;
+  range& operator=(const range&) = delete;
+  ~range() { close(); }
+
+ private:
+#ifdef PLAIT_NVTX
+  void open(const char* name) {
+    nvtxRangePushA(name);
+    open_ = true;
+  }
+  void open(const char* name, std::uint64_t number) {
+    nvtxEventAttributes_t what{};
+    what.version = NVTX_VERSION;
+    what.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    what.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
+    what.payload.ullValue = number;
+    what.messageType = NVTX_MESSAGE_TYPE_ASCII;
+    what.message.ascii = name;
+    nvtxRangePushEx(&what);
+    open_ = true;
+  }
+  void close() {
+    if (open_) nvtxRangePop();
+  }
+  bool open_ = false;
+#else
+  void open(const char*) {}
+  void open(const char*, std::uint64_t) {}
+  void close() {}
+#endif
+};
+
+}  // namespace plait

@@ -1,0 +1,243 @@
+// What layers leave to kernels and products that run anyway: biases, residual sums, gradients that meet. The work is
+// recorded as a graph and its nodes are counted, so that no fusion goes away unseen.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "plait/comm/threads_cuda.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// Tensor and sequence parallelism.
+struct split {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+  using heads = shard<plait::heads, tp>;
+  using kv_heads = shard<plait::kv_heads, tp>;
+  using ffn = shard<plait::ffn, tp>;
+  using vocab = shard<plait::vocab, tp>;
+};
+using rows = split::residual;
+using gathered = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
+
+template <class Input, bool Bias>
+struct up_policy {
+  using input = Input;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
+  static constexpr bool bias = Bias;
+};
+
+/// Kernels, products, copies and fills that `work` puts into the main stream.
+template <class Work>
+std::size_t nodes(cuda& device, const Work& work) {
+  work();
+  work();  // what it allocates is there from now on, beside what it leaves
+  const cudaStream_t stream = device.main_stream().handle();
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  work();
+  REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  std::size_t count = 0;
+  REQUIRE(cudaGraphGetNodes(graph, nullptr, &count) == cudaSuccess);
+  cudaGraphDestroy(graph);
+  work();  // recording it did not run it
+  return count;
+}
+
+template <class F>
+void on_one_rank(F&& body) {
+  threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
+    world ranks(split::mesh{1, 1}.shape(), c);
+    context<cuda> ctx{device, ranks, {}, 3};
+    ctx.sizes.set(dim_of<batch>, 2);
+    ctx.sizes.set(dim_of<seq>, 16);
+    ctx.sizes.set(dim_of<hidden>, 32);
+    ctx.sizes.set(dim_of<ffn>, 64);
+    body(ctx);
+    device.synchronize();
+  });
+}
+
+template <class Spec, class T = float>
+tensor<T, Spec, cuda> random_tensor(context<cuda>& ctx, std::uint64_t stream) {
+  tensor<T, Spec, cuda> x(ctx);
+  kernels::fill_normal(ctx.device, x.data(), x.part(), 5, stream, 0.1, 1.0);
+  return x;
+}
+template <class Layer>
+void fill(context<cuda>& ctx, Layer& layer) {
+  layer.visit([&](auto& p) {
+    kernels::fill_normal(ctx.device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.2, 0.4);
+    p.gather(ctx);
+    p.zero_gradient(ctx);
+  });
+}
+
+template <class Tensor>
+values read(context<cuda>& ctx, const Tensor& x) {
+  using T = typename Tensor::value_type;
+  std::vector<T> host(static_cast<std::size_t>(x.size()));
+  ctx.device.download(host.data(), x.data(), host.size() * sizeof(T), ctx.device.main_stream());
+  values out;
+  for (const T v : host) out.push_back(widened(v));
+  return out;
+}
+values plus(values a, const values& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+/// The branch's sum with the stream, and the sum of their gradients, against the parts on their own.
+template <class Norm>
+void check_residual(context<cuda>& ctx, double dropout_p) {
+  using T = typename Norm::value_type;
+  using mlp = swiglu_mlp<T, split, cuda>;
+  residual<Norm, mlp> block(Norm(ctx), mlp(ctx, "mlp"), {dropout_p, "drop"});
+  fill(ctx, block);
+  const auto x = random_tensor<rows, T>(ctx, 1);
+  const auto dy = random_tensor<dual_t<rows>, T>(ctx, 2);
+  typename residual<Norm, mlp>::saved kept;
+  typename Norm::saved norm_kept;
+  typename mlp::saved mlp_kept;
+  tensor<T, rows, cuda> y, normalized, inner;
+  tensor<T, dual_t<rows>, cuda> dx, dinner, dnorm;
+  const std::size_t forward = nodes(ctx.device, [&] { y = block.forward(ctx, x, &kept); });
+  const std::size_t norm_forward = nodes(ctx.device, [&] { normalized = block.norm().forward(ctx, x, &norm_kept); });
+  const std::size_t inner_forward =
+      nodes(ctx.device, [&] { inner = block.inner().forward(ctx, normalized, &mlp_kept); });
+  const std::size_t backward = nodes(ctx.device, [&] { dx = block.backward(ctx, x, kept, dy); });
+  const std::size_t inner_backward =
+      nodes(ctx.device, [&] { dinner = block.inner().backward(ctx, normalized, mlp_kept, dy); });
+  const std::size_t norm_backward =
+      nodes(ctx.device, [&] { dnorm = block.norm().backward(ctx, x, norm_kept, dinner); });
+  if (dropout_p == 0) {
+    CHECK(forward == norm_forward + inner_forward);
+    CHECK(backward == norm_backward + inner_backward);
+    CHECK(difference(read(ctx, y), plus(read(ctx, x), read(ctx, inner))) < tolerance<T>);
+    CHECK(difference(read(ctx, dx), plus(read(ctx, dy), read(ctx, dnorm))) < tolerance<T>);
+  } else {
+    CHECK(forward == norm_forward + inner_forward + 2);     // the mask, and then the sum
+    CHECK(backward == norm_backward + inner_backward + 2);  // a copy with the mask
+  }
+}
+
+template <class Precision>
+void check_linear(context<cuda>& ctx) {
+  using T = activation_of<Precision>;
+  linear<Precision, up_policy<gathered, false>, cuda> bare(ctx, "bare");
+  linear<Precision, up_policy<gathered, true>, cuda> biased(ctx, "biased");
+  fill(ctx, bare);
+  fill(ctx, biased);
+  const auto x = random_tensor<gathered, T>(ctx, 1);
+  const auto dy = random_tensor<dual_t<typename up_policy<gathered, false>::output>, T>(ctx, 2);
+  const auto first = random_tensor<typename up_policy<gathered, false>::output, T>(ctx, 3);
+  const auto other = random_tensor<dual_t<gathered>, T>(ctx, 4);
+  linear_saved<cuda> kept;
+  const auto forward = nodes(ctx.device, [&] { bare.forward(ctx, x); });
+  const bool fused = !std::is_same_v<T, double>;
+  CHECK(nodes(ctx.device, [&] { biased.forward(ctx, x); }) == forward + (fused ? 0 : 1));
+  CHECK(nodes(ctx.device, [&] { bare.forward(ctx, x, nullptr, recompute::none, &first); }) == forward);
+  const auto backward = nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy); });
+  CHECK(nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy, &other); }) == backward);
+
+  const auto sum = biased.forward(ctx, x, nullptr, recompute::none, &first);
+  CHECK(difference(read(ctx, sum), plus(read(ctx, biased.forward(ctx, x)), read(ctx, first))) < tolerance<T>);
+  const auto dsum = biased.backward(ctx, x, kept, dy, &other);
+  CHECK(difference(read(ctx, dsum), plus(read(ctx, biased.backward(ctx, x, kept, dy)), read(ctx, other))) <
+        tolerance<T>);
+
+  // The bias is what it is where it is added by itself.
+  typename parameter_base<Precision, cuda>::weight_type* bias = nullptr;
+  biased.visit([&](auto& p) {
+    if (p.name() == "biased.bias") bias = p.used_value();
+  });
+  REQUIRE(bias != nullptr);
+  auto by_hand = biased.forward(ctx, x);
+  auto without = biased.forward(ctx, x);
+  ctx.device.zero(bias, 64 * sizeof(*bias), ctx.device.main_stream());
+  without = biased.forward(ctx, x);
+  fill(ctx, biased);
+  kernels::add_bias(ctx.device, bias, without.data(), 32, 64, 64);
+  CHECK(difference(read(ctx, by_hand), read(ctx, without)) < tolerance<T>);
+}
+
+}  // namespace
+
+TEST_CASE("fusions: a residual sum runs with the branch's product, its gradient with the norm's") {
+  on_one_rank([](context<cuda>& ctx) {
+    check_residual<rms_norm<float, rows, cuda>>(ctx, 0.0);
+    check_residual<rms_norm<float, rows, cuda>>(ctx, 0.25);
+    check_residual<layer_norm<float, rows, cuda>>(ctx, 0.0);
+    check_residual<rms_norm<bf16, rows, cuda>>(ctx, 0.0);
+  });
+}
+
+TEST_CASE("fusions: a bias and an addend run with the product") {
+  on_one_rank([](context<cuda>& ctx) {
+    check_linear<float>(ctx);
+    check_linear<bf16>(ctx);
+    check_linear<double>(ctx);
+  });
+}
+
+TEST_CASE("fusions: the gradients of a fan-out are added by the products") {
+  on_one_rank([](context<cuda>& ctx) {
+    using branch = linear<float, up_policy<gathered, false>, cuda>;
+    fan_out<rows, branch, branch> both(ctx, branch(ctx, "a"), branch(ctx, "b"));
+    fill(ctx, both);
+    branch alone(ctx, "a");
+    fill(ctx, alone);
+    const auto x = random_tensor<rows>(ctx, 1);
+    typename decltype(both)::saved kept;
+    both.forward(ctx, x, &kept);
+    typename decltype(both)::gradients dy{random_tensor<dual_t<branch::output>>(ctx, 2),
+                                          random_tensor<dual_t<branch::output>>(ctx, 3)};
+    linear_saved<cuda> none;
+    const std::size_t one = nodes(ctx.device, [&] { alone.backward(ctx, kept.shared, none, std::get<0>(dy)); });
+    const std::size_t two = nodes(ctx.device, [&] { both.backward(ctx, kept, dy); });
+    CHECK(two == 2 * one + 1);  // and the move back to the boundary, on one rank a copy
+  });
+}
+
+TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes its input's") {
+  on_one_rank([](context<cuda>& ctx) {
+    rms_norm<float, rows, cuda> norm(ctx);
+    fill(ctx, norm);
+    const auto x = random_tensor<rows>(ctx, 1);
+    const auto dy = random_tensor<dual_t<rows>>(ctx, 2);
+    rms_norm<float, rows, cuda>::saved kept;
+    norm.forward(ctx, x, &kept);
+    const auto gradient = [&] {
+      std::vector<float> host(32);
+      ctx.device.download(host.data(), norm.weight().gradient(), 128, ctx.device.main_stream());
+      norm.weight().zero_gradient(ctx);
+      return values(host.begin(), host.end());
+    };
+    const std::size_t at_once = nodes(ctx.device, [&] { norm.backward(ctx, x, kept, dy); });
+    norm.weight().zero_gradient(ctx);
+    norm.backward(ctx, x, kept, dy);
+    const values expected = gradient();
+    weight_work later;
+    ctx.deferred = &later;
+    const std::size_t put_off = nodes(ctx.device, [&] {
+      norm.backward(ctx, x, kept, dy);
+      later.run();
+    });
+    CHECK(at_once + 1 < put_off);  // dx, and a copy of dy besides
+    norm.weight().zero_gradient(ctx);
+    norm.backward(ctx, x, kept, dy);
+    later.run();
+    CHECK(difference(gradient(), expected) < 1e-5);
+  });
+}
