@@ -198,15 +198,19 @@ class pipeline_executor {
     template <class Tensor>
     void start_send(message<Tensor>& m, const transfer& t, std::size_t event) {
       m.event = event;
-      m.pending = owner.along_.start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                                          owner.shape_.rank_of(t.to_stage), tag_of(t));
+      owner.along_
+          .start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
+                      owner.shape_.rank_of(t.to_stage), tag_of(t))
+          .swap(m.pending);
       sized(event, m.data);
     }
     template <class Tensor>
     void start_receive(message<Tensor>& m, const transfer& t, std::size_t event) {
       m.event = event;
-      m.pending = owner.along_.start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                                             owner.shape_.rank_of(t.from_stage), tag_of(t));
+      owner.along_
+          .start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
+                         owner.shape_.rank_of(t.from_stage), tag_of(t))
+          .swap(m.pending);
       sized(event, m.data);
     }
     template <class Tensor>
