@@ -36,7 +36,7 @@ struct action_times {
 struct schedule_costs {
   /// Of one microbatch in *all* chunks of a rank; one of v chunks takes a v-th of it. Schedules with different numbers
   /// of chunks are thus compared for one model.
-  action_times rank_part;
+  action_times rank_part{};
   /// Where it is not empty: the times of each stage, in place of `rank_part`. One entry per stage.
   std::vector<action_times> stages{};
   /// From the end of a send's action until the receiver may start, in the same unit. The sender computes on.

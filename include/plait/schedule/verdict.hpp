@@ -86,10 +86,12 @@ inline std::string describe(const schedule_verdict& v) {
     if (v.other_position >= 0) text += ", which is stuck at " + std::to_string(v.other_position);
   }
   if (v.below > 0 || v.above > 0) {
-    text += "; the nearest legal ";
-    text += v.code == schedule_rule::over_activation_limit ? "limit is " : "numbers of microbatches are ";
+    const bool both = v.below > 0 && v.above > 0;
+    text += v.code == schedule_rule::over_activation_limit ? "; the nearest legal limit is "
+            : both                                         ? "; the nearest legal numbers of microbatches are "
+                                                           : "; the nearest legal number of microbatches is ";
     if (v.below > 0) text += std::to_string(v.below);
-    if (v.below > 0 && v.above > 0) text += " and ";
+    if (both) text += " and ";
     if (v.above > 0) text += std::to_string(v.above);
   }
   return text;

@@ -1,0 +1,339 @@
+// What the verifier refuses, and that no exchange of two messages slips through it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plait/schedule/verified.hpp"
+
+using namespace plait;
+
+namespace {
+
+using programs = std::vector<std::vector<program_step>>;
+
+constexpr posting_rule all_rules[] = {posting_rule::blocking,           posting_rule::one_queue,
+                                      posting_rule::per_peer,           posting_rule::per_peer_direction,
+                                      posting_rule::per_stage_and_kind, posting_rule::global_list};
+
+schedule_rule refused_as(const schedule& s, int rank, int position, const verify_options& options = {}) {
+  const schedule_verdict v = verify(s, options);
+  CAPTURE(describe(v));
+  CHECK(v.rank == rank);
+  CHECK(v.position == position);
+  return v.code;
+}
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  a ^= b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2);
+  a *= 0xff51afd7ed558ccdu;
+  return a ^ (a >> 33);
+}
+
+/// Runs programs as an executor would, written without a look at the verifier: messages carry values, a queue's heads
+/// pair up whatever the two ends think they are, and ranks move in random order. True if all steps are done and every
+/// action saw the right inputs.
+bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule rule, std::mt19937& random) {
+  using key = std::tuple<int, int, int, int>;  // what a queue is for, the same on both ends; which end is apart
+  struct post {
+    program_step step;
+    int peer;
+    std::uint64_t value;  // of a send: what was there when it was posted
+  };
+  struct rank_state {
+    std::size_t next = 0;
+    std::map<std::pair<key, int>, std::deque<post>> queues;
+    std::map<std::tuple<char, int, int>, std::uint64_t> values;  // by 'a' or 'g', stage it enters, microbatch
+    std::map<std::tuple<int, int>, std::uint64_t> kept;          // activations by stage and microbatch
+  };
+  const auto number = [&](int stage, int mb, bool forward) {  // what is right, without any pipeline
+    std::uint64_t value = static_cast<std::uint64_t>(mb) + 1;
+    std::vector<std::uint64_t> inputs;
+    for (int i = 0; i < shape.stages(); ++i) {
+      inputs.push_back(value);
+      value = mix(value, static_cast<std::uint64_t>(i));
+      if (forward && i == stage) return value;
+    }
+    for (int i = shape.stages() - 1;; --i) {
+      value = mix(value, inputs[static_cast<std::size_t>(i)]);
+      if (i == stage) return value;
+    }
+  };
+  const auto slot_of = [](const transfer& t) {
+    return std::tuple{t.kind == transfer_kind::activation ? 'a' : 'g', t.to_stage, t.microbatch};
+  };
+  std::vector<rank_state> ranks(all.size());
+  bool right = true;
+  const auto key_of = [&](int rank, const program_step& s, int peer) -> std::pair<key, int> {
+    const int send = s.kind == step_kind::send ? 1 : 0;
+    const int from = send ? rank : peer, to = send ? peer : rank;
+    switch (rule) {
+      case posting_rule::per_peer:
+        return {{std::min(rank, peer), std::max(rank, peer), 0, 0}, 0};
+      case posting_rule::per_peer_direction:
+        return {{from, to, 0, 0}, send};
+      case posting_rule::per_stage_and_kind:
+        return {{from, to, s.transfer.from_stage + 1, static_cast<int>(s.transfer.kind)}, send};
+      default:
+        return {{0, 0, 0, 0}, 0};
+    }
+  };
+  const auto advance = [&](int rank) {
+    rank_state& me = ranks[static_cast<std::size_t>(rank)];
+    const auto& mine = all[static_cast<std::size_t>(rank)];
+    if (me.next == mine.size()) return false;
+    if (rule == posting_rule::blocking)
+      for (const auto& [k, q] : me.queues)
+        if (!q.empty()) return false;
+    const program_step& step = mine[me.next];
+    if (step.kind != step_kind::compute) {
+      const int peer = shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
+      me.queues[key_of(rank, step, peer)].push_back(
+          {step, peer, step.kind == step_kind::send ? me.values[slot_of(step.transfer)] : 0});
+      ++me.next;
+      return true;
+    }
+    const int stage = shape.stage_of(rank, step.action.chunk), mb = step.action.microbatch;
+    if (step.action.kind == action_kind::forward) {
+      const auto in = me.values.find({'a', stage, mb});
+      if (stage > 0 && in == me.values.end()) return false;
+      const std::uint64_t x = stage == 0 ? static_cast<std::uint64_t>(mb) + 1 : in->second;
+      const std::uint64_t y = mix(x, static_cast<std::uint64_t>(stage));
+      right = right && y == number(stage, mb, true);
+      me.kept[{stage, mb}] = x;
+      me.values[{'a', stage + 1, mb}] = y;
+      if (stage + 1 == shape.stages()) me.values[{'g', stage, mb}] = y;
+    } else if (step.action.kind != action_kind::weight_backward) {
+      const auto in = me.values.find({'g', stage, mb});
+      if (in == me.values.end()) return false;
+      const std::uint64_t g = mix(in->second, me.kept[{stage, mb}]);
+      right = right && g == number(stage, mb, false);
+      me.values[{'g', stage - 1, mb}] = g;
+    }
+    ++me.next;
+    return true;
+  };
+  const auto pass = [&](int rank) {
+    rank_state& me = ranks[static_cast<std::size_t>(rank)];
+    for (auto& [k, q] : me.queues) {
+      if (q.empty() || q.front().step.kind != step_kind::send) continue;
+      rank_state& peer = ranks[static_cast<std::size_t>(q.front().peer)];
+      auto other = rule == posting_rule::per_peer_direction || rule == posting_rule::per_stage_and_kind
+                       ? peer.queues.find({k.first, 0})
+                       : peer.queues.find(k);
+      if (other == peer.queues.end() || other->second.empty()) continue;
+      const post& theirs = other->second.front();
+      if (theirs.step.kind != step_kind::receive || theirs.peer != rank) continue;
+      peer.values[slot_of(theirs.step.transfer)] = q.front().value;
+      q.pop_front();
+      other->second.pop_front();
+      return true;
+    }
+    return false;
+  };
+  const int n = static_cast<int>(all.size());
+  for (;;) {
+    std::vector<std::pair<int, bool>> moves;
+    for (int r = 0; r < n; ++r) {
+      moves.emplace_back(r, false);
+      moves.emplace_back(r, true);
+    }
+    std::shuffle(moves.begin(), moves.end(), random);
+    bool moved = false;
+    for (const auto& [r, message] : moves)
+      if (message ? pass(r) : advance(r)) {
+        moved = true;
+        break;
+      }
+    if (!moved) break;
+  }
+  for (int r = 0; r < n; ++r) {
+    const rank_state& me = ranks[static_cast<std::size_t>(r)];
+    right = right && me.next == all[static_cast<std::size_t>(r)].size();
+    for (const auto& [k, q] : me.queues) right = right && q.empty();
+  }
+  return right;
+}
+
+programs programs_of(const schedule& s, posting_rule rule) {
+  if (rule == posting_rule::global_list) return rank_program(s);
+  return detail::program_in_own_order(s);
+}
+
+}  // namespace
+
+TEST_CASE("an incomplete or disordered schedule is refused with the action that is wrong") {
+  const schedule good = make_schedule<zb_h1>(3, 4);  // rank 0: F0 F1 F2 I0 W0 F3 I1 W1 ...
+  REQUIRE(verify(good).ok());
+  schedule s = good;
+  s.order[1].erase(s.order[1].begin());
+  CHECK(refused_as(s, 1, 1) == schedule_rule::backward_before_forward);
+  s = good;
+  s.order[2].pop_back();
+  CHECK(refused_as(s, 2, -1) == schedule_rule::backward_missing);
+  CHECK(describe(verify(s)) ==
+        "rank 2, (W3.0): a backward is missing: each stage needs one B, or one I and one W, of each microbatch");
+  s = good;
+  std::swap(s.order[0][3], s.order[0][4]);
+  CHECK(refused_as(s, 0, 3) == schedule_rule::weight_before_input);
+  s = good;
+  s.order[0][4] = s.order[0][3];
+  CHECK(refused_as(s, 0, 4) == schedule_rule::done_twice);
+  s = good;
+  s.order[0][4] = backward_of(0, 0);
+  CHECK(refused_as(s, 0, 4) == schedule_rule::two_backwards);
+  s = good;
+  s.order[0][1] = forward_of(1, 1);
+  CHECK(refused_as(s, 0, 1) == schedule_rule::unknown_chunk);
+  s = good;
+  s.order[0][1] = forward_of(0, 4);
+  CHECK(refused_as(s, 0, 1) == schedule_rule::unknown_microbatch);
+  s = good;
+  std::erase_if(s.order[1], [](const action& a) { return a.microbatch == 3; });
+  CHECK(refused_as(s, 1, -1) == schedule_rule::forward_missing);
+  s = good;
+  s.order.pop_back();
+  CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
+  s = {"none", {.ranks = 0}, {}};
+  CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
+}
+
+TEST_CASE("ranks that wait for each other are refused, with whom the first waits for") {
+  schedule s = make_schedule<one_f_one_b>(2, 2);  // rank 0: F0 F1 B0 B1, rank 1: F0 B0 F1 B1
+  std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: legal, and slower
+  CHECK(verify(s).ok());
+  s.order[1] = {forward_of(0, 1), backward_of(0, 1), forward_of(0, 0), backward_of(0, 0)};
+  CHECK(refused_as(s, 0, 1) == schedule_rule::never_ready);
+  CHECK(describe(verify(s)) ==
+        "rank 0, action 1 (B0.0): the schedule cannot finish: ranks wait for each other's actions in a circle; it "
+        "waits for rank 1, which is stuck at 0");
+  CHECK_THROWS_WITH(require_verified(s),
+                    "schedule 1f1b (2 ranks, 1 chunks each, 2 microbatches): rank 0, action 1 (B0.0): the schedule "
+                    "cannot finish: ranks wait for each other's actions in a circle; it waits for rank 1, which is "
+                    "stuck at 0");
+  CHECK_THROWS_WITH(simulate(s), "simulate: the schedule cannot finish; verify names the action");
+}
+
+TEST_CASE("the limit on activations names the forward that is too much, and what would do") {
+  CHECK(verify(make_schedule<zb_h1>(4, 8), {.max_activations = 4}).ok());
+  const schedule_verdict v = verify(make_schedule<zb_h2>(4, 8), {.max_activations = 4});
+  CHECK(describe(v) ==
+        "rank 0, action 4 (F4.0): a forward would keep more activations than the limit allows; the nearest legal limit "
+        "is 7");
+  CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.5}).ok());
+  CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.4}).code == schedule_rule::over_activation_limit);
+}
+
+TEST_CASE("which schedules finish under which posting rule") {
+  const auto finishes = [](const schedule& s, posting_rule rule) {
+    const schedule_verdict v = verify(s, {.posting = rule});
+    return v.ok() ? "yes" : v.code == schedule_rule::deadlock ? "deadlock" : text_of(v.code);
+  };
+  const char* const cross = text_of(schedule_rule::messages_cross);
+  for (int p : {2, 3, 4, 8}) {
+    const int m = 2 * p;
+    CAPTURE(p);
+    const schedule flat[] = {make_schedule<one_f_one_b>(p, m), make_schedule<zb_h1>(p, m), make_schedule<zb_h2>(p, m)};
+    const schedule chunked[] = {make_schedule<interleaved<2>>(p, m), make_schedule<interleaved<4>>(p, m)};
+    for (posting_rule rule : all_rules) {
+      CAPTURE(name_of(rule));
+      const bool own_queue = rule == posting_rule::per_peer_direction || rule == posting_rule::per_stage_and_kind ||
+                             rule == posting_rule::global_list;
+      CHECK(finishes(make_schedule<gpipe>(p, m), rule) == std::string("yes"));
+      for (const schedule& s : flat) CHECK(finishes(s, rule) == std::string(own_queue ? "yes" : "deadlock"));
+      for (const schedule& s : chunked) CHECK(finishes(s, rule) == std::string(own_queue ? "yes" : "deadlock"));
+      const char* const vee = !own_queue ? "deadlock" : rule == posting_rule::per_peer_direction ? cross : "yes";
+      CHECK(finishes(make_schedule<zb_v>(p, m), rule) == std::string(vee));
+      if (p > 2) CHECK(finishes(make_schedule<dualpipe_v>(p, m), rule) == std::string(vee));
+    }
+  }
+}
+
+TEST_CASE("programs finish even when every step blocks: all are sorted by one order of events") {
+  for (int p : {2, 3, 4, 8})
+    for (const schedule& s :
+         {make_schedule<one_f_one_b>(p, 2 * p), make_schedule<interleaved<3>>(p, 2 * p), make_schedule<zb_h2>(p, 2 * p),
+          make_schedule<zb_v>(p, 2 * p), make_schedule<dualpipe_v>(p, 2 * p)}) {
+      CAPTURE(p);
+      CAPTURE(s.name.str());
+      for (double link : {0.0, 0.3, 7.0}) {
+        schedule_costs costs;
+        costs.link = link;
+        costs.rank_part = {1.0, 2.3, 1.1, 1.2};
+        CHECK(verify_programs(s.shape, rank_program(s, costs), posting_rule::blocking).ok());
+        CHECK(verify_programs(s.shape, rank_program(s, costs)).ok());
+      }
+      // Costs of nothing leave all to the sequence.
+      schedule_costs free;
+      free.rank_part = {0, 0, 0, 0};
+      CHECK(verify_programs(s.shape, rank_program(s, free), posting_rule::blocking).ok());
+    }
+}
+
+TEST_CASE("every exchange of two messages is refused, or proven harmless by running it") {
+  std::mt19937 random(7);
+  int refused = 0, harmless = 0;
+  for (const schedule& s :
+       {make_schedule<one_f_one_b>(2, 3), make_schedule<one_f_one_b>(3, 3), make_schedule<interleaved<2>>(2, 2),
+        make_schedule<zb_h1>(3, 3), make_schedule<zb_v>(2, 3), make_schedule<gpipe>(3, 2)})
+    for (posting_rule rule : all_rules) {
+      const programs all = programs_of(s, rule);
+      CAPTURE(s.name.str());
+      CAPTURE(name_of(rule));
+      const bool legal = verify_programs(s.shape, all, rule).ok();
+      CHECK(legal == runs_right(s.shape, all, rule, random));
+      if (!legal) continue;
+      for (std::size_t r = 0; r < all.size(); ++r)
+        for (std::size_t i = 0; i < all[r].size(); ++i)
+          for (std::size_t j = i + 1; j < all[r].size(); ++j) {
+            if (all[r][i].kind == step_kind::compute || all[r][j].kind == step_kind::compute) continue;
+            programs changed = all;
+            std::swap(changed[r][i], changed[r][j]);
+            const bool accepted = verify_programs(s.shape, changed, rule).ok();
+            (accepted ? harmless : refused) += 1;
+            if (accepted != runs_right(s.shape, changed, rule, random)) {
+              CAPTURE(describe(all[r][i]));
+              CAPTURE(describe(all[r][j]));
+              FAIL_CHECK((accepted ? "accepted, and goes wrong" : "refused, and goes right"));
+            }
+          }
+    }
+  MESSAGE(refused << " exchanges refused, " << harmless << " harmless");
+  CHECK(refused > 500);
+  CHECK(harmless > 50);
+}
+
+TEST_CASE("programs with messages too many, too few or misplaced are refused") {
+  const schedule s = make_schedule<one_f_one_b>(2, 2);
+  const programs good = rank_program(s);
+  const auto code = [&](const programs& p) { return verify_programs(s.shape, p).code; };
+  const auto find = [&](std::size_t rank, step_kind kind) {
+    return std::find_if(good[rank].begin(), good[rank].end(), [&](const auto& x) { return x.kind == kind; }) -
+           good[rank].begin();
+  };
+  const auto receive = find(1, step_kind::receive), send = find(0, step_kind::send);
+  REQUIRE(code(good) == schedule_rule::ok);
+  programs p = good;
+  p[1].erase(p[1].begin() + receive);
+  CHECK(code(p) == schedule_rule::transfer_missing);
+  p = good;
+  p[0].erase(p[0].begin() + send);
+  CHECK(code(p) == schedule_rule::transfer_missing);
+  p = good;
+  p[0].insert(p[0].begin() + send, p[0][static_cast<std::size_t>(send)]);
+  CHECK(code(p) == schedule_rule::transfer_twice);
+  p = good;
+  std::rotate(p[0].begin(), p[0].begin() + send, p[0].begin() + send + 1);
+  CHECK(code(p) == schedule_rule::send_misplaced);
+  p = good;
+  p[1].push_back({step_kind::receive, {}, {transfer_kind::gradient, 1, 0, 0}});
+  CHECK(code(p) == schedule_rule::receive_misplaced);
+}
