@@ -7,161 +7,100 @@
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
+#include "support/naive_attention.hpp"
 
 namespace {
 
 using plait::cpu;
+using plait::kernels::attention_accumulate;
 using plait::kernels::attention_backward;
+using plait::kernels::attention_delta;
 using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
 using std::int64_t;
+using values = std::vector<double>;
 
+/// Normal numbers that T holds exactly.
 template <class T>
-std::vector<T> random_values(int64_t n, unsigned seed) {
+values random_values(int64_t n, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal;
-  std::vector<T> values(static_cast<std::size_t>(n));
-  for (auto& v : values) v = static_cast<T>(normal(generator));
-  return values;
+  values result(static_cast<std::size_t>(n));
+  for (double& x : result) x = static_cast<double>(static_cast<T>(normal(generator)));
+  return result;
 }
 
-struct reference {
-  std::vector<double> o, lse, dq, dk, dv;
+/// A call on a piece of longer arrays, which begins some tokens behind where they begin.
+struct piece {
+  attention_shape shape;
+  int64_t q_lead = 0, k_lead = 0, lse_lead = 0;
+  attention_accumulate accumulate{};
+  bool given_delta = false;
 };
 
-/// Attention and its gradients by the definition, with every probability in memory.
+/// The largest difference, relative to the largest element.
 template <class T>
-reference naive(const attention_shape& given, const std::vector<T>& q, const std::vector<T>& k, const std::vector<T>& v,
-                const std::vector<T>& d_o) {
-  const attention_shape s = given.checked();
-  const auto at = [&](int64_t b, int64_t token, int64_t len, int64_t stride, int64_t head, int64_t c) {
-    return static_cast<std::size_t>((b * len + token) * stride + head * s.head_dim + c);
-  };
-  reference r;
-  r.o.assign(static_cast<std::size_t>(s.batch * s.q_len * s.o_stride), 0.0);
-  r.lse.assign(static_cast<std::size_t>(s.batch * s.heads * s.q_len), -std::numeric_limits<double>::infinity());
-  r.dq.assign(static_cast<std::size_t>(s.batch * s.q_len * s.q_stride), 0.0);
-  r.dk.assign(static_cast<std::size_t>(s.batch * s.k_len * s.k_stride), 0.0);
-  r.dv.assign(static_cast<std::size_t>(s.batch * s.k_len * s.v_stride), 0.0);
-  for (int64_t b = 0; b < s.batch; ++b) {
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const int64_t kh = h / (s.heads / s.kv_heads);
-      for (int64_t i = 0; i < s.q_len; ++i) {
-        std::vector<double> p(static_cast<std::size_t>(s.k_len), 0.0);
-        double sum = 0, largest = -1e300;
-        std::vector<int64_t> seen;
-        for (int64_t j = 0; j < s.k_len; ++j) {
-          if (s.causal && s.k_offset + j > s.q_offset + i) continue;
-          seen.push_back(j);
-          double dot = 0;
-          for (int64_t c = 0; c < s.head_dim; ++c) {
-            dot += static_cast<double>(q[at(b, i, s.q_len, s.q_stride, h, c)]) *
-                   static_cast<double>(k[at(b, j, s.k_len, s.k_stride, kh, c)]);
-          }
-          p[static_cast<std::size_t>(j)] = dot * s.scale;
-          largest = std::max(largest, dot * s.scale);
-        }
-        if (seen.empty()) continue;
-        for (const int64_t j : seen) {
-          auto& x = p[static_cast<std::size_t>(j)];
-          x = std::exp(x - largest);
-          sum += x;
-        }
-        r.lse[static_cast<std::size_t>((b * s.heads + h) * s.q_len + i)] = largest + std::log(sum);
-        double delta = 0;
-        std::vector<double> dp(p.size(), 0.0);
-        for (const int64_t j : seen) {
-          const auto index = static_cast<std::size_t>(j);
-          p[index] /= sum;
-          for (int64_t c = 0; c < s.head_dim; ++c) {
-            const double value = static_cast<double>(v[at(b, j, s.k_len, s.v_stride, kh, c)]);
-            const double gradient = static_cast<double>(d_o[at(b, i, s.q_len, s.o_stride, h, c)]);
-            r.o[at(b, i, s.q_len, s.o_stride, h, c)] += p[index] * value;
-            r.dv[at(b, j, s.k_len, s.v_stride, kh, c)] += p[index] * gradient;
-            dp[index] += gradient * value;
-          }
-          delta += p[index] * dp[index];
-        }
-        for (const int64_t j : seen) {
-          const double ds = p[static_cast<std::size_t>(j)] * (dp[static_cast<std::size_t>(j)] - delta) * s.scale;
-          for (int64_t c = 0; c < s.head_dim; ++c) {
-            r.dq[at(b, i, s.q_len, s.q_stride, h, c)] +=
-                ds * static_cast<double>(k[at(b, j, s.k_len, s.k_stride, kh, c)]);
-            r.dk[at(b, j, s.k_len, s.k_stride, kh, c)] +=
-                ds * static_cast<double>(q[at(b, i, s.q_len, s.q_stride, h, c)]);
-          }
-        }
-      }
-    }
-  }
-  return r;
-}
-
-/// The largest difference in the given columns of each token, relative to the largest reference value.
-template <class T>
-double error_of(const std::vector<T>& got, const std::vector<double>& expected, int64_t stride, int64_t width) {
-  double worst = 0, largest = 1e-30;
+double error_of(const std::vector<T>& got, const values& expected) {
+  double worst = 0, largest = 0.1;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (static_cast<int64_t>(i) % stride >= width) continue;
-    largest = std::max(largest, std::abs(expected[i]));
+    if (static_cast<double>(got[i]) == expected[i]) continue;
+    largest = std::fmax(largest, std::abs(expected[i]));
     const double error = std::abs(static_cast<double>(got[i]) - expected[i]);
     worst = error <= worst ? worst : error;
   }
-  return worst / std::max(largest, 0.1);
+  return worst / largest;
 }
 
+/// Compares whole arrays: what belongs to no token of the piece must stay as it was.
 template <class T>
-void check(const attention_shape& given, double tolerance) {
-  CAPTURE(given.batch);
-  CAPTURE(given.q_len);
-  CAPTURE(given.k_len);
-  CAPTURE(given.heads);
-  CAPTURE(given.kv_heads);
-  CAPTURE(given.head_dim);
-  CAPTURE(given.causal);
-  CAPTURE(given.q_offset);
-  CAPTURE(given.k_offset);
-  const attention_shape s = given.checked();
-  cpu device;
-  const auto q = random_values<T>(s.batch * s.q_len * s.q_stride, 1),
-             k = random_values<T>(s.batch * s.k_len * s.k_stride, 2);
-  const auto v = random_values<T>(s.batch * s.k_len * s.v_stride, 3);
-  const auto d_o = random_values<T>(s.batch * s.q_len * s.o_stride, 4);
-  const reference expected = naive(given, q, k, v, d_o);
-  const T mark = static_cast<T>(777);
-  std::vector<T> o(d_o.size(), mark), lse(expected.lse.size(), mark), dq(q.size(), mark), dk(k.size(), mark),
-      dv(v.size(), mark);
-  attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), given);
-  const int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim;
-  CHECK(error_of(o, expected.o, s.o_stride, q_width) < tolerance);
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (std::isinf(expected.lse[i])) {
-      CHECK(static_cast<double>(lse[i]) == expected.lse[i]);
-    } else {
-      CHECK(std::abs(static_cast<double>(lse[i]) - expected.lse[i]) < 10 * tolerance);
-    }
-  }
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
-                     dv.data(), given);
-  CHECK(error_of(dq, expected.dq, s.q_stride, q_width) < tolerance);
-  CHECK(error_of(dk, expected.dk, s.k_stride, k_width) < tolerance);
-  CHECK(error_of(dv, expected.dv, s.v_stride, k_width) < tolerance);
-  for (std::size_t i = 0; i < dq.size(); ++i) {
-    if (static_cast<int64_t>(i) % s.q_stride >= q_width) CHECK(dq[i] == mark);
-  }
-  for (std::size_t i = 0; i < dk.size(); ++i) {
-    if (static_cast<int64_t>(i) % s.k_stride >= k_width) CHECK(dk[i] == mark);
-  }
+void check(const piece& given, double tolerance) {
+  const attention_shape s = given.shape.checked();
+  CAPTURE(s.batch);
+  CAPTURE(s.q_len);
+  CAPTURE(s.k_len);
+  CAPTURE(s.heads);
+  CAPTURE(s.kv_heads);
+  CAPTURE(s.head_dim);
+  CAPTURE(s.causal);
+  CAPTURE(s.window);
+  CAPTURE(s.first_visible);
+  CAPTURE(s.q_offset);
+  CAPTURE(s.k_offset);
+  const int64_t q_tokens = s.batch * s.q_batch, k_tokens = s.batch * s.k_batch;
+  const values q = random_values<T>(q_tokens * s.q_stride, 1), k = random_values<T>(k_tokens * s.k_stride, 2),
+               v = random_values<T>(k_tokens * s.v_stride, 3), d_o = random_values<T>(q_tokens * s.do_stride, 4);
+  values o = random_values<T>(q_tokens * s.o_stride, 5), lse = random_values<T>(s.batch * s.heads * s.lse_stride, 6),
+         dq = random_values<T>(q_tokens * s.dq_stride, 7), dk = random_values<T>(k_tokens * s.dk_stride, 8),
+         dv = random_values<T>(k_tokens * s.dv_stride, 9);
+  const auto typed = [](const values& x) { return std::vector<T>(x.begin(), x.end()); };
+  const std::vector<T> q_(typed(q)), k_(typed(k)), v_(typed(v)), d_o_(typed(d_o));
+  std::vector<T> o_(typed(o)), lse_(typed(lse)), dq_(typed(dq)), dk_(typed(dk)), dv_(typed(dv)), delta(lse_);
+  plait::test::naive_attention(
+      s,
+      {q.data() + given.q_lead * s.q_stride, k.data() + given.k_lead * s.k_stride, v.data() + given.k_lead * s.v_stride,
+       d_o.data() + given.q_lead * s.do_stride, o.data() + given.q_lead * s.o_stride, lse.data() + given.lse_lead,
+       dq.data() + given.q_lead * s.dq_stride, dk.data() + given.k_lead * s.dk_stride,
+       dv.data() + given.k_lead * s.dv_stride},
+      given.accumulate);
 
-  // Adding to what is there gives twice the result.
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
-                     dv.data(), given, {true, true});
-  for (auto& x : dq) x /= T(2);
-  for (auto& x : dk) x /= T(2);
-  for (auto& x : dv) x /= T(2);
-  CHECK(error_of(dq, expected.dq, s.q_stride, q_width) < tolerance);
-  CHECK(error_of(dk, expected.dk, s.k_stride, k_width) < tolerance);
-  CHECK(error_of(dv, expected.dv, s.v_stride, k_width) < tolerance);
+  cpu device;
+  const T *const q_at = q_.data() + given.q_lead * s.q_stride, *const k_at = k_.data() + given.k_lead * s.k_stride,
+                 *const v_at = v_.data() + given.k_lead * s.v_stride,
+                 *const d_o_at = d_o_.data() + given.q_lead * s.do_stride;
+  T *const o_at = o_.data() + given.q_lead * s.o_stride, *const lse_at = lse_.data() + given.lse_lead,
+           *const delta_at = delta.data() + given.lse_lead;
+  attention_forward(device, q_at, k_at, v_at, o_at, lse_at, given.shape);
+  if (given.given_delta) attention_delta(device, o_at, d_o_at, delta_at, given.shape);
+  const T* const no_output = nullptr;
+  attention_backward(device, q_at, k_at, v_at, given.given_delta ? no_output : o_at, lse_at, d_o_at,
+                     dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
+                     dv_.data() + given.k_lead * s.dv_stride, given.shape, given.accumulate,
+                     given.given_delta ? delta_at : nullptr);
+  CHECK(error_of(o_, o) < tolerance);
+  CHECK(error_of(lse_, lse) < tolerance);
+  CHECK(error_of(dq_, dq) < tolerance);
+  CHECK(error_of(dk_, dk) < tolerance);
+  CHECK(error_of(dv_, dv) < tolerance);
   CHECK(device.bytes_in_use() == 0);
 }
 
@@ -178,7 +117,7 @@ attention_shape shape_of(int64_t batch, int64_t q_len, int64_t k_len, int64_t he
   return s;
 }
 
-std::vector<attention_shape> shapes() {
+std::vector<piece> plain_pieces() {
   std::vector<attention_shape> all{
       shape_of(1, 1, 1, 1, 1, 1),      shape_of(2, 5, 5, 2, 1, 3),     shape_of(1, 64, 64, 1, 1, 16),
       shape_of(2, 65, 65, 4, 2, 8),    shape_of(1, 127, 127, 3, 3, 5), shape_of(1, 129, 300, 2, 1, 16),
@@ -201,91 +140,225 @@ std::vector<attention_shape> shapes() {
     s.q_offset = s.k_len + 10;  // every query sees everything
     all.push_back(s);
   }
-  return all;
+  std::vector<piece> pieces;
+  for (const attention_shape& s : all) pieces.push_back({.shape = s});
+  return pieces;
+}
+
+/// Where the document of each of `count` tokens from `first` on begins; the last tokens may belong to none and see
+/// nothing.
+std::vector<std::int32_t> random_documents(std::mt19937& generator, int64_t first, int64_t count) {
+  const auto pick = [&](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(generator);
+  };
+  const int64_t longest = pick(1, 200), padding = pick(0, 3) == 0 ? pick(0, count) : 0;
+  int64_t begin = std::max<int64_t>(first - pick(0, 100), 0), end = first + pick(1, longest);
+  std::vector<std::int32_t> result;
+  for (int64_t i = 0; i < count; ++i) {
+    if (first + i == end) {
+      begin = end;
+      end += pick(1, longest);
+    }
+    result.push_back(static_cast<std::int32_t>(i < count - padding ? begin : first + count + 1000));
+  }
+  return result;
+}
+
+/// A piece with everything a shape can say; `documents` is what its first_visible points to.
+piece random_piece(std::mt19937& generator, std::vector<std::int32_t>& documents) {
+  const auto pick = [&](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(generator);
+  };
+  const auto often = [&](int64_t of) { return pick(0, of - 1) != 0; };
+  const int64_t kv_heads = pick(1, 2), long_q = often(4) ? 80 : 400, long_k = often(4) ? 100 : 700;
+  piece p{.shape = shape_of(pick(1, 2), pick(1, long_q), pick(1, long_k), kv_heads * pick(1, 3), kv_heads, pick(1, 9))};
+  attention_shape& s = p.shape;
+  s.causal = often(5);
+  s.q_offset = pick(0, 400);
+  s.k_offset = pick(0, 400);
+  if (often(2)) s.window = often(2) ? pick(1, 50) : pick(50, 500);
+  const int64_t q_token = s.heads * s.head_dim, k_token = kv_heads * s.head_dim;
+  for (int64_t* stride : {&s.q_stride, &s.o_stride, &s.dq_stride, &s.do_stride}) *stride = q_token + pick(0, 3);
+  for (int64_t* stride : {&s.k_stride, &s.v_stride, &s.dk_stride, &s.dv_stride}) *stride = k_token + pick(0, 3);
+  p.q_lead = pick(0, 20);
+  p.k_lead = pick(0, 20);
+  p.lse_lead = pick(0, 20);
+  s.q_batch = p.q_lead + s.q_len + pick(0, 5);
+  s.k_batch = p.k_lead + s.k_len + pick(0, 5);
+  s.lse_stride = p.lse_lead + s.q_len + pick(0, 5);
+  p.accumulate = {often(2), often(2)};
+  p.given_delta = often(2);
+  documents.clear();
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const auto of_batch = random_documents(generator, s.q_offset, s.q_batch);
+    documents.insert(documents.end(), of_batch.begin(), of_batch.end());
+  }
+  if (often(2)) s.first_visible = documents.data();
+  return p;
 }
 
 }  // namespace
 
 TEST_CASE("attention in double equals the definition, forward and backward") {
-  for (const auto& s : shapes()) check<double>(s, 1e-12);
+  for (const piece& p : plain_pieces()) check<double>(p, 1e-12);
 }
 
 TEST_CASE("attention in float equals the definition to float accuracy") {
-  for (const auto& s : shapes()) check<float>(s, 3e-6);
+  for (const piece& p : plain_pieces()) check<float>(p, 3e-6);
 }
 
 TEST_CASE("attention inside fused projections leaves the other columns alone") {
   attention_shape s = shape_of(2, 70, 70, 4, 2, 8);
   s.q_stride = s.k_stride = s.v_stride = 4 * 8 + 2 * 2 * 8;
   s.o_stride = 40;
-  check<double>(s, 1e-12);
-  check<float>(s, 3e-6);
+  check<double>({.shape = s}, 1e-12);
+  check<float>({.shape = s}, 3e-6);
+  check<double>({.shape = s, .accumulate = {true, true}}, 1e-12);
 }
 
-TEST_CASE("gradients may have strides of their own") {
-  attention_shape s = shape_of(1, 40, 50, 2, 1, 4);
-  s.causal = false;
-  cpu device;
-  const auto q = random_values<double>(40 * 8, 1), k = random_values<double>(50 * 4, 2),
-             v = random_values<double>(50 * 4, 3);
-  const auto d_o = random_values<double>(40 * 8, 4);
-  std::vector<double> o(40 * 8), lse(80), dq(40 * 8), dk(200), dv(200), dq2(40 * 11), dk2(50 * 9), dv2(50 * 5);
-  attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
-                     dv.data(), s);
-  s.dq_stride = 11;
-  s.dk_stride = 9;
-  s.dv_stride = 5;
-  attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq2.data(), dk2.data(),
-                     dv2.data(), s);
-  for (std::size_t t = 0; t < 40; ++t) CHECK(dq2[t * 11 + 3] == dq[t * 8 + 3]);
-  for (std::size_t t = 0; t < 50; ++t) {
-    CHECK(dk2[t * 9 + 3] == doctest::Approx(dk[t * 4 + 3]));
-    CHECK(dv2[t * 5 + 1] == doctest::Approx(dv[t * 4 + 1]));
+TEST_CASE("attention of pieces with windows, documents, offsets and strides equals the definition") {
+  std::mt19937 generator(7);
+  std::vector<std::int32_t> documents;
+  for (int i = 0; i < 150; ++i) {
+    const piece p = random_piece(generator, documents);
+    CAPTURE(i);
+    check<double>(p, 1e-12);
+    if (i % 5 == 0) check<float>(p, 5e-6);
   }
 }
 
-TEST_CASE("attention over keys in parts, merged by lse, equals attention over all keys, and so do its gradients") {
-  const attention_shape whole = shape_of(2, 50, 90, 4, 2, 8);
-  attention_shape shape = whole;
-  shape.q_offset = 25;
-  cpu device;
-  const auto q = random_values<double>(2 * 50 * 32, 1), k = random_values<double>(2 * 90 * 16, 2);
-  const auto v = random_values<double>(2 * 90 * 16, 3), d_o = random_values<double>(2 * 50 * 32, 4);
-  const reference expected = naive(shape, q, k, v, d_o);
-  const int64_t part = 30;
-  std::vector<double> o(q.size()), lse(2 * 4 * 50), dq(q.size()), dk(k.size()), dv(v.size());
-  const auto slice = [&](const std::vector<double>& from, int64_t first) {
-    std::vector<double> to(2 * 30 * 16);
-    plait::kernels::copy_3d(device, from.data() + first * 16, to.data(), 2, part, 16 * 8, 90 * 16 * 8, 16 * 8,
-                            part * 16 * 8, 16 * 8);
-    return to;
-  };
-  shape.k_len = part;
-  for (int64_t first : {int64_t{0}, part, 2 * part}) {
-    const auto k_part = slice(k, first), v_part = slice(v, first);
-    std::vector<double> o_part(q.size()), lse_part(lse.size());
-    shape.k_offset = first;
-    attention_forward(device, q.data(), k_part.data(), v_part.data(), o_part.data(), lse_part.data(), shape);
-    if (first == 0) {
-      o = o_part;
-      lse = lse_part;
-    } else {
-      plait::kernels::merge_lse(device, o.data(), lse.data(), o_part.data(), lse_part.data(), 32, shape);
+TEST_CASE("queries whose document begins behind the first block of keys of their neighbours start from nothing") {
+  attention_shape s = shape_of(2, 256, 456, 2, 2, 8);
+  s.q_offset = 200;
+  std::vector<std::int32_t> documents(512, 300);
+  for (std::size_t b : {0, 1}) {
+    std::fill_n(documents.begin() + static_cast<std::ptrdiff_t>(256 * b), 10, 0);
+    std::fill_n(documents.begin() + static_cast<std::ptrdiff_t>(256 * b + 10), 90, 210);
+  }
+  s.first_visible = documents.data();
+  check<double>({.shape = s}, 1e-12);
+}
+
+TEST_CASE("every rank's halves of a zigzag sequence against every visiting half make the whole attention") {
+  // Chunks 0 to 2 ranks - 1; rank r holds chunks r and 2 ranks - 1 - r, which lie side by side.
+  const int64_t ranks = 3, chunk = 37, len = 2 * ranks * chunk, batch = 2, heads = 4, kv_heads = 2, d = 8;
+  std::mt19937 generator(3);
+  std::vector<std::int32_t> documents;
+  for (int64_t b = 0; b < batch; ++b) {
+    const auto of_batch = random_documents(generator, 0, len);
+    documents.insert(documents.end(), of_batch.begin(), of_batch.end());
+  }
+  for (const int64_t window : {0, 50}) {
+    for (const bool packed : {false, true}) {
+      attention_shape whole = shape_of(batch, len, len, heads, kv_heads, d);
+      whole.window = window;
+      if (packed) whole.first_visible = documents.data();
+      const int64_t q_token = heads * d, k_token = kv_heads * d;
+      const values q = random_values<double>(batch * len * q_token, 1),
+                   k = random_values<double>(batch * len * k_token, 2),
+                   v = random_values<double>(batch * len * k_token, 3),
+                   d_o = random_values<double>(batch * len * q_token, 4);
+      values o(q.size()), lse(static_cast<std::size_t>(batch * heads * len)), dq(q.size()), dk(k.size()), dv(v.size());
+      plait::test::naive_attention(
+          whole, {q.data(), k.data(), v.data(), d_o.data(), o.data(), lse.data(), dq.data(), dk.data(), dv.data()});
+      // A rank's tokens are the two chunks of every batch; dk and dv are summed where the keys are.
+      cpu device;
+      const auto chunk_of = [&](int64_t rank, int64_t half) { return half == 0 ? rank : 2 * ranks - 1 - rank; };
+      const auto local = [&](const auto& from, int64_t rank, int64_t token) {
+        std::remove_cvref_t<decltype(from)> to(static_cast<std::size_t>(batch * 2 * chunk * token));
+        for (int64_t half : {0, 1}) {
+          plait::kernels::copy_3d(device, from.data() + chunk_of(rank, half) * chunk * token,
+                                  to.data() + half * chunk * token, batch, 1, chunk * token * int64_t{sizeof(to[0])},
+                                  len * token * int64_t{sizeof(to[0])}, 0, 2 * chunk * token * int64_t{sizeof(to[0])},
+                                  0);
+        }
+        return to;
+      };
+      std::vector<values> dk_(ranks, values(static_cast<std::size_t>(batch * 2 * chunk * k_token))), dv_ = dk_;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const values q_ = local(q, rank, q_token), d_o_ = local(d_o, rank, q_token);
+        const auto documents_ = local(documents, rank, 1);
+        const auto rows = static_cast<std::size_t>(batch * heads * 2 * chunk);
+        values o_(q_.size()), dq_(q_.size()), o_part(q_.size()), delta(rows), lse_part(rows),
+            lse_(rows, -std::numeric_limits<double>::infinity());
+        const auto each_pair = [&](auto use) {
+          for (int64_t step = 0; step < ranks; ++step) {
+            for (int64_t pair = 0; pair < 4; ++pair) {
+              const int64_t from = (rank + step) % ranks, mine = pair / 2, theirs = pair % 2;
+              attention_shape s = whole;
+              s.q_len = s.k_len = chunk;
+              s.q_batch = s.k_batch = s.lse_stride = 2 * chunk;
+              s.q_offset = chunk_of(rank, mine) * chunk;
+              s.k_offset = chunk_of(from, theirs) * chunk;
+              if (packed) s.first_visible = documents_.data() + mine * chunk;
+              use(s, from, mine * chunk, theirs * chunk);
+            }
+          }
+        };
+        each_pair([&](const attention_shape& s, int64_t from, int64_t mine, int64_t theirs) {
+          const values k_ = local(k, from, k_token), v_ = local(v, from, k_token);
+          attention_forward(device, q_.data() + mine * q_token, k_.data() + theirs * k_token,
+                            v_.data() + theirs * k_token, o_part.data() + mine * q_token, lse_part.data() + mine, s);
+          plait::kernels::merge_lse(device, o_.data() + mine * q_token, lse_.data() + mine,
+                                    o_part.data() + mine * q_token, lse_part.data() + mine, q_token, s);
+        });
+        attention_shape all = whole;
+        all.q_len = 2 * chunk;
+        attention_delta(device, o_.data(), d_o_.data(), delta.data(), all);
+        each_pair([&](const attention_shape& s, int64_t from, int64_t mine, int64_t theirs) {
+          const values k_ = local(k, from, k_token), v_ = local(v, from, k_token);
+          const auto at = static_cast<std::size_t>(from);
+          attention_backward(device, q_.data() + mine * q_token, k_.data() + theirs * k_token,
+                             v_.data() + theirs * k_token, o_.data() + mine * q_token, lse_.data() + mine,
+                             d_o_.data() + mine * q_token, dq_.data() + mine * q_token,
+                             dk_[at].data() + theirs * k_token, dv_[at].data() + theirs * k_token, s, {true, true},
+                             delta.data() + mine);
+        });
+        CHECK(error_of(o_, local(o, rank, q_token)) < 1e-12);
+        CHECK(error_of(dq_, local(dq, rank, q_token)) < 1e-12);
+        for (int64_t row = 0; row < batch * heads; ++row) {
+          for (int64_t i = 0; i < 2 * chunk; ++i) {
+            const int64_t token = chunk_of(rank, i / chunk) * chunk + i % chunk;
+            const double got = lse_[static_cast<std::size_t>(row * 2 * chunk + i)];
+            const double expected = lse[static_cast<std::size_t>(row * len + token)];
+            if (got != expected && !(std::abs(got - expected) < 1e-12)) CHECK(got == expected);
+          }
+        }
+      }
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        CHECK(error_of(dk_[static_cast<std::size_t>(rank)], local(dk, rank, k_token)) < 1e-12);
+        CHECK(error_of(dv_[static_cast<std::size_t>(rank)], local(dv, rank, k_token)) < 1e-12);
+      }
     }
   }
-  CHECK(error_of(o, expected.o, 32, 32) < 1e-13);
-  CHECK(error_of(lse, expected.lse, 1, 1) < 1e-13);
-  for (int64_t first : {int64_t{0}, part, 2 * part}) {
-    const auto k_part = slice(k, first), v_part = slice(v, first);
-    std::vector<double> dk_part(k_part.size()), dv_part(v_part.size());
-    shape.k_offset = first;
-    attention_backward(device, q.data(), k_part.data(), v_part.data(), o.data(), lse.data(), d_o.data(), dq.data(),
-                       dk_part.data(), dv_part.data(), shape, {first != 0, false});
-    CHECK(error_of(dk_part, slice(expected.dk, first), 16, 16) < 1e-12);
-    CHECK(error_of(dv_part, slice(expected.dv, first), 16, 16) < 1e-12);
+}
+
+TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of queries that see no key") {
+  const int64_t len = 640, width = 8;
+  std::vector<std::int32_t> documents(static_cast<std::size_t>(len), 0);
+  std::fill(documents.begin() + 256, documents.end(), 256);
+  for (const bool packed : {false, true}) {
+    attention_shape s = shape_of(1, len, len, 1, 1, width);
+    if (packed) s.first_visible = documents.data();
+    s.window = packed ? 0 : 64;
+    cpu device;
+    values q = random_values<double>(len * width, 1), k = random_values<double>(len * width, 2), v = k, d_o = q, o(q),
+           dq(q), dk(k), dv(v), lse(static_cast<std::size_t>(len));
+    const auto nan = std::numeric_limits<double>::quiet_NaN();
+    // What the first 64 tokens are may matter to those from 256 on no more, and the other way round.
+    std::fill_n(k.begin(), 64 * width, nan);
+    std::fill_n(v.begin(), 64 * width, nan);
+    attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);
+    attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(), dq.data(), dk.data(),
+                       dv.data(), s);
+    bool clean = true;
+    for (int64_t i = 256 * width; i < len * width; ++i) {
+      for (const values* array : {&o, &dq, &dk, &dv})
+        clean = clean && !std::isnan((*array)[static_cast<std::size_t>(i)]);
+    }
+    CHECK(clean);
+    CHECK(std::isnan(o[0]));
   }
-  CHECK(error_of(dq, expected.dq, 32, 32) < 1e-12);
 }
 
 TEST_CASE("scratch does not grow with the sequence") {
@@ -294,7 +367,7 @@ TEST_CASE("scratch does not grow with the sequence") {
     const int64_t len = i == 0 ? 300 : 900;
     cpu device;
     const attention_shape s = shape_of(1, len, len, 2, 1, 8);
-    const auto q = random_values<float>(len * 16, 1), k = random_values<float>(len * 8, 2);
+    const std::vector<float> q(static_cast<std::size_t>(len * 16), 1.0f), k(static_cast<std::size_t>(len * 8), 1.0f);
     std::vector<float> o(q.size()), lse(static_cast<std::size_t>(2 * len)), dq(q.size()), dk(k.size()), dv(k.size());
     attention_forward(device, q.data(), k.data(), k.data(), o.data(), lse.data(), s);
     attention_backward(device, q.data(), k.data(), k.data(), o.data(), lse.data(), q.data(), dq.data(), dk.data(),
@@ -311,4 +384,16 @@ TEST_CASE("impossible shapes are refused by name") {
   s.q_stride = 7;
   CHECK_THROWS_WITH_AS(s.checked(), "attention: q_stride = 7, must be at least 8, the elements of a token",
                        plait::error);
+  s.q_stride = 0;
+  s.k_batch = 3;
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: k_batch = 3, must be 0 or at least k_len = 4", plait::error);
+  s.k_batch = 0;
+  s.window = -1;
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: window = -1, must be at least 1, or 0 for none", plait::error);
+  s.window = 0;
+  const std::int32_t documents[4] = {};
+  s.first_visible = documents;
+  s.k_offset = -1;
+  CHECK_THROWS_WITH_AS(
+      s.checked(), "attention: k_offset = -1, must be from 0 to 2147483647 where first_visible is given", plait::error);
 }

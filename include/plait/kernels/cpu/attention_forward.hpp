@@ -88,7 +88,7 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
           for (std::int64_t h = 0; h < group; ++h) {
             const std::int64_t row = i * group + h;
             T* const target = out + i * s.o_stride + h * d;
-            if (row_max[row] == nothing) {
+            if (row_sum[row] == T(0)) {  // or is not a number, which must not be hidden
               std::fill_n(target, d, T(0));
               out_lse[h * s.lse_stride + i] = nothing;
             } else {

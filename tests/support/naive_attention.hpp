@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "plait/kernels/attention_shape.hpp"
+
+namespace plait::test {
+
+/// Where attention finds its inputs and puts its results, all in double.
+struct attention_pointers {
+  const double *q, *k, *v, *d_o;
+  double *o, *lse, *dq, *dk, *dv;
+};
+
+/// Attention and its gradients by the definition: a query and a key at a time, every probability in memory. Which key a
+/// query sees is decided from the positions of the two.
+inline void naive_attention(const kernels::attention_shape& given, const attention_pointers& at,
+                            kernels::attention_accumulate accumulate = {}) {
+  const kernels::attention_shape s = given.checked();
+  const auto dot = [&](const double* a, const double* b) {
+    double sum = 0;
+    for (std::int64_t c = 0; c < s.head_dim; ++c) sum += a[c] * b[c];
+    return sum;
+  };
+  const auto add = [&](double* to, double factor, const double* from) {
+    for (std::int64_t c = 0; c < s.head_dim; ++c) to[c] += factor * from[c];
+  };
+  const auto element = [&](auto* array, std::int64_t token, std::int64_t stride, std::int64_t head) {
+    return array + token * stride + head * s.head_dim;
+  };
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t j = 0; j < s.k_len && !accumulate.keys_and_values; ++j) {
+      std::fill_n(element(at.dk, b * s.k_batch + j, s.dk_stride, 0), s.kv_heads * s.head_dim, 0.0);
+      std::fill_n(element(at.dv, b * s.k_batch + j, s.dv_stride, 0), s.kv_heads * s.head_dim, 0.0);
+    }
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t kv_head = h / s.group();
+      for (std::int64_t i = 0; i < s.q_len; ++i) {
+        const std::int64_t query = b * s.q_batch + i, position = s.q_offset + i;
+        const double *const q = element(at.q, query, s.q_stride, h), *const d_o =
+                                                                         element(at.d_o, query, s.do_stride, h);
+        double *const o = element(at.o, query, s.o_stride, h), *const dq = element(at.dq, query, s.dq_stride, h);
+        std::fill_n(o, s.head_dim, 0.0);
+        if (!accumulate.queries) std::fill_n(dq, s.head_dim, 0.0);
+        std::vector<std::int64_t> keys;
+        std::vector<double> p;
+        double largest = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
+        for (std::int64_t j = 0; j < s.k_len; ++j) {
+          const std::int64_t other = s.k_offset + j;
+          if (s.causal && other > position) continue;
+          if (s.window > 0 && position - other >= s.window) continue;
+          if (s.first_visible != nullptr && other < s.first_visible[query]) continue;
+          keys.push_back(b * s.k_batch + j);
+          p.push_back(s.scale * dot(q, element(at.k, keys.back(), s.k_stride, kv_head)));
+          largest = std::max(largest, p.back());
+        }
+        for (double& x : p) sum += x = std::exp(x - largest);
+        at.lse[(b * s.heads + h) * s.lse_stride + i] = keys.empty() ? largest : largest + std::log(sum);
+        for (std::size_t n = 0; n < keys.size(); ++n) {
+          p[n] /= sum;
+          const double* const value = element(at.v, keys[n], s.v_stride, kv_head);
+          add(o, p[n], value);
+          delta += p[n] * dot(d_o, value);
+        }
+        for (std::size_t n = 0; n < keys.size(); ++n) {
+          const double ds = s.scale * p[n] * (dot(d_o, element(at.v, keys[n], s.v_stride, kv_head)) - delta);
+          add(dq, ds, element(at.k, keys[n], s.k_stride, kv_head));
+          add(element(at.dk, keys[n], s.dk_stride, kv_head), ds, q);
+          add(element(at.dv, keys[n], s.dv_stride, kv_head), p[n], d_o);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace plait::test
