@@ -38,14 +38,16 @@ namespace detail {
 template <class Base, class Policy, class Dim>
 struct residual_in_context {
   static constexpr layout value = [] {
-    using specs = transformer_specs<Base>;
     layout a = layout_v<typename Base::residual>;
+    const axis_list before = context_axes<typename attention_of_strategy<Base>::type>;
     axis_list over = context_axes<Policy>;
-    for (axis_id axis : a.axes_of(specs::sequence))
-      if (!over.contains(axis) && !context_axes<typename specs::attention>.contains(axis)) over.push_back(axis);
-    for (dim_placement& p : a.dims)
-      if (p.dim == specs::sequence) p = {dim_of<Dim>, over};
-    for (axis_id axis : context_axes<typename specs::attention>)
+    for (dim_placement& p : a.dims) {
+      if (!(p.dim == dim_of<seq> || p.dim == dim_of<zseq>)) continue;
+      for (axis_id axis : p.axes)
+        if (!over.contains(axis) && !before.contains(axis)) over.push_back(axis);
+      p = {dim_of<Dim>, over};
+    }
+    for (axis_id axis : before)
       if (!over.contains(axis)) a.set(axis, state::invariant);
     for (axis_id axis : over)
       if (const int at = a.invariant.find(axis); at >= 0) a.invariant.erase(static_cast<std::size_t>(at));
