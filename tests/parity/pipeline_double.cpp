@@ -1,6 +1,7 @@
 // timeout: 300
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
 #include "../support/pipeline_parity.hpp"
+#include "plait/models/llama_stages.hpp"
 #include "plait/schedule/dualpipe_v.hpp"
 #include "plait/schedule/zero_bubble.hpp"
 
@@ -80,5 +81,40 @@ TEST_CASE("recomputation, dropout, biases, parameters stored over dp") {
     check<zb_h1>(s, one, {{1, 2, 2}});
     if (keep == recompute::full)
       check_pipeline<double, stored_over_dp<megatron_sp>>(s, one, {2, 2, 2}, make_schedule<zb_v>(2, 4));
+  }
+}
+
+TEST_CASE("the costs of the parts add up to the model's, and measured ones are the same on all ranks") {
+  const llama_config& c = *find_llama_preset("smollm-1.7b");
+  const llama_part_times parts = llama_part_flops(c, 2048);
+  const double whole = static_cast<double>(c.layers) * (parts.layer.forward + parts.layer.backward) +
+                       parts.head.forward + parts.head.backward;
+  CHECK(whole == doctest::Approx(flops_per_token(c, 2048).causal()).epsilon(1e-3));  // but for the norms' weights
+  const stage_costs balance = stage_costs_of(parts, c.layers);
+  const std::vector<stage_layers> split = split_layers(balance, 4);
+  CHECK(split.back().size() < split.front().size());  // the head is worth some layers
+  const schedule_costs costs = schedule_costs_of(parts, split);
+  double sum = 0;
+  for (const action_times& t : costs.stages) sum += t.forward + t.input_backward + t.weight_backward;
+  CHECK(sum == doctest::Approx(whole));
+
+  std::vector<llama_part_times> measured(2);
+  threads::run(2, [&](threads::communicator k) {
+    const megatron_sp::mesh mesh{1, 1, 2, 1};
+    world ranks(mesh.shape(), k);
+    cpu device;
+    const scenario s = tiny(1, 1);
+    context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, mesh.shape(), s.batch, s.seq), 1};
+    measured[static_cast<std::size_t>(k.rank())] = measure_llama_parts<double, megatron_sp>(ctx, s.config, s.options);
+    CHECK(device.bytes_in_use() == 0);
+  });
+  for (action_times llama_part_times::*part : {&llama_part_times::layer, &llama_part_times::head}) {
+    const action_times &a = measured[0].*part, &b = measured[1].*part;
+    CHECK(a.forward > 0);
+    CHECK(a.input_backward > 0);
+    CHECK(a.weight_backward > 0);
+    CHECK(a.forward == b.forward);
+    CHECK(a.backward == b.backward);
+    CHECK(a.backward == doctest::Approx(a.input_backward + a.weight_backward));
   }
 }
