@@ -7,16 +7,19 @@
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
+#include "support/attention_pieces.hpp"
 #include "support/naive_attention.hpp"
 
 namespace {
 
 using plait::cpu;
-using plait::kernels::attention_accumulate;
 using plait::kernels::attention_backward;
 using plait::kernels::attention_delta;
 using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
+using plait::test::attention_piece;
+using plait::test::random_documents;
+using plait::test::shape_of;
 using std::int64_t;
 using values = std::vector<double>;
 
@@ -29,14 +32,6 @@ values random_values(int64_t n, unsigned seed) {
   for (double& x : result) x = static_cast<double>(static_cast<T>(normal(generator)));
   return result;
 }
-
-/// A call on a piece of longer arrays, which begins some tokens behind where they begin.
-struct piece {
-  attention_shape shape;
-  int64_t q_lead = 0, k_lead = 0, lse_lead = 0;
-  attention_accumulate accumulate{};
-  bool given_delta = false;
-};
 
 /// The largest difference, relative to the largest element.
 template <class T>
@@ -53,7 +48,7 @@ double error_of(const std::vector<T>& got, const values& expected) {
 
 /// Compares whole arrays: what belongs to no token of the piece must stay as it was.
 template <class T>
-void check(const piece& given, double tolerance) {
+void check(const attention_piece& given, double tolerance) {
   const attention_shape s = given.shape.checked();
   CAPTURE(s.batch);
   CAPTURE(s.q_len);
@@ -104,20 +99,7 @@ void check(const piece& given, double tolerance) {
   CHECK(device.bytes_in_use() == 0);
 }
 
-attention_shape shape_of(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads,
-                         int64_t head_dim) {
-  attention_shape s;
-  s.batch = batch;
-  s.q_len = q_len;
-  s.k_len = k_len;
-  s.heads = heads;
-  s.kv_heads = kv_heads;
-  s.head_dim = head_dim;
-  s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
-  return s;
-}
-
-std::vector<piece> plain_pieces() {
+std::vector<attention_piece> plain_pieces() {
   std::vector<attention_shape> all{
       shape_of(1, 1, 1, 1, 1, 1),      shape_of(2, 5, 5, 2, 1, 3),     shape_of(1, 64, 64, 1, 1, 16),
       shape_of(2, 65, 65, 4, 2, 8),    shape_of(1, 127, 127, 3, 3, 5), shape_of(1, 129, 300, 2, 1, 16),
@@ -140,71 +122,19 @@ std::vector<piece> plain_pieces() {
     s.q_offset = s.k_len + 10;  // every query sees everything
     all.push_back(s);
   }
-  std::vector<piece> pieces;
+  std::vector<attention_piece> pieces;
   for (const attention_shape& s : all) pieces.push_back({.shape = s});
   return pieces;
-}
-
-/// Where the document of each of `count` tokens from `first` on begins; the last tokens may belong to none and see
-/// nothing.
-std::vector<std::int32_t> random_documents(std::mt19937& generator, int64_t first, int64_t count) {
-  const auto pick = [&](int64_t from, int64_t to) {
-    return std::uniform_int_distribution<int64_t>(from, to)(generator);
-  };
-  const int64_t longest = pick(1, 200), padding = pick(0, 3) == 0 ? pick(0, count) : 0;
-  int64_t begin = std::max<int64_t>(first - pick(0, 100), 0), end = first + pick(1, longest);
-  std::vector<std::int32_t> result;
-  for (int64_t i = 0; i < count; ++i) {
-    if (first + i == end) {
-      begin = end;
-      end += pick(1, longest);
-    }
-    result.push_back(static_cast<std::int32_t>(i < count - padding ? begin : first + count + 1000));
-  }
-  return result;
-}
-
-/// A piece with everything a shape can say; `documents` is what its first_visible points to.
-piece random_piece(std::mt19937& generator, std::vector<std::int32_t>& documents) {
-  const auto pick = [&](int64_t from, int64_t to) {
-    return std::uniform_int_distribution<int64_t>(from, to)(generator);
-  };
-  const auto often = [&](int64_t of) { return pick(0, of - 1) != 0; };
-  const int64_t kv_heads = pick(1, 2), long_q = often(4) ? 80 : 400, long_k = often(4) ? 100 : 700;
-  piece p{.shape = shape_of(pick(1, 2), pick(1, long_q), pick(1, long_k), kv_heads * pick(1, 3), kv_heads, pick(1, 9))};
-  attention_shape& s = p.shape;
-  s.causal = often(5);
-  s.q_offset = pick(0, 400);
-  s.k_offset = pick(0, 400);
-  if (often(2)) s.window = often(2) ? pick(1, 50) : pick(50, 500);
-  const int64_t q_token = s.heads * s.head_dim, k_token = kv_heads * s.head_dim;
-  for (int64_t* stride : {&s.q_stride, &s.o_stride, &s.dq_stride, &s.do_stride}) *stride = q_token + pick(0, 3);
-  for (int64_t* stride : {&s.k_stride, &s.v_stride, &s.dk_stride, &s.dv_stride}) *stride = k_token + pick(0, 3);
-  p.q_lead = pick(0, 20);
-  p.k_lead = pick(0, 20);
-  p.lse_lead = pick(0, 20);
-  s.q_batch = p.q_lead + s.q_len + pick(0, 5);
-  s.k_batch = p.k_lead + s.k_len + pick(0, 5);
-  s.lse_stride = p.lse_lead + s.q_len + pick(0, 5);
-  p.accumulate = {often(2), often(2)};
-  p.given_delta = often(2);
-  documents.clear();
-  for (int64_t b = 0; b < s.batch; ++b) {
-    const auto of_batch = random_documents(generator, s.q_offset, s.q_batch);
-    documents.insert(documents.end(), of_batch.begin(), of_batch.end());
-  }
-  if (often(2)) s.first_visible = documents.data();
-  return p;
 }
 
 }  // namespace
 
 TEST_CASE("attention in double equals the definition, forward and backward") {
-  for (const piece& p : plain_pieces()) check<double>(p, 1e-12);
+  for (const attention_piece& p : plain_pieces()) check<double>(p, 1e-12);
 }
 
 TEST_CASE("attention in float equals the definition to float accuracy") {
-  for (const piece& p : plain_pieces()) check<float>(p, 3e-6);
+  for (const attention_piece& p : plain_pieces()) check<float>(p, 3e-6);
 }
 
 TEST_CASE("attention inside fused projections leaves the other columns alone") {
@@ -217,10 +147,13 @@ TEST_CASE("attention inside fused projections leaves the other columns alone") {
 }
 
 TEST_CASE("attention of pieces with windows, documents, offsets and strides equals the definition") {
-  std::mt19937 generator(7);
+  plait::test::picker numbers(7);
   std::vector<std::int32_t> documents;
   for (int i = 0; i < 150; ++i) {
-    const piece p = random_piece(generator, documents);
+    plait::test::piece_sizes most;
+    if (i % 4 == 0) most.q_len = 400;
+    if (i % 3 == 0) most.k_len = 700;
+    const attention_piece p = plait::test::random_piece(numbers, most, documents);
     CAPTURE(i);
     check<double>(p, 1e-12);
     if (i % 5 == 0) check<float>(p, 5e-6);
@@ -242,10 +175,10 @@ TEST_CASE("queries whose document begins behind the first block of keys of their
 TEST_CASE("every rank's halves of a zigzag sequence against every visiting half make the whole attention") {
   // Chunks 0 to 2 ranks - 1; rank r holds chunks r and 2 ranks - 1 - r, which lie side by side.
   const int64_t ranks = 3, chunk = 37, len = 2 * ranks * chunk, batch = 2, heads = 4, kv_heads = 2, d = 8;
-  std::mt19937 generator(3);
+  plait::test::picker numbers(3);
   std::vector<std::int32_t> documents;
   for (int64_t b = 0; b < batch; ++b) {
-    const auto of_batch = random_documents(generator, 0, len);
+    const auto of_batch = random_documents(numbers, 0, len);
     documents.insert(documents.end(), of_batch.begin(), of_batch.end());
   }
   for (const int64_t window : {0, 50}) {

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "plait/kernels/attention_shape.hpp"
+
+/// Calls of attention for tests, on the cpu and on a GPU.
+namespace plait::test {
+
+/// A call on a piece of longer arrays, which begins some tokens behind where they begin.
+struct attention_piece {
+  kernels::attention_shape shape;
+  std::int64_t q_lead = 0, k_lead = 0, lse_lead = 0;
+  kernels::attention_accumulate accumulate{};
+  bool given_delta = false;
+};
+
+inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_t heads,
+                                         std::int64_t kv_heads, std::int64_t head_dim, bool causal = true,
+                                         std::int64_t q_offset = 0, std::int64_t k_offset = 0) {
+  kernels::attention_shape s;
+  s.batch = batch;
+  s.q_len = q_len;
+  s.k_len = k_len;
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_dim = head_dim;
+  s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  s.causal = causal;
+  s.q_offset = q_offset;
+  s.k_offset = k_offset;
+  return s;
+}
+
+/// The numbers that tests are made from.
+class picker {
+ public:
+  explicit picker(unsigned seed) : generator_(seed) {}
+  std::int64_t pick(std::int64_t from, std::int64_t to) {
+    return std::uniform_int_distribution<std::int64_t>(from, to)(generator_);
+  }
+  /// False once in so many times.
+  bool often(std::int64_t of) { return pick(0, of - 1) != 0; }
+
+ private:
+  std::mt19937 generator_;
+};
+
+/// Where the document of each of `count` tokens from `first` on begins; the last tokens may belong to none and see
+/// nothing.
+inline std::vector<std::int32_t> random_documents(picker& numbers, std::int64_t first, std::int64_t count) {
+  const std::int64_t longest = numbers.pick(1, 200), padding = numbers.often(4) ? 0 : numbers.pick(0, count);
+  std::int64_t begin = std::max<std::int64_t>(first - numbers.pick(0, 100), 0), end = first + numbers.pick(1, longest);
+  std::vector<std::int32_t> result;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (first + i == end) {
+      begin = end;
+      end += numbers.pick(1, longest);
+    }
+    result.push_back(static_cast<std::int32_t>(i < count - padding ? begin : first + count + 1000));
+  }
+  return result;
+}
+
+/// How large `random_piece` may be: most have up to q_len and k_len tokens. Strides and head_dim are multiples of
+/// `unit`.
+struct piece_sizes {
+  std::int64_t q_len = 80, k_len = 100, batch = 2, heads = 6, head_dim = 9, unit = 1;
+};
+
+/// A piece with everything a shape can say; `documents` is what its first_visible, if any, points to.
+inline attention_piece random_piece(picker& numbers, const piece_sizes& most, std::vector<std::int32_t>& documents) {
+  const auto units = [&](std::int64_t least, std::int64_t largest) {
+    return most.unit * numbers.pick(least, std::max(largest / most.unit, least));
+  };
+  const std::int64_t kv_heads = numbers.pick(1, std::min<std::int64_t>(2, most.heads));
+  attention_piece p{.shape =
+                        shape_of(numbers.pick(1, most.batch), numbers.pick(1, most.q_len), numbers.pick(1, most.k_len),
+                                 kv_heads * numbers.pick(1, most.heads / kv_heads), kv_heads, units(1, most.head_dim),
+                                 numbers.often(5), numbers.pick(0, most.k_len), numbers.pick(0, most.q_len))};
+  kernels::attention_shape& s = p.shape;
+  if (numbers.often(2)) s.window = numbers.often(2) ? numbers.pick(1, 50) : numbers.pick(50, most.q_len + most.k_len);
+  const std::int64_t q_token = s.heads * s.head_dim, k_token = kv_heads * s.head_dim;
+  for (std::int64_t* at : {&s.q_stride, &s.o_stride, &s.dq_stride, &s.do_stride})
+    *at = q_token + units(0, 3 * most.unit);
+  for (std::int64_t* at : {&s.k_stride, &s.v_stride, &s.dk_stride, &s.dv_stride})
+    *at = k_token + units(0, 3 * most.unit);
+  p.q_lead = numbers.pick(0, 20);
+  p.k_lead = numbers.pick(0, 20);
+  p.lse_lead = numbers.pick(0, 20);
+  s.q_batch = p.q_lead + s.q_len + numbers.pick(0, 5);
+  s.k_batch = p.k_lead + s.k_len + numbers.pick(0, 5);
+  s.lse_stride = p.lse_lead + s.q_len + numbers.pick(0, 5);
+  p.accumulate = {numbers.often(2), numbers.often(2)};
+  p.given_delta = numbers.often(2);
+  documents.clear();
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const auto of_batch = random_documents(numbers, s.q_offset, s.q_batch);
+    documents.insert(documents.end(), of_batch.begin(), of_batch.end());
+  }
+  if (numbers.often(2)) s.first_visible = documents.data();
+  return p;
+}
+
+}  // namespace plait::test
