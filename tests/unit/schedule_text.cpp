@@ -1,0 +1,245 @@
+// Schedules by name, as PyTorch's CSV, as a user's own policy, and made for given costs.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "plait/schedule/parse.hpp"
+#include "unit/temp_folder.hpp"
+
+using namespace plait;
+
+namespace {
+
+std::string text_of_file(const std::string& name) {
+  std::ifstream file(PLAIT_TEST_DATA "/" + name, std::ios::binary);
+  REQUIRE(file.good());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void refuses(std::string_view text, int ranks, int microbatches, const std::string& message) {
+  CAPTURE(text);
+  try {
+    parse_schedule(text, ranks, microbatches);
+    FAIL_CHECK("accepted");
+  } catch (const error& e) {
+    CHECK(std::string(e.what()) == message);
+  }
+}
+
+void refuses_csv(std::string_view text, const std::string& message) {
+  CAPTURE(text);
+  try {
+    schedule_from_csv(text);
+    FAIL_CHECK("accepted");
+  } catch (const error& e) {
+    CHECK(std::string(e.what()) == message);
+  }
+}
+
+/// One microbatch after the other: correct, and slow.
+struct one_at_a_time {
+  static constexpr int chunks = 2;
+  static constexpr schedule make(const pipeline_shape& shape) {
+    schedule s{"one_at_a_time", shape, {}};
+    s.order.resize(static_cast<std::size_t>(shape.ranks));
+    for (auto& order : s.order)
+      for (int mb = 0; mb < shape.microbatches; ++mb) {
+        for (int chunk = 0; chunk < shape.chunks; ++chunk) order.push_back(forward_of(chunk, mb));
+        for (int chunk = shape.chunks; chunk-- > 0;) order.push_back(backward_of(chunk, mb));
+      }
+    return s;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("schedules by name") {
+  const std::vector<std::pair<std::string, schedule>> all = {{"gpipe", make_schedule<gpipe>(4, 8)},
+                                                             {"1f1b", make_schedule<one_f_one_b>(4, 8)},
+                                                             {"interleaved:2", make_schedule<interleaved<2>>(4, 8)},
+                                                             {"interleaved:3", make_schedule<interleaved<3>>(4, 8)},
+                                                             {"zb_h1", make_schedule<zb_h1>(4, 8)},
+                                                             {"zb_h2", make_schedule<zb_h2>(4, 8)},
+                                                             {"zb_v", make_schedule<zb_v>(4, 8)},
+                                                             {"dualpipe_v", make_schedule<dualpipe_v>(4, 8)}};
+  for (const auto& [name, expected] : all) {
+    CAPTURE(name);
+    const schedule s = parse_schedule(name, 4, 8);
+    CHECK(s.shape == expected.shape);
+    CHECK(s.order == expected.order);
+    CHECK(s.name == expected.name);
+  }
+  CHECK(parse_schedule("automatic", 4, 8).shape.chunks == 1);
+  CHECK(parse_schedule("automatic:2", 4, 8).shape.placement == stage_placement::vee);
+}
+
+TEST_CASE("every mistake names the option, the value and what is legal") {
+  refuses(
+      "foo", 4, 8,
+      "--schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
+      "interleaved:2), zb_h1, zb_h2, zb_v, dualpipe_v, automatic, automatic:2 (two chunks in a vee), or a FILE.csv");
+  for (const char* text : {"interleaved", "interleaved:", "interleaved:1", "interleaved:2x", "interleaved:256"})
+    refuses(text, 4, 8,
+            std::string("--schedule ") + text +
+                ": interleaved needs the number of chunks per rank, 2 to 255, as in interleaved:2");
+  for (const char* text : {"automatic:", "automatic:3", "automatic:x"})
+    refuses(text, 4, 8,
+            std::string("--schedule ") + text + ": automatic has 1 or 2 chunks per rank, as in automatic:2");
+  refuses("interleaved:2", 4, 14,
+          "--schedule interleaved:2: with 4 pipeline ranks and 14 microbatches: interleaved 1F1B passes groups of as "
+          "many microbatches as there are pipeline stages: the number of microbatches must be divisible by the number "
+          "of stages; the nearest legal numbers of microbatches are 12 and 16");
+  refuses("interleaved:2", 4, 3,
+          "--schedule interleaved:2: with 4 pipeline ranks and 3 microbatches: interleaved 1F1B passes groups of as "
+          "many microbatches as there are pipeline stages: the number of microbatches must be divisible by the number "
+          "of stages; the nearest legal number of microbatches is 4");
+  refuses("dualpipe_v", 4, 7,
+          "--schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
+          "pipeline: it needs more microbatches; the nearest legal number of microbatches is 8");
+  refuses("1f1b", 4, 0,
+          "--schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs at least one rank, "
+          "chunk and microbatch, at most 255 chunks and 65535 microbatches, and a schedule has one list of actions for "
+          "each rank");
+  refuses("none.csv", 4, 8, "--schedule none.csv: the file cannot be read");
+}
+
+TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself") {
+  const schedule interleaved_1f1b = schedule_from_csv(text_of_file("pytorch_interleaved_1f1b_p4_m8.csv"));
+  CHECK(interleaved_1f1b.shape == shape_of<interleaved<2>>(4, 8));
+  CHECK(interleaved_1f1b.order == make_schedule<interleaved<2>>(4, 8).order);
+  const schedule zbv = schedule_from_csv(text_of_file("pytorch_zbv_p4_m8.csv"));
+  CHECK(zbv.shape == shape_of<zb_v>(4, 8));
+  CHECK(zbv.order == make_schedule<zb_v>(4, 8).order);
+  const schedule dual = schedule_from_csv(text_of_file("pytorch_dualpipe_v_p4_m8.csv"));
+  CHECK(dual.shape == shape_of<dualpipe_v>(4, 8));
+  CHECK(dual.order == make_schedule<dualpipe_v>(4, 8).order);
+
+  // One that plait does not make: Megatron's order with I and W, W delayed.
+  const schedule zero = schedule_from_csv(text_of_file("pytorch_interleaved_zero_bubble_p4_m8.csv"), "zb_interleaved");
+  CHECK(describe(verify(zero)) == "ok");
+  CHECK(zero.shape == pipeline_shape{4, 2, 8, stage_placement::straight});
+  CHECK(simulate(zero).makespan < simulate(interleaved_1f1b).makespan);
+  CHECK(parse_schedule(PLAIT_TEST_DATA "/pytorch_interleaved_zero_bubble_p4_m8.csv", 4, 8).order == zero.order);
+  const std::string path = PLAIT_TEST_DATA "/pytorch_zbv_p4_m8.csv";
+  refuses(path, 2, 8,
+          "--schedule " + path + ": the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
+  refuses(path, 4, 16, "--schedule " + path + ": the file has 8 microbatches, and the step has 16");
+}
+
+TEST_CASE("what is written is read back") {
+  for (const char* name : {"1f1b", "interleaved:3", "zb_h2", "zb_v", "dualpipe_v"}) {
+    const schedule s = parse_schedule(name, 3, 6);
+    const schedule back = schedule_from_csv(to_csv(s));
+    CHECK(back.shape == s.shape);
+    CHECK(back.order == s.order);
+  }
+  CHECK(to_csv(make_schedule<zb_h1>(2, 2)) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
+  CHECK(schedule_from_csv(",0F0 ,,\"0B0\",\r\n1F0,1B0,,\r\n").order[0].size() == 2);
+}
+
+TEST_CASE("a bad cell is named by row and column") {
+  refuses_csv("0F0,0B0\n1F0,1SEND_B0\n",
+              "schedule CSV, row 2, cell 2 \"1SEND_B0\": an action is STAGE, then F, B, I or W, then MICROBATCH, as in "
+              "2F0; communication is derived, not given");
+  for (const char* cell : {"F0", "0F", "0X0", "-", "0F0.5", "-1F0", "0F-1", "(0F0;0X0)OVERLAP_F_B"}) {
+    CAPTURE(cell);
+    CHECK_THROWS_AS(schedule_from_csv(cell), error);
+  }
+  refuses_csv("0F65535,0B65535", "schedule CSV, row 1, cell 1 \"0F65535\": microbatches are numbered from 0 to 65534");
+  refuses_csv("", "schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
+}
+
+TEST_CASE("a placement that is no straight one and no vee is refused") {
+  refuses_csv("1F0,1B0\n0F0,0B0\n",
+              "schedule CSV: stage 1 stands in row 1, where neither a straight placement (row 2) nor a vee (row 2) has "
+              "it");
+  refuses_csv("0F0,2F0\n1F0\n", "schedule CSV: 3 stages do not divide evenly among 2 rows, one row for each rank");
+}
+
+TEST_CASE("a file that is no legal schedule is refused when it is parsed") {
+  const temp_folder folder;
+  const std::string path = folder.write("wrong.csv", "0F0,0B0\n1B0,1F0\n");
+  refuses(path, 2, 1,
+          "--schedule " + path +
+              ": with 2 pipeline ranks and 1 microbatches: rank 1, action 0 (B0.0): a backward comes before the "
+              "forward of its microbatch in the same stage");
+}
+
+TEST_CASE("a policy of one's own needs no more than make") {
+  CHECK(schedule_name_of<one_at_a_time>() == "custom");
+  const schedule s = make_schedule<one_at_a_time>(3, 4);
+  CHECK(s.shape.chunks == 2);
+  CHECK(describe(verify(s)) == "ok");
+  CHECK(peak_activations(s) == 1);
+  CHECK(simulate(s).makespan_idle() == doctest::Approx(2.0 / 3));
+  CHECK_THROWS_AS(make_schedule<one_at_a_time>(0, 4), error);
+  CHECK_THROWS_WITH(make_schedule<interleaved<2>>(4, 6),
+                    "schedule interleaved (4 ranks, 6 microbatches): interleaved 1F1B passes groups of as many "
+                    "microbatches as there are pipeline stages: the number of microbatches must be divisible by the "
+                    "number of stages; the nearest legal numbers of microbatches are 4 and 8");
+}
+
+TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps to the limit") {
+  for (double w : {0.5, 1.4})
+    for (double link : {0.0, 0.2})
+      for (int chunks : {1, 2}) {
+        const int p = 4, m = 10;
+        schedule_costs costs;
+        costs.rank_part = {1.0, 1.2 + w, 1.2, w};
+        costs.link = link;
+        const pipeline_shape shape{p, chunks, m, chunks == 2 ? stage_placement::vee : stage_placement::straight};
+        std::vector<schedule> hand_made;
+        if (chunks == 1)
+          hand_made = {make_schedule<gpipe>(p, m), make_schedule<one_f_one_b>(p, m), make_schedule<zb_h1>(p, m),
+                       make_schedule<zb_h2>(p, m)};
+        else
+          hand_made = {make_schedule<zb_v>(p, m), make_schedule<dualpipe_v>(p, m)};
+        for (double limit : {-1.0, 4.0, 1.0}) {
+          CAPTURE(limit);
+          const schedule s = automatic(shape, costs, {.max_activations = limit, .improvements = 500});
+          CHECK(describe(verify(s, {.max_activations = limit})) == "ok");
+          const double length = simulate(s, costs).makespan;
+          for (const schedule& other : hand_made)
+            if (limit < 0 || peak_activations(other) <= limit)
+              CHECK(length <= simulate(other, costs).makespan * (1 + 1e-9));
+          CHECK(automatic(shape, costs, {.max_activations = limit, .improvements = 500}).order == s.order);
+        }
+      }
+}
+
+TEST_CASE("an automatic schedule uses what is known of the costs") {
+  // The 1.5B row of the zero-bubble paper, one stage that is slower, and a memory limit between ZB-H1 and ZB-H2.
+  schedule_costs costs;
+  for (int stage = 0; stage < 4; ++stage) {
+    const double slow = stage == 3 ? 1.2 : 1.0;
+    costs.stages.push_back({18.5 * slow, 27.4 * slow, 18.1 * slow, 9.3 * slow});
+  }
+  costs.link = 0.6;
+  const auto length = [&](const schedule& s) { return simulate(s, costs).makespan; };
+  const schedule s = automatic({.ranks = 4, .microbatches = 12}, costs, {.max_activations = 5});
+  CHECK(peak_activations(s) <= 5);
+  CHECK(length(s) < 0.99 * length(make_schedule<zb_h1>(4, 12)));
+
+  // By span, what ZB-H2 reaches is found.
+  const schedule spanned = automatic({.ranks = 4, .microbatches = 12}, {}, {.by_span = true});
+  CHECK(simulate(spanned).span_idle() == 0);
+  CHECK_THROWS_WITH(automatic({.ranks = 4, .microbatches = 12}, {}, {.max_activations = 0.5}),
+                    "schedule automatic: max_activations is 0.500000, and a rank must keep at least 1");
+}
+
+TEST_CASE("activations over time") {
+  const schedule s = make_schedule<interleaved<2>>(2, 2);
+  const simulation t = simulate(s);
+  const auto curve = activations_over_time(s, t, 0);
+  CHECK(curve.size() == s.order[0].size());
+  double peak = 0;
+  for (const held_activations& h : curve) peak = std::max(peak, h.held);
+  CHECK(peak == peak_activations(s, 0));
+  CHECK(curve.front().held == 0.5);
+  CHECK(curve.back().held == 0);
+  CHECK(curve.back().time == t.makespan);
+}
