@@ -41,6 +41,15 @@ class weight_work {
   std::vector<std::unique_ptr<task>> tasks_;
 };
 
+/// The table of global sizes that a context holds: `sizes_of<batch, seq, hidden>(8, 1024, 512)`.
+template <dim_like... Dims, class... Sizes>
+  requires(sizeof...(Dims) == sizeof...(Sizes) && (std::is_convertible_v<Sizes, std::int64_t> && ...))
+constexpr dim_sizes sizes_of(Sizes... sizes) {
+  dim_sizes table;
+  (table.set(dim_of<Dims>, static_cast<std::int64_t>(sizes)), ...);
+  return table;
+}
+
 /// What a layer runs in: one rank's device and mesh, the global size of every dim, and the seed of its random numbers.
 template <compute_device Device>
 struct context {
@@ -52,7 +61,8 @@ struct context {
   /// to sample, but not from mesh to mesh.
   std::int64_t first_sample = 0;
   /// For sequences packed from documents: the position of the first token of each token's document, in the device's
-  /// memory, one for each of this rank's tokens of the current microbatch; null: none. Must not decrease along the text.
+  /// memory, one for each of this rank's tokens of the current microbatch; null: none. Must not decrease along the
+  /// text.
   const std::int32_t* document_starts = nullptr;
   /// Where `backward` puts weight gradients; null: it computes them at once.
   weight_work* deferred = nullptr;

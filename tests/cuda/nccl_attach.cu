@@ -1,0 +1,226 @@
+// A CUDA program's own communicator, stream and memory under plait's layers: nothing of them is owned, nothing is
+// waited for. Run with a stand-in for NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU.
+#include <doctest/doctest.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/tensor/nccl_attach.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using mesh_of_tp = plait::mesh<axis<tp>>;
+struct up_policy {
+  using mesh = mesh_of_tp;
+  using input = spec<shard<seq, tp>, hidden>;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<seq, shard<ffn, tp>>;
+};
+struct down_policy {
+  using mesh = mesh_of_tp;
+  using input = spec<seq, shard<ffn, tp>>;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = spec<shard<seq, tp>, hidden>;
+};
+
+constexpr std::int64_t tokens = 8, width = 16, inner = 32;
+
+/// What a program does by itself: a thread, a GPU, a stream and a communicator for each rank. Empty where it ran.
+template <class F>
+std::string on_ranks(int ranks, const F& body, bool default_stream = false) {
+  int there = 0;
+  if (cudaGetDeviceCount(&there) != cudaSuccess || there == 0) return "no GPU";
+#ifndef PLAIT_CUDA_STAND_IN
+  if (there < ranks) return "";
+#endif
+  ncclUniqueId id;
+  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+  std::mutex mutex;
+  std::string first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      ncclComm_t comm = nullptr;
+      cudaStream_t stream = nullptr;
+      const bool made = cudaSetDevice(rank % there) == cudaSuccess &&
+                        (default_stream || cudaStreamCreate(&stream) == cudaSuccess) &&
+                        ncclCommInitRank(&comm, ranks, id, rank) == ncclSuccess;
+      std::string text = made ? "" : "the rank cannot start";
+      try {
+        if (made) body(comm, stream, rank);
+      } catch (const std::exception& e) {
+        text = e.what();
+      }
+      if (made && (cudaStreamSynchronize(stream) != cudaSuccess || ncclCommDestroy(comm) != ncclSuccess)) {
+        text += " the caller's communicator or stream is broken";
+      }
+      if (stream != nullptr) cudaStreamDestroy(stream);
+      const std::lock_guard lock(mutex);
+      if (first.empty()) first = text;
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return first;
+}
+
+/// The program's memory, and its part of a matrix [rows, columns] from `row`, `column` on.
+struct matrix {
+  std::int64_t rows, columns;
+  float* data = nullptr;
+
+  matrix(std::int64_t rows_, std::int64_t columns_, cudaStream_t stream) : rows(rows_), columns(columns_) {
+    if (cudaMalloc(reinterpret_cast<void**>(&data), bytes()) != cudaSuccess) throw error("no memory");
+    if (cudaMemsetAsync(data, 0, bytes(), stream) != cudaSuccess) throw error("no zeros");
+  }
+  matrix(const matrix&) = delete;
+  ~matrix() { cudaFree(data); }
+  std::size_t bytes() const { return static_cast<std::size_t>(rows * columns) * sizeof(float); }
+  void write(const values& whole, std::int64_t of, std::int64_t row, std::int64_t column, cudaStream_t stream) {
+    std::vector<float> host;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        host.push_back(static_cast<float>(whole[static_cast<std::size_t>((row + r) * of + column + c)]));
+    cudaMemcpyAsync(data, host.data(), bytes(), cudaMemcpyHostToDevice, stream);
+    cudaStreamSynchronize(stream);
+  }
+  /// The norm of the difference from a part of `whole`, over the norm of that part.
+  double off(const values& whole, std::int64_t of, std::int64_t row, std::int64_t column, cudaStream_t stream) const {
+    std::vector<float> host(static_cast<std::size_t>(rows * columns));
+    cudaMemcpyAsync(host.data(), data, bytes(), cudaMemcpyDeviceToHost, stream);
+    cudaStreamSynchronize(stream);
+    values part;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        part.push_back(whole[static_cast<std::size_t>((row + r) * of + column + c)]);
+    return difference(values(host.begin(), host.end()), part);
+  }
+};
+
+/// a [m, k] times b, or with `transposed` b', in double.
+values product(const values& a, const values& b, std::int64_t m, std::int64_t n, std::int64_t k, bool transposed) {
+  values out(static_cast<std::size_t>(m * n));
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t l = 0; l < k; ++l)
+        out[static_cast<std::size_t>(i * n + j)] +=
+            a[static_cast<std::size_t>(i * k + l)] * b[static_cast<std::size_t>(transposed ? j * k + l : l * n + j)];
+  return out;
+}
+values turned(const values& a, std::int64_t rows, std::int64_t columns) {
+  values out(a.size());
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c)
+      out[static_cast<std::size_t>(c * rows + r)] = a[static_cast<std::size_t>(r * columns + c)];
+  return out;
+}
+
+/// Two linears on the program's pointers, forward and backward, against products in double.
+void check_pair(ncclComm_t comm, cudaStream_t stream, int rank) {
+  const values x = random_values<float>(tokens * width, 1), w1 = random_values<float>(inner * width, 2),
+               w2 = random_values<float>(width * inner, 3), dz = random_values<float>(tokens * width, 4);
+  const values y = product(x, w1, tokens, inner, width, true), z = product(y, w2, tokens, width, inner, true);
+  const values dy = product(dz, w2, tokens, inner, width, false), dx = product(dy, w1, tokens, width, inner, false);
+  const values dw1 = product(turned(dy, tokens, inner), x, inner, width, tokens, false);
+  const values dw2 = product(turned(dz, tokens, width), y, width, inner, tokens, false);
+
+  auto here =
+      attach<mesh_of_tp>(comm, stream, sizes_of<seq, hidden, ffn>(tokens, width, inner), {.workspace_bytes = 1 << 20});
+  const std::int64_t ranks = here.ranks().size(), t = tokens / ranks, f = inner / ranks;
+  CHECK(here.ranks().rank() == rank);
+  matrix mx(t, width, stream), my(tokens, f, stream), mz(t, width, stream), mdz(t, width, stream),
+      mdy(tokens, f, stream), mdx(t, width, stream);
+  matrix mw1(f, width, stream), mdw1(f, width, stream), mw2(width, f, stream), mdw2(width, f, stream);
+  mx.write(x, width, rank * t, 0, stream);
+  mdz.write(dz, width, rank * t, 0, stream);
+  mw1.write(w1, width, rank * f, 0, stream);
+  mw2.write(w2, inner, 0, rank * f, stream);
+
+  linear<float, up_policy, cuda> up(here, "up", {}, mw1.data, mdw1.data);
+  linear<float, down_policy, cuda> down(here, "down", {}, mw2.data, mdw2.data);
+  linear_saved<cuda> up_kept, down_kept;
+  here.device().reset_peak();
+  CHECK(here.device().bytes_in_use() == 0);  // the layers own nothing
+
+  up.forward(here, mx.data, my.data, &up_kept);
+  down.forward(here, my.data, mz.data, &down_kept);
+  const auto gathered = static_cast<std::size_t>(ranks == 1 ? 0 : tokens * width) * sizeof(float);
+  CHECK(here.device().bytes_in_use() == gathered);
+  down.backward(here, my.data, down_kept, mdz.data, mdy.data);
+  up.backward(here, mx.data, up_kept, mdy.data, mdx.data);
+#ifdef PLAIT_CUDA_STAND_IN  // which runs work as late as it may
+  CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+#endif
+  CHECK(here.device().bytes_in_use() == 0);
+  CHECK((here.device().peak_bytes() == 0) == (ranks == 1));
+
+  CHECK(my.off(y, inner, 0, rank * f, stream) < 1e-5);
+  CHECK(mz.off(z, width, rank * t, 0, stream) < 1e-5);
+  CHECK(mdy.off(dy, inner, 0, rank * f, stream) < 1e-5);
+  CHECK(mdx.off(dx, width, rank * t, 0, stream) < 1e-5);
+  CHECK(mdw1.off(dw1, width, rank * f, 0, stream) < 1e-5);
+  CHECK(mdw2.off(dw2, inner, 0, rank * f, stream) < 1e-5);
+}
+
+}  // namespace
+
+TEST_CASE("attach: layers on a program's own communicator, stream and pointers") {
+  for (const int ranks : {1, 2, 4}) {
+    CAPTURE(ranks);
+    CHECK(on_ranks(ranks, check_pair) == "");
+  }
+}
+
+TEST_CASE("attach: the default stream is the default stream") {
+  CHECK(on_ranks(
+            1,
+            [](ncclComm_t comm, cudaStream_t stream, int rank) {
+              REQUIRE(stream == nullptr);
+              {
+                auto here = attach<mesh_of_tp>(comm, stream);
+                const cudaStream_t used = here.device().main_stream().handle();
+                CHECK((used == cudaStreamLegacy || used == cudaStreamPerThread));
+              }
+              check_pair(comm, stream, rank);
+            },
+            true) == "");
+}
+
+TEST_CASE("attach: norms on the caller's parameters") {
+  CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int) {
+          auto here = attach(mesh_of_tp(2), comm, stream, sizes_of<seq, hidden>(tokens, width));
+          const std::int64_t t = tokens / 2;
+          matrix x(t, width, stream), y(t, width, stream), dx(t, width, stream), w(1, width, stream),
+              dw(1, width, stream);
+          x.write(values(tokens * width, 2.0), width, 0, 0, stream);
+          w.write(values(width, 3.0), width, 0, 0, stream);
+          rms_norm<float, spec<shard<seq, tp>, hidden>, cuda> norm(here, 0.0, "norm", layout_v<spec<hidden>>, w.data,
+                                                                   dw.data);
+          CHECK(here.device().bytes_in_use() == 0);
+          decltype(norm)::saved kept;
+          norm.forward(here, x.data, y.data, &kept);
+          norm.backward(here, x.data, kept, x.data, dx.data);
+          norm.weight().reduce(here);  // partial over tp: the rows vary, the weight does not
+          CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
+          CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
+        }) == "");
+}
+
+TEST_CASE("attach: a mesh that the ranks do not fill is refused, and the communicator goes on") {
+  using wrong = plait::mesh<axis<dp>, axis<tp, 3>>;
+  const auto refused = [](auto make) {
+    return on_ranks(2, [&](ncclComm_t comm, cudaStream_t stream, int rank) {
+      CHECK_THROWS_WITH_AS(make(comm, stream), doctest::Contains("communicator has 2"), plait::error);
+      check_pair(comm, stream, rank);
+    });
+  };
+  CHECK(refused([](ncclComm_t comm, cudaStream_t stream) { auto here = attach<wrong>(comm, stream); }) == "");
+  CHECK(refused([](ncclComm_t comm, cudaStream_t stream) { auto here = attach(mesh_of_tp(3), comm, stream); }) == "");
+}
