@@ -43,6 +43,7 @@ struct rank_outcome {
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
   ledger measured, predicted;  ///< of the last step
   std::int64_t saved_predicted = 0, saved_measured = 0;
+  std::uint64_t initial_hash = 0;
 };
 
 inline llama_config small_config(std::int64_t heads = 16, std::int64_t kv_heads = 2) {
@@ -113,6 +114,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   model.visit([&](auto& p) { p.initialize(ctx); });
   rank_outcome out;
   out.initial = gather_values(ctx, model);
+  out.initial_hash = weights_hash(ctx, model);
   for (std::int64_t step = 0; step < s.steps; ++step) {
     ctx.first_sample = step * s.batch;
     ranks.ledger().clear();
@@ -207,6 +209,7 @@ inline void check_parity(const rank_outcome& one, const rank_outcome& got, doubl
     CHECK(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm);
   }
   check_tensors(got.initial, one.initial, 0.0, "initial value");
+  CHECK(got.initial_hash == one.initial_hash);
   check_tensors(got.first_gradients, one.first_gradients, tolerance, "gradient of the first step");
   check_tensors(got.last_gradients, one.last_gradients, tolerance, "gradient of the last step");
   check_tensors(got.weights, one.weights, tolerance, "weight after the last step");

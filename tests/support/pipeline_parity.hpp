@@ -43,6 +43,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   model.visit([&](auto& p) { p.initialize(ctx); });
   pipeline_outcome out;
   out.initial = gather_values(ctx, model);
+  out.initial_hash = weights_hash(ctx, model);
   training_step step(ctx, model, optimizer, s.microbatches, 1.0);
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < s.steps; ++i) {
@@ -109,6 +110,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
     INFO("rank " << r);
     rank_outcome mine;  // one rank's, of this rank's parameters
     mine.steps = one.steps;
+    mine.initial_hash = one.initial_hash;
     mine.initial = pick(one.initial, all[r].initial);
     mine.first_gradients = pick(one.first_gradients, all[r].initial);
     mine.last_gradients = pick(one.last_gradients, all[r].initial);

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "plait/nn/parameter.hpp"
+#include "plait/parallel/train_step.hpp"
 
 namespace plait {
 
@@ -25,19 +28,38 @@ std::vector<E> gather_whole(context<Device>& ctx, const parameter_base<Precision
   return on_host;
 }
 
-/// FNV-1a over the bytes of all gathered weights in the order of the model, without padding: equal hashes mean equal
-/// weights, on whatever mesh. Collective over the mesh.
+/// A hash of all weights, without padding: equal hashes mean equal weights, on whatever mesh and however the layers are
+/// shared out. Each parameter's name and value are hashed (FNV-1a), and the sum of their hashes is the model's.
+/// Collective over the mesh, and over the stages of a pipeline.
 template <compute_device Device, class Model>
 std::uint64_t weights_hash(context<Device>& ctx, Model& model) {
-  std::uint64_t hash = 14695981039346656037ull;
-  model.visit([&](auto& p) {
+  constexpr std::uint64_t prime = 1099511628211ull;
+  std::uint64_t sum = 0;
+  const auto add = [&](auto& p) {
     const auto all = gather_whole(ctx, p, std::as_const(p).value());
     std::size_t count = 1;
     for (std::int64_t n : p.info().shape) count *= static_cast<std::size_t>(n);
+    std::uint64_t hash = std::remove_reference_t<decltype(p)>::stream_of(p.name());
     const auto* bytes = reinterpret_cast<const unsigned char*>(all.data());
-    for (std::size_t i = 0; i < count * sizeof(all[0]); ++i) hash = (hash ^ bytes[i]) * 1099511628211ull;
-  });
-  return hash;
+    for (std::size_t i = 0; i < count * sizeof(all[0]); ++i) hash = (hash ^ bytes[i]) * prime;
+    sum += hash ^ (hash >> 32);
+  };
+  if constexpr (!staged_model<Model, Device>) {
+    model.visit(add);
+  } else {
+    model.visit_once(add);
+    any_communicator& along = model.executor().along();
+    std::vector<std::uint64_t> parts(static_cast<std::size_t>(along.size()), sum);
+    if (along.size() > 1) {
+      auto there = make_buffer<std::uint64_t>(ctx.device, parts.size() + 1);
+      auto* const own = there.template data<std::uint64_t>() + parts.size();
+      ctx.device.upload(own, &sum, sizeof sum, ctx.device.main_stream());
+      along.all_gather(own, there.data(), 1, dtype::i64);
+      ctx.device.download(parts.data(), there.data(), parts.size() * sizeof sum, ctx.device.main_stream());
+    }
+    sum = std::accumulate(parts.begin(), parts.end(), std::uint64_t{0});
+  }
+  return sum;
 }
 
 }  // namespace plait
