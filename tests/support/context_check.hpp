@@ -135,6 +135,43 @@ std::vector<layer_values> attend_on(const typename S::mesh& mesh, const attentio
   return all;
 }
 
+/// Bytes that the ranks of a cp group send each other in attention, forward and backward, without anything running.
+struct sent_bytes {
+  std::uint64_t forward = 0, backward = 0;
+};
+template <class T, strategy S>
+sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) {
+  sent_bytes sum;
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    cpu device;
+    world ranks = world::planned(mesh.shape(), r);
+    context<cpu> ctx{device, ranks, c.sizes(), 99};
+    const self_attention<T, S> layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false,
+                                     c.options());
+    layer.visit_collectives([&](const char* pass, const collective_cost& cost) {
+      if (cost.axes.empty() || !(cost.axes[0] == axis_of<cp>)) return;
+      const bool whole_group = cost.kind != collective::send;  // whose wire bytes are those of all its ranks
+      (pass[0] == 'f' ? sum.forward : sum.backward) +=
+          cost.wire / (whole_group ? static_cast<std::uint64_t>(mesh.shape().size(cost.axes)) : 1);
+    });
+  }
+  return sum;
+}
+
+/// What an attention layer that cannot be made says.
+template <class T, strategy S>
+std::string refused(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
+  try {
+    cpu device;
+    world ranks = world::planned(mesh.shape(), 0);
+    context<cpu> ctx{device, ranks, c.sizes(), 99};
+    self_attention<T, S> layer(ctx, "layer", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, options);
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
 /// Every case on every mesh against `one(case)`, the values of one rank.
 template <class T, strategy S, class One>
 void check_context(std::initializer_list<typename S::mesh> meshes, One&& one) {

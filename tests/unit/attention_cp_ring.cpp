@@ -27,3 +27,65 @@ TEST_CASE("ring, zigzag") {
 TEST_CASE("ring, zigzag, in float") {
   check_context<float, with_context<megatron_sp, ring<cp>, zigzag>>({four{1, 4, 1, 1}, four{1, 2, 2, 1}}, on_one_rank);
 }
+
+TEST_CASE(
+    "a ring sends (c-1)/c of keys and values, and as much again backward, with gradients in the type of statistics") {
+  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  for (const std::int64_t ranks : {2, 4, 8})
+    for (const std::int64_t kv : {2, 8}) {
+      attention_case c;
+      c.kv_size = kv;
+      const auto block = static_cast<std::uint64_t>(2 * c.batch_size * c.seq_size / ranks * kv * 4) * sizeof(float);
+      const auto hops = static_cast<std::uint64_t>(ranks * (ranks - 1));
+      const sent_bytes all = context_bytes<float, zig>(four{1, ranks, 1, 1}, c);
+      CHECK(all.forward == hops * block);
+      CHECK(all.backward == 2 * hops * block);
+      const sent_bytes half = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
+      CHECK(half.forward == hops / 2 * block);  // what nobody sees does not travel
+      CHECK(half.backward == hops * block);
+      c.mask = masking::window;  // of 7 tokens: blocks of 8 or more reach the next rank only, blocks of 4 the next two
+      const sent_bytes near = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
+      CHECK(near.forward == static_cast<std::uint64_t>(ranks == 8 ? 7 + 6 : ranks - 1) * block);
+    }
+}
+
+TEST_CASE("what cannot be is refused by name and value") {
+  attention_case c;
+  CHECK(
+      refused<float, megatron_sp>(four{1, 2, 1, 1}, c, {-1, false}).find("layer: attention_window is -1; at least 1") ==
+      0);
+  c.seq_size = 36;
+  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  const std::string pieces = refused<float, zig>(four{1, 4, 1, 1}, c, {});
+  CHECK(pieces ==
+        "seq is 36; in zigzag order over 4 ranks of cp it must be divisible by 2 x 4 = 8; the nearest lengths are "
+        "32 and 40");
+  const std::string parts = refused<float, megatron_sp>(four{1, 8, 1, 1}, c, {});
+  CHECK(parts.find("seq is 36, sharded over cp=8 = 8 ranks; the nearest sizes that divide are 32 and 40") !=
+        std::string::npos);
+  CHECK(refused<float, megatron_sp>(four{1, 4, 1, 1}, c, {}).empty());
+}
+
+TEST_CASE("documents are neither forgotten nor ignored") {
+  for (const bool expected : {false, true}) {
+    cpu device;
+    std::string text;
+    attention_case c;
+    threads::run(1, [&](threads::communicator comm) {
+      world ranks(four{1, 1, 1, 1}.shape(), comm);
+      context<cpu> ctx{device, ranks, c.sizes(), 99};
+      using layer_type = self_attention<double, alone>;
+      layer_type layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, {0, expected});
+      const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size));
+      if (!expected) ctx.document_starts = starts.data();
+      const tensor<double, layer_type::input> x(ctx);
+      try {
+        layer.forward(ctx, x);
+      } catch (const error& e) {
+        text = e.what();
+      }
+    });
+    CHECK(text.find(expected ? "the context has no document_starts" : "attention_options::documents is not set") !=
+          std::string::npos);
+  }
+}

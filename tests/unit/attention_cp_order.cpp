@@ -1,0 +1,161 @@
+// Zigzag order: where tokens are, that causal work is shared out evenly, how far blocks travel, what is refused.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "plait/models/strategies.hpp"
+#include "plait/nn/context_parallel/all_gather.hpp"
+#include "plait/nn/context_parallel/ring.hpp"
+
+using namespace plait;
+
+namespace {
+
+using runs_of = std::vector<token_run>;
+
+std::vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
+  std::vector<runs_of> blocks;
+  const std::int64_t part = order.length() / ranks;
+  for (std::int64_t r = 0; r < ranks; ++r) blocks.push_back(order.runs(r * part, part));
+  return blocks;
+}
+
+template <class F>
+std::string refusal(F&& f) {
+  try {
+    f();
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("rank r of c has piece r and piece 2c - 1 - r") {
+  const sequence_order order = sequence_order::zigzag(24, 3);  // six pieces of four tokens
+  CHECK(order.positions(0, 8) == std::vector<std::int64_t>{0, 1, 2, 3, 20, 21, 22, 23});
+  CHECK(order.positions(8, 8) == std::vector<std::int64_t>{4, 5, 6, 7, 16, 17, 18, 19});
+  CHECK(order.positions(16, 8) == std::vector<std::int64_t>{8, 9, 10, 11, 12, 13, 14, 15});
+  CHECK(order.runs(0, 8) == runs_of{{0, 0, 4}, {4, 20, 4}});
+  CHECK(order.runs(16, 8) == runs_of{{0, 8, 8}});              // its two pieces follow each other
+  CHECK(order.runs(10, 4) == runs_of{{0, 6, 2}, {2, 16, 2}});  // a part of a part, as tensor parallelism has it
+  CHECK(sequence_order::text(24).runs(8, 8) == runs_of{{0, 8, 8}});
+  CHECK(sequence_order::zigzag(7, 1) == sequence_order::text(7));
+  for (const std::int64_t ranks : {2, 3, 4, 8}) {
+    const sequence_order o = sequence_order::zigzag(48, ranks);
+    std::vector<std::int64_t> all = o.positions(0, 48), every(48);
+    std::iota(every.begin(), every.end(), 0);
+    CHECK(all != every);
+    std::sort(all.begin(), all.end());
+    CHECK(all == every);
+  }
+}
+
+TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the mean") {
+  for (const std::int64_t ranks : {2, 4, 8, 16}) {
+    const std::int64_t length = 4096;
+    const std::vector<std::int64_t> zig = causal_work(sequence_order::zigzag(length, ranks), ranks);
+    const std::vector<std::int64_t> text = causal_work(sequence_order::text(length), ranks);
+    const std::int64_t pairs = length * (length + 1) / 2;
+    CHECK(std::accumulate(zig.begin(), zig.end(), std::int64_t{0}) == pairs);
+    CHECK(std::accumulate(text.begin(), text.end(), std::int64_t{0}) == pairs);
+    const double mean = static_cast<double>(pairs) / static_cast<double>(ranks);
+    CHECK(static_cast<double>(*std::max_element(zig.begin(), zig.end())) <= 1.01 * mean);
+    CHECK(static_cast<double>(*std::max_element(text.begin(), text.end())) >= 1.4 * mean);
+  }
+}
+
+TEST_CASE("visible pairs and whether there are any, against counting") {
+  for (const std::int64_t window : {0, 1, 3, 6})
+    for (std::int64_t q = 0; q < 12; ++q)
+      for (std::int64_t k = 0; k < 12; ++k) {
+        const token_run queries{0, q, 4}, keys{0, k, 3};
+        std::int64_t pairs = 0;
+        for (std::int64_t i = q; i < q + 4; ++i)
+          for (std::int64_t j = k; j < k + 3; ++j) pairs += j <= i && (window == 0 || i - j < window);
+        CHECK(visible_pairs({queries}, {keys}, window) == pairs);
+        CHECK(sees(queries, keys, window) == (pairs > 0));
+      }
+}
+
+TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {
+  for (const std::int64_t ranks : {2, 3, 4, 8})
+    for (const bool zig : {false, true})
+      for (const std::int64_t window : {0, 5, 20}) {
+        const auto blocks = blocks_of(zig ? sequence_order::zigzag(48, ranks) : sequence_order::text(48), ranks);
+        std::vector<ring_route> routes;
+        for (std::size_t r = 0; r < blocks.size(); ++r) routes.emplace_back(blocks, r, window);
+        std::int64_t messages = 0, gradients = 0, home = 0;
+        for (std::size_t r = 0; r < blocks.size(); ++r) {
+          const ring_route& here = routes[r];
+          for (int s = 0; s <= here.last_step(); ++s) {
+            const ring_route& next = routes[static_cast<std::size_t>(here.next())];
+            CHECK(here.sends(s) == next.receives(s));
+            messages += here.sends(s);
+            if (here.gradient_leaves(s)) {
+              const auto to = static_cast<std::size_t>(here.gradient_goes_to(s));
+              CHECK((here.sends(s) ? routes[to].gradient_arrives(s) : routes[to].gradient_returns(s)));
+              if (!here.sends(s)) CHECK(routes[to].gradient_returns_from() == static_cast<int>(r));
+              ++(here.sends(s) ? gradients : home);
+            }
+            if (!here.holds(s)) CHECK(!sees(blocks[r], blocks[here.block(s)], window));
+          }
+          for (int s = here.last_step() + 1; s < here.ranks(); ++s)
+            CHECK(!sees(blocks[r], blocks[here.block(s)], window));
+        }
+        CHECK(gradients + home == messages);  // a gradient makes as many hops as its block
+        if (window == 0) CHECK(messages == (zig ? ranks * (ranks - 1) : ranks * (ranks - 1) / 2));
+      }
+}
+
+TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
+  const std::string text = refusal([] { sequence_order::zigzag(30, 4, "seq", "ranks of cp"); });
+  CHECK(text ==
+        "seq is 30; in zigzag order over 4 ranks of cp it must be divisible by 2 x 4 = 8; the nearest lengths are "
+        "24 and 32");
+  CHECK(refusal([] { sequence_order::zigzag(6, 4); }).find("the least length is 8") != std::string::npos);
+  CHECK(refusal([] { sequence_order::zigzag(8, 0); }).find("at least 1 is legal") != std::string::npos);
+  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  dim_sizes sizes;
+  sizes.set(dim_of<seq>, 36);
+  const mesh_shape mesh = zig::mesh{1, 4, 1, 1}.shape();
+  CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }) == "the context gives no size for the dim zseq");
+  sizes.set(dim_of<zseq>, 36);
+  CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }).find("seq is 36; in zigzag order over 4 ranks of cp") ==
+        0);
+  CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::text(36));
+}
+
+TEST_CASE("what follows from a strategy's policy") {
+  using zig = with_context<megatron_tp, ulysses<tp, ring<cp>>, zigzag>;
+  CHECK(context_axes<zig::attention> == axis_list(axis_of<cp>, axis_of<tp>));
+  CHECK(std::is_same_v<with_context<megatron_sp, ring<cp>>::residual, megatron_sp::residual>);
+  CHECK(std::is_same_v<with_context<megatron_tp, whole_sequence>::residual,
+                       spec<shard<batch, dp>, seq, hidden, invariant<cp, tp, tp_rep>>>);
+  CHECK(std::is_same_v<with_context<megatron_sp, all_gather_kv<cp>, zigzag>::residual,
+                       spec<shard<batch, dp>, shard<zseq, cp, tp, tp_rep>, hidden>>);
+  CHECK(!equivalent(layout_v<megatron_sp::residual>, layout_v<with_context<megatron_sp, ring<cp>, zigzag>::residual>));
+}
+
+TEST_CASE("blocks put together in the order of the text and taken apart again") {
+  cpu device;
+  for (const bool zig : {false, true}) {
+    const sequence_order order = zig ? sequence_order::zigzag(24, 3) : sequence_order::text(24);
+    const detail::text_assembly text(blocks_of(order, 3), 0, 3, 8);
+    CHECK(text.length() == 24);
+    CHECK(text.runs() == runs_of{{0, 0, 24}});
+    std::vector<std::int64_t> blocks, joined(48), apart(48);  // [block, batch, token]: 100 batch + position
+    for (std::int64_t block = 0; block < 3; ++block)
+      for (std::int64_t b = 0; b < 2; ++b)
+        for (const std::int64_t p : order.positions(block * 8, 8)) blocks.push_back(100 * b + p);
+    text.join(device, blocks.data(), joined.data(), 2, 8);
+    for (std::int64_t i = 0; i < 48; ++i) CHECK(joined[static_cast<std::size_t>(i)] == i / 24 * 100 + i % 24);
+    text.split(device, joined.data(), apart.data(), 2, 8);
+    CHECK(apart == blocks);
+  }
+  const detail::text_assembly two(blocks_of(sequence_order::zigzag(32, 4), 4), 0, 2, 8);
+  CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // what a ring has inside of which heads are exchanged
+}
