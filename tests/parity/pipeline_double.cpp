@@ -33,7 +33,7 @@ TEST_CASE("one chunk a rank") {
   const scenario s = tiny(17, 8);
   const rank_outcome one = train_one<double, megatron_sp>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
-  check<gpipe>(s, one, {{1, 2, 1}, {2, 4, 2}, {1, 16, 1}});
+  check<gpipe>(s, one, {{1, 1, 1}, {1, 2, 1}, {2, 4, 2}, {1, 16, 1}});
   check<one_f_one_b>(s, one, {{1, 1, 1}, {1, 3, 1}, {2, 2, 2}, {2, 2, 4}, {1, 16, 1}});
   check<zb_h1>(s, one, {{1, 4, 2}, {2, 8, 1}, {1, 5, 1}});
   check<zb_h2>(s, one, {{1, 2, 2}, {2, 4, 1}, {1, 4, 4}});

@@ -8,6 +8,7 @@
 #include "llama_parity.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/pipeline_world.hpp"
+#include "plait/schedule/verify.hpp"
 
 /// Trains small Llamas on pipelines and compares every rank's share with one rank.
 namespace plait::test {
@@ -61,6 +62,14 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
     if (i == 0) out.first_gradients = gather_gradients(ctx, model);
   }
   model.executor().events = nullptr;
+  // What is kept is what the schedule says, in microbatches and, where no messages lie about, in bytes.
+  CHECK(most_kept(events) == peak_activations(plan, ranks.along().rank()) * plan.shape.chunks);
+  if (plan.shape.stages() == 1) {
+    std::size_t most = 0;
+    for (const pipeline_event& e : events) most = std::max(most, e.memory);
+    CHECK(most - events.front().memory ==
+          static_cast<std::size_t>(model.saved_bytes(ctx) - model.stages()[0]->saved_bytes(ctx)));
+  }
   CHECK(ctx.first_sample == (s.steps - 1) * s.batch);
   out.predicted = predict_step_traffic(ctx, model, optimizer, s.microbatches);
   out.last_gradients = gather_gradients(ctx, model);

@@ -39,6 +39,7 @@ struct pipeline_event {
   program_step step;
   double begin = 0, end = 0;
   std::uint64_t bytes = 0;  ///< of a message
+  std::size_t memory = 0;   ///< bytes in use on the device after a compute
 };
 
 /// Runs one rank's program of a pipeline schedule. Receives are posted where the program has them, before they are
@@ -239,12 +240,14 @@ class pipeline_executor {
 
     std::size_t begin(const program_step& step) {
       if (!owner.events) return 0;
-      owner.events->push_back({step, comm_clock(), 0, 0});
+      owner.events->push_back({step, comm_clock(), 0, 0, 0});
       return owner.events->size() - 1;
     }
     void end(std::size_t event) {
       if (!owner.events) return;
-      (*owner.events)[event].end = comm_clock();
+      pipeline_event& e = (*owner.events)[event];
+      e.end = comm_clock();
+      if (e.step.kind == step_kind::compute) e.memory = ctx.device.bytes_in_use();
     }
     template <class Tensor>
     void sized(std::size_t event, const Tensor& data) {
