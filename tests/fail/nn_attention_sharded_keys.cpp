@@ -9,12 +9,10 @@ using namespace plait;
 
 // Over cp each rank would attend to its own part of the sequence only.
 struct my_strategy {
-#ifdef PLAIT_FAIL_FIX
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-#else
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using attention = ring<cp>;
 #endif
   using heads = shard<plait::heads, tp>;
   using kv_heads = shard<plait::kv_heads, tp>;

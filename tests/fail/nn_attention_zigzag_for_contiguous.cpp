@@ -1,0 +1,19 @@
+// expect: the output of a layer does not lie as the next one takes it: let their policies agree
+// errors-at-most: 1
+#include "plait/models/strategies.hpp"
+#include "plait/nn/attention.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+// The tokens of the one lie in zigzag order, the other takes them in the order of the text.
+using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+#ifdef PLAIT_FAIL_FIX
+using text = zig;
+#else
+using text = megatron_sp;
+#endif
+using layers = sequential<rms_norm<float, text::residual>, self_attention<float, zig>>;
+using kept = layers::saved;
+kept make();
