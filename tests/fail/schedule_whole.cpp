@@ -1,0 +1,46 @@
+// expect: the schedule cannot finish: ranks wait for each other's actions in a circle
+// expect: at_rank<0>, plait::at_position<1>
+// expect: the policy has another number of chunks, or places them otherwise, than the shape says
+// expect: a schedule has one list of actions for each rank
+// errors-at-most: 3
+#include "plait/schedule/verified.hpp"
+
+using namespace plait;
+
+#ifdef PLAIT_FAIL_FIX
+constexpr bool right = true;
+#else
+constexpr bool right = false;
+#endif
+
+/// Two ranks of which the second begins with another microbatch than the first goes on with.
+struct at_odds {
+  static constexpr schedule make(const pipeline_shape& shape) {
+    schedule s{"at_odds", shape, {}};
+    const int a = right ? 0 : 1, b = 1 - a;
+    s.order = {{forward_of(0, 0), backward_of(0, 0), forward_of(0, 1), backward_of(0, 1)},
+               {forward_of(0, a), backward_of(0, a), forward_of(0, b), backward_of(0, b)}};
+    return s;
+  }
+};
+static_assert(verify<at_odds, stages<2>, microbatches<2>>());
+
+/// Makes a vee, and forgets to say so.
+struct forgot {
+  static constexpr int chunks = right ? 2 : 1;
+  static constexpr stage_placement placement = right ? stage_placement::vee : stage_placement::straight;
+  static constexpr schedule make(const pipeline_shape& shape) {
+    return zb_v::make(shape_of<zb_v>(shape.ranks, shape.microbatches));
+  }
+};
+static_assert(verify<forgot, stages<2>, microbatches<4>>());
+
+/// Knows only two ranks.
+struct two_ranks {
+  static constexpr schedule make(const pipeline_shape& shape) {
+    schedule s = one_f_one_b::make(shape);
+    if (!right) s.order.resize(2);
+    return s;
+  }
+};
+static_assert(verify<two_ranks, stages<3>, microbatches<4>>());

@@ -1,0 +1,52 @@
+// Schedules are verified, simulated and turned into programs in constant expressions.
+#include "plait/schedule/verified.hpp"
+
+using namespace plait;
+
+static_assert(verify<gpipe, stages<4>, microbatches<16>>());
+static_assert(verify<one_f_one_b, stages<4>, microbatches<16>>());
+static_assert(verify<interleaved<2>, stages<4>, microbatches<16>>());
+static_assert(verify<interleaved<4>, stages<4>, microbatches<16>>());
+static_assert(verify<zb_h1, stages<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<zb_h2, stages<4>, microbatches<16>, activations_at_most<7>>());
+static_assert(verify<zb_v, stages<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<dualpipe_v, stages<4>, microbatches<16>, activations_at_most<5>>());
+static_assert(verify<one_f_one_b, stages<1>, microbatches<1>>());
+static_assert(verify<one_f_one_b, stages<8>, microbatches<32>>());
+static_assert(verify<zb_v, stages<8>, microbatches<16>>());
+
+// A schedule of one's own: with one stage, forward and backward of each microbatch in turn.
+struct in_turn {
+  static constexpr schedule make(const pipeline_shape& shape) {
+    schedule s{"in_turn", shape, {}};
+    s.order.resize(static_cast<std::size_t>(shape.ranks));
+    for (auto& order : s.order)
+      for (int mb = 0; mb < shape.microbatches; ++mb) {
+        order.push_back(forward_of(0, mb));
+        order.push_back(backward_of(0, mb));
+      }
+    return s;
+  }
+};
+static_assert(schedule_policy<in_turn> && !schedule_policy<schedule>);
+static_assert(verify<in_turn, stages<3>, microbatches<4>>());
+
+static_assert(simulate(make_schedule<one_f_one_b>(4, 16)).makespan == 3 * (16 + 3));
+static_assert(peak_activations(make_schedule<one_f_one_b>(4, 16)) == 4);
+static_assert(rank_program(make_schedule<one_f_one_b>(2, 1)).front() ==
+              std::vector<program_step>{{step_kind::compute, forward_of(0, 0), {}},
+                                        {step_kind::send, {}, {transfer_kind::activation, 0, 1, 0}},
+                                        {step_kind::receive, {}, {transfer_kind::gradient, 1, 0, 0}},
+                                        {step_kind::compute, backward_of(0, 0), {}}});
+
+// Stages on ranks, there and back.
+constexpr bool places_agree(stage_placement placement) {
+  const pipeline_shape shape{.ranks = 3, .chunks = 4, .microbatches = 1, .placement = placement};
+  for (int rank = 0; rank < shape.ranks; ++rank)
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      const int stage = shape.stage_of(rank, chunk);
+      if (shape.rank_of(stage) != rank || shape.chunk_of(stage) != chunk) return false;
+    }
+  return true;
+}
+static_assert(places_agree(stage_placement::straight) && places_agree(stage_placement::vee));
