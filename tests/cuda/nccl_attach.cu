@@ -2,6 +2,7 @@
 // waited for. Run with a stand-in for NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU.
 #include <doctest/doctest.h>
 
+#include <barrier>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -44,6 +45,7 @@ std::string on_ranks(int ranks, const F& body, bool default_stream = false) {
   ncclUniqueId id;
   REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
   std::mutex mutex;
+  std::barrier<> meeting(ranks);
   std::string first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -55,10 +57,11 @@ std::string on_ranks(int ranks, const F& body, bool default_stream = false) {
                         ncclCommInitRank(&comm, ranks, id, rank) == ncclSuccess;
       std::string text = made ? "" : "the rank cannot start";
       try {
-        if (made) body(comm, stream, rank);
+        if (made) body(comm, stream, rank, meeting);
       } catch (const std::exception& e) {
         text = e.what();
       }
+      meeting.arrive_and_drop();
       if (made && (cudaStreamSynchronize(stream) != cudaSuccess || ncclCommDestroy(comm) != ncclSuccess)) {
         text += " the caller's communicator or stream is broken";
       }
@@ -123,7 +126,7 @@ values turned(const values& a, std::int64_t rows, std::int64_t columns) {
 }
 
 /// Two linears on the program's pointers, forward and backward, against products in double.
-void check_pair(ncclComm_t comm, cudaStream_t stream, int rank) {
+void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& meeting) {
   const values x = random_values<float>(tokens * width, 1), w1 = random_values<float>(inner * width, 2),
                w2 = random_values<float>(width * inner, 3), dz = random_values<float>(tokens * width, 4);
   const values y = product(x, w1, tokens, inner, width, true), z = product(y, w2, tokens, width, inner, true);
@@ -158,6 +161,7 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank) {
 #ifdef PLAIT_CUDA_STAND_IN  // which runs work as late as it may
   CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
 #endif
+  meeting.arrive_and_wait();  // one rank's wait for its stream makes the others' work run too
   CHECK(here.device().bytes_in_use() == 0);
   CHECK((here.device().peak_bytes() == 0) == (ranks == 1));
 
@@ -181,20 +185,20 @@ TEST_CASE("attach: layers on a program's own communicator, stream and pointers")
 TEST_CASE("attach: the default stream is the default stream") {
   CHECK(on_ranks(
             1,
-            [](ncclComm_t comm, cudaStream_t stream, int rank) {
+            [](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& meeting) {
               REQUIRE(stream == nullptr);
               {
                 auto here = attach<mesh_of_tp>(comm, stream);
                 const cudaStream_t used = here.device().main_stream().handle();
                 CHECK((used == cudaStreamLegacy || used == cudaStreamPerThread));
               }
-              check_pair(comm, stream, rank);
+              check_pair(comm, stream, rank, meeting);
             },
             true) == "");
 }
 
 TEST_CASE("attach: norms on the caller's parameters") {
-  CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int) {
+  CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int, std::barrier<>&) {
           auto here = attach(mesh_of_tp(2), comm, stream, sizes_of<seq, hidden>(tokens, width));
           const std::int64_t t = tokens / 2;
           matrix x(t, width, stream), y(t, width, stream), dx(t, width, stream), w(1, width, stream),
@@ -216,9 +220,9 @@ TEST_CASE("attach: norms on the caller's parameters") {
 TEST_CASE("attach: a mesh that the ranks do not fill is refused, and the communicator goes on") {
   using wrong = plait::mesh<axis<dp>, axis<tp, 3>>;
   const auto refused = [](auto make) {
-    return on_ranks(2, [&](ncclComm_t comm, cudaStream_t stream, int rank) {
+    return on_ranks(2, [&](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& meeting) {
       CHECK_THROWS_WITH_AS(make(comm, stream), doctest::Contains("communicator has 2"), plait::error);
-      check_pair(comm, stream, rank);
+      check_pair(comm, stream, rank, meeting);
     });
   };
   CHECK(refused([](ncclComm_t comm, cudaStream_t stream) { auto here = attach<wrong>(comm, stream); }) == "");
