@@ -1,0 +1,194 @@
+"""dry_test.py FOLDER: the GPU benchmarks without a GPU. FOLDER holds their programs, built with a stand-in for CUDA.
+
+run.sh runs the programs at tiny sizes: every row of the table must be there, with the bytes and operations that
+expected.py derives. The table is then made from results that were written for the purpose, and the page of expected
+figures must be what expected.py makes.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import expected
+import rows
+import table
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAMS = pathlib.Path()
+TINY = expected.Shape(tokens=32, hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=96,
+                      optimizer_layers=1, table_rows=8)
+FAKE_PYTHON = """#!/bin/sh
+case "$1" in
+  *pytorch_step.py) echo '{"id": "pytorch.'$3'.tokens_per_second", "value": 1.0}' ;;
+  *) exec python3 "$@" ;;
+esac
+"""
+
+
+def script(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+class Run(unittest.TestCase):
+    """run.sh with a GPU, a build and a PyTorch that are scripts."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.home = pathlib.Path(cls.folder.name)
+        for name in ("bin", "build"):
+            (cls.home / name).mkdir()
+        script(cls.home / "bin/nvidia-smi", "#!/bin/sh\necho 'NVIDIA Stand In, 9.0'\n")
+        script(cls.home / "python", FAKE_PYTHON)
+        for program in ("memory", "linears", "attention", "step", "collective"):
+            script(cls.home / f"build/bench_cuda_{program}",
+                   f'#!/bin/sh\nexec "{PROGRAMS.resolve()}/dry_cuda_{program}" --tiny "$@"\n')
+        cls.done = cls.run_script(cls, "memory,linears,attention,collective,step,pytorch")
+        cls.results = {}
+        for file in (cls.home / "out").glob("*.jsonl"):
+            for line in file.read_text().splitlines():
+                entry = json.loads(line)
+                cls.results[entry["id"]] = entry
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.folder.cleanup()
+
+    def run_script(self, only: str, *more: str) -> subprocess.CompletedProcess:
+        environment = dict(os.environ, PATH=f"{self.home}/bin:{os.environ['PATH']}")
+        return subprocess.run(["sh", HERE / "run.sh", "--only", only, "--out", self.home / "out", "--build",
+                               self.home / "build", "--results", self.home / "tables", "--python", self.home / "python",
+                               *more], capture_output=True, text=True, env=environment)
+
+    def test_every_row_is_there(self) -> None:
+        self.assertEqual(self.done.returncode, 0, self.done.stdout + self.done.stderr)
+        self.assertIn("0 rows missing", self.done.stdout)
+        for row in rows.rows():
+            if not row.optional and not row.id.endswith(".ratio"):
+                self.assertIn(row.id, self.results)
+                if row.id != "collective.types" and row.id != "collective.overhead":  # differences
+                    self.assertGreater(self.results[row.id]["value"], 0, row.id)
+        tables = list((self.home / "tables").iterdir())
+        self.assertEqual(len(tables), 1)
+        self.assertTrue(tables[0].name.startswith("nvidia-stand-in-"), tables)
+        self.assertIn("# NVIDIA Stand In", tables[0].read_text())
+
+    def test_bytes_and_operations_are_the_derived_ones(self) -> None:
+        for name in rows.MEMORY:
+            given, distinct = self.results[f"memory.{name}"]["bytes"], 0
+            if name.startswith("embedding"):
+                per_id = TINY.hidden * (2 if name == "embedding_forward" else 8)
+                distinct = (given - expected.memory_bytes(name, TINY, 0)) / per_id
+                self.assertEqual(distinct, int(distinct))
+                self.assertTrue(1 <= distinct <= min(TINY.tokens, TINY.vocab), distinct)
+            self.assertEqual(given, expected.memory_bytes(name, TINY, int(distinct)), name)
+        for name in rows.LINEARS:
+            for key in rows.PASSES:
+                self.assertEqual(self.results[f"linears.{name}.{key}"]["operations"],
+                                 expected.linear_operations(name, TINY), f"{name} {key}")
+        for seq in rows.SEQUENCES:
+            for direction in ("forward", "backward"):
+                self.assertEqual(self.results[f"attention.own.{seq}.{direction}"]["operations"],
+                                 expected.attention_operations(direction, TINY, seq // 256))
+            self.assertEqual(self.results[f"step.{seq}.mfu"]["operations_per_token"],
+                             expected.model_operations(TINY, seq // 256) / TINY.tokens)
+
+    def test_a_step_that_fails_is_named_and_the_rest_is_reported(self) -> None:
+        (self.home / "build/bench_cuda_linears").rename(self.home / "build/hidden")
+        try:
+            done = self.run_script("tests,linears,memory", "--quick")
+        finally:
+            (self.home / "build/hidden").rename(self.home / "build/bench_cuda_linears")
+        self.assertEqual(done.returncode, 1)
+        for text in ("FAILED tests", "no tests were built", "FAILED linears", "bench_cuda_linears was not built",
+                     "ok memory", "15 rows missing", "FAILED: tests (exit code 1", "FAILED: linears (exit code 1"):
+            self.assertIn(text, done.stdout)
+        self.assertEqual(self.run_script("linears").returncode, 0)
+
+    def test_wrong_arguments_are_refused(self) -> None:
+        done = self.run_script("memory,speed")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--only names 'speed'; legal are configure build", done.stderr)
+        for arguments, text in ((["--fast"], "--fast is unknown"), (["--only"], "--only needs a value"),
+                                (["--tokens", "no"], "--tokens is no, must be a whole number")):
+            done = subprocess.run([PROGRAMS / "dry_cuda_memory", *arguments], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(text, done.stderr)
+
+    def test_a_prefix_chooses_rows(self) -> None:
+        done = subprocess.run([PROGRAMS / "dry_cuda_memory", "--tiny", "--only", "memory.swiglu"], capture_output=True,
+                              text=True)
+        ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+        self.assertEqual(ids, ["copy.kernel", "copy.memcpy", "memory.swiglu_forward", "memory.swiglu_backward"])
+
+
+class Table(unittest.TestCase):
+    """The table of results that were written for the purpose."""
+
+    def line(self, lines: list[str], what: str) -> list[str]:
+        found = [line for line in lines if line.startswith(f"| {what} |")]
+        self.assertEqual(len(found), 1, what)
+        return [cell.strip() for cell in found[0].split("|")[1:-1]]
+
+    def test_met_not_met_and_missing(self) -> None:
+        lines = table.table([{"id": "memory.swiglu_forward", "value": 0.85, "terabytes_per_second": 2.5},
+                             {"id": "memory.adamw", "value": 0.8499},
+                             {"id": "step.2048.over_kernels", "value": 1.05, "method": "CUPTI"},
+                             {"id": "step.4096.over_kernels", "value": 1.06},
+                             {"id": "copy.kernel", "value": 3.012, "terabytes_per_second": 3.012}])
+        self.assertEqual(self.line(lines, "SwiGLU, forward"),
+                         ["SwiGLU, forward", "0.85 of a copy (2.50 TB/s)", "at least 0.85", "yes"])
+        self.assertEqual(self.line(lines, "AdamW over 54 tensors")[3], "NO")
+        self.assertEqual(self.line(lines, "step at 2048: time over its kernels'")[1:],
+                         ["1.05 (by CUPTI)", "at most 1.05", "yes"])
+        self.assertEqual(self.line(lines, "step at 4096: time over its kernels'")[3], "NO")
+        self.assertEqual(self.line(lines, "copy by a kernel"), ["copy by a kernel", "3.01 TB/s", "", ""])
+        self.assertEqual(self.line(lines, "SwiGLU, backward"), ["SwiGLU, backward", "", "at least 0.85", "MISSING"])
+        self.assertFalse(any("cuDNN" in line for line in lines))
+        wanted = sum(not row.optional for row in rows.rows())
+        self.assertEqual(lines[-1], f"2 targets met, 2 not met, {wanted - 5} rows missing.")
+
+    def test_the_ratio_takes_the_faster_of_our_two_ways(self) -> None:
+        both = [{"id": "step.2048.tokens_per_second", "value": 40000},
+                {"id": "step.2048.launched.tokens_per_second", "value": 46000},
+                {"id": "pytorch.2048.tokens_per_second", "value": 40000}]
+        self.assertEqual(self.line(table.table(both), "step at 2048 against PyTorch's")[1:],
+                         ["1.15 times", "at least 1.15", "yes"])
+        self.assertEqual(self.line(table.table(both[:2]), "step at 2048 against PyTorch's")[3], "MISSING")
+
+    def test_only_and_optional_rows(self) -> None:
+        lines = table.table([{"id": "attention.cudnn.2048.forward", "value": 351.2}], "attention.")
+        self.assertEqual(self.line(lines, "cuDNN's attention, forward, 2048")[1], "351 TFLOP/s")
+        self.assertEqual(lines[-1], "0 targets met, 0 not met, 4 rows missing.")
+
+    def test_kernels_of_a_step(self) -> None:
+        lines = table.kernels([{"id": "step.2048.one_kernel", "value": 0.0125, "count": 24, "share": 0.25, "name": "f"}])
+        self.assertIn("| `f` | 12.50 | 24 | 0.250 |", lines)
+
+    def test_what_is_no_result_is_an_error(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "a.jsonl")
+            for text in ("hello", "{}", '{"id": 1, "value": 2}', '{"id": "a", "value": "b"}'):
+                file.write_text('{"id": "copy.kernel", "value": 1}\n' + text + "\n")
+                with self.assertRaisesRegex(SystemExit, "a.jsonl:2: no result"):
+                    table.read([str(file)])
+
+
+class Expected(unittest.TestCase):
+    def test_the_page_is_what_is_derived(self) -> None:
+        page = (HERE.parent / "results/expected-h100.md").read_text()
+        self.assertEqual(page, "\n".join(expected.page(expected.Shape())) + "\n",
+                         "make it anew: python3 benchmarks/cuda/expected.py > benchmarks/results/expected-h100.md")
+
+    def test_the_shape_is_the_model_s(self) -> None:
+        self.assertEqual(expected.Shape().parameters(), 1711376384)
+        self.assertEqual(TINY.parameters(), 96 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64)
+
+
+if __name__ == "__main__":
+    PROGRAMS = pathlib.Path(sys.argv.pop(1))
+    unittest.main()

@@ -1,0 +1,229 @@
+"""What the GPU benchmarks should show on an H100 SXM, derived from bytes and operations: expectations, no measurement.
+
+    python3 benchmarks/cuda/expected.py > benchmarks/results/expected-h100.md
+"""
+from dataclasses import dataclass
+
+from rows import LINEARS, MEMORY, SEQUENCES
+
+PEAK = 989.4e12  # dense bf16, by NVIDIA's data sheet for the SXM module
+BANDWIDTH = 3.35e12  # HBM3, by the same
+COPY = 0.90 * BANDWIDTH  # what a copy typically reaches
+KERNEL = 0.88 * COPY  # what is assumed of memory-bound kernels: a little above the target
+LAUNCH = 1.5e-6  # seconds between two kernels of a graph
+
+
+@dataclass
+class Shape:
+    """SmolLM-1.7B, and the tokens of a step."""
+    tokens: int = 16384
+    hidden: int = 2048
+    layers: int = 24
+    heads: int = 32
+    kv_heads: int = 32
+    head_dim: int = 64
+    ffn: int = 8192
+    vocab: int = 49152
+    optimizer_layers: int = 6
+    table_rows: int = 2048  # of the rotary table
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def layer_parameters(self) -> int:
+        return self.hidden * (2 * self.q + 2 * self.kv + 3 * self.ffn + 2)
+
+    def parameters(self) -> int:
+        return self.vocab * self.hidden + self.layers * self.layer_parameters() + self.hidden  # embeddings are tied
+
+
+def memory_bytes(name: str, s: Shape, distinct: int) -> float:
+    """The bytes that a call must move: each input read once, each output written once. `distinct`: token ids."""
+    x = s.tokens * s.hidden
+    act = s.tokens * s.ffn
+    return {
+        "rms_norm_forward": 4 * x + 4 * s.tokens + 2 * s.hidden,
+        "rms_norm_backward": 6 * x + 4 * s.tokens + 10 * s.hidden,
+        "layer_norm_forward": 4 * x + 8 * s.tokens + 4 * s.hidden,
+        "layer_norm_backward": 6 * x + 8 * s.tokens + 18 * s.hidden,
+        "swiglu_forward": 6 * act,
+        "swiglu_backward": 10 * act,
+        "rope_forward": 4 * s.tokens * (s.q + s.kv) + 4 * s.table_rows * s.head_dim,
+        "rope_backward": 4 * s.tokens * (s.q + s.kv) + 4 * s.table_rows * s.head_dim,
+        "residual_add": 6 * x,
+        "dropout": 4 * x,
+        "cast": 6 * s.ffn * s.hidden,
+        "embedding_forward": 8 * s.tokens + 2 * s.hidden * (distinct + s.tokens),
+        "embedding_backward": 8 * s.tokens + s.hidden * (2 * s.tokens + 8 * distinct),
+        "embedding_backward_common_id": 8 * s.tokens + s.hidden * (2 * s.tokens + 8 * distinct),
+        "cross_entropy_forward": 2 * s.tokens * s.vocab + 12 * s.tokens,
+        "cross_entropy_backward": 4 * s.tokens * s.vocab + 20 * s.tokens,
+        "adamw": 30 * s.optimizer_layers * s.layer_parameters(),
+        "gradient_norm": 4 * s.optimizer_layers * s.layer_parameters(),
+        "merge_lse": 10 * s.tokens * s.q + 12 * s.tokens * s.heads,
+    }[name]
+
+
+def linear_operations(name: str, s: Shape) -> float:
+    """Of each of the three products."""
+    inner, outer = {"qkv": (s.hidden, s.q + 2 * s.kv), "attention_output": (s.q, s.hidden),
+                    "gate_up": (s.hidden, 2 * s.ffn), "down": (s.ffn, s.hidden), "head": (s.hidden, s.vocab)}[name]
+    return 2 * s.tokens * inner * outer
+
+
+def attention_operations(direction: str, s: Shape, seq: int) -> float:
+    """Of the half of the square that the mask leaves: 2 products forward, 5 backward."""
+    return {"forward": 2, "backward": 5}[direction] * 2 * s.tokens * seq / 2 * s.q
+
+
+# ---- the step --------------------------------------------------------------------------------------------------------
+
+RATES = {"product": 680e12, "weight gradient": 650e12}
+ATTENTION = {"own": (200e12, 100e12), "cuDNN's": (350e12, 230e12)}
+
+# Bytes for each token of a layer, as multiples of the hidden size and of the size between the MLP's products. The
+# kernels are those that a residual block launches now: its two sums run by themselves, forward and backward.
+LAYER_BYTES = {
+    "two RMS norms, forward": (8, 0),
+    "rotary positions, forward": (8, 0),
+    "SwiGLU, forward": (0, 6),
+    "two residual sums, forward": (12, 0),
+    "SwiGLU, backward": (0, 10),
+    "two RMS norms, backward": (12, 0),
+    "rotary positions, backward": (8, 0),
+    "row products of attention, backward": (4, 0),
+    "two residual sums, backward": (12, 0),
+}
+LAUNCHES_OF_A_LAYER = 34
+
+
+def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> dict[str, float]:
+    """Seconds of the parts of a step."""
+    products = s.layers * sum(linear_operations(n, s) for n in LINEARS if n != "head") + linear_operations("head", s)
+    gradient = product * RATES["weight gradient"] / RATES["product"]
+    forward, backward = ATTENTION[attention]
+    per_token = sum(h * s.hidden + f * s.ffn for h, f in LAYER_BYTES.values())
+    n = s.parameters()
+    return {
+        "products": 2 * products / product + products / gradient,
+        "attention": s.layers * (attention_operations("forward", s, seq) / forward
+                                 + attention_operations("backward", s, seq) / backward),
+        "memory-bound kernels of the layers": s.layers * s.tokens * per_token / KERNEL,
+        "embedding, last norm, loss": (s.tokens * (6 * s.vocab + 20 * s.hidden)) / KERNEL,
+        "zeroing gradients, their norm, AdamW": (4 + 4 + 30) * n / KERNEL,
+        "launches": LAUNCH * (LAUNCHES_OF_A_LAYER * s.layers + 60),
+    }
+
+
+def model_operations(s: Shape, seq: int) -> float:
+    return s.tokens * (6 * s.parameters() + 12 * s.layers * s.q * seq)
+
+
+def utilisation(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> float:
+    return model_operations(s, seq) / sum(step(s, seq, attention, product).values()) / PEAK
+
+
+def memory(s: Shape) -> dict[str, float]:
+    """Bytes of the parts of a step's memory."""
+    kept = 16 * s.hidden + 6 * s.ffn + 4 * s.heads + 8  # bytes of a token in a layer: inputs, q k v, gate, up, ...
+    return {"weights, masters, gradients, two averages (18 bytes each)": 18 * s.parameters(),
+            "kept activations of the layers": s.layers * s.tokens * kept,
+            "logits": 2 * s.tokens * s.vocab,
+            "what a layer's backward pass needs for itself": s.tokens * (6 * s.ffn + 6 * s.hidden)}
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def page(s: Shape) -> list[str]:
+    distinct = round(s.vocab * (1 - (1 - 1 / s.vocab) ** s.tokens))
+    common = round(s.vocab * (1 - (1 - 1 / s.vocab) ** (s.tokens / 2)))
+    out = [
+        "# H100 SXM: what to expect (derived, not measured)", "",
+        "No figure on this page was measured. `benchmarks/cuda/expected.py` makes it from bytes, operations and the rates",
+        "named here; measured results have files of their own. The model is SmolLM-1.7B in bf16 with float masters and",
+        f"gradients: hidden {s.hidden}, {s.layers} layers, {s.heads} heads of {s.head_dim}, ffn {s.ffn}, vocabulary "
+        f"{s.vocab}, {s.parameters() / 1e9:.3f} billion", f"parameters; {s.tokens} tokens in a step.", "",
+        "Assumed: "
+        f"{PEAK / 1e12:.0f} TFLOP/s and {BANDWIDTH / 1e12:.2f} TB/s (data sheet), copies at 90 % of that "
+        f"({COPY / 1e12:.2f} TB/s), memory-bound", f"kernels at 88 % of a copy ({KERNEL / 1e12:.2f} TB/s), products at "
+        f"{RATES['product'] / 1e12:.0f} TFLOP/s and {RATES['weight gradient'] / 1e12:.0f} where a float gradient is added to",
+        "(the GPU lowers its clock under such load).", "",
+        "## Memory-bound kernels", "",
+        "Expected of each: 0.85 to 0.95 of a copy, so about these times.", "",
+        "| kernel | bytes | microseconds |", "|---|---:|---:|"]
+    for name, what in MEMORY.items():
+        size = memory_bytes(name, s, common if name.endswith("common_id") else distinct)
+        out.append(f"| {what} | {size / 1e6:.0f} MB | {1e6 * size / KERNEL:.0f} |")
+    out += ["",
+            "Below that may fall: dropout, whose random numbers cost about as many integer operations as its bytes leave",
+            "time for (0.7 to 0.9); the embedding's gradient, six launches of which five sort token ids (0.6 to 0.8), and",
+            "less where one id is frequent; short kernels (below 50 microseconds), which pay 1 to 2 for their launch.", "",
+            "## Linears", "", "| linear | operations | forward, ms | weight gradient, ms |", "|---|---:|---:|---:|"]
+    for name, what in LINEARS.items():
+        ops = linear_operations(name, s)
+        out.append(f"| {what} | {ops / 1e12:.2f} T | {1e3 * ops / RATES['product']:.2f} | "
+                   f"{1e3 * ops / RATES['weight gradient']:.2f} |")
+    out += ["", "The heuristic's first choice is expected within 0.95 to 1.00 of the best algorithm for these sizes.", "",
+            "## Attention", "",
+            "Causal, heads of 64, counting half of the square. Own kernels use `mma.sync`, not the `wgmma` that alone",
+            "reaches more than about 60 % of the tensor cores, and make the gradients in two kernels with 7 products",
+            "instead of 5.", "", "| whose | forward, TFLOP/s | backward, TFLOP/s |", "|---|---:|---:|"]
+    for name, (forward, backward) in ATTENTION.items():
+        out.append(f"| {name} | about {forward / 1e12:.0f} | about {backward / 1e12:.0f} |")
+    out += ["", "## A training step", "", "Milliseconds:", "",
+            "| part | " + " | ".join(f"{seq}, {name} attention" for seq in SEQUENCES for name in ATTENTION) + " |",
+            "|---|" + "---:|" * (len(SEQUENCES) * len(ATTENTION))]
+    columns = [(seq, name) for seq in SEQUENCES for name in ATTENTION]
+    for part in step(s, SEQUENCES[0], "own"):
+        out.append(f"| {part} | " + " | ".join(f"{1e3 * step(s, *c)[part]:.1f}" for c in columns) + " |")
+    out.append("| sum | " + " | ".join(f"{1e3 * sum(step(s, *c).values()):.0f}" for c in columns) + " |")
+    out.append("| tokens per second | " + " | ".join(f"{s.tokens / sum(step(s, *c).values()):.0f}" for c in columns) + " |")
+    out.append("| utilisation (6 N + 12 L h s) | " + " | ".join(f"**{utilisation(s, *c):.3f}**" for c in columns) + " |")
+    out += ["", "Bytes of a layer's memory-bound kernels for each token, h being the hidden size and f ffn:", "",
+            "| kernels | bytes |", "|---|---|"]
+    for name, (h, f) in LAYER_BYTES.items():
+        out.append(f"| {name} | {' + '.join(f'{n} {letter}' for n, letter in ((h, 'h'), (f, 'f')) if n)} |")
+    rates = (600e12, 650e12, 680e12, 700e12, 750e12)
+    out += ["", "Utilisation if the products ran at other rates:", "",
+            "| | " + " | ".join(f"{rate / 1e12:.0f} TFLOP/s" for rate in rates) + " |", "|---|" + "---:|" * len(rates)]
+    for seq, name in columns:
+        out.append(f"| {seq}, {name} attention | " + " | ".join(f"{utilisation(s, seq, name, r):.3f}" for r in rates) + " |")
+    out += ["", "Memory, in GiB:", "", "| what | |", "|---|---:|"]
+    for name, size in memory(s).items():
+        out.append(f"| {name} | {size / 2**30:.1f} |")
+    out.append(f"| sum | {sum(memory(s).values()) / 2**30:.1f} |")
+    return out + [""] + conclusions(s)
+
+
+def conclusions(s: Shape) -> list[str]:
+    target = 0.55
+    out = ["## Can the step reach 55 %?", ""]
+    for seq in SEQUENCES:
+        for name in ATTENTION:
+            parts = step(s, seq, name)
+            rest = sum(parts.values()) - parts["products"]
+            allowed = model_operations(s, seq) / (target * PEAK) - rest
+            needed = parts["products"] * RATES["product"] / allowed / 1e12 if allowed > 0 else float("inf")
+            free = sum(parts.values()) - parts["attention"]
+            out.append(f"* {seq}, {name} attention: {utilisation(s, seq, name):.3f} expected; products would have to run at "
+                       f"{needed:.0f} TFLOP/s for 0.55." +
+                       (f" With attention for nothing it would be {model_operations(s, seq) / free / PEAK:.3f}."
+                        if name == "own" else ""))
+    saved = 24 * s.hidden * s.tokens * s.layers / KERNEL
+    parts = step(s, SEQUENCES[0], "cuDNN's")
+    fused = model_operations(s, SEQUENCES[0]) / (sum(parts.values()) - saved) / PEAK
+    return out + [
+        "", "So own attention without `wgmma` does not reach the target; its backward pass is the limit. With cuDNN's the",
+        "target lies within what these assumptions leave open. What would help most, in order: attention on `wgmma`; the",
+        f"residual sums inside the products and norms beside them ({1e3 * saved:.0f} ms, {fused:.3f} at "
+        f"{SEQUENCES[0]} with cuDNN's attention);", "more tokens in a step, over which the optimizer's time is spread."]
+
+
+if __name__ == "__main__":
+    print("\n".join(page(Shape())))

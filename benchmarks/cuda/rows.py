@@ -1,0 +1,81 @@
+"""What the table of GPU benchmarks holds: every row's id, what it is, its unit, its target, whether less is better."""
+from typing import NamedTuple
+
+SEQUENCES = (2048, 4096)
+
+
+class Row(NamedTuple):
+    id: str
+    what: str
+    unit: str
+    target: float | None = None
+    at_most: bool = False
+    optional: bool = False  # left out, not missing, where it was not built
+
+
+MEMORY = {
+    "rms_norm_forward": "RMS norm, forward",
+    "rms_norm_backward": "RMS norm, backward",
+    "layer_norm_forward": "layer norm, forward",
+    "layer_norm_backward": "layer norm, backward",
+    "swiglu_forward": "SwiGLU, forward",
+    "swiglu_backward": "SwiGLU, backward",
+    "rope_forward": "rotary positions, forward",
+    "rope_backward": "rotary positions, backward",
+    "residual_add": "residual sum",
+    "dropout": "dropout",
+    "cast": "cast, float to bf16",
+    "embedding_forward": "embedding, forward",
+    "embedding_backward": "embedding, backward",
+    "embedding_backward_common_id": "embedding, backward, half of the tokens alike",
+    "cross_entropy_forward": "cross entropy, forward",
+    "cross_entropy_backward": "cross entropy, backward",
+    "adamw": "AdamW over 54 tensors",
+    "gradient_norm": "norm of 54 gradients",
+    "merge_lse": "merging two attentions",
+}
+# What half of all tokens having one id costs is shown, not promised: one row of the table takes half of the sums.
+NO_TARGET = {"embedding_backward_common_id"}
+LINEARS = {"qkv": "q, k, v", "attention_output": "attention output", "gate_up": "gate and up", "down": "down",
+           "head": "output projection"}
+PASSES = {"forward": "forward", "input_gradient": "gradient of the input", "weight_gradient": "gradient of the weight"}
+
+
+def rows() -> list[Row]:
+    all_rows = [Row("copy.kernel", "copy by a kernel", "TB/s"), Row("copy.memcpy", "copy by cudaMemcpy", "TB/s")]
+    for name, what in MEMORY.items():
+        all_rows.append(Row(f"memory.{name}", what, "of a copy", None if name in NO_TARGET else 0.85))
+    for name, what in LINEARS.items():
+        for key, which in PASSES.items():
+            all_rows.append(Row(f"linears.{name}.{key}", f"{what}, {which}", "of the best cuBLASLt", 0.95))
+    for seq in SEQUENCES:
+        for whose, text in (("own", "own"), ("cudnn", "cuDNN's")):
+            for key in ("forward", "backward"):
+                all_rows.append(Row(f"attention.{whose}.{seq}.{key}", f"{text} attention, {key}, {seq}", "TFLOP/s",
+                                    optional=whose == "cudnn"))
+    for seq in SEQUENCES:
+        for suffix, text in (("", ""), (".own", ", own attention")):
+            step, optional = f"step.{seq}{suffix}", suffix != ""
+            all_rows += [
+                Row(f"{step}.mfu", f"step at {seq}{text}: utilisation", "of 989 TFLOP/s",
+                    None if optional else 0.55, optional=optional),
+                Row(f"{step}.launched.mfu", f"step at {seq}{text}: utilisation without a graph", "of 989 TFLOP/s",
+                    optional=optional),
+                Row(f"{step}.tokens_per_second", f"step at {seq}{text}", "tokens/s", optional=optional),
+                Row(f"{step}.launched.tokens_per_second", f"step at {seq}{text}, without a graph", "tokens/s",
+                    optional=optional),
+                Row(f"{step}.over_kernels", f"step at {seq}{text}: time over its kernels'", "",
+                    None if optional else 1.05, at_most=True, optional=optional),
+                Row(f"{step}.launched.over_kernels", f"step at {seq}{text}: the same without a graph", "",
+                    at_most=True, optional=optional),
+                Row(f"{step}.peak_memory", f"step at {seq}{text}: most memory", "GiB", optional=optional),
+            ]
+        all_rows.append(Row(f"pytorch.{seq}.tokens_per_second", f"PyTorch's step at {seq}", "tokens/s"))
+        all_rows.append(Row(f"pytorch.{seq}.ratio", f"step at {seq} against PyTorch's", "times", 1.15))
+    all_rows += [
+        Row("collective.raw", "NCCL's call, on the host", "ns"),
+        Row("collective.typed", "typed call, on the host", "ns"),
+        Row("collective.types", "of that, for the types", "ns"),
+        Row("collective.overhead", "typed call over NCCL's", "ns"),
+    ]
+    return all_rows

@@ -1,0 +1,116 @@
+#!/bin/sh
+# Builds, checks and times plait on a machine with a GPU, and prints one table, which it also writes to
+# benchmarks/results/ (or --results) under the GPU's name and the date.
+#
+#   sh benchmarks/cuda/run.sh [--out DIR] [--quick] [--only STEP,...] [--headers DIR] [--python PYTHON] [--build DIR]
+#                             [--results DIR]
+#
+# Steps, in order: configure, build, tests, sanitize, memory, linears, attention, collective, step-2048, pytorch-2048,
+# step-4096, pytorch-4096. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
+# added to what lies in --out, so a run may be split into several.
+# --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks:
+# doctest/doctest.h for the tests, cudnn_frontend.h and the folder cudnn_frontend for cuDNN's attention.
+# PYTHON is an interpreter with torch and transformers; python3 by default.
+#
+# A step that fails is named at once and in the table, the others still run, and the exit code is 1. Targets that are
+# not met do not change the exit code.
+set -u
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+out=$root/build-cuda/results
+build=$root/build-cuda
+headers=${PLAIT_HEADERS:-}
+python=python3
+tables=$root/benchmarks/results
+quick=
+all='configure build tests sanitize memory linears attention collective step-2048 pytorch-2048 step-4096 pytorch-4096'
+only=$all
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --quick) quick=--quick ;;
+    --out | --only | --headers | --python | --build | --results)
+      if [ $# -lt 2 ]; then echo "$1 needs a value" >&2; exit 2; fi
+      case "$1" in
+        --out) out=$2 ;;
+        --only) only=$(echo "$2" | tr , ' ' | sed 's/\<step\>\([^-]\|$\)/step-2048 step-4096\1/; s/\<pytorch\>\([^-]\|$\)/pytorch-2048 pytorch-4096\1/') ;;
+        --headers) headers=$2 ;;
+        --python) python=$2 ;;
+        --build) build=$2 ;;
+        --results) tables=$2 ;;
+      esac
+      shift
+      ;;
+    *) echo "unknown argument '$1'; legal are --out, --quick, --only, --headers, --python, --build and --results" >&2; exit 2 ;;
+  esac
+  shift
+done
+for step in $only; do
+  case " $all " in
+    *" $step "*) ;;
+    *) echo "--only names '$step'; legal are $all, step and pytorch" >&2; exit 2 ;;
+  esac
+done
+
+if ! gpu=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>&1); then
+  echo "FAILED device: nvidia-smi finds no GPU here: $gpu" >&2
+  exit 1
+fi
+name=$(echo "$gpu" | head -n 1 | sed 's/,[^,]*$//')
+capability=$(echo "$gpu" | head -n 1 | sed 's/.*, *//; s/\.//')
+if [ "$capability" = 90 ]; then capability=90a; fi  # some of Hopper's instructions are there for no other name
+if [ -n "$headers" ]; then
+  if [ ! -d "$headers" ]; then echo "--headers is $headers, which is no folder" >&2; exit 2; fi
+  headers=$(cd "$headers" && pwd)
+fi
+mkdir -p "$out" "$build" || exit 1
+out=$(cd "$out" && pwd)
+build=$(cd "$build" && pwd)
+export root out build headers python quick capability
+failed=$out/failed
+: >"$failed"
+
+# How long a step may take, in seconds: a machine may be lent by the minute.
+limit_of() {
+  case "$1" in
+    build) echo 400 ;;
+    tests | sanitize) echo 240 ;;
+    pytorch-*) echo 240 ;;
+    *) echo 150 ;;
+  esac
+}
+
+for step in $all; do
+  case " $only " in
+    *" $step "*) ;;
+    *) continue ;;
+  esac
+  limit=$(limit_of "$step")
+  begun=$(date +%s)
+  timeout "$limit" sh "$root/benchmarks/cuda/step.sh" "$step" >"$out/$step.log" 2>&1
+  code=$?
+  spent=$(($(date +%s) - begun))
+  case "$code" in
+    0) echo "ok $step, $spent s"; grep -h 'MISSING:\|LEFT OUT:' "$out/$step.log"; continue ;;
+    77) echo "skipped $step: $(tail -n 1 "$out/$step.log")"; continue ;;
+    124) why="ran past its limit of $limit s" ;;
+    *) why="exit code $code after $spent s" ;;
+  esac
+  echo "$step ($why)" >>"$failed"
+  echo "FAILED $step: $why; the end of $out/$step.log:"
+  tail -n 25 "$out/$step.log"
+done
+
+day=$(date +%Y-%m-%d)
+file=$tables/$(echo "$name" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9\n' '-' | sed 's/-*$//')-$day.md
+mkdir -p "$tables"
+set --
+while read -r step; do set -- "$@" --failed "$step"; done <"$failed"
+for results in "$out"/*.jsonl; do
+  if [ -s "$results" ]; then set -- "$@" "$results"; fi
+done
+"$python" "$root/benchmarks/cuda/table.py" --title "$name, $day" "$@" >"$file.new" || { rm -f "$file.new"; exit 1; }
+mv "$file.new" "$file"
+cat "$file"
+echo
+echo "The table is in $file, logs and results in $out."
+[ ! -s "$failed" ]

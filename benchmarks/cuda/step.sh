@@ -1,0 +1,70 @@
+#!/bin/sh
+# shellcheck disable=SC2154
+# One step of run.sh, which sets root, out, build, headers, python, quick and capability.
+#
+#   sh benchmarks/cuda/step.sh STEP
+set -u
+
+configure() {
+  ninja=
+  if command -v ninja >/dev/null; then ninja='-G Ninja'; fi
+  # shellcheck disable=SC2086  # no word or two
+  cmake -S "$root/benchmarks/cuda" -B "$build" $ninja -DPLAIT_CUDA_ARCHITECTURES="$capability" \
+    -DPLAIT_HEADERS="$headers"
+}
+
+# What can be built is built, whatever fails beside it.
+build() {
+  code=0
+  keep=--keep-going
+  if [ -f "$build/build.ninja" ]; then keep='-k 0'; fi
+  for target in $(cmake --build "$build" --target help | grep -o 'plait_cuda_[a-z]*' | sort -u); do
+    # shellcheck disable=SC2086  # a word or two
+    cmake --build "$build" -j "$(nproc)" --target "$target" -- $keep || code=1
+  done
+  return $code
+}
+
+tests() {
+  if ! ls "$build"/tests/cuda_* >/dev/null 2>&1; then
+    echo "no tests were built: doctest/doctest.h is missing (--headers), or they did not compile"
+    return 1
+  fi
+  ctest --test-dir "$build" -L '^cuda$' --output-on-failure --no-tests=error
+}
+
+# measure RESULTS PROGRAM ARGUMENT...: a program's lines of results go to a file of their own.
+measure() {
+  results=$out/$1.jsonl
+  program=$build/bench_cuda_$2
+  shift 2
+  rm -f "$results"
+  if [ ! -x "$program" ]; then
+    echo "$program was not built: configure.log says what is missing, build.log what did not compile"
+    return 1
+  fi
+  # shellcheck disable=SC2086  # a word or none
+  "$program" $quick "$@" >"$results"
+}
+
+train() {
+  code=0
+  measure "step-$1" step --seq "$1" || code=1
+  if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
+    measure "step-$1-own" step --seq "$1" --attention own || code=1
+  fi
+  return $code
+}
+
+case "$1" in
+  configure | build | tests) "$1" ;;
+  sanitize) sh "$root/tests/cuda/sanitize.sh" "$build/tests" ;;
+  memory | linears | attention | collective) measure "$1" "$1" ;;
+  step-*) train "${1#step-}" ;;
+  pytorch-*)
+    rm -f "$out/$1.jsonl"
+    # shellcheck disable=SC2086  # a word or none
+    "$python" "$root/benchmarks/cuda/pytorch_step.py" --seq "${1#pytorch-}" $quick >"$out/$1.jsonl"
+    ;;
+  *) echo "there is no step '$1'"; exit 2 ;;
+esac

@@ -1,0 +1,106 @@
+"""The table of GPU benchmarks from the lines of JSON that the programs print.
+
+    python3 benchmarks/cuda/table.py FILE.jsonl ... [--only PREFIX] [--title TEXT] [--failed STEP]
+
+A row that was expected and is not there counts as missing; ratios to PyTorch are made here. Lines that are no row are
+an error. The exit code says nothing about targets.
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+from rows import SEQUENCES, Row, rows
+
+DETAILS = {"terabytes_per_second": "{:.2f} TB/s", "teraflops": "{:.0f} TFLOP/s", "causal": "{:.3f} by half of attention",
+           "held_gib": "{:.1f} GiB held", "launches": "{:.0f} launches", "attention": "{} attention", "method": "by {}"}
+
+
+def read(paths: list[str]) -> list[dict]:
+    found = []
+    for path in paths:
+        for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                float(entry["value"])
+                entry["id"] + ""
+            except (ValueError, KeyError, TypeError):
+                raise SystemExit(f"{path}:{number}: no result: {line[:200]}")
+            found.append(entry)
+    return found
+
+
+def with_ratios(found: dict[str, dict]) -> dict[str, dict]:
+    """Adds our tokens per second over PyTorch's; the faster of our two ways counts."""
+    for seq in SEQUENCES:
+        theirs = found.get(f"pytorch.{seq}.tokens_per_second")
+        ours = [found[key]["value"] for key in (f"step.{seq}.tokens_per_second", f"step.{seq}.launched.tokens_per_second")
+                if key in found]
+        if theirs and ours and theirs["value"] > 0:
+            found[f"pytorch.{seq}.ratio"] = {"value": max(ours) / theirs["value"]}
+    return found
+
+
+def shown(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def measured(row: Row, entry: dict) -> str:
+    details = [text.format(entry[key]) for key, text in DETAILS.items() if key in entry and not text.endswith(row.unit or "?")]
+    return f"{shown(entry['value'])} {row.unit}".strip() + (f" ({', '.join(details)})" if details else "")
+
+
+def verdict(row: Row, entry: dict | None) -> str:
+    if entry is None:
+        return "MISSING"
+    if row.target is None:
+        return ""
+    value = entry["value"]
+    return "yes" if (value <= row.target if row.at_most else value >= row.target) else "NO"
+
+
+def target(row: Row) -> str:
+    return "" if row.target is None else f"{'at most' if row.at_most else 'at least'} {row.target:g}"
+
+
+def table(found: list[dict], only: str = "") -> list[str]:
+    by_id = with_ratios({entry["id"]: entry for entry in found})
+    lines = ["| what | measured | target | met |", "|---|---:|---|---|"]
+    counts = {"yes": 0, "NO": 0, "MISSING": 0, "": 0}
+    for row in rows():
+        entry = by_id.get(row.id)
+        if not row.id.startswith(only) or (entry is None and row.optional):
+            continue
+        met = verdict(row, entry)
+        counts[met] += 1
+        lines.append(f"| {row.what} | {measured(row, entry) if entry else ''} | {target(row)} | {met} |")
+    lines += ["", f"{counts['yes']} targets met, {counts['NO']} not met, {counts['MISSING']} rows missing."]
+    return lines
+
+
+def kernels(found: list[dict]) -> list[str]:
+    """Where the steps' time goes, kernel by kernel."""
+    lines = []
+    for step in dict.fromkeys(entry["id"] for entry in found if entry["id"].endswith(".one_kernel")):
+        lines += ["", f"Kernels of {step.removesuffix('.one_kernel')}:", "", "| kernel | ms in a step | calls | share |",
+                  "|---|---:|---:|---:|"]
+        lines += [f"| `{e['name'][:90]}` | {1e3 * e['value']:.2f} | {e['count']:.0f} | {e['share']:.3f} |"
+                  for e in found if e["id"] == step]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--only", default="", help="the rows whose ids begin so")
+    parser.add_argument("--title")
+    parser.add_argument("--failed", action="append", default=[], help="a step that failed; may be repeated")
+    options = parser.parse_args()
+    found = read(options.files)
+    lines = [f"# {options.title}", ""] if options.title else []
+    lines += [f"FAILED: {step}" for step in options.failed] + ([""] if options.failed else [])
+    print("\n".join(lines + table(found, options.only) + kernels(found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
