@@ -2,93 +2,51 @@
 
 #include <cmath>
 #include <cstdint>
-#include <random>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
 #include "attention_reference.hpp"
+#include "device_array.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_forward.hpp"
 
 namespace {
 
+using namespace plait::test;
 using plait::bf16;
-using plait::buffer;
 using plait::cuda;
 using plait::statistic_of;
 using plait::kernels::attention_accumulate;
+using plait::kernels::attention_backward;
+using plait::kernels::attention_delta;
+using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
-using plait::test::attention_arrays;
 using std::int64_t;
-using values = std::vector<double>;
 
-template <class T>
-T typed(double x) {
-  return plait::kernels::number<T>(static_cast<plait::kernels::arithmetic<T>>(x));
-}
-template <class T>
-double widened(T x) {
-  return static_cast<double>(plait::kernels::number<plait::kernels::arithmetic<T>>(x));
-}
-
-/// Normal numbers that T holds exactly.
-template <class T>
-values random_values(int64_t n, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
-  values result(static_cast<std::size_t>(n));
-  for (double& x : result) x = widened(typed<T>(normal(generator)));
-  return result;
-}
-
-/// An array of T on the device.
-template <class T>
-class array {
- public:
-  array(cuda& device, const values& from)
-      : device_(device), size_(from.size()), memory_(plait::make_buffer<T>(device, from.size())) {
-    std::vector<T> host(size_);
-    for (std::size_t i = 0; i < size_; ++i) host[i] = typed<T>(from[i]);
-    device_.upload(data(), host.data(), size_ * sizeof(T), device_.main_stream());
+/// How the tokens of a piece lie in an array.
+struct token_rows {
+  int64_t lead, batch, len, stride, width;
+  bool has(int64_t element) const {
+    const int64_t token = element / stride % batch;
+    return token >= lead && token < lead + len && element % stride < width;
   }
-  T* data() { return memory_.template data<T>(); }
-  values read() {
-    std::vector<T> host(size_);
-    device_.download(host.data(), data(), size_ * sizeof(T), device_.main_stream());
-    values result(size_);
-    for (std::size_t i = 0; i < size_; ++i) result[i] = widened(host[i]);
-    return result;
-  }
-
- private:
-  cuda& device_;
-  std::size_t size_;
-  buffer<cuda> memory_;
 };
 
-template <class T>
-constexpr double tolerance = std::is_same_v<T, bf16>    ? 1e-2
-                             : std::is_same_v<T, float> ? 1e-5
-                                                        : 1e-12;
-
-/// The norm of the difference over that of what is expected, over the first `width` of every `stride` elements.
-double difference(const values& got, const values& expected, int64_t stride, int64_t width) {
+/// The norm of the difference over that of what is expected, for the elements of tokens; infinite where another one
+/// changed.
+double error_of(const values& got, const values& expected, const token_rows& rows) {
   double squares = 0, size = 0, count = 1;
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (static_cast<int64_t>(i) % stride >= width) continue;
+    if (!rows.has(static_cast<int64_t>(i))) {
+      if (got[i] != expected[i]) return HUGE_VAL;
+      continue;
+    }
     squares += (got[i] - expected[i]) * (got[i] - expected[i]);
     size += expected[i] * expected[i];
     count += 1;
   }
   return std::sqrt(squares) / std::fmax(std::sqrt(size), 0.1 * std::sqrt(count));
-}
-
-/// Whether the elements that belong to no token are what they were.
-bool gaps_kept(const values& got, const values& before, int64_t stride, int64_t width) {
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (static_cast<int64_t>(i) % stride >= width && got[i] != before[i]) return false;
-  }
-  return true;
 }
 
 template <class T>
@@ -104,62 +62,65 @@ void check_lse(const values& got, const values& expected) {
   }
 }
 
-template <class T>
-void check(const attention_shape& given, attention_accumulate accumulate = {}) {
+/// Compares with the processor's; outputs and gradients are of type R.
+template <class T, class R = T>
+void check(const attention_piece& given) {
+  const attention_shape s = given.shape.checked();
   CAPTURE(sizeof(T));
-  CAPTURE(given.batch);
-  CAPTURE(given.q_len);
-  CAPTURE(given.k_len);
-  CAPTURE(given.heads);
-  CAPTURE(given.kv_heads);
-  CAPTURE(given.head_dim);
-  CAPTURE(given.causal);
-  CAPTURE(given.q_offset);
-  CAPTURE(given.k_offset);
-  const attention_shape s = given.checked();
-  const int64_t q_tokens = s.batch * s.q_len, k_tokens = s.batch * s.k_len;
+  CAPTURE(s.batch);
+  CAPTURE(s.q_len);
+  CAPTURE(s.k_len);
+  CAPTURE(s.heads);
+  CAPTURE(s.kv_heads);
+  CAPTURE(s.head_dim);
+  CAPTURE(s.causal);
+  CAPTURE(s.q_offset);
+  CAPTURE(s.k_offset);
+  CAPTURE(s.window);
+  CAPTURE(s.first_visible);
+  const int64_t q_tokens = s.batch * s.q_batch, k_tokens = s.batch * s.k_batch;
   const values q = random_values<T>(q_tokens * s.q_stride, 1), k = random_values<T>(k_tokens * s.k_stride, 2);
   const values v = random_values<T>(k_tokens * s.v_stride, 3), d_o = random_values<T>(q_tokens * s.do_stride, 4);
-  const attention_arrays start{random_values<T>(q_tokens * s.o_stride, 5), values(q_tokens * s.heads),
+  const attention_arrays start{random_values<T>(q_tokens * s.o_stride, 5),
+                               random_values<T>(s.batch * s.heads * s.lse_stride, 9),
                                random_values<T>(q_tokens * s.dq_stride, 6), random_values<T>(k_tokens * s.dk_stride, 7),
                                random_values<T>(k_tokens * s.dv_stride, 8)};
-  const attention_arrays expected = plait::test::attention_on_cpu(given, q, k, v, d_o, start, accumulate);
+  const attention_arrays expected = attention_on_cpu(given, q, k, v, d_o, start);
 
   cuda device;
-  array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o), o_(device, start.o), dq_(device, start.dq),
-      dk_(device, start.dk), dv_(device, start.dv);
-  array<statistic_of<T>> lse_(device, start.lse);
-  plait::kernels::attention_forward<T>(device, q_.data(), k_.data(), v_.data(), o_.data(), lse_.data(), given);
-  plait::kernels::attention_backward<T>(device, q_.data(), k_.data(), v_.data(), o_.data(), lse_.data(), d_o_.data(),
-                                        dq_.data(), dk_.data(), dv_.data(), given, accumulate);
+  number_array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o);
+  number_array<R> o_(device, start.o), dq_(device, start.dq), dk_(device, start.dk), dv_(device, start.dv);
+  number_array<statistic_of<T>> lse_(device, start.lse), delta_(device, start.lse);
+  std::vector<std::int32_t> documents;
+  if (s.first_visible != nullptr) documents.assign(s.first_visible, s.first_visible + q_tokens - given.q_lead);
+  device_array<std::int32_t> documents_(device, documents);
+  attention_shape there = given.shape;
+  if (s.first_visible != nullptr) there.first_visible = documents_.data();
+  const T *const q_at = q_.data() + given.q_lead * s.q_stride, *const k_at = k_.data() + given.k_lead * s.k_stride;
+  const T *const v_at = v_.data() + given.k_lead * s.v_stride, *const d_o_at = d_o_.data() + given.q_lead * s.do_stride;
+  R* const o_at = o_.data() + given.q_lead * s.o_stride;
+  statistic_of<T>*const lse_at = lse_.data() + given.lse_lead, *const delta_at = delta_.data() + given.lse_lead;
+  attention_forward<T>(device, q_at, k_at, v_at, o_at, lse_at, there);
+  if (given.given_delta) attention_delta<T>(device, o_at, d_o_at, delta_at, there);
+  const R* const no_output = nullptr;
+  attention_backward<T>(device, q_at, k_at, v_at, given.given_delta ? no_output : o_at, lse_at, d_o_at,
+                        dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
+                        dv_.data() + given.k_lead * s.dv_stride, there, given.accumulate,
+                        given.given_delta ? delta_at : nullptr);
   device.synchronize();
-  const values o = o_.read(), dq = dq_.read(), dk = dk_.read(), dv = dv_.read();
   const int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim;
-  CHECK(difference(o, expected.o, s.o_stride, q_width) < tolerance<T>);
-  CHECK(difference(dq, expected.dq, s.dq_stride, q_width) < tolerance<T>);
-  CHECK(difference(dk, expected.dk, s.dk_stride, k_width) < tolerance<T>);
-  CHECK(difference(dv, expected.dv, s.dv_stride, k_width) < tolerance<T>);
+  const auto queries = [&](int64_t stride) { return token_rows{given.q_lead, s.q_batch, s.q_len, stride, q_width}; };
+  const auto keys = [&](int64_t stride) { return token_rows{given.k_lead, s.k_batch, s.k_len, stride, k_width}; };
+  CHECK(error_of(o_.read(), expected.o, queries(s.o_stride)) < tolerance<T>);
+  CHECK(error_of(dq_.read(), expected.dq, queries(s.dq_stride)) < tolerance<T>);
+  CHECK(error_of(dk_.read(), expected.dk, keys(s.dk_stride)) < tolerance<T>);
+  CHECK(error_of(dv_.read(), expected.dv, keys(s.dv_stride)) < tolerance<T>);
   check_lse<T>(lse_.read(), expected.lse);
-  CHECK(gaps_kept(o, start.o, s.o_stride, q_width));
-  CHECK(gaps_kept(dq, start.dq, s.dq_stride, q_width));
-  CHECK(gaps_kept(dk, start.dk, s.dk_stride, k_width));
-  CHECK(gaps_kept(dv, start.dv, s.dv_stride, k_width));
 }
 
-attention_shape shape_of(int64_t batch, int64_t q_len, int64_t k_len, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                         bool causal, int64_t q_offset = 0, int64_t k_offset = 0) {
-  attention_shape s;
-  s.batch = batch;
-  s.q_len = q_len;
-  s.k_len = k_len;
-  s.heads = heads;
-  s.kv_heads = kv_heads;
-  s.head_dim = head_dim;
-  s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
-  s.causal = causal;
-  s.q_offset = q_offset;
-  s.k_offset = k_offset;
-  return s;
+template <class T>
+void check(const attention_shape& shape, attention_accumulate accumulate = {}) {
+  check<T>(attention_piece{.shape = shape, .accumulate = accumulate});
 }
 
 }  // namespace
@@ -171,7 +132,7 @@ TEST_CASE_TEMPLATE("CUDA attention and its gradients are the processor's", T, fl
   check<T>(shape_of(1, 64, 64, 2, 2, 64, true));
   check<T>(shape_of(1, 130, 130, 1, 1, 128, true));
   check<T>(shape_of(1, 64, 130, 3, 1, 80, false));
-  check<T>(shape_of(2, 130, 130, 6, 2, 64, true));
+  check<T>(shape_of(1, 130, 130, 6, 2, 64, true));
   check<T>(shape_of(1, 40, 70, 1, 1, 256, true, 20));
   check<T>(shape_of(1, 17, 33, 1, 1, 200, false));
 }
@@ -189,17 +150,15 @@ TEST_CASE_TEMPLATE("CUDA attention of tokens with offsets", T, float, double, bf
 
 TEST_CASE_TEMPLATE("CUDA attention of slices of a fused projection, with gaps and added gradients", T, float, double,
                    bf16) {
-  attention_shape s = shape_of(2, 17, 33, 8, 1, 8, true, 16);
-  s.q_stride = s.k_stride = s.v_stride = 10 * 8;
-  s.o_stride = 72;
+  attention_shape s = shape_of(2, 17, 33, 4, 1, 8, true, 16);
+  s.q_stride = s.k_stride = s.v_stride = 6 * 8;
+  s.o_stride = 40;
   check<T>(s);
-  check<T>(s, {true, false});
   s.dq_stride = 64;
   s.dk_stride = 8;
   s.dv_stride = 16;
   s.do_stride = 80;
   check<T>(s, {false, true});
-  check<T>(s, {true, true});
   check<T>(shape_of(1, 40, 17, 1, 1, 144, true, 0, 20), {true, true});
 }
 
@@ -209,48 +168,124 @@ TEST_CASE_TEMPLATE("CUDA attention of nothing", T, float, double, bf16) {
   check<T>(shape_of(1, 17, 0, 1, 1, 8, true));
 }
 
-TEST_CASE_TEMPLATE("CUDA attention over two halves of the keys, merged, is attention over all", T, float, double,
-                   bf16) {
-  const int64_t len = 70, half = 35, heads = 2, d = 64, width = heads * d;
+TEST_CASE_TEMPLATE("CUDA attention of pieces with windows, documents, offsets and strides", T, float, double, bf16) {
+  picker numbers(std::is_same_v<T, bf16> ? 3 : 4);
+  std::vector<std::int32_t> documents;
+  for (int i = 0; i < 10; ++i) {
+    piece_sizes most{.q_len = 150, .k_len = 150, .batch = 2, .heads = 2, .head_dim = 64, .unit = 8};
+    if (i % 5 == 4)
+      most = {.q_len = 90, .k_len = 90, .batch = 1, .heads = 1, .head_dim = i == 4 ? 128 : 256, .unit = 8};
+    const attention_piece p = random_piece(numbers, most, documents);
+    CAPTURE(i);
+    if (i % 2 == 0) {
+      check<T>(p);
+    } else {
+      check<T, statistic_of<T>>(p);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("CUDA attention does not look at tiles that nobody sees", T, float, double, bf16) {
+  const int64_t len = 192, width = 8;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  cuda device;
+  std::vector<std::int32_t> documents(static_cast<std::size_t>(len), 0);
+  std::fill(documents.begin() + 128, documents.end(), 128);
+  device_array<std::int32_t> documents_(device, documents);
+  for (const bool packed : {false, true}) {
+    attention_shape s = shape_of(1, len, len, 1, 1, width);
+    if (packed) s.first_visible = documents_.data();
+    s.window = packed ? 0 : 64;
+    // Keys before 64 matter to no query from 128 on, nor do those queries to these keys.
+    const values x = random_values<T>(len * width, 1), rows(static_cast<std::size_t>(len));
+    values k = x, d_o = x;
+    std::fill_n(k.begin(), 64 * width, nan);
+    std::fill(d_o.begin() + 128 * width, d_o.end(), nan);
+    number_array<T> clean_(device, x), k_(device, k), d_o_(device, d_o), o_(device, x), dq_(device, x), dk_(device, x),
+        dv_(device, x);
+    number_array<statistic_of<T>> lse_(device, rows);
+    const auto clean = [&](number_array<T>& array, int64_t begin, int64_t end) {
+      const values got = array.read();
+      for (int64_t i = begin * width; i < end * width; ++i) {
+        if (std::isnan(got[static_cast<std::size_t>(i)])) return false;
+      }
+      return true;
+    };
+    const T* const at = clean_.data();
+    attention_forward<T>(device, at, k_.data(), k_.data(), o_.data(), lse_.data(), s);
+    CHECK(clean(o_, 128, len));
+    CHECK(!clean(o_, 0, 1));
+    attention_forward<T>(device, at, at, at, o_.data(), lse_.data(), s);
+    attention_backward<T>(device, at, k_.data(), at, o_.data(), lse_.data(), at, dq_.data(), dk_.data(), dv_.data(), s);
+    CHECK(clean(dq_, 128, len));
+    CHECK(clean(dk_, 64, len));
+    CHECK(!clean(dq_, 0, 1));
+    attention_backward<T>(device, at, at, at, o_.data(), lse_.data(), d_o_.data(), dq_.data(), dk_.data(), dv_.data(),
+                          s);
+    CHECK(clean(dk_, 0, 64));
+    CHECK(clean(dv_, 0, 64));
+    CHECK(!clean(dv_, len - 1, len));
+  }
+}
+
+TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statistics' type, is as good as over all", T,
+                   float, double, bf16) {
+  using S = statistic_of<T>;
+  const int64_t len = 80, pieces = 8, part = len / pieces, heads = 1, d = 64, width = heads * d;
   const attention_shape whole = shape_of(1, len, len, heads, heads, d, true);
   const values q = random_values<T>(len * width, 1), k = random_values<T>(len * width, 2);
   const values v = random_values<T>(len * width, 3), d_o = random_values<T>(len * width, 4);
-  const values zeros(static_cast<std::size_t>(len * width));
-  const attention_arrays start{zeros, values(static_cast<std::size_t>(len * heads)), zeros, zeros, zeros};
-  const attention_arrays expected = plait::test::attention_on_cpu(whole, q, k, v, d_o, start, {});
+  const values zeros(static_cast<std::size_t>(len * width)), rows(static_cast<std::size_t>(len * heads)),
+      unseen(static_cast<std::size_t>(len * heads), -std::numeric_limits<double>::infinity());
+  const attention_arrays expected =
+      attention_on_cpu({.shape = whole}, q, k, v, d_o, {zeros, rows, zeros, zeros, zeros});
 
   cuda device;
-  array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o), o_(device, zeros), other_(device, zeros),
-      dq_(device, zeros), dk_(device, zeros), dv_(device, zeros);
-  array<statistic_of<T>> lse_(device, start.lse), other_lse_(device, start.lse);
-  attention_shape part[2] = {whole, whole};
-  part[0].k_len = part[1].k_len = half;
-  part[1].k_offset = half;
-  plait::kernels::attention_forward<T>(device, q_.data(), k_.data(), v_.data(), o_.data(), lse_.data(), part[0]);
-  plait::kernels::attention_forward<T>(device, q_.data(), k_.data() + half * width, v_.data() + half * width,
-                                       other_.data(), other_lse_.data(), part[1]);
-  plait::kernels::merge_lse<T>(device, o_.data(), lse_.data(), other_.data(), other_lse_.data(), width, whole);
-  for (const int i : {0, 1}) {
-    const int64_t first = i * half * width;
-    plait::kernels::attention_backward<T>(device, q_.data(), k_.data() + first, v_.data() + first, o_.data(),
-                                          lse_.data(), d_o_.data(), dq_.data(), dk_.data() + first, dv_.data() + first,
-                                          part[i], {i == 1, false});
+  number_array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o), whole_o_(device, zeros),
+      whole_dq_(device, zeros), whole_dk_(device, zeros), whole_dv_(device, zeros);
+  number_array<S> o_(device, zeros), other_(device, zeros), dq_(device, zeros), dk_(device, zeros), dv_(device, zeros),
+      lse_(device, unseen), other_lse_(device, rows), delta_(device, rows);
+  const auto keys_of = [&](int64_t piece) {
+    attention_shape s = whole;
+    s.k_len = part;
+    s.k_offset = piece * part;
+    return s;
+  };
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = i * part * width;
+    attention_forward<T>(device, q_.view(), k_.view() + first, v_.view() + first, other_.data(), other_lse_.data(),
+                         keys_of(i));
+    plait::kernels::merge_lse<S>(device, o_.data(), lse_.data(), other_.view(), other_lse_.view(), width, whole);
   }
-  device.synchronize();
-  CHECK(difference(o_.read(), expected.o, width, width) < tolerance<T>);
-  CHECK(difference(dq_.read(), expected.dq, width, width) < tolerance<T>);
-  CHECK(difference(dk_.read(), expected.dk, width, width) < tolerance<T>);
-  CHECK(difference(dv_.read(), expected.dv, width, width) < tolerance<T>);
+  attention_delta<T>(device, o_.view(), d_o_.view(), delta_.data(), whole);
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = i * part * width;
+    attention_backward<T>(device, q_.view(), k_.view() + first, v_.view() + first, o_.view(), lse_.view(), d_o_.view(),
+                          dq_.data(), dk_.data() + first, dv_.data() + first, keys_of(i), {true, true}, delta_.view());
+  }
   check_lse<T>(lse_.read(), expected.lse);
+  attention_forward<T>(device, q_.view(), k_.view(), v_.view(), whole_o_.data(), lse_.data(), whole);
+  attention_backward<T>(device, q_.view(), k_.view(), v_.view(), whole_o_.view(), lse_.view(), d_o_.view(),
+                        whole_dq_.data(), whole_dk_.data(), whole_dv_.data(), whole);
+  device.synchronize();
+  const auto good = [&](number_array<S>& merged, number_array<T>& at_once, const values& right) {
+    const double error = difference(merged.read(), right), error_at_once = difference(at_once.read(), right);
+    CHECK(error < tolerance<T>);
+    CHECK(error <= 1.5 * error_at_once);
+  };
+  good(o_, whole_o_, expected.o);
+  good(dq_, whole_dq_, expected.dq);
+  good(dk_, whole_dk_, expected.dk);
+  good(dv_, whole_dv_, expected.dv);
 }
 
 TEST_CASE("CUDA attention refuses what its kernels cannot read") {
   cuda device;
-  array<bf16> memory(device, values(1024));
-  array<float> lse(device, values(64));
+  number_array<bf16> memory(device, values(1024));
+  number_array<float> lse(device, values(512));
   const auto forward = [&](const attention_shape& s, int64_t offset) {
     bf16* const at = memory.data() + offset;
-    plait::kernels::attention_forward<bf16>(device, at, at, at, at, lse.data(), s);
+    attention_forward<bf16>(device, at, at, at, at, lse.data(), s);
   };
   CHECK_THROWS_WITH_AS(forward(shape_of(1, 2, 2, 1, 1, 12, true), 0),
                        "attention: head_dim = 12, for bf16 a multiple of 8", plait::error);
@@ -292,6 +327,8 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   CHECK(attention_backend_for(automatic, small) == attention_backend::own);
   CHECK(attention_backend_for(automatic, usual) == attention_backend::cudnn);
   CHECK(attention_backend_for(automatic, usual, {.accumulate = {true, false}}) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, usual, {.statistics = true}) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, usual, {.given_delta = true}) == attention_backend::own);
   CHECK(attention_backend_for({attention_backend::own, &library}, usual) == attention_backend::own);
   CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual),
                        "attention: cuDNN is chosen, but the device was given no attention_library", plait::error);
@@ -300,13 +337,23 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
                        "offsets 0 and 0; choose attention_backend::automatic or own",
                        plait::error);
 
+  attention_shape packed = usual;
+  const std::int32_t documents[4] = {};
+  packed.first_visible = documents;
+  CHECK(attention_backend_for(automatic, packed) == attention_backend::own);
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, packed, {.accumulate = {false, true}, .statistics = true}),
+                       "attention: cuDNN is chosen, but does not support adding to gradients, results in float, "
+                       "first_visible; choose attention_backend::automatic or own",
+                       plait::error);
+
   cuda device;
-  array<bf16> memory(device, values(1024));
-  array<float> lse(device, values(64));
+  number_array<bf16> memory(device, values(1024));
+  number_array<float> lse(device, values(512));
   bf16* const x = memory.data();
-  plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), usual, forced);
-  plait::kernels::attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, nullptr, automatic);
-  plait::kernels::attention_forward<bf16>(device, x, x, x, x, lse.data(), small, automatic);
+  attention_forward<bf16>(device, x, x, x, x, lse.data(), usual, forced);
+  attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, nullptr, automatic);
+  attention_forward<bf16>(device, x, x, x, x, lse.data(), small, automatic);
+  attention_forward<bf16>(device, x, x, x, lse.data() + 64, lse.data(), usual, automatic);  // in float: plait's
   device.synchronize();
   CHECK(library.forwards == 1);
   CHECK(library.backwards == 1);

@@ -2,19 +2,18 @@
 
 #include <vector>
 
-#include "plait/kernels/attention_shape.hpp"
+#include "support/attention_pieces.hpp"
 
 namespace plait::test {
 
-/// What attention makes, in double: arrays of tokens with the strides of the shape, lse [batch, heads, q_len].
+/// What attention makes, in double: whole arrays, of which a piece's tokens are a part.
 struct attention_arrays {
   std::vector<double> o, lse, dq, dk, dv;
 };
 
-/// The processor's attention and its gradients. `start` holds what dq, dk and dv hold before.
-attention_arrays attention_on_cpu(const kernels::attention_shape& shape, const std::vector<double>& q,
+/// The processor's attention and its gradients. `start` holds what the arrays hold before.
+attention_arrays attention_on_cpu(const attention_piece& piece, const std::vector<double>& q,
                                   const std::vector<double>& k, const std::vector<double>& v,
-                                  const std::vector<double>& d_o, const attention_arrays& start,
-                                  kernels::attention_accumulate accumulate);
+                                  const std::vector<double>& d_o, const attention_arrays& start);
 
 }  // namespace plait::test

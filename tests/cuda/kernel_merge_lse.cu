@@ -29,10 +29,13 @@ void check(int64_t batch, int64_t q_len, int64_t heads, int64_t head_dim, int64_
   shape.heads = heads;
   shape.head_dim = head_dim;
   shape.o_stride = heads * head_dim + gap;
-  const int64_t other_stride = heads * head_dim + 2 * gap, tokens = batch * q_len;
-  values o = random_values<T>(tokens * shape.o_stride, 1), lse = random_values<float>(tokens * heads, 2, 4.0);
+  shape.q_batch = q_len + gap;
+  shape.lse_stride = q_len + gap / 2;
+  const int64_t other_stride = heads * head_dim + 2 * gap, tokens = batch * shape.q_batch;
+  const int64_t rows = batch * heads * shape.lse_stride;
+  values o = random_values<T>(tokens * shape.o_stride, 1), lse = random_values<float>(rows, 2, 4.0);
   const values other = random_values<Other>(tokens * other_stride, 3);
-  values lse_other = random_values<float>(tokens * heads, 4, 4.0);
+  values lse_other = random_values<float>(rows, 4, 4.0);
   const double nothing = -std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < lse.size(); ++i) {  // queries that saw nothing here, there or in both
     if (i % 5 == 1 || i % 7 == 3) lse[i] = nothing;
