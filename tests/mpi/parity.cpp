@@ -1,13 +1,13 @@
 // timeout: 120
-// All meshes of the MPI ranks that there are against one rank in the same process: loss, gradients and weights of a small
-// Llama, and the ledger. parity_8.cpp and parity_16.cpp are the same on more ranks.
+// All meshes of the MPI ranks that there are against one rank in the same process: loss, gradients and weights of a
+// small Llama, and the ledger. parity_8.cpp and parity_16.cpp are the same on more ranks.
 #define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
-#include "../support/llama_parity.hpp"
-
 #include <cstdio>
 #include <cstdlib>
 
+#include "../support/pipeline_parity.hpp"
 #include "plait/comm/mpi.hpp"
+#include "plait/schedule/zero_bubble.hpp"
 
 namespace {
 
@@ -22,10 +22,32 @@ void expect(bool holds, const std::string& what) {
   std::fprintf(stderr, "parity: %s\n", what.c_str());
 }
 
-void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance, const std::string& what) {
+void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance,
+                    const std::string& what) {
   expect(a.size() == b.size(), what + ": another number of tensors");
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance, what + ": " + a[i].name);
+    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance,
+           what + ": " + a[i].name);
+}
+
+void expect_parity(const rank_outcome& one, const rank_outcome& got, double tolerance, const std::string& where) {
+  for (std::size_t i = 0; i < one.steps.size(); ++i) {
+    expect(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * one.steps[i].loss, where + ": loss");
+    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm,
+           where + ": norm");
+    expect(got.steps[i].tokens == one.steps[i].tokens, where + ": tokens");
+  }
+  expect_tensors(got.initial, one.initial, 0.0, where + ": initial");
+  expect_tensors(got.first_gradients, one.first_gradients, tolerance, where + ": gradient of the first step");
+  expect_tensors(got.weights, one.weights, tolerance, where + ": weight");
+  expect(got.initial_hash == one.initial_hash, where + ": hash of the weights");
+  for (const ledger* book : {&got.measured, &got.predicted})
+    for (const ledger::row& row : book->rows)
+      for (int k = 0; k < collective_kinds; ++k) {
+        const auto m = got.measured.total(row.label, static_cast<collective>(k)),
+                   p = got.predicted.total(row.label, static_cast<collective>(k));
+        expect(m.calls == p.calls && m.payload == p.payload && m.wire == p.wire, where + ": ledger of " + row.label);
+      }
 }
 
 template <class T, strategy S>
@@ -35,22 +57,32 @@ void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp
   world ranks(typename S::mesh{dp_ranks, 1, split.tp, split.tp_rep}.shape(), world_of_mpi);
   cpu device;
   const rank_outcome got = train_rank<T, S>(s, ranks, device);
-  const std::string where = "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank());
-  const double tolerance = parity_tolerance<T>;
-  for (std::size_t i = 0; i < one.steps.size(); ++i) {
-    expect(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * one.steps[i].loss, where + ": loss");
-    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm, where + ": norm");
-    expect(got.steps[i].tokens == one.steps[i].tokens, where + ": tokens");
-  }
-  expect_tensors(got.initial, one.initial, 0.0, where + ": initial");
-  expect_tensors(got.first_gradients, one.first_gradients, tolerance, where + ": gradient of the first step");
-  expect_tensors(got.weights, one.weights, tolerance, where + ": weight");
-  for (const ledger* book : {&got.measured, &got.predicted})
-    for (const ledger::row& row : book->rows)
-      for (int k = 0; k < collective_kinds; ++k) {
-        const auto m = got.measured.total(row.label, static_cast<collective>(k)), p = got.predicted.total(row.label, static_cast<collective>(k));
-        expect(m.calls == p.calls && m.payload == p.payload && m.wire == p.wire, where + ": ledger of " + row.label);
-      }
+  expect_parity(
+      one, got, parity_tolerance<T>,
+      "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank()));
+}
+
+/// The stages of a pipeline, each on one rank or, with several chunks, on the rank where it turns.
+void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t pp_ranks, const schedule& plan) {
+  s.config.layers = plan.shape.stages() + 1;
+  s.microbatches = plan.shape.microbatches;
+  s.steps = 2;
+  const rank_outcome one = train_one<double, megatron_sp>(s);
+  mesh_shape shape;
+  shape.add(axis_of<dp>, world_of_mpi.size() / pp_ranks / 2);
+  shape.add(axis_of<pp>, pp_ranks);
+  shape.add(axis_of<cp>, 1);
+  shape.add(axis_of<tp>, 2);
+  shape.add(axis_of<tp_rep>, 1);
+  pipeline_world ranks(shape, any_communicator(world_of_mpi));
+  cpu device;
+  const pipeline_outcome got = train_pipeline_rank<double, megatron_sp>(s, ranks, device, plan);
+  rank_outcome mine = one;
+  mine.initial = pick(one.initial, got.initial);
+  mine.first_gradients = pick(one.first_gradients, got.initial);
+  mine.weights = pick(one.weights, got.initial);
+  expect_parity(mine, got, parity_tolerance<double>,
+                plan.name.str() + " pp=" + std::to_string(pp_ranks) + " rank " + std::to_string(world_of_mpi.rank()));
 }
 
 }  // namespace
@@ -66,7 +98,12 @@ int main(int argc, char** argv) {
     for (std::int64_t tp_ranks = 1; tp_ranks <= c.size(); ++tp_ranks) {
       if (c.size() % tp_ranks != 0) continue;
       compare<double, megatron_sp>(c, s, c.size() / tp_ranks, tp_ranks);
-      if (c.size() == 4 || tp_ranks == 4) compare<float, stored_over_dp<megatron_sp>>(c, s, c.size() / tp_ranks, tp_ranks);
+      if (c.size() == 4 || tp_ranks == 4)
+        compare<float, stored_over_dp<megatron_sp>>(c, s, c.size() / tp_ranks, tp_ranks);
+    }
+    for (int pp_ranks = 2; pp_ranks * 2 <= c.size(); pp_ranks *= 2) {
+      compare_pipeline(c, s, pp_ranks, make_schedule<one_f_one_b>(pp_ranks, 4));
+      compare_pipeline(c, s, pp_ranks, make_schedule<zb_v>(pp_ranks, 8));
     }
     if (failures > 0) fail(std::to_string(failures) + " comparisons failed");
     if (c.rank() == 0) std::puts("parity: ok");
