@@ -1,10 +1,12 @@
 """compare.py --compiler C --include DIR FILE.cpp: the assembly of typed_X equals that of raw_X, for every pair.
 
 Both are extern "C" functions of FILE.cpp, compiled with -O2. Labels are renamed in order of appearance, directives and
-comments dropped; a function that the compiler merged with its twin (an alias or a lone jump to it) counts as equal.
+comments dropped; a function that the compiler merged with its twin (an alias or a lone jump to it) counts as equal. A line
+`// include: DIR...` in FILE.cpp names further folders of headers, relative to its own.
 """
 import argparse
 import difflib
+import pathlib
 import re
 import subprocess
 import sys
@@ -49,7 +51,10 @@ def main() -> int:
     parser.add_argument("--include", action="append", default=[])
     parser.add_argument("source")
     arguments = parser.parse_args()
-    command = [arguments.compiler, *FLAGS, *[f"-I{path}" for path in arguments.include], arguments.source]
+    source = pathlib.Path(arguments.source)
+    line = re.search(r"^// include: (.+)$", source.read_text(), re.MULTILINE)
+    folders = arguments.include + [str(source.parent / path) for path in (line.group(1).split() if line else [])]
+    command = [arguments.compiler, *FLAGS, *[f"-I{path}" for path in folders], arguments.source]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode != 0:
         sys.exit(run.stderr)

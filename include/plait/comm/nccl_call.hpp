@@ -9,40 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/nccl_types.hpp"
 #include "plait/comm/nccl_watch.hpp"
 #include "plait/comm/reduce.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/core/dtype.hpp"
 
 namespace plait::nccl::detail {
-
-inline ncclDataType_t type_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return ncclFloat32;
-    case dtype::f64:
-      return ncclFloat64;
-    case dtype::bf16:
-      return ncclBfloat16;
-    case dtype::i32:
-      return ncclInt32;
-    case dtype::i64:
-      return ncclInt64;
-    case dtype::u8:
-      break;
-  }
-  return ncclUint8;
-}
-
-inline ncclRedOp_t op_of(reduce_op op) {
-  return op == reduce_op::sum ? ncclSum : op == reduce_op::max ? ncclMax : ncclMin;
-}
-
-inline void check(ncclResult_t result, const char* call) {
-  if (result != ncclSuccess && result != ncclInProgress) {
-    fail(std::string(call) + " failed: " + ncclGetErrorString(result) + " (" + ncclGetLastError(nullptr) + ")");
-  }
-}
 
 /// Refuses memory that is the host's.
 inline void check_device_memory(const char* what, const void* a, const void* b) {

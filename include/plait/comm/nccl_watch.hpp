@@ -2,10 +2,6 @@
 
 #include <cuda_runtime.h>
 
-// The one header that includes <nccl.h>.
-
-#include <nccl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/nccl_types.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cuda.hpp"

@@ -19,6 +19,18 @@ struct local_part {
 
 namespace detail {
 
+// What a collective needs of a communicator here: the call, and not that it can also be started.
+template <class C>
+concept calls_all_reduce =
+    requires(C& c, const void* in, void* out, std::size_t n) { c.all_reduce(in, out, n, dtype::f32, reduce_op::sum); };
+template <class C>
+concept calls_all_gather =
+    requires(C& c, const void* in, void* out, std::size_t n) { c.all_gather(in, out, n, dtype::f32); };
+template <class C>
+concept calls_reduce_scatter = requires(C& c, const void* in, void* out, std::size_t n) {
+  c.reduce_scatter(in, out, n, dtype::f32, reduce_op::sum);
+};
+
 template <class From, class To>
 struct plan_between {
   static constexpr plan steps = make_plan(layout_v<From>, layout_v<To>);
@@ -68,7 +80,7 @@ class typed_group {
 
   /// Partial to replicated or invariant. `n`: elements of `in` and of `out`, which may be the same.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && all_reducer<Comm>
+    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_reduce<Comm>
   local_part<T, To> all_reduce(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
     static_assert(detail::is_one_collective<move::all_reduce, From, To, Axes...>());
     comm_->all_reduce(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
@@ -82,7 +94,7 @@ class typed_group {
 
   /// A sharded first dim to a whole one, replicated or invariant. `n`: elements of `in`; `out` has n per rank.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && all_gatherer<Comm>
+    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_gather<Comm>
   local_part<T, To> all_gather(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
     static_assert(detail::is_one_collective<move::all_gather, From, To, Axes...>());
     comm_->all_gather(in.data, out.data, n, dtype_of<T>);
@@ -91,7 +103,7 @@ class typed_group {
 
   /// Partial to a sharded first dim. `n`: elements of `out`; `in` has n per rank.
   template <class In, class T, spec_like From, spec_like To>
-    requires std::same_as<std::remove_const_t<In>, T> && reduce_scatterer<Comm>
+    requires std::same_as<std::remove_const_t<In>, T> && detail::calls_reduce_scatter<Comm>
   local_part<T, To> reduce_scatter(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
     static_assert(detail::is_one_collective<move::reduce_scatter, From, To, Axes...>());
     comm_->reduce_scatter(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
