@@ -6,9 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/nn/context_parallel/all_gather.hpp"
-#include "plait/nn/context_parallel/ring.hpp"
-#include "plait/nn/context_parallel/ulysses.hpp"
+#include "plait/nn/context_parallel/chosen.hpp"
 #include "plait/nn/recompute.hpp"
 #include "plait/nn/sublayer.hpp"
 
@@ -31,6 +29,8 @@ struct attention_options {
   /// Whether sequences are packed from documents, which do not see each other: then `context::document_starts` names
   /// the first token of each token's document.
   bool documents = false;
+  /// What `chosen_context` is.
+  context_choice context = context_choice::ring;
 };
 
 /// Grouped-query causal self-attention with rotary positions under a strategy: queries, keys and values are one product
@@ -112,7 +112,8 @@ class self_attention {
       fail(name + ": attention_window is " + std::to_string(options.window) + "; at least 1, or 0 for none");
     const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
     const axis_list& axes = context_axes<typename specs::attention>;
-    attention_part part{shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), documents_, name};
+    attention_part part{shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), documents_, name,
+                        options.context};
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     engine_ = engine(ctx, part, axes);
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);

@@ -26,6 +26,7 @@ struct attention_part {
   std::size_t mine = 0;    ///< this rank's block
   bool documents = false;  ///< whether `first_visible` is given
   std::string name;        ///< of the layer, for messages
+  context_choice context = context_choice::ring;  ///< for a policy that is chosen at run time
 };
 
 /// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that

@@ -12,6 +12,8 @@ template <class Precision, class Device>
 class gathered_attention;
 template <class Precision, class Device, class Inner>
 class exchanged_attention;
+template <class Precision, class Device>
+class chosen_attention;
 
 // Context-parallel policies: how attention sees the whole of a sequence that is sharded. A policy is a type that names
 //
@@ -53,6 +55,17 @@ struct ulysses {
   using axes = concat<typename Inner::axes, type_list<Axis>>;
   template <class Precision, class Device>
   using engine = exchanged_attention<Precision, Device, typename Inner::template engine<Precision, Device>>;
+};
+
+/// Which of the three policies above, where a program chooses when it runs.
+enum class context_choice { ring, all_gather_kv, ulysses };
+
+/// The one that `attention_options::context` names: one type for all of them.
+template <axis_like Axis>
+struct chosen_context {
+  using axes = type_list<Axis>;
+  template <class Precision, class Device>
+  using engine = chosen_attention<Precision, Device>;
 };
 
 /// Where the tokens of a sequence go: as in the text, or in zigzag order (see `sequence_order`).
