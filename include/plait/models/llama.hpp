@@ -23,6 +23,7 @@ struct llama_options {
   recompute keep = recompute::none;
   double dropout = 0;  ///< on the output of each residual branch
   cross_entropy_settings loss{};
+  attention_options attention{};
 };
 
 /// The vocabulary as it is laid out: the next multiple of the ranks that shard it.
@@ -252,7 +253,8 @@ class llama {
     using norm = rms_norm<Precision, residual_spec, Device>;
     attention_branch attention(
         norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
-        self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias),
+        self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias,
+                                             options_.attention),
         {options_.dropout, name + ".self_attn"});
     mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
                    swiglu_mlp<Precision, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
