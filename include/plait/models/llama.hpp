@@ -251,11 +251,10 @@ class llama {
     const layout norm_weight = layout_v<typename specs::norm_weight>;
     const initializer init{0, config_.initializer_range};
     using norm = rms_norm<Precision, residual_spec, Device>;
-    attention_branch attention(
-        norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
-        self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init, config_.attention_bias,
-                                             options_.attention),
-        {options_.dropout, name + ".self_attn"});
+    attention_branch attention(norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
+                               self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init,
+                                                                    config_.attention_bias, options_.attention),
+                               {options_.dropout, name + ".self_attn"});
     mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
                    swiglu_mlp<Precision, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
                    {options_.dropout, name + ".mlp"});
