@@ -214,11 +214,11 @@ TEST_CASE("ranks that wait for each other are refused, with whom the first waits
   CHECK(refused_as(s, 0, 1) == schedule_rule::never_ready);
   CHECK(describe(verify(s)) ==
         "rank 0, action 1 (B0.0): the schedule cannot finish: ranks wait for each other's actions in a circle; it "
-        "waits for rank 1, which is stuck at 0");
+        "waits for rank 1, which is stuck at action 0 (F1.0)");
   CHECK_THROWS_WITH(require_verified(s),
                     "schedule 1f1b (2 ranks, 1 chunks each, 2 microbatches): rank 0, action 1 (B0.0): the schedule "
                     "cannot finish: ranks wait for each other's actions in a circle; it waits for rank 1, which is "
-                    "stuck at 0");
+                    "stuck at action 0 (F1.0)");
   CHECK_THROWS_WITH(simulate(s), "simulate: the schedule cannot finish; verify names the action");
 }
 
@@ -230,6 +230,16 @@ TEST_CASE("the limit on activations names the forward that is too much, and what
         "is 7");
   CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.5}).ok());
   CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.4}).code == schedule_rule::over_activation_limit);
+}
+
+TEST_CASE("a deadlock names the two messages that wait for each other") {
+  const schedule s = make_schedule<one_f_one_b>(2, 3);
+  CHECK(
+      describe(verify(s, {.posting = posting_rule::one_queue})) ==
+      "rank 0, step 3 (send activation 1: stage 0 -> 1): the messages deadlock under this posting rule: ranks wait for "
+      "each other's in a circle; it waits for rank 1, which is stuck at step 3 (send gradient 0: stage 1 -> 0)");
+  CHECK(describe(verify(make_schedule<zb_v>(2, 3), {.posting = posting_rule::per_peer_direction}))
+            .find("two ranks expect different messages first") != std::string::npos);
 }
 
 TEST_CASE("which schedules finish under which posting rule") {

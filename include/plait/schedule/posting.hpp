@@ -242,7 +242,8 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                     .position = position,
                     .step = step,
                     .other_rank = static_cast<int>(peer),
-                    .other_position = their_position};
+                    .other_position = their_position,
+                    .other_step = other};
           arrived[detail::slot_of(shape, step.transfer)] = 1;
           ++mine.head;
           ++theirs.head;
@@ -252,28 +253,25 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
     }
   }
 
-  for (std::size_t r = 0; r < ranks; ++r) {
-    // The message that holds this rank up: the head of its first queue that waits, else what its next action needs.
+  // What holds a rank up: the head of its first queue that waits, else its next step; -1: nothing.
+  const auto stuck_at = [&](std::size_t r) {
     for (std::size_t q = 0; q < width; ++q)
-      if (const queue& mine = queues[r * width + q]; mine.waits()) {
-        const int position = mine.steps[mine.head];
-        const program_step& step = programs[r][static_cast<std::size_t>(position)];
-        const int peer =
-            shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
-        return {.code = schedule_rule::deadlock,
-                .rank = static_cast<int>(r),
-                .position = position,
-                .step = step,
-                .other_rank = peer,
-                .other_position = static_cast<int>(next[static_cast<std::size_t>(peer)])};
-      }
+      if (const queue& mine = queues[r * width + q]; mine.waits()) return mine.steps[mine.head];
+    return next[r] < programs[r].size() ? static_cast<int>(next[r]) : -1;
+  };
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const int position = stuck_at(r);
+    if (position < 0) continue;
+    const program_step& step = programs[r][static_cast<std::size_t>(position)];
+    schedule_verdict v{
+        .code = schedule_rule::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
+    if (step.kind == step_kind::compute) return v;
+    v.other_rank = shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
+    v.other_position = stuck_at(static_cast<std::size_t>(v.other_rank));
+    if (v.other_position >= 0)
+      v.other_step = programs[static_cast<std::size_t>(v.other_rank)][static_cast<std::size_t>(v.other_position)];
+    return v;
   }
-  for (std::size_t r = 0; r < ranks; ++r)
-    if (next[r] < programs[r].size())
-      return {.code = schedule_rule::deadlock,
-              .rank = static_cast<int>(r),
-              .position = static_cast<int>(next[r]),
-              .step = programs[r][next[r]]};
   return {};
 }
 

@@ -63,9 +63,10 @@ struct schedule_verdict {
   int position = -1;        ///< in the rank's order (actions) or program (steps), from 0; -1: none
   program_step step{};      ///< what stands there, or is missing
   int other_rank = -1;      ///< whom it waits for
-  int other_position = -1;  ///< where that one stands
-  int below = 0;            ///< nearest legal number of microbatches (or limit on activations) below; 0: none
-  int above = 0;            ///< ... and above
+  int other_position = -1;  ///< where that one is stuck; -1: it is through
+  program_step other_step{};
+  int below = 0;  ///< nearest legal number of microbatches (or limit on activations) below; 0: none
+  int above = 0;  ///< ... and above
 
   constexpr bool ok() const { return code == schedule_rule::ok; }
 };
@@ -74,8 +75,8 @@ struct schedule_verdict {
 inline std::string describe(const schedule_verdict& v) {
   if (v.ok()) return "ok";
   std::string text;
+  const bool in_program = v.code >= schedule_rule::send_misplaced;
   if (v.rank >= 0) {
-    const bool in_program = v.code >= schedule_rule::send_misplaced;
     text += "rank " + std::to_string(v.rank) + ", ";
     if (v.position >= 0) text += (in_program ? "step " : "action ") + std::to_string(v.position) + " ";
     text += (in_program ? "(" + describe(v.step) : "(" + describe(v.step.action)) + "): ";
@@ -83,7 +84,11 @@ inline std::string describe(const schedule_verdict& v) {
   text += text_of(v.code);
   if (v.other_rank >= 0) {
     text += "; it waits for rank " + std::to_string(v.other_rank);
-    if (v.other_position >= 0) text += ", which is stuck at " + std::to_string(v.other_position);
+    if (v.other_position >= 0)
+      text += in_program
+                  ? ", which is stuck at step " + std::to_string(v.other_position) + " (" + describe(v.other_step) + ")"
+                  : ", which is stuck at action " + std::to_string(v.other_position) + " (" +
+                        describe(v.other_step.action) + ")";
   }
   if (v.below > 0 || v.above > 0) {
     const bool both = v.below > 0 && v.above > 0;

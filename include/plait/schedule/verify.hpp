@@ -100,13 +100,17 @@ constexpr schedule_verdict name_stuck(const schedule& s, const std::vector<int>&
     if (at == s.order[rank].size()) continue;
     const action a = s.order[rank][at];
     const int stage = s.shape.stage_of(r, a.chunk);
-    const int other = s.shape.rank_of(a.kind == action_kind::forward ? stage - 1 : stage + 1);
-    return {.code = schedule_rule::never_ready,
-            .rank = r,
-            .position = done[rank],
-            .step = {step_kind::compute, a, {}},
-            .other_rank = other,
-            .other_position = done[static_cast<std::size_t>(other)]};
+    schedule_verdict v{.code = schedule_rule::never_ready,
+                       .rank = r,
+                       .position = done[rank],
+                       .step = {step_kind::compute, a, {}},
+                       .other_rank = s.shape.rank_of(a.kind == action_kind::forward ? stage - 1 : stage + 1)};
+    const auto other = static_cast<std::size_t>(v.other_rank);
+    if (const auto theirs = static_cast<std::size_t>(done[other]); theirs < s.order[other].size()) {
+      v.other_position = done[other];
+      v.other_step.action = s.order[other][theirs];
+    }
+    return v;
   }
   return {};
 }

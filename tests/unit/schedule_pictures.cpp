@@ -1,0 +1,187 @@
+// Drawings and traces of pipelines.
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plait/observe/pipeline_svg.hpp"
+#include "plait/observe/trace.hpp"
+#include "plait/schedule/parse.hpp"
+#include "unit/temp_folder.hpp"
+
+using namespace plait;
+
+namespace {
+
+std::size_t count(std::string_view text, std::string_view part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
+  return n;
+}
+
+/// The number after `before` in `text`, from `at` on; moves `at` behind it.
+double number_after(std::string_view text, std::string_view before, std::size_t& at) {
+  at = text.find(before, at);
+  REQUIRE(at != text.npos);
+  at += before.size();
+  return std::stod(std::string(text.substr(at, 30)));
+}
+
+/// Reads any JSON value and says whether it is one; the reader of the tests, written apart from the writer.
+struct json_check {
+  std::string_view text;
+  std::size_t at = 0;
+
+  void blanks() { at = std::min(text.find_first_not_of(" \n\r\t", at), text.size()); }
+  bool take(char c) {
+    blanks();
+    if (at >= text.size() || text[at] != c) return false;
+    ++at;
+    return true;
+  }
+  bool string() {
+    if (!take('"')) return false;
+    for (; at < text.size() && text[at] != '"'; ++at) {
+      if (static_cast<unsigned char>(text[at]) < 0x20) return false;
+      if (text[at] == '\\') ++at;
+    }
+    return at++ < text.size();
+  }
+  bool list(char close, bool object) {
+    if (take(close)) return true;
+    do {
+      if (object && !(string() && take(':'))) return false;
+      if (!value()) return false;
+    } while (take(','));
+    return take(close);
+  }
+  bool value() {
+    blanks();
+    if (at >= text.size()) return false;
+    if (text[at] == '"') return string();
+    if (take('{')) return list('}', true);
+    if (take('[')) return list(']', false);
+    const std::size_t end = text.find_first_not_of("+-.0123456789eE", at);
+    const bool digits = end != at && end != text.npos;
+    at = end;
+    return digits;
+  }
+  bool whole() {
+    const bool ok = value();
+    blanks();
+    return ok && at == text.size();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a drawing has a cell for each action, in the row of its rank, within the scale") {
+  const pipeline_timeline a = timeline_of(parse_schedule("1f1b", 4, 8)), b = timeline_of(parse_schedule("zb_v", 4, 8));
+  const std::string svg = pipeline_svg({a, b});
+  CHECK(count(svg, "<title>") == 4 * 16 + 4 * 48);
+  CHECK(count(svg, "class=\"F0-1\"") == 32);
+  CHECK(count(svg, "class=\"B0-1\"") == 32);
+  for (const char* kind : {"F", "I", "W"})
+    for (const char* chunk : {"0-2", "1-2"}) CHECK(count(svg, "class=\"" + std::string(kind) + chunk + "\"") == 32);
+  CHECK(contains(svg, ">1f1b, 4 ranks, 8 microbatches</text>"));
+  CHECK(contains(svg, ">zb_v, 4 ranks with 2 chunks each, 8 microbatches</text>"));
+  CHECK(contains(svg, "27.3 % idle, 27.3 % within a rank's own span; length 33<"));
+  CHECK(contains(svg, "5.9 % idle, 0.0 % within a rank's own span; length 25.5<"));
+  CHECK(contains(svg, "<title>B0.0, stage 3: 4 to 6</title>"));
+  CHECK(contains(svg, "prefers-color-scheme:dark"));
+  CHECK(count(svg, "<g>") == count(svg, "</g>"));
+
+  // The last backward of rank 0 ends where the row ends: at 826 of 960, as the longer timeline fills the scale.
+  std::size_t at = svg.find("<title>B7.0, stage 0");
+  const double x = number_after(svg, "x=\"", at), w = number_after(svg, "width=\"", at);
+  CHECK(x + w == doctest::Approx(826).epsilon(0.002));
+  CHECK(w == doctest::Approx((826.0 - 64) * 2 / 33).epsilon(0.02));
+}
+
+TEST_CASE("a drawing of much is small, of nothing legal, and of odd titles well formed") {
+  const pipeline_timeline large = timeline_of(parse_schedule("interleaved:4", 16, 64));
+  const std::string svg = pipeline_svg({large}, {.shared_scale = false});
+  CHECK(count(svg, "<title>") == 0);
+  CHECK(svg.size() < 1'200'000);
+  CHECK(contains(pipeline_svg({}), "</svg>"));
+  pipeline_timeline empty;
+  empty.title = "<&>\"";
+  empty.ranks.resize(2);
+  const std::string odd = pipeline_svg({empty});
+  CHECK(contains(odd, "&lt;&amp;&gt;&quot;"));
+  CHECK(!contains(odd, "nan"));
+  CHECK(!contains(odd, "inf"));
+  const temp_folder folder;
+  write_pipeline_svg({empty}, folder / "a.svg");
+  CHECK(folder.read("a.svg") == odd);
+}
+
+TEST_CASE("idle shares of a timeline that does not begin at 0") {
+  pipeline_timeline t{"measured", "ms", {.ranks = 2, .chunks = 1, .microbatches = 1}, {}};
+  t.ranks = {{{forward_of(0, 0), 10, 11, 0}, {backward_of(0, 0), 15, 17, 3}},
+             {{forward_of(0, 0), 11.5, 12.5, 1}, {backward_of(0, 0), 12.5, 14.5, 2}}};
+  CHECK(t.begin() == 10);
+  CHECK(t.end() == 17);
+  CHECK(t.idle(0) == doctest::Approx(4.0 / 7));
+  CHECK(t.idle() == doctest::Approx(4.0 / 7));
+  CHECK(t.span_idle() == doctest::Approx(4.0 / 7));
+  const schedule s = make_schedule<zb_h2>(4, 8);
+  const simulation simulated = simulate(s);
+  const pipeline_timeline same = timeline_of(s);
+  CHECK(same.idle() == doctest::Approx(simulated.makespan_idle()));
+  CHECK(same.span_idle() == doctest::Approx(simulated.span_idle()));
+}
+
+TEST_CASE("a trace holds every event, and an arrow for each message") {
+  const schedule s = parse_schedule("interleaved:2", 2, 4);
+  const simulation times = simulate(s);
+  trace t = trace_of(timeline_of(s), 1e6);
+  t.append({.events = {{.rank = 1,
+                        .track = 1,
+                        .name = "all_reduce \"x\"\n",
+                        .category = "collective",
+                        .start_ns = 1'234'567,
+                        .duration_ns = 89,
+                        .bytes = 4096,
+                        .axis = "dp"}},
+            .tracks = {{1, 1, "collectives"}}});
+  const std::string text = to_chrome_trace(t);
+  CHECK(json_check{text}.whole());
+  CHECK(count(text, "\"ph\":\"X\"") == 2 * 16 + 1);
+  CHECK(count(text, "\"ph\":\"s\"") == times.transfers.size());
+  CHECK(count(text, "\"ph\":\"f\"") == times.transfers.size());
+  CHECK(contains(text, "\"name\":\"rank 1\""));
+  CHECK(contains(text,
+                 "{\"ph\":\"X\",\"name\":\"all_reduce \\\"x\\\"\\n\",\"cat\":\"collective\",\"pid\":1,\"tid\":1,"
+                 "\"ts\":1234.567,\"dur\":0.089,\"args\":{\"bytes\":4096,\"axis\":\"dp\"}}"));
+  // F0.0 of rank 0 takes half a unit, and its message leads to F0.0 of rank 1.
+  CHECK(contains(text,
+                 "{\"ph\":\"X\",\"name\":\"F0.0\",\"cat\":\"forward\",\"pid\":0,\"tid\":0,\"ts\":0.000,"
+                 "\"dur\":500.000,\"args\":{}}"));
+  CHECK(contains(text, "{\"ph\":\"s\",\"name\":\"p2p\",\"cat\":\"flow\",\"pid\":0,\"tid\":0,\"ts\":499.999,\"id\":1}"));
+  CHECK(contains(text,
+                 "{\"ph\":\"f\",\"bp\":\"e\",\"name\":\"p2p\",\"cat\":\"flow\",\"pid\":1,\"tid\":0,\"ts\":500.000,"
+                 "\"id\":1}"));
+  std::multiset<std::uint64_t> out, in;
+  for (const trace_event& e : t.events) {
+    if (e.flow_out != 0) out.insert(e.flow_out);
+    if (e.flow_in != 0) in.insert(e.flow_in);
+  }
+  CHECK(out == in);
+  CHECK(std::set<std::uint64_t>(out.begin(), out.end()).size() == out.size());
+}
+
+TEST_CASE("a trace's times count from its earliest start, and an empty one is legal") {
+  CHECK(json_check{to_chrome_trace({})}.whole());
+  trace t;
+  t.events.push_back({.name = "late", .start_ns = 1'700'000'000'000'000'123, .duration_ns = 1'500});
+  t.events.push_back({.name = "early", .start_ns = 1'700'000'000'000'000'000, .duration_ns = 0});
+  const std::string text = to_chrome_trace(t);
+  CHECK(contains(text, "\"ts\":0.123,\"dur\":1.500"));
+  CHECK(contains(text, "\"ts\":0.000,\"dur\":0.000"));
+  const temp_folder folder;
+  write_chrome_trace(t, folder / "t.json");
+  CHECK(folder.read("t.json") == text);
+}
