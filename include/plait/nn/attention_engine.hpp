@@ -23,9 +23,9 @@ struct attention_part {
   kernels::attention_shape shape;
   /// Where the local tokens of each rank along the policy's axes lie in the text, in the order of those ranks.
   std::vector<std::vector<token_run>> blocks;
-  std::size_t mine = 0;    ///< this rank's block
-  bool documents = false;  ///< whether `first_visible` is given
-  std::string name;        ///< of the layer, for messages
+  std::size_t mine = 0;                           ///< this rank's block
+  bool documents = false;                         ///< whether `first_visible` is given
+  std::string name;                               ///< of the layer, for messages
   context_choice context = context_choice::ring;  ///< for a policy that is chosen at run time
 };
 
@@ -50,17 +50,18 @@ struct attention_gradients {
 /// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
 /// and v for it. `saved_bytes` and `visit_collectives` say beforehand what is kept and communicated.
 template <class E, class Precision, class Device>
-concept attention_engine = std::constructible_from<E, context<Device>&, const attention_part&, const axis_list&> &&
-                           std::default_initializable<typename E::saved> &&
-                           requires(E& e, const E& c, context<Device>& ctx,
-                                    const attention_inputs<activation_of<Precision>>& in, activation_of<Precision>* o,
-                                    typename E::saved& kept, attention_gradients<activation_of<Precision>> gradients) {
-                             e.forward(ctx, in, o, &kept);
-                             e.backward(ctx, in, o, o, kept, gradients);
-                             { c.keeps_inputs() } -> std::convertible_to<bool>;
-                             { c.saved_bytes() } -> std::convertible_to<std::int64_t>;
-                             c.visit_collectives([](const char*, const collective_cost&) {});
-                           };
+concept attention_engine =
+    std::constructible_from<E, context<Device>&, const attention_part&, const axis_list&> &&
+    std::default_initializable<typename E::saved> &&
+    requires(E& e, const E& c, context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
+             activation_of<Precision>* o, typename E::saved& kept,
+             attention_gradients<activation_of<Precision>> gradients, void (*f)(const char*, const collective_cost&)) {
+      e.forward(ctx, in, o, &kept);
+      e.backward(ctx, in, o, o, kept, gradients);
+      { c.keeps_inputs() } -> std::convertible_to<bool>;
+      { c.saved_bytes() } -> std::convertible_to<std::int64_t>;
+      c.visit_collectives(f);
+    };
 
 namespace detail {
 
@@ -112,8 +113,7 @@ namespace detail {
 template <class T>
 key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
                         const std::vector<token_run>& runs) {
-  const std::int64_t width = shape.kv_heads * shape.head_dim;
-  return {in.k, in.v, shape.k_stride ? shape.k_stride : width, shape.k_len, &runs};
+  return {in.k, in.v, shape.checked().k_stride, shape.k_len, &runs};
 }
 
 /// Keys and values side by side, [batch, tokens, 2, kv_heads, head_dim]: one message.
@@ -171,8 +171,7 @@ class attention_sum {
   /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results.
   attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
                 const std::vector<token_run>& queries, T* o, S* lse)
-      : device_(device), shape_(shape), in_(in), queries_(queries), begun_(queries.size()), o_(o), lse_(lse) {
-    shape_.o_stride = 0;
+      : device_(device), shape_(shape.checked()), in_(in), queries_(queries), begun_(queries.size()), o_(o), lse_(lse) {
     if constexpr (std::is_same_v<T, S>) {
       total_ = o;
     } else {
@@ -240,7 +239,7 @@ class attention_gradient_sum {
   attention_gradient_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
                          const std::vector<token_run>& queries, const T* o, const S* lse, const T* d_o)
       : device_(device),
-        shape_(shape),
+        shape_(shape.checked()),
         in_(in),
         queries_(queries),
         o_(o),
@@ -248,7 +247,6 @@ class attention_gradient_sum {
         d_o_(d_o),
         delta_(make_buffer<S>(device, static_cast<std::size_t>(shape.batch * shape.q_len * shape.heads))),
         dq_(make_buffer<S>(device, static_cast<std::size_t>(rows() * width()))) {
-    shape_.o_stride = shape_.do_stride = 0;
     kernels::attention_delta(device, o, d_o, delta_.template data<S>(), shape_);
     detail::clear(device, dq_.template data<S>(), rows() * width());
   }
@@ -271,8 +269,7 @@ class attention_gradient_sum {
   /// Writes dq, with the stride that the shape names.
   template <class G>
   void finish(G* dq) {
-    const std::int64_t stride = shape_.dq_stride ? shape_.dq_stride : shape_.q_stride ? shape_.q_stride : width();
-    detail::write_rows(device_, dq_.template data<S>(), rows(), width(), dq, stride);
+    detail::write_rows(device_, dq_.template data<S>(), rows(), width(), dq, shape_.dq_stride);
   }
 
  private:

@@ -88,6 +88,7 @@ class gathered_attention {
   gathered_attention() = default;
   gathered_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
+    part_.shape = part.shape.checked();
     if (part.blocks.size() == 1) alone_ = alone(ctx, part, axes);
     comm_ = &ctx.ranks.group(axes);
   }
@@ -99,8 +100,9 @@ class gathered_attention {
     const buffer<Device> keys = gather(ctx, in);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     for (const token_run& q : queries())
-      kernels::attention_forward(ctx.device, in.q + q.at * q_stride(), key_at(keys, q), key_at(keys, q) + width(),
-                                 o + q.at * o_width(), lse.template data<S>() + q.at, piece(q, in));
+      kernels::attention_forward(ctx.device, in.q + q.at * part_.shape.q_stride, key_at(keys, q),
+                                 key_at(keys, q) + width(), o + q.at * o_width(), lse.template data<S>() + q.at,
+                                 piece(q, in));
     if (keep) keep->lse = std::move(lse);
   }
 
@@ -145,7 +147,6 @@ class gathered_attention {
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
-  std::int64_t q_stride() const { return part_.shape.q_stride ? part_.shape.q_stride : o_width(); }
   std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
 
   /// All keys and values in the order of the text, [batch, seq, 2, kv_heads, head_dim].
