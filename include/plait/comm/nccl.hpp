@@ -23,6 +23,8 @@ namespace plait::nccl {
 /// runs in the side stream between the call and the main stream's wait. The GPU runs all of a rank's operations in the
 /// order in which they were called, whatever communicator they belong to, so every rank must call them in one order.
 ///
+/// Calls in a stream that is being recorded become part of the graph; the deadline does not cover its replays.
+///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
 /// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
 /// is past its deadline aborts all communicators of the process; later and waiting calls throw what happened.
@@ -275,7 +277,7 @@ class communicator {
     refuse_in_group(name);
     check();
     const op_ptr op = s.begin(name, bytes);
-    if (s.home->last_started != nullptr) s.home->main.wait(std::exchange(s.home->last_started, nullptr)->event);
+    s.home->join_last_started();
     s.issue(*op, name, [&] { return call(s.home->main.handle()); });
     s.home->enqueued(*op, s.home->main);
     return op;

@@ -119,6 +119,7 @@ struct pending {
   }
   bool done() {
     if (home->ranks().failed()) home->stop(op->text());
+    if (op->recorded) fail(op->text() + " is part of a graph, which runs later: the host cannot wait for it");
     if (home->is_enqueued(*op) && op->event.done()) return true;
     std::this_thread::yield();
     return false;

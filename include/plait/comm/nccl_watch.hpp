@@ -39,12 +39,25 @@ struct operation {
   const char* name = "";
   std::string label;
   std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
+  bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
   cuda::event event;
 
   std::string text() const { return std::string(name) + " #" + std::to_string(sequence) + " on '" + label + "'"; }
 };
 
 class session;
+
+/// Lets the thread ask for events while some stream is being recorded, in whatever mode: none of these events is.
+class relaxed_capture {
+ public:
+  relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  relaxed_capture(const relaxed_capture&) = delete;
+  relaxed_capture& operator=(const relaxed_capture&) = delete;
+  ~relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 /// The ranks of this process, which fail together, and the thread that watches over them.
 class team {
@@ -168,16 +181,31 @@ class session {
     op->label = label;
     op->sequence = sequence;
     op->bytes = bytes;
+    op->recorded = false;
     op->serial = ++serial_;
     op->ticket = flight_.start(label, sequence, name, bytes);
     in_flight_.push_back(op);
     return op;
   }
-  /// The operation is in `stream`.
+  /// The operation is in `stream`, or in the graph that the stream is being recorded in: then it is over here, since
+  /// nobody watches a replay.
   void enqueued(operation& op, cuda::stream stream) {
+    const bool recorded = cuda::capturing(stream);
     op.event.record(stream);
     const std::lock_guard lock(mutex_);
-    op.now = operation::phase::enqueued;
+    op.recorded = recorded;
+    op.now = recorded ? operation::phase::over : operation::phase::enqueued;
+    if (recorded) flight_.mark(op.ticket, flight_recorder::state::completed);
+  }
+  /// Puts the main stream behind what was started and nobody has waited for.
+  void join_last_started() {
+    if (last_started == nullptr) return;
+    const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
+    const bool recording = cuda::capturing(main);
+    if (recording && !last->recorded) {
+      plait::fail(last->text() + " was started before the stream was recorded; wait for it before that");
+    }
+    if (recording == last->recorded) main.wait(last->event);
   }
   /// It has left nothing in a stream.
   void over(operation& op) {
@@ -248,6 +276,7 @@ class session {
  private:
   /// Forgets what has finished, in order. With the mutex held.
   void retire() {
+    const relaxed_capture relaxed;
     while (!in_flight_.empty()) {
       const std::shared_ptr<operation>& first = in_flight_.front();
       if (first->now == operation::phase::issuing) return;

@@ -6,7 +6,7 @@
 // without their other side, or in a circle outside a group; a communicator used after its end, or before it is ready.
 //
 // A call returns when all ranks of the communicator have made it (NCCL does not wait so long); its work is then in the
-// stream.
+// stream. A call in a stream that is being recorded is made at every launch of the graph, again by all ranks.
 
 #include <cuda_runtime.h>
 
@@ -21,13 +21,13 @@ namespace plait::nccl_stand_in {
 
 inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t stream, action what, std::size_t count,
                                ncclDataType_t type, ncclRedOp_t op, int root, const void* in, void* out) {
-  return enqueue(name, comm, [=]() -> issued {
+  return enqueue(name, comm, stream, [=](cudaStream_t on) -> issued {
     threads::detail::signature s{.what = what, .count = count, .type = type_of(type), .root = root};
     if (what == action::all_reduce || what == action::reduce_scatter) s.op = op_of(op);
     if (what == action::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
     if (count != 0) comm->member->check_memory(name, what == action::broadcast ? out : in, out);
-    comm->engine->set_streams(stream, stream);
-    return {comm, stream, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
+    comm->engine->set_streams(on, on);
+    return {comm, on, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
               p.in = static_cast<const std::byte*>(in);
               p.out = static_cast<std::byte*>(out);
             })};
@@ -36,11 +36,11 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
 
 inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stream, int side, int peer,
                             std::size_t count, ncclDataType_t type, const void* in, void* out) {
-  return enqueue(name, comm, [=]() -> issued {
+  return enqueue(name, comm, stream, [=](cudaStream_t on) -> issued {
     plait::detail::check_peer(name, "peer", peer, comm->member->size());
     if (count != 0) comm->member->check_memory(name, in, out);
-    comm->engine->set_streams(stream, stream);
-    return {comm, stream, side,
+    comm->engine->set_streams(on, on);
+    return {comm, on, side,
             comm->member->post_message(side, peer, {.what = action::message, .count = count, .type = type_of(type)},
                                        [&](threads::detail::part& p) {
                                          p.in = static_cast<const std::byte*>(in);

@@ -209,6 +209,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
       e->captured_by->invalid = true;
       return cudaErrorCapturedEvent;
     }
+    if (const auto error = r.refuse_unsafe()) return error;
     const bool done = !e->recorded || e->point.stream->executed >= e->point.count;
     return stand_in::poll(e->polls, done, [&] { r.advance(e->point.stream, e->point.count); });
   });
@@ -288,6 +289,27 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureS
   });
 }
 
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, stand_in::capture_mode);
+  return cudaSuccess;
+}
+
+namespace stand_in {
+
+/// For libraries: if the stream is being recorded, `issue` becomes a node of the graph, and *recorded is true.
+inline cudaError_t record_if_capturing(cudaStream_t stream, std::function<bool(cudaStream_t)> issue, bool* recorded) {
+  return call([&](runtime& r) {
+    const auto s = r.find(stream);
+    *recorded = false;
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!s->captured_by) return cudaSuccess;
+    *recorded = true;
+    return r.record(s, {nullptr, std::move(issue)});
+  });
+}
+
+}  // namespace stand_in
+
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
   return stand_in::call([&](stand_in::runtime& r) {
     const auto g = r.graphs.find(graph);
@@ -299,17 +321,28 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
     return cudaSuccess;
   });
 }
+/// Nodes that the host has a part in are called without the lock: they may wait for other threads.
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
+  std::vector<stand_in::graph_node> nodes;
+  const cudaError_t found = stand_in::call([&](stand_in::runtime& r) {
     const auto e = r.executables.find(executable);
-    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!r.find(stream)) return cudaErrorInvalidResourceHandle;
     if (e == r.executables.end()) return cudaErrorInvalidValue;
-    for (const auto& operation : e->second->operations) {
-      if (const auto error = r.enqueue(s, operation)) return error;
-    }
+    nodes = e->second->operations;
     return cudaSuccess;
   });
+  if (found != cudaSuccess) return found;
+  for (const stand_in::graph_node& node : nodes) {
+    const cudaError_t status = stand_in::call([&](stand_in::runtime& r) {
+      const auto s = r.find(stream);
+      if (!s) return cudaErrorInvalidResourceHandle;
+      if (!node.issue) return r.enqueue(s, node.run);
+      return s->captured_by ? cudaErrorNotSupported : cudaSuccess;
+    });
+    if (status != cudaSuccess) return status;
+    if (node.issue && !node.issue(stream)) return stand_in::fail(cudaErrorLaunchFailure);
+  }
+  return cudaSuccess;
 }
 inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {

@@ -24,11 +24,18 @@ using stream_ptr = std::shared_ptr<CUstream_st>;
 /// How far every stream of a capture had come.
 using capture_clock = std::map<const CUstream_st*, std::uint64_t>;
 
+/// What a graph does at one place: it puts `run` into the stream, or, where the host has a part in it, calls `issue`
+/// with the stream at every launch. Libraries record themselves so; a launch fails where `issue` does.
+struct graph_node {
+  std::function<void()> run;
+  std::function<bool(cudaStream_t)> issue;
+};
+
 struct capture {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
   CUstream_st* origin = nullptr;
   bool invalid = false, ended = false;
-  std::vector<std::function<void()>> operations;       // in the order of the calls, which respects every dependency
+  std::vector<graph_node> operations;                  // in the order of the calls, which respects every dependency
   std::map<const CUstream_st*, std::uint64_t> issued;  // operations of each stream
 };
 
@@ -64,10 +71,10 @@ struct CUevent_st {
 };
 
 struct CUgraph_st {
-  std::vector<std::function<void()>> operations;
+  std::vector<stand_in::graph_node> operations;
 };
 struct CUgraphExec_st {
-  std::vector<std::function<void()>> operations;
+  std::vector<stand_in::graph_node> operations;
 };
 struct CUmemPoolHandle_st {
   int device = 0;
@@ -79,6 +86,7 @@ namespace stand_in {
 
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 
 inline cudaError_t fail(cudaError_t error) {
@@ -136,13 +144,7 @@ class runtime {
   }
 
   cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, std::vector<dependency> after = {}) {
-    if (s->captured_by) {
-      capture& c = *s->captured_by;
-      if (c.invalid) return cudaErrorStreamCaptureInvalidated;
-      c.operations.push_back(std::move(run));
-      s->seen[s.get()] = ++c.issued[s.get()];
-      return cudaSuccess;
-    }
+    if (s->captured_by) return record(s, {std::move(run), nullptr});
     const stream_ptr old = legacy(s->device);
     if (s == old) {
       for (auto& [handle, other] : streams) {
@@ -158,6 +160,15 @@ class runtime {
     }
     s->queue.push_back({std::move(run), std::move(after)});
     ++s->enqueued;
+    return cudaSuccess;
+  }
+
+  /// Adds a node to the graph that `s` is being recorded in.
+  cudaError_t record(const stream_ptr& s, graph_node node) {
+    capture& c = *s->captured_by;
+    if (c.invalid) return cudaErrorStreamCaptureInvalidated;
+    c.operations.push_back(std::move(node));
+    s->seen[s.get()] = ++c.issued[s.get()];
     return cudaSuccess;
   }
 
@@ -204,15 +215,18 @@ class runtime {
     }
     return cudaSuccess;
   }
-  /// Errors of calls that are unsafe while this thread captures in any but the relaxed mode.
+  /// Errors of calls that are unsafe while this thread captures in any but the relaxed mode, or another one in the
+  /// global mode; what this thread has set as its own mode may be less strict.
   cudaError_t refuse_unsafe() {
     cudaError_t error = cudaSuccess;
+    if (capture_mode == cudaStreamCaptureModeRelaxed) return error;
     const auto refuse = [&](capture& c) {
       if (c.ended || c.mode == cudaStreamCaptureModeRelaxed) return;
       c.invalid = true;
       error = cudaErrorStreamCaptureUnsupported;
     };
     for (const auto& c : captures_of_thread) refuse(*c);
+    if (capture_mode == cudaStreamCaptureModeThreadLocal) return error;
     for (auto& [handle, s] : streams) {
       if (s->captured_by && s->captured_by->mode == cudaStreamCaptureModeGlobal) refuse(*s->captured_by);
     }

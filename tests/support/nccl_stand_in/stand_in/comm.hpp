@@ -158,9 +158,16 @@ struct issued {
   int side;
   threads::detail::operation* op;
 };
+/// A call that is made on a stream: the caller's, or the one that a graph which recorded it is launched in.
+using poster = std::function<issued(cudaStream_t)>;
+struct call_of {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  poster post;
+};
 struct open_group {
   int depth = 0;
-  std::vector<std::pair<ncclComm_t, std::function<issued()>>> calls;
+  std::vector<call_of> calls;
   ncclResult_t failure = ncclSuccess;
 };
 inline open_group& group() {
@@ -187,19 +194,57 @@ inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::excepti
   return refuse(mine ? ncclInvalidUsage : ncclRemoteError, text, comm);
 }
 
-inline ncclResult_t enqueue(const char* call, ncclComm_t comm, std::function<issued()> post) {
+/// Posts all, then waits for all. `stream`: that of a graph's launch, null for the calls' own.
+inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
+  std::vector<issued> open;
+  ncclComm_t now = nullptr;
+  try {
+    for (const call_of& c : calls) open.push_back((now = c.comm, c.post(stream != nullptr ? stream : c.stream)));
+    for (const issued& i : open) now = i.comm, finish(i);
+  } catch (const std::exception& e) {
+    return failed(name, now, e);
+  }
+  return ncclSuccess;
+}
+
+/// Makes the calls now, or, where their streams are being recorded, whenever the graph is launched.
+inline ncclResult_t make_or_record(const char* name, std::vector<call_of> calls) {
+  if (calls.empty()) return ncclSuccess;
+  for (const call_of& c : calls) {
+    cudaStreamCaptureStatus first{}, other{};
+    if (cudaStreamIsCapturing(calls.front().stream, &first) != cudaSuccess ||
+        cudaStreamIsCapturing(c.stream, &other) != cudaSuccess || first != other) {
+      return refuse(ncclInvalidUsage, std::string(name) + ": streams of one group, and not all are recorded", c.comm);
+    }
+  }
+  const ncclComm_t comm = calls.front().comm;
+  const cudaStream_t stream = calls.front().stream;
+  bool recorded = false;
+#ifdef PLAIT_CUDA_STAND_IN
+  const auto again = [name, calls](cudaStream_t s) { return make(name, calls, s) == ncclSuccess; };
+  const cudaError_t status = ::stand_in::record_if_capturing(stream, again, &recorded);
+#else
+  cudaStreamCaptureStatus now{};
+  const cudaError_t status = cudaStreamIsCapturing(stream, &now);
+  if (now != cudaStreamCaptureStatusNone) {
+    return refuse(ncclInvalidUsage, std::string(name) + ": these ranks meet on the host, which no graph can", comm);
+  }
+#endif
+  if (status != cudaSuccess) {
+    return refuse(ncclUnhandledCudaError, std::string(name) + ": the stream cannot be recorded", comm);
+  }
+  return recorded ? ncclSuccess : make(name, calls, nullptr);
+}
+
+inline ncclResult_t enqueue(const char* call, ncclComm_t comm, cudaStream_t stream, poster post) {
   const ncclResult_t ready = usable(call, comm);
   if (ready != ncclSuccess) return group().depth > 0 ? group().failure = ready : ready;
   if (group().depth > 0) {
-    group().calls.emplace_back(comm, std::move(post));
+    group().calls.push_back({comm, stream, std::move(post)});
     return ncclSuccess;
   }
-  try {
-    finish(post());
-  } catch (const std::exception& e) {
-    return failed(call, comm, e);
-  }
-  return outcome(comm);
+  const ncclResult_t made = make_or_record(call, {{comm, stream, std::move(post)}});
+  return made == ncclSuccess ? outcome(comm) : made;
 }
 
 inline ncclResult_t group_start() {
@@ -212,17 +257,10 @@ inline ncclResult_t group_end() {
   if (--g.depth > 0) return ncclSuccess;
   const auto calls = std::exchange(g.calls, {});
   if (const ncclResult_t failure = std::exchange(g.failure, ncclSuccess); failure != ncclSuccess) return failure;
-  std::vector<issued> open;
-  ncclComm_t now = nullptr;
-  try {
-    for (const auto& [comm, post] : calls) open.push_back((now = comm, post()));
-    for (const issued& i : open) now = i.comm, finish(i);
-  } catch (const std::exception& e) {
-    return failed("ncclGroupEnd", now, e);
-  }
+  if (const ncclResult_t made = make_or_record("ncclGroupEnd", calls); made != ncclSuccess) return made;
   ncclResult_t result = ncclSuccess;
   std::set<ncclComm_t> comms;
-  for (const auto& [comm, post] : calls) comms.insert(comm);
+  for (const call_of& c : calls) comms.insert(c.comm);
   for (const ncclComm_t comm : comms) {
     if (outcome(comm) == ncclInProgress) result = ncclInProgress;
   }
