@@ -65,18 +65,25 @@ inline std::int64_t token_at(std::int64_t sample, std::int64_t position, std::in
   return (sample * 11 + position * 5 + noise + (sample * sample) % 13) % vocab;
 }
 
+/// `order` is that of the sequence's dim.
 template <class Tokens>
-void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels) {
+void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels,
+                 const sequence_order& order) {
   const box& part = ids.part();
   std::int64_t at = 0;
   for (std::int64_t i = 0; i < part.local[0]; ++i)
     for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
-      const std::int64_t sample = first_sample + part.offset[0] + i, position = part.offset[1] + j;
+      const std::int64_t sample = first_sample + part.offset[0] + i, position = order.position(part.offset[1] + j);
       const std::int64_t in_batch = sample % s.batch;
       const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4);
       ids.data()[at] = token_at(sample, position, s.config.vocab);
       labels.data()[at] = masked ? -100 : token_at(sample, position + 1, s.config.vocab);
     }
+}
+
+template <class Tokens>
+void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels) {
+  fill_tokens(s, first_sample, ids, labels, sequence_order::text(s.seq));
 }
 
 /// All of a parameter or its gradient, of which `local` is this rank's part, without its padding.
@@ -112,6 +119,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   llama<T, S, Device> model(ctx, s.config, s.options);
   adamw<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
+  const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);
   rank_outcome out;
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
@@ -120,7 +128,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
     ranks.ledger().clear();
     out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0,
                                    [&](std::int64_t i, auto& ids, auto& labels) {
-                                     fill_tokens(s, step * s.batch + i * microbatch, ids, labels);
+                                     fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
                                    }));
     out.measured = ranks.ledger();
     if (step == 0) out.first_gradients = gather_gradients(ctx, model);
@@ -132,7 +140,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   model.visit([&](auto& p) { p.gather(ctx); });
   typename llama<T, S, Device>::tokens ids(ctx), labels(ctx);
   host_tokens host_ids(ids.part()), host_labels(ids.part());
-  fill_tokens(s, 0, host_ids, host_labels);
+  fill_tokens(s, 0, host_ids, host_labels, order);
   upload(ctx, host_ids, ids);
   upload(ctx, host_labels, labels);
   const std::size_t before = device.bytes_in_use();
