@@ -8,6 +8,7 @@
 #include "plait/models/strategies.hpp"
 #include "plait/nn/context_parallel/all_gather.hpp"
 #include "plait/nn/context_parallel/ring.hpp"
+#include "plait/nn/dropout.hpp"
 
 using namespace plait;
 
@@ -158,4 +159,48 @@ TEST_CASE("blocks put together in the order of the text and taken apart again") 
   }
   const detail::text_assembly two(blocks_of(sequence_order::zigzag(32, 4), 4), 0, 2, 8);
   CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // what a ring has inside of which heads are exchanged
+}
+
+TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
+  using zig = spec<shard<batch, dp>, shard<zseq, cp, tp>, hidden>;
+  using text = spec<batch, seq, hidden>;
+  dim_sizes sizes;
+  sizes.set(dim_of<batch>, 4);
+  sizes.set(dim_of<seq>, 24);
+  sizes.set(dim_of<zseq>, 24);
+  sizes.set(dim_of<hidden>, 3);
+  cpu device;
+  const auto fill = [](auto& x) { std::fill_n(x.data(), x.size(), 1.0); };
+  world one = world::planned(mesh<axis<dp>>{1}.shape(), 0);
+  context<cpu> alone{device, one, sizes, 7, 12};
+  tensor<double, text> whole(alone);
+  fill(whole);
+  dropout<double, text>(0.5, "layer").forward(alone, whole);
+  const mesh_shape shape = mesh<axis<dp>, axis<cp>, axis<tp>>{2, 3, 2}.shape();
+  const sequence_order order = sequence_order::zigzag(24, 3);
+  std::int64_t kept = 0;
+  for (std::int64_t r = 0; r < shape.size(); ++r) {
+    world ranks = world::planned(shape, r);
+    context<cpu> ctx{device, ranks, sizes, 7, 12};
+    tensor<double, zig> x(ctx), dy(ctx);
+    fill(x), fill(dy);
+    const dropout<double, zig> drop(0.5, "layer", order);
+    drop.forward(ctx, x);
+    drop.backward(ctx, dy);
+    const box& part = x.part();
+    const std::int64_t width = part.local[2];
+    for (std::int64_t i = 0; i < x.size(); ++i) {
+      const std::int64_t sample = part.offset[0] + i / width / part.local[1];
+      const std::int64_t position = order.position(part.offset[1] + i / width % part.local[1]);
+      const double expected = whole.data()[(sample * 24 + position) * width + i % width];
+      CHECK(x.data()[i] == expected);
+      CHECK(dy.data()[i] == expected);
+      kept += expected != 0;
+    }
+  }
+  CHECK(kept > 100);
+  CHECK(kept < 188);
+  CHECK(refusal([] { dropout<double, zig>(0.1, "layer"); }) ==
+        "layer: dropout of tokens in zigzag order needs their sequence_order");
+  CHECK(refusal([] { dropout<double, zig>(0, "layer"); }).empty());
 }

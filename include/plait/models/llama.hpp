@@ -63,6 +63,8 @@ class llama {
   using head = linear<Precision, typename specs::head, Device>;
   using loss_layer = cross_entropy_loss<Precision, typename specs::logits, typename specs::tokens, Device>;
   using tokens = tensor<std::int64_t, typename specs::tokens, Device>;
+  /// Where the document of each token begins, as a position in its sequence: see `context::document_starts`.
+  using documents = tensor<std::int32_t, typename specs::tokens, Device>;
   using logits = tensor<T, typename specs::logits, Device>;
   using loss_sum = tensor<double, typename loss_layer::output, Device>;
   using loss_seed = tensor<double, dual_t<typename loss_layer::output>, Device>;
@@ -78,6 +80,7 @@ class llama {
     typename head::saved out;
     logits scores;
     typename loss_layer::saved loss;
+    const std::int32_t* document_starts = nullptr;  ///< the caller's
   };
 
   llama(context<Device>& ctx, const llama_config& config, llama_options options = {})
@@ -130,8 +133,11 @@ class llama {
   }
 
   /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null
-  /// if there will be none.
-  loss_sum forward(context<Device>& ctx, const tokens& ids, const tokens& labels, saved* kept) {
+  /// if there will be none. `starts` is for sequences packed from documents (`attention_options::documents`), and lives
+  /// as long as the ids.
+  loss_sum forward(context<Device>& ctx, const tokens& ids, const tokens& labels, saved* kept,
+                   const documents* starts = nullptr) {
+    const with_documents scope(ctx, starts ? starts->data() : ctx.document_starts);
     return forward_loss(ctx, forward_layers(ctx, ids, {}, kept), labels, kept);
   }
 
@@ -145,7 +151,10 @@ class llama {
   activation forward_layers(context<Device>& ctx, const tokens& ids, activation x, saved* kept) {
     const recompute policy = options_.keep;
     if (embed_) x = embed_->forward(ctx, ids);
-    if (kept) kept->blocks.resize(blocks_.size());
+    if (kept) {
+      kept->blocks.resize(blocks_.size());
+      kept->document_starts = ctx.document_starts;
+    }
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       activation y = blocks_[i].forward(ctx, x, kept && policy != recompute::full ? &kept->blocks[i] : nullptr, policy);
       if (kept) kept->inputs.push_back(std::move(x));
@@ -182,6 +191,7 @@ class llama {
   /// The mirror of `forward_layers`: from the gradient of its output to that of its input, which is empty in the first
   /// stage.
   slope backward_layers(context<Device>& ctx, const tokens& ids, saved& kept, slope dy) {
+    const with_documents scope(ctx, kept.document_starts);  // for what is computed again
     for (std::size_t i = blocks_.size(); i-- > 0;) {
       if (options_.keep == recompute::full) blocks_[i].forward(ctx, kept.inputs[i], &kept.blocks[i], recompute::none);
       dy = blocks_[i].backward(ctx, kept.inputs[i], kept.blocks[i], dy);
@@ -246,18 +256,30 @@ class llama {
  private:
   static constexpr const char* table_name = "model.embed_tokens";
 
+  /// Puts the documents of a microbatch into the context for a while.
+  struct with_documents {
+    with_documents(context<Device>& ctx, const std::int32_t* starts) : place(ctx.document_starts), before(place) {
+      place = starts;
+    }
+    with_documents(const with_documents&) = delete;
+    ~with_documents() { place = before; }
+    const std::int32_t*& place;
+    const std::int32_t* before;
+  };
+
   block make_block(context<Device>& ctx, std::int64_t i, const std::vector<double>& frequencies) {
     const std::string name = "model.layers." + std::to_string(i);
     const layout norm_weight = layout_v<typename specs::norm_weight>;
     const initializer init{0, config_.initializer_range};
     using norm = rms_norm<Precision, residual_spec, Device>;
+    const sequence_order order = sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes);
     attention_branch attention(norm(ctx, config_.rms_eps, name + ".input_layernorm", norm_weight),
                                self_attention<Precision, S, Device>(ctx, name + ".self_attn", frequencies, init, init,
                                                                     config_.attention_bias, options_.attention),
-                               {options_.dropout, name + ".self_attn"});
+                               {options_.dropout, name + ".self_attn", order});
     mlp_branch mlp(norm(ctx, config_.rms_eps, name + ".post_attention_layernorm", norm_weight),
                    swiglu_mlp<Precision, S, Device>(ctx, name + ".mlp", init, config_.mlp_bias),
-                   {options_.dropout, name + ".mlp"});
+                   {options_.dropout, name + ".mlp", order});
     return block(std::move(attention), std::move(mlp));
   }
 

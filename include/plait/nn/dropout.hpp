@@ -1,8 +1,13 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "plait/nn/linear.hpp"
+#include "plait/nn/sequence_order.hpp"
 
 namespace plait {
 namespace detail {
@@ -14,7 +19,8 @@ struct nonlinear_value {
 
 /// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
 /// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
-/// counts samples. `Spec` must not be partial: dropping terms of a pending sum independently is another function.
+/// counts samples. Tokens in zigzag order have the masks that they have in the order of the text. `Spec` must not be
+/// partial: dropping terms of a pending sum independently is another function.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:
@@ -22,36 +28,69 @@ class dropout {
   using output = Spec;
   static_assert(enforced<detail::nonlinear_value<Spec>, among<Spec>, Spec>);
 
-  /// Elements are dropped with probability `p`, 0 <= p < 1.
-  dropout(double p, std::string_view name) : p_(p), stream_(parameter_base<T, Device>::stream_of(name)), names_(name) {
+  /// Elements are dropped with probability `p`, 0 <= p < 1. `order` is that of the sequence dim `zseq`, if there is
+  /// one.
+  dropout(double p, std::string_view name, sequence_order order = {})
+      : p_(p), stream_(parameter_base<T, Device>::stream_of(name)), names_(name), order_(order) {
     kernels::check_dropout(p);
+    if (p > 0 && zigzag_at >= 0 && order.length() == 0)
+      fail(std::string(name) + ": dropout of tokens in zigzag order needs their sequence_order");
   }
 
   /// In place.
   void forward(context<Device>& ctx, tensor<T, Spec, Device>& x) const {
     if (p_ == 0) return;
     const range shown(ctx.device, names_.forward());
-    kernels::dropout_forward(ctx.device, x.data(), x.data(), samples(ctx, x.part()), ctx.seed, stream_, p_);
+    each_part(ctx, x.part(), [&](const box& part, std::int64_t at) {
+      kernels::dropout_forward(ctx.device, x.data() + at, x.data() + at, part, ctx.seed, stream_, p_);
+    });
   }
   template <spec_like Gradient>
   void backward(context<Device>& ctx, tensor<T, Gradient, Device>& dy) const {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
     if (p_ == 0) return;
     const range shown(ctx.device, names_.backward());
-    kernels::dropout_backward(ctx.device, dy.data(), dy.data(), samples(ctx, dy.part()), ctx.seed, stream_, p_);
+    each_part(ctx, dy.part(), [&](const box& part, std::int64_t at) {
+      kernels::dropout_backward(ctx.device, dy.data() + at, dy.data() + at, part, ctx.seed, stream_, p_);
+    });
   }
   double probability() const { return p_; }
 
  private:
-  static box samples(const context<Device>& ctx, box part) {
+  static constexpr int zigzag_at = layout_v<Spec>.find(dim_of<zseq>);
+
+  /// Calls f(part, offset) for parts of the local array that are boxes in the order of the text, samples counted over
+  /// all steps.
+  template <class F>
+  void each_part(const context<Device>& ctx, box part, F&& f) const {
     part.offset[0] += ctx.first_sample;
     part.global[0] += ctx.first_sample;
-    return part;
+    if (zigzag_at < 0 || order_.is_text()) return f(part, std::int64_t{0});
+    constexpr auto z = static_cast<std::size_t>(zigzag_at < 0 ? 0 : zigzag_at);
+    std::int64_t outer = 1, inner = 1;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(part.dims); ++d)
+      if (d != z) (d < z ? outer : inner) *= part.local[d];
+    const std::vector<token_run> runs = order_.runs(part.offset[z], part.local[z]);
+    for (std::int64_t i = 0; i < outer; ++i) {
+      box row = part;
+      std::int64_t rest = i;
+      for (std::size_t d = z; d-- > 0;) {
+        row.offset[d] += rest % part.local[d];
+        row.local[d] = 1;
+        rest /= part.local[d];
+      }
+      for (const token_run& r : runs) {
+        row.offset[z] = r.position;
+        row.local[z] = r.length;
+        f(row, (i * part.local[z] + r.at) * inner);
+      }
+    }
   }
 
   double p_;
   std::uint64_t stream_;
   range_names names_;
+  sequence_order order_;
 };
 
 }  // namespace plait
