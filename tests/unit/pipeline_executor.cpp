@@ -1,11 +1,11 @@
 // The executor alone: stages whose activations have other sizes between other stages, under any order of actions.
 #include <doctest/doctest.h>
 
-#include <chrono>
-#include <set>
-#include <thread>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "plait/comm/threads.hpp"
+#include "plait/observe/step_trace.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/pipeline_world.hpp"
 #include "plait/schedule/verify.hpp"
@@ -249,4 +249,75 @@ TEST_CASE("layers are split so that the most expensive stage costs least") {
   CHECK(sizes({std::vector<double>(4, 0.1), 0.3, 7}, 4) == list{1, 1, 1, 1});
   CHECK_THROWS_WITH_AS(split_layers(even(3), 4), doctest::Contains("3 layers for 4 stages"), error);
   CHECK(split_layers(even(4), 2).back().last);
+}
+
+TEST_CASE("a traced step has every action, collective and message, with arrows from sends to receives") {
+  const schedule plan = all_forward_all_backward(2, 2, 3, stage_placement::straight, true);
+  mesh_shape whole;
+  whole.add(axis_of<dp>, 2);
+  whole.add(axis_of<pp>, 2);
+  std::vector<std::vector<step_event>> all;
+  threads::run(4, [&](threads::communicator c) {
+    const auto heard = std::make_shared<recorder>();
+    pipeline_world ranks(whole, any_communicator(c), heard);
+    cpu device;
+    context<cpu> ctx{device, ranks.stage(), {}, 1};
+    pipeline_executor<cpu> executor(ranks.along(), plan);
+    toy stages(plan.shape, ranks.along().rank());
+    std::vector<pipeline_event> events;
+    executor.events = &events;
+    ranks.root().barrier();
+    const double origin = comm_clock();
+    executor.run(ctx, stages);
+    double sum = 1;
+    axis_list over(axis_of<dp>);
+    ranks.stage().group(over).all_reduce(&sum, &sum, 1, dtype::f64, reduce_op::sum);
+    const auto group = static_cast<std::uint64_t>(whole.coordinate(c.rank(), axis_of<dp>));
+    const auto mine = events_of(plan.shape, events, *heard, group, origin);
+    auto gathered = gather_events(device, ranks.root(), mine);
+    CHECK(gathered.empty() == (c.rank() != 0));
+    if (c.rank() == 0) all = std::move(gathered);
+  });
+  REQUIRE(all.size() == 4);
+
+  const pipeline_timeline measured = timeline_of(plan, {all[0], all[1]}, "measured");
+  for (std::size_t r = 0; r < 2; ++r) {
+    REQUIRE(measured.ranks[r].size() == plan.order[r].size());
+    for (std::size_t i = 0; i < plan.order[r].size(); ++i) {
+      CHECK(measured.ranks[r][i].action == plan.order[r][i]);
+      CHECK(measured.ranks[r][i].start >= 0);
+      CHECK(measured.ranks[r][i].end >= measured.ranks[r][i].start);
+      if (i > 0) CHECK(measured.ranks[r][i].start >= measured.ranks[r][i - 1].end);
+    }
+  }
+
+  const auto json = nlohmann::json::parse(to_chrome_trace(trace_of(all)));
+  std::map<std::uint64_t, std::pair<int, int>> arrows;  // from rank, to rank
+  std::map<std::string, int> categories;
+  std::uint64_t reduced = 0;
+  for (const auto& e : json["traceEvents"]) {
+    if (e["ph"] == "s") CHECK(arrows.emplace(e["id"], std::pair{e["pid"].get<int>(), -1}).second);
+    if (e["ph"] == "X") ++categories[e["cat"]];
+    if (e["ph"] == "X" && e["name"] == "all_reduce") {
+      CHECK(e["args"]["axis"] == "dp");
+      reduced += e["args"]["bytes"].get<std::uint64_t>();
+    }
+  }
+  for (const auto& e : json["traceEvents"])
+    if (e["ph"] == "f") {
+      REQUIRE(arrows.count(e["id"]) == 1);
+      CHECK(arrows[e["id"]].second == -1);
+      arrows[e["id"]].second = e["pid"].get<int>();
+    }
+  // Three activations and three gradients cross each of three borders between stages, in each of two pipelines.
+  CHECK(arrows.size() == 2 * 3 * 6);
+  for (const auto& [id, ends] : arrows) {
+    CHECK(ends.second >= 0);
+    CHECK(ends.first / 2 == ends.second / 2);  // the same pipeline
+    CHECK(ends.first != ends.second);
+  }
+  CHECK(categories["compute"] == 4 * 2 * 3 * 3);
+  CHECK(categories["p2p"] == 2 * 2 * 3 * 6);
+  CHECK(categories["collective"] == 4);
+  CHECK(reduced == 4 * sizeof(double));
 }

@@ -10,6 +10,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/device/device.hpp"
+#include "plait/schedule/posting.hpp"
 #include "plait/schedule/program.hpp"
 #include "plait/tensor/context.hpp"
 
@@ -33,8 +34,9 @@ concept pipeline_stages = requires(S& s, context<Device>& ctx, int chunk, int mi
   s.finished(ctx, chunk);
 };
 
-/// One line of a measured timeline: when a step of the program began and ended on the host, in seconds of `comm_clock`.
-/// A send or a receive lasts from its start until it was seen to be complete.
+/// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
+/// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
+/// each action.
 struct pipeline_event {
   program_step step;
   double begin = 0, end = 0;
@@ -234,20 +236,22 @@ class pipeline_executor {
     static constexpr dtype type_of(const Tensor&) {
       return dtype_of<typename Tensor::value_type>;
     }
-    int tag_of(const transfer& t) const {
-      return (t.from_stage * 2 + (t.kind == transfer_kind::gradient)) * owner.shape_.microbatches + t.microbatch;
-    }
+    int tag_of(const transfer& t) const { return static_cast<int>(detail::slot_of(owner.shape_, t)); }
 
     std::size_t begin(const program_step& step) {
       if (!owner.events) return 0;
+      if (step.kind == step_kind::compute) ctx.device.synchronize();  // what it waited for is not its own time
       owner.events->push_back({step, comm_clock(), 0, 0, 0});
       return owner.events->size() - 1;
     }
     void end(std::size_t event) {
       if (!owner.events) return;
       pipeline_event& e = (*owner.events)[event];
+      if (e.step.kind == step_kind::compute) {
+        ctx.device.synchronize();
+        e.memory = ctx.device.bytes_in_use();
+      }
       e.end = comm_clock();
-      if (e.step.kind == step_kind::compute) e.memory = ctx.device.bytes_in_use();
     }
     template <class Tensor>
     void sized(std::size_t event, const Tensor& data) {

@@ -11,10 +11,12 @@ namespace plait {
 class pipeline_world {
  public:
   /// Collective over `root`, whose ranks are those of `whole`, in order. A mesh without the axis has one stage.
-  pipeline_world(const mesh_shape& whole, any_communicator root, axis_id axis = axis_of<pp>)
+  /// `events` is told of every communication, if it is given.
+  pipeline_world(const mesh_shape& whole, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr,
+                 axis_id axis = axis_of<pp>)
       : whole_(checked(whole, root)),
         root_(std::move(root)),
-        stage_(without(whole, axis), part(whole, root_, whole.others(axis_list(axis)), "stage")),
+        stage_(without(whole, axis), part(whole, root_, whole.others(axis_list(axis)), "stage"), std::move(events)),
         along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {}
   /// The view of `rank` on a mesh that does not run.
   static pipeline_world planned(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {

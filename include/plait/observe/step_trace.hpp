@@ -1,0 +1,150 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/observe/trace.hpp"
+#include "plait/parallel/pipeline_executor.hpp"
+
+namespace plait {
+
+/// Something that a rank did in a step, as bytes that can be sent: an action, a collective or a message.
+struct step_event {
+  enum class kind : std::uint8_t { action, collective, message };
+
+  kind what = kind::action;
+  bool sends = false;         ///< of a message
+  plait::action action;       ///< of an action
+  double begin = 0, end = 0;  ///< seconds since the step's origin, which all ranks share
+  std::uint64_t bytes = 0;
+  std::uint64_t flow = 0;  ///< of a message: the same number where it is sent and where it is received
+  char name[40]{};
+  char axis[16]{};
+
+  void call(std::string_view text) { copy(text, name, sizeof name); }
+  void along(std::string_view text) { copy(text, axis, sizeof axis); }
+
+ private:
+  static void copy(std::string_view text, char* to, std::size_t room) {
+    const std::size_t n = std::min(text.size(), room - 1);
+    std::copy_n(text.data(), n, to);
+    to[n] = '\0';
+  }
+};
+static_assert(std::is_trivially_copyable_v<step_event>);
+
+/// What one rank's executor and recorder have seen of a step. `group` tells apart the pipelines of a mesh, `origin` is
+/// the `comm_clock` of a moment that all ranks share, such as the end of a barrier.
+inline std::vector<step_event> events_of(const pipeline_shape& shape, const std::vector<pipeline_event>& steps,
+                                         const recorder& communication, std::uint64_t group, double origin) {
+  std::vector<step_event> all;
+  for (const pipeline_event& e : steps) {
+    step_event out;
+    out.begin = e.begin - origin, out.end = e.end - origin, out.bytes = e.bytes;
+    if (e.step.kind == step_kind::compute) {
+      out.action = e.step.action;
+      out.call(describe(e.step.action));
+    } else {
+      out.what = step_event::kind::message;
+      out.sends = e.step.kind == step_kind::send;
+      out.flow = group * detail::slots(shape) + detail::slot_of(shape, e.step.transfer) + 1;
+      out.call(describe(e.step));
+      out.along("pp");
+    }
+    all.push_back(out);
+  }
+  for (const recorder::event& e : communication.events()) {
+    const std::string& label = communication.labels()[static_cast<std::size_t>(e.label)];
+    const bool message = e.kind == collective::send || e.kind == collective::receive;
+    if (message && label == "pp") continue;  // the executor's own
+    step_event out;
+    out.what = step_event::kind::collective;
+    out.begin = e.start - origin, out.end = std::max(e.start, e.end) - origin, out.bytes = e.bytes;
+    out.call(name_of(e.kind));
+    out.along(label);
+    all.push_back(out);
+  }
+  return all;
+}
+
+/// The events of all ranks, on rank 0; nothing on the others. Collective over `ranks`.
+template <compute_device Device>
+std::vector<std::vector<step_event>> gather_events(Device& device, any_communicator& ranks,
+                                                   const std::vector<step_event>& mine) {
+  const auto main = device.main_stream();
+  const auto size = static_cast<std::size_t>(ranks.size());
+  auto counts = make_buffer<std::int64_t>(device, size + 1);
+  auto* const own_count = counts.template data<std::int64_t>() + size;
+  const auto here = static_cast<std::int64_t>(mine.size());
+  device.upload(own_count, &here, sizeof here, main);
+  ranks.all_gather(own_count, counts.data(), 1, dtype::i64);
+  std::vector<std::int64_t> count(size);
+  device.download(count.data(), counts.data(), size * sizeof(std::int64_t), main);
+  const auto most = static_cast<std::size_t>(*std::max_element(count.begin(), count.end()));
+  if (most == 0) return {};
+
+  const std::size_t room = most * sizeof(step_event);
+  auto there = make_buffer<std::uint8_t>(device, room * (size + 1));
+  auto* const own = there.template data<std::uint8_t>() + room * size;
+  device.zero(own, room, main);
+  device.upload(own, mine.data(), mine.size() * sizeof(step_event), main);
+  ranks.all_gather(own, there.data(), room, dtype::u8);
+  if (ranks.rank() != 0) return {};
+  std::vector<std::vector<step_event>> all(size);
+  for (std::size_t r = 0; r < size; ++r) {
+    all[r].resize(static_cast<std::size_t>(count[r]));
+    device.download(all[r].data(), there.template data<std::uint8_t>() + room * r, all[r].size() * sizeof(step_event),
+                    main);
+  }
+  return all;
+}
+
+/// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.
+inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
+  trace t;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    bool used[4] = {};
+    for (const step_event& e : ranks[r]) {
+      const bool arrives = e.what == step_event::kind::message && !e.sends;
+      trace_event out{.rank = rank,
+                      .track = static_cast<int>(e.what) + (arrives ? 1 : 0),
+                      .name = e.name,
+                      .category = e.what == step_event::kind::action       ? "compute"
+                                  : e.what == step_event::kind::collective ? "collective"
+                                                                           : "p2p",
+                      .start_ns = static_cast<std::int64_t>(e.begin * 1e9),
+                      .duration_ns = static_cast<std::int64_t>((e.end - e.begin) * 1e9),
+                      .bytes = e.bytes,
+                      .axis = e.axis};
+      if (e.flow != 0) (e.sends ? out.flow_out : out.flow_in) = e.flow;
+      used[out.track] = true;
+      t.events.push_back(std::move(out));
+    }
+    const char* const names[] = {"compute", "collectives", "sends", "receives"};
+    for (int track = 0; track < 4; ++track)
+      if (used[track]) t.tracks.push_back({rank, track, names[track]});
+  }
+  return t;
+}
+
+/// The measured counterpart of a simulated timeline, in milliseconds: `along[r]` are the events of the pipeline's rank
+/// r.
+inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std::vector<step_event>>& along,
+                                     std::string title) {
+  pipeline_timeline t{std::move(title), "ms", plan.shape, {}};
+  for (const std::vector<step_event>& rank : along) {
+    t.ranks.emplace_back();
+    for (const step_event& e : rank)
+      if (e.what == step_event::kind::action)
+        t.ranks.back().push_back({e.action, 1e3 * e.begin, 1e3 * e.end, static_cast<int>(t.ranks.back().size())});
+  }
+  return t;
+}
+
+}  // namespace plait
