@@ -95,6 +95,8 @@ class llama {
     if (part.begin < 0 || part.begin > part.end || part.end > config.layers)
       fail("llama: layers " + std::to_string(part.begin) + " to " + std::to_string(part.end) + " of a model of " +
            std::to_string(config.layers));
+    if (options.attention.documents && !documents_fit)
+      fail("llama: packed documents need a strategy that shards the vocabulary over the axes of the heads");
     std::optional<kernels::llama3_rope_scaling> scaling;
     if (config.rope.kind == rope_kind::llama3)
       scaling = {config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor,
@@ -255,6 +257,10 @@ class llama {
 
  private:
   static constexpr const char* table_name = "model.embed_tokens";
+  /// Whether a rank has token ids for just the tokens that it has queries for.
+  static constexpr bool documents_fit =
+      layout_v<typename specs::tokens>.dims[0] == layout_v<typename specs::queries>.dims[0] &&
+      layout_v<typename specs::tokens>.dims[1] == layout_v<typename specs::queries>.dims[1];
 
   /// Puts the documents of a microbatch into the context for a while.
   struct with_documents {

@@ -1,0 +1,116 @@
+// timeout: 120
+// Context parallelism in a Llama, beside what four_axes.cpp shows: ranks without a counted token, windows, packed
+// documents, dropout and recomputation, parameters stored over dp. Every rank sees what one rank sees.
+#include "../support/llama_parity.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+template <class Placement>
+using under = stored_over_dp<with_context<megatron_tp, chosen_context<cp>, Placement>>;
+
+struct context_scenario {
+  llama_options options{};
+  std::vector<std::int64_t> masked{};  ///< positions whose labels do not count, of all samples
+  bool documents = false;
+};
+
+constexpr std::int64_t length = 16, samples = 4;
+
+std::int32_t document_start(std::int64_t sample, std::int64_t position) {
+  return static_cast<std::int32_t>(position < 3 + sample ? 0 : position < 12 ? 3 + sample : 12);
+}
+
+template <strategy S>
+std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& shape) {
+  std::vector<rank_outcome> all(static_cast<std::size_t>(shape.size()));
+  threads::run(static_cast<int>(shape.size()), [&](threads::communicator comm) {
+    world ranks(shape, comm);
+    cpu device;
+    llama_config config = small_config(8, 2);
+    config.hidden = 16, config.ffn = 32;
+    context<cpu> ctx{device, ranks, llama_sizes<S>(config, shape, samples, length), 5};
+    llama<double, S> model(ctx, config, c.options);
+    adamw<double> optimizer;
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    const std::vector<std::int64_t> positions = text_positions<S>(ctx);
+    std::vector<std::int32_t> starts;
+    rank_outcome out;
+    for (int step = 0; step < 2; ++step) {
+      ranks.ledger().clear();
+      const auto fill = [&](std::int64_t, auto& ids, auto& labels) {
+        const box& part = ids.part();
+        starts.clear();
+        for (std::int64_t i = 0; i < part.local[0]; ++i)
+          for (std::int64_t j = 0; j < part.local[1]; ++j) {
+            const std::int64_t sample = part.offset[0] + i, position = positions[static_cast<std::size_t>(j)];
+            const bool masked = std::find(c.masked.begin(), c.masked.end(), position) != c.masked.end();
+            const std::int64_t at = i * part.local[1] + j;
+            ids.data()[at] = token_at(sample, position, config.vocab);
+            labels.data()[at] = masked ? -100 : token_at(sample, position + 1, config.vocab);
+            starts.push_back(document_start(sample, position));
+          }
+        if (c.documents) ctx.document_starts = starts.data();
+      };
+      out.steps.push_back(train_step(ctx, model, optimizer, 1, 1e-2, 1.0, fill));
+      out.measured = ranks.ledger();
+      if (step == 0) out.first_gradients = gather_gradients(ctx, model);
+    }
+    out.predicted = predict_step_traffic(ctx, model, optimizer, 1);
+    out.last_gradients = gather_gradients(ctx, model);
+    out.weights = gather_values(ctx, model);
+    all[static_cast<std::size_t>(ranks.rank())] = std::move(out);
+  });
+  return all;
+}
+
+/// Both placements on dp x cp x tp ranks.
+void check(context_scenario c, std::initializer_list<megatron_sp::mesh> meshes) {
+  const rank_outcome one = std::move(train<under<contiguous>>(c, megatron_sp::mesh{1, 1, 1, 1}.shape())[0]);
+  CHECK(std::isfinite(one.steps[1].loss));
+  for (const megatron_sp::mesh& mesh : meshes) {
+    INFO(describe(mesh.shape()));
+    const auto compare = [&](const std::vector<rank_outcome>& all) {
+      for (const rank_outcome& got : all) {
+        check_parity(one, got, 1e-10);
+        check_ledger(got.measured, got.predicted);
+      }
+    };
+    compare(train<under<contiguous>>(c, mesh.shape()));
+    compare(train<under<zigzag>>(c, mesh.shape()));
+  }
+}
+
+using four = megatron_sp::mesh;
+
+}  // namespace
+
+TEST_CASE("ranks none of whose tokens count") {
+  for (const context_choice how : {context_choice::ring, context_choice::all_gather_kv, context_choice::ulysses}) {
+    context_scenario c;
+    c.options.attention.context = how;
+    c.masked = {0, 1, 12, 13, 14, 15};  // of four ranks, the last one's in the text's order, the first one's in zigzag
+    check(c, {four{1, 4, 1, 1}, four{2, 4, 1, 1}});
+  }
+}
+
+TEST_CASE("dropout and recomputation") {
+  for (const recompute keep : {recompute::selective, recompute::full}) {
+    context_scenario c;
+    c.options.keep = keep;
+    c.options.dropout = 0.2;
+    check(c, {four{1, 2, 2, 1}});
+  }
+}
+
+TEST_CASE("windows and packed documents, computed again") {
+  context_scenario c;
+  c.options.keep = recompute::full;
+  c.options.attention.window = 5;
+  check(c, {four{2, 2, 1, 1}});
+  c.options.attention = {0, true, context_choice::ulysses};
+  c.documents = true;
+  check(c, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
+}
