@@ -30,19 +30,13 @@ static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_
   }
 }
 
-/// Whether results may be of type R where inputs are of type T.
-template <class T, class R>
-inline constexpr bool attention_result = std::is_same_v<R, T> || std::is_same_v<R, statistic_of<T>>;
-
 }  // namespace detail
 
 /// delta [batch, heads, q_len] as lse lies: the sum of o * d_o over a head's elements, all that `attention_backward`
 /// needs to know of o. Where that is called for one piece of the keys after another, this is made once. O is T or
 /// statistic_of<T>.
-template <class T, class O>
+template <class T, attention_result<T> O>
 void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape) {
-  static_assert(detail::attention_result<T, O>,
-                "attention_delta: the output is of the inputs' type or that of their statistics");
   const detail::attention_sizes sizes(shape.checked());
   const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
   if (rows == 0) return;
@@ -56,12 +50,10 @@ void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* de
 /// d_o; where it is given o is not read, null has it made here. O, the type of o, and G, that of the gradients, are T
 /// or statistic_of<T>. Every sum has one order, so equal inputs give equal bits. Demands on the shape as for
 /// `attention_forward`.
-template <class T, class O, class G>
+template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
                         attention_accumulate accumulate, const statistic_of<T>* delta, const attention_choice& choice) {
-  static_assert(detail::attention_result<T, O> && detail::attention_result<T, G>,
-                "attention_backward: the output and the gradients are of the inputs' type or that of their statistics");
   const attention_shape s = shape.checked();
   const detail::attention_sizes sizes(s);
   if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o, d_o, dq, dk, dv);
@@ -86,7 +78,7 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
 }
 
 /// The same with the device's choice.
-template <class T, class O, class G>
+template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
                         attention_accumulate accumulate = {}, const statistic_of<T>* delta = nullptr) {

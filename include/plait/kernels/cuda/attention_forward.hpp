@@ -12,14 +12,12 @@ namespace plait::kernels {
 /// Attention in blocks, scores never in memory: on tensor cores for bf16 (head_dim and strides multiples of 8, arrays
 /// on 16-byte boundaries), with plain multiply-adds for float and double. Writes o (0 for queries that see nothing) and
 /// lse [batch, heads, q_len], the natural logarithm of the sum of the exponentials of the scaled scores. The work is in
-/// proportion to the pairs that see each other. O is T or statistic_of<T>, in which pieces are merged without rounding.
+/// proportion to the pairs that see each other. O is T or statistic_of<T>.
 /// head_dim is at most 256; throws `plait::error` for a shape that cannot be. `choice` says whose kernels run bf16, see
 /// `attention_backend_for`.
-template <class T, class O>
+template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape, const attention_choice& choice) {
-  static_assert(std::is_same_v<O, T> || std::is_same_v<O, statistic_of<T>>,
-                "attention_forward: the output is of the inputs' type or that of their statistics");
   const attention_shape s = shape.checked();
   const detail::attention_sizes sizes(s);
   if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o);
@@ -35,7 +33,7 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
 }
 
 /// The same with the device's choice.
-template <class T, class O>
+template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape) {
   attention_forward(device, q, k, v, o, lse, shape, attention_choice_of(device));

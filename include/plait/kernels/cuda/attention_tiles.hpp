@@ -1,16 +1,27 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/mma.hpp"
+
+namespace plait::kernels {
+
+/// The types of outputs and gradients where inputs are of type T: the same, or that of statistics, in which the results
+/// of pieces add up without being rounded each time.
+template <class R, class T>
+concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
+
+}  // namespace plait::kernels
 
 /// What the kernels of attention share: sizes as the device sees them, which query sees which key, tiles.
 namespace plait::kernels::detail {
