@@ -42,7 +42,7 @@ static __global__ void column_sums_kernel(Term term, S* partial, std::int64_t ro
   }
 }
 
-inline constexpr int finish_rows = 16;
+inline constexpr int finish_rows = 32;
 
 /// out[c] += the sum of partial[group, c] over the groups, in double; a second output may be null.
 template <class S, class G>
@@ -54,7 +54,7 @@ static __global__ void column_finish_kernel(const S* partial, G* first, G* secon
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x;
   double sum = 0;
   if (c < columns && out != nullptr) {
-    PLAIT_UNROLL_BY(4)
+    PLAIT_UNROLL_BY(8)  // as many loads in flight: there are few blocks
     for (std::int64_t group = threadIdx.y; group < groups; group += finish_rows)
       sum += static_cast<double>(from[group * columns + c]);
   }

@@ -12,7 +12,9 @@
 #include "plait/kernels/cross_entropy_settings.hpp"
 #include "plait/kernels/cuda/faults.hpp"
 #include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/cuda/mma.hpp"
 #include "plait/kernels/cuda/row_walk.hpp"
+#include "plait/kernels/cuda/unroll.hpp"
 
 /// Cross entropy of softmax over a vocabulary that may be split over ranks and padded: the steps of the CPU's kernels
 /// (plait/kernels/cpu/cross_entropy.hpp), each one pass over the logits. Statistics, losses and scales are
@@ -21,8 +23,9 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// e^x; a float's error is below 2 units in the last place plus |x| / 2^24, and where |x| is large the term is small.
-__device__ inline float exp_of(float x) { return exp2f(x * 1.4426950408889634f); }
+/// e^x; a float's error is below 2 units in the last place plus |x| / 2^24, and where |x| is large the term is small
+/// (below 2^-126 it is 0).
+__device__ inline float exp_of(float x) { return fast_exp2(x * 1.4426950408889634f); }
 __device__ inline double exp_of(double x) { return exp(x); }
 
 template <class S>
@@ -51,11 +54,13 @@ struct online_statistics {
     sum_exp *= exp_of(maximum - to);
     maximum = to;
   }
-  __device__ void add(S x) {
-    if (maximum > nothing<S>()) sum_exp += exp_of(x - maximum);
-    sum += x;
-  }
+  /// What the exponents are relative to: exp(-infinity - 0) is 0, where -infinity - -infinity is no number.
+  __device__ S base() const { return maximum > nothing<S>() ? maximum : S(0); }
 };
+
+/// The larger number; what is no number is passed over.
+__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ inline double larger(double a, double b) { return fmax(a, b); }
 
 /// Block per row. `Online`: finds row_max as well; else it is given.
 template <bool Online, class T, class Id>
@@ -75,23 +80,27 @@ __global__ static void statistics_of_rows(const T* logits, const Id* targets, st
           const vector16<T> v = load_vector(x + i);
           if constexpr (Online) {
             S largest = number<S>(v.at[0]);
-            for (int j = 1; j < n; ++j) {
-              const S value = number<S>(v.at[j]);
-              largest = value > largest ? value : largest;
-            }
+            PLAIT_UNROLL
+            for (int j = 1; j < n; ++j) largest = larger(largest, number<S>(v.at[j]));
             mine.raise(largest);
           }
-          for (int j = 0; j < n; ++j) mine.add(number<S>(v.at[j]));
+          const S base = mine.base();
+          PLAIT_UNROLL
+          for (int j = 0; j < n; ++j) mine.sum_exp += exp_of(number<S>(v.at[j]) - base);
+          if (sum_logits == nullptr) return;
+          PLAIT_UNROLL
+          for (int j = 0; j < n; ++j) mine.sum += number<S>(v.at[j]);
         },
         [&](std::int64_t i) {
           const S value = number<S>(x[i]);
           if constexpr (Online) mine.raise(value);
-          mine.add(value);
+          mine.sum_exp += exp_of(value - mine.base());
+          mine.sum += value;
         });
     S share = mine.sum_exp;
     if constexpr (Online) {
       const S maximum = block_max(mine.maximum, scratch, nothing<S>());
-      share = mine.maximum > nothing<S>() ? share * exp_of(mine.maximum - maximum) : S(0);
+      if (mine.maximum > nothing<S>()) share *= exp_of(mine.maximum - maximum);
       mine.maximum = maximum;
     }
     const S total = block_sum(share, scratch);

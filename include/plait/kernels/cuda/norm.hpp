@@ -26,7 +26,8 @@ static __global__ void __launch_bounds__(most_row_threads)
   __shared__ S scratch[warp_lanes];
   const S count = static_cast<S>(columns);
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
-    const held_row<Width, T> in(x + r * columns, columns);
+    held_row<Width, T> in;
+    in.load(x, r, rows, columns);
     S mean = 0;
     if constexpr (Centred) {
       S sum = 0;
@@ -147,8 +148,22 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_r
   S dweight[held_chunks][Width] = {};
   S dbias[held_chunks][Width] = {};
   const S count = static_cast<S>(columns);
+  // With weights few blocks walk over many rows: the next one is on its way while one is summed.
+  held_row<Width, T> in, gradient, next_in, next_gradient;
+  if constexpr (Weight) {
+    next_in.load(x, first_row(), rows, columns);
+    next_gradient.load(dy, first_row(), rows, columns);
+  }
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
-    const held_row<Width, T> in(x + r * columns, columns), gradient(dy + r * columns, columns);
+    if constexpr (Weight) {
+      in = next_in;
+      gradient = next_gradient;
+      next_in.load(x, r + row_step(), rows, columns);
+      next_gradient.load(dy, r + row_step(), rows, columns);
+    } else {
+      in.load(x, r, rows, columns);
+      gradient.load(dy, r, rows, columns);
+    }
     const S inverse = inverse_in[r];
     S mean = 0, shift = 0, pull = 0;
     if constexpr (Centred) mean = mean_in[r];

@@ -33,7 +33,11 @@ static __global__ void rope_kernel(T* x, const S* cosine, const S* sine, std::in
   const int per_head = half / Width;
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; r < rows;
        r += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
-    const std::int64_t table = r % table_rows * half;
+    // A division of 32 bits is a fraction of one of 64.
+    const std::int64_t table_row = rows <= 0x7fffffff && table_rows <= 0x7fffffff
+                                       ? static_cast<unsigned>(r) % static_cast<unsigned>(table_rows)
+                                       : r % table_rows;
+    const std::int64_t table = table_row * half;
     for (int i = static_cast<int>(threadIdx.x); i < heads * per_head; i += static_cast<int>(blockDim.x)) {
       const int head = i / per_head, c = (i - head * per_head) * Width;
       T* const first = x + r * row_stride + static_cast<std::int64_t>(head) * 2 * half + c;

@@ -46,10 +46,13 @@ __device__ inline void each_chunk(std::int64_t columns, F f) {
 /// This thread's chunks of a row, loaded once.
 template <int Width, class T>
 struct held_row {
-  const T* row;
+  const T* row = nullptr;
   chunk<Width, T> held[held_chunks];
 
-  __device__ held_row(const T* from, std::int64_t columns) : row(from) {
+  /// Row r of a matrix; nothing beyond the last one.
+  __device__ void load(const T* matrix, std::int64_t r, std::int64_t rows, std::int64_t columns) {
+    if (r >= rows) return;
+    row = matrix + r * columns;
     PLAIT_UNROLL
     for (int k = 0; k < held_chunks; ++k) {
       const std::int64_t c = column_of(k);
