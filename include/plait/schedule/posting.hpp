@@ -94,7 +94,7 @@ constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, c
       return 0;
   }
 }
-constexpr std::size_t queues(posting_rule rule, const pipeline_shape& shape) {
+constexpr std::size_t queues_of(posting_rule rule, const pipeline_shape& shape) {
   switch (rule) {
     case posting_rule::per_peer:
       return static_cast<std::size_t>(shape.ranks);
@@ -160,33 +160,35 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
   return {};
 }
 
-}  // namespace detail
-
-/// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
-/// its program. Computes wait for what they need; sends and receives wait only under `blocking`.
-constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
-                                           const std::vector<std::vector<program_step>>& programs,
-                                           posting_rule rule = posting_rule::global_list) {
-  if (const schedule_verdict v = detail::check_steps(shape, programs); !v.ok()) return v;
-
+/// The run itself, of programs that `check_steps` accepts. Plain pointers in the loops: a compiler that evaluates this
+/// counts every call of a vector's member.
+constexpr schedule_verdict run_programs(const pipeline_shape& shape,
+                                        const std::vector<std::vector<program_step>>& programs, posting_rule rule) {
   struct queue {
     std::vector<int> steps;  ///< positions in the program, in the order of posting
     std::size_t head = 0;
     constexpr bool waits() const { return head < steps.size(); }
   };
   const auto ranks = programs.size();
-  const std::size_t width = detail::queues(rule, shape);
-  std::vector<queue> queues(ranks * width);
-  std::vector<std::size_t> next(ranks, 0);                       // the step of each rank that is not yet done or posted
-  std::vector<unsigned char> arrived(detail::slots(shape), 0);   // messages
-  std::vector<unsigned char> computed(detail::slots(shape), 0);  // by from_stage and kind, for hand-over on a rank
+  const std::size_t width = queues_of(rule, shape);
+  std::vector<queue> all_queues(ranks * width);
+  queue* const queues = all_queues.data();
+  if (width == 1)
+    for (std::size_t r = 0; r < ranks; ++r) queues[r].steps.reserve(programs[r].size());
+  std::vector<std::size_t> next(ranks, 0);               // the step of each rank that is not yet done or posted
+  std::vector<unsigned char> arrived(slots(shape), 0);   // messages
+  std::vector<unsigned char> computed(slots(shape), 0);  // by from_stage and kind, for hand-over on a rank
+  std::vector<int> rank_of_stage(static_cast<std::size_t>(shape.stages()),
+                                 0);  // clang 16 with libstdc++ 12 needs the 0
+  for (std::size_t i = 0; i < rank_of_stage.size(); ++i) rank_of_stage[i] = shape.rank_of(static_cast<int>(i));
+  const int* const home = rank_of_stage.data();
   const auto output_slot = [&](int stage, transfer_kind kind, int microbatch) {
-    return detail::slot_of(shape, {kind, stage, 0, microbatch});
+    return slot_of(shape, {kind, stage, 0, microbatch});
   };
   const auto ready = [&](int rank, const action& a) {
     const int stage = shape.stage_of(rank, a.chunk);
     transfer t;
-    if (detail::input_of(shape, rank, a, t)) return arrived[detail::slot_of(shape, t)] != 0;
+    if (input_of(shape, rank, a, t)) return arrived[slot_of(shape, t)] != 0;
     if (a.kind == action_kind::forward)
       return stage == 0 || computed[output_slot(stage - 1, transfer_kind::activation, a.microbatch)] != 0;
     if (gives_input_gradient(a.kind) && stage + 1 < shape.stages())
@@ -198,9 +200,12 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
     moved = false;
     for (std::size_t r = 0; r < ranks; ++r) {
       const int rank = static_cast<int>(r);
+      const program_step* const mine_steps = programs[r].data();
+      const std::size_t size = programs[r].size();
       // Compute and post as far as possible.
-      for (; next[r] < programs[r].size(); ++next[r]) {
-        const program_step& step = programs[r][next[r]];
+      std::size_t at = next[r];
+      for (; at < size; ++at) {
+        const program_step& step = mine_steps[at];
         if (step.kind == step_kind::compute) {
           if (rule == posting_rule::blocking && queues[r].waits()) break;
           if (!ready(rank, step.action)) break;
@@ -211,30 +216,29 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
             computed[output_slot(stage, transfer_kind::gradient, step.action.microbatch)] = 1;
         } else {
           if (rule == posting_rule::blocking && queues[r].waits()) break;
-          queues[r * width + detail::queue_of(rule, shape, step)].steps.push_back(static_cast<int>(next[r]));
+          queues[r * width + queue_of(rule, shape, step)].steps.push_back(static_cast<int>(at));
         }
         moved = true;
       }
+      next[r] = at;
       // Let messages pass whose counterpart is at the head as well.
       for (std::size_t q = 0; q < width; ++q) {
         for (queue& mine = queues[r * width + q]; mine.waits();) {
           const int position = mine.steps[mine.head];
-          const program_step& step = programs[r][static_cast<std::size_t>(position)];
+          const program_step& step = mine_steps[position];
           const bool send = step.kind == step_kind::send;
-          const auto peer =
-              static_cast<std::size_t>(shape.rank_of(send ? step.transfer.to_stage : step.transfer.from_stage));
-          program_step counterpart = step;
-          counterpart.kind = send ? step_kind::receive : step_kind::send;
-          // Seen from the peer, this rank is the other end: queues by peer are numbered by it.
-          std::size_t theirs_at = detail::queue_of(rule, shape, counterpart);
-          if (rule == posting_rule::per_peer) theirs_at = r;
-          if (rule == posting_rule::per_peer_direction) theirs_at = r * 2 + (send ? 0 : 1);
+          const auto peer = static_cast<std::size_t>(home[send ? step.transfer.to_stage : step.transfer.from_stage]);
+          // Seen from the peer, this rank is the other end, and the message goes the other way.
+          const std::size_t theirs_at = rule == posting_rule::per_peer             ? r
+                                        : rule == posting_rule::per_peer_direction ? r * 2 + (send ? 0 : 1)
+                                        : rule == posting_rule::per_stage_and_kind ? q ^ 1
+                                                                                   : 0;
           queue& theirs = queues[peer * width + theirs_at];
           if (!theirs.waits()) break;
           const int their_position = theirs.steps[theirs.head];
-          const program_step& other = programs[peer][static_cast<std::size_t>(their_position)];
+          const program_step& other = programs[peer].data()[their_position];
           const int other_peer =
-              shape.rank_of(other.kind == step_kind::send ? other.transfer.to_stage : other.transfer.from_stage);
+              home[other.kind == step_kind::send ? other.transfer.to_stage : other.transfer.from_stage];
           if (other.kind == step.kind || other_peer != rank) break;
           if (!(other.transfer == step.transfer))
             return {.code = schedule_rule::messages_cross,
@@ -244,7 +248,7 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                     .other_rank = static_cast<int>(peer),
                     .other_position = their_position,
                     .other_step = other};
-          arrived[detail::slot_of(shape, step.transfer)] = 1;
+          arrived[slot_of(shape, step.transfer)] = 1;
           ++mine.head;
           ++theirs.head;
           moved = true;
@@ -273,6 +277,18 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
     return v;
   }
   return {};
+}
+
+}  // namespace detail
+
+/// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
+/// its program. Computes wait for what they need; sends and receives wait only under `blocking`. Messages that are
+/// missing, double or misplaced are refused as well.
+constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
+                                           const std::vector<std::vector<program_step>>& programs,
+                                           posting_rule rule = posting_rule::global_list) {
+  if (const schedule_verdict v = detail::check_steps(shape, programs); !v.ok()) return v;
+  return detail::run_programs(shape, programs, rule);
 }
 
 }  // namespace plait

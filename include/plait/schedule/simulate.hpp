@@ -128,12 +128,15 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
   const auto cells = static_cast<std::size_t>(shape.stages()) * static_cast<std::size_t>(shape.microbatches);
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   // End of F, and of B or I, of each stage and microbatch; negative: not yet.
-  std::vector<double> forward_end(cells, -1.0), backward_end(cells, -1.0);
+  std::vector<double> forward_ends(cells, -1.0), backward_ends(cells, -1.0);
+  double *const forward_end = forward_ends.data(), *const backward_end = backward_ends.data();
   std::vector<double> now(ranks, 0.0);
   done.assign(ranks, 0);
   out = {};
   out.ranks.resize(ranks);
   for (std::size_t r = 0; r < ranks; ++r) out.ranks[r].reserve(s.order[r].size());
+
+  out.transfers.reserve(2 * cells);
 
   const int last = shape.stages() - 1;
   int sequence = 0;
@@ -141,8 +144,12 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
     moved = false;
     for (int r = 0; r < shape.ranks; ++r) {
       const auto rank = static_cast<std::size_t>(r);
-      const std::vector<action>& order = s.order[rank];
-      for (auto i = static_cast<std::size_t>(done[rank]); i < order.size(); ++i) {
+      const action* const order = s.order[rank].data();
+      const std::size_t size = s.order[rank].size();
+      std::vector<timed_action>& timeline = out.ranks[rank];
+      double free_at = now[rank];
+      auto i = static_cast<std::size_t>(done[rank]);
+      for (; i < size; ++i) {
         const action a = order[i];
         const int stage = shape.stage_of(r, a.chunk);
         const auto cell = static_cast<std::size_t>(stage * shape.microbatches + a.microbatch);
@@ -165,21 +172,22 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
         } else if (backward_end[cell] < 0) {
           break;
         }
-        const double start = std::max(now[rank], ready);
+        const double start = free_at > ready ? free_at : ready;
         const double end = start + costs.of(shape, a.kind, stage);
-        now[rank] = end;
+        free_at = end;
         if (a.kind == action_kind::forward) forward_end[cell] = end;
         if (gives_input_gradient(a.kind)) backward_end[cell] = end;
-        out.ranks[rank].push_back({a, start, end, sequence});
+        timeline.push_back({a, start, end, sequence});
         if (to >= 0 && shape.rank_of(to) != r) {
           const auto kind = to > stage ? transfer_kind::activation : transfer_kind::gradient;
           out.transfers.push_back(
               {{kind, stage, to, a.microbatch}, end, end + costs.of_link(shape, r, shape.rank_of(to)), sequence});
         }
         ++sequence;
-        ++done[rank];
         moved = true;
       }
+      now[rank] = free_at;
+      done[rank] = static_cast<int>(i);
     }
   }
   bool finished = true;
@@ -187,7 +195,8 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
     out.makespan = std::max(out.makespan, now[r]);
     finished = finished && static_cast<std::size_t>(done[r]) == s.order[r].size();
   }
-  std::sort(out.transfers.begin(), out.transfers.end(), [](const timed_transfer& a, const timed_transfer& b) {
+  timed_transfer* const first = out.transfers.data();
+  std::sort(first, first + out.transfers.size(), [](const timed_transfer& a, const timed_transfer& b) {
     return a.sent != b.sent ? a.sent < b.sent : a.sequence < b.sequence;
   });
   return finished;

@@ -99,6 +99,10 @@ struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>, activations_a
 
 /// `verify` at compile time. True, or the text of the rule that is broken, with the first offending action.
 ///
+/// Takes about a tenth of a second for 4 stages and 16 microbatches, and fits the limits that compilers set by
+/// themselves up to 8 stages with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
+/// -fconstexpr-ops-limit, or `require_verified`, which takes milliseconds at run time.
+///
 /// \code
 ///   static_assert(plait::verify<plait::interleaved<2>, plait::stages<4>, plait::microbatches<16>>());
 ///   static_assert(plait::verify<plait::zb_h1, plait::stages<4>, plait::microbatches<16>,

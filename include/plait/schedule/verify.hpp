@@ -142,8 +142,8 @@ constexpr schedule_verdict verify(const schedule& s, const verify_options& optio
   if (!detail::run_schedule(s, {}, times, done)) return detail::name_stuck(s, done);
   // Not one conditional expression: g++ 12 destroys its operands twice in constant expressions.
   if (options.posting != posting_rule::global_list)
-    return verify_programs(s.shape, detail::program_in_own_order(s), options.posting);
-  return verify_programs(s.shape, rank_program(s, times), options.posting);
+    return detail::run_programs(s.shape, detail::program_in_own_order(s), options.posting);
+  return detail::run_programs(s.shape, rank_program(s, times), options.posting);
 }
 
 /// Throws `error` with the schedule's name, sizes and the verdict's text unless `verify` accepts it.
