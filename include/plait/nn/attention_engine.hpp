@@ -107,8 +107,6 @@ struct key_block {
   const std::vector<token_run>* runs = nullptr;
 };
 
-namespace detail {
-
 /// The keys and values of the local tokens, where they are.
 template <class T>
 key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
@@ -143,12 +141,10 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
       kernels::copy_2d(device, from, to, tokens, width * size, 2 * width * size, stride * size);
     } else {
       kernels::copy_2d(device, from, narrow.data(), tokens, width * size, 2 * width * size, width * size);
-      write_rows(device, narrow.template data<S>(), tokens, width, to, stride);
+      detail::write_rows(device, narrow.template data<S>(), tokens, width, to, stride);
     }
   }
 }
-
-}  // namespace detail
 
 /// Calls f(query run, key run) where some query of the one sees some key of the other.
 template <class F>

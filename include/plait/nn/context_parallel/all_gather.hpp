@@ -125,7 +125,7 @@ class gathered_attention {
     buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
     text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
     comm_->reduce_scatter(blocks.data(), mine.data(), own, dtype_of<S>, reduce_op::sum);
-    detail::write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
+    write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
   }
 
   std::int64_t saved_bytes() const { return rows() * static_cast<std::int64_t>(sizeof(S)); }
@@ -154,7 +154,7 @@ class gathered_attention {
     const auto own = static_cast<std::size_t>(block_size());
     buffer<Device> mine = make_buffer<T>(ctx.device, own);
     buffer<Device> blocks = make_buffer<T>(ctx.device, own * part_.blocks.size());
-    detail::pack_keys_and_values(ctx.device, in, part_.shape, mine.template data<T>());
+    pack_keys_and_values(ctx.device, in, part_.shape, mine.template data<T>());
     comm_->all_gather(mine.data(), blocks.data(), own, dtype_of<T>);
     buffer<Device> text = make_buffer<T>(ctx.device, own * part_.blocks.size());
     text_.join(ctx.device, blocks.data(), text.data(), part_.shape.batch,

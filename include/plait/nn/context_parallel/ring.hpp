@@ -131,7 +131,7 @@ class ring_attention {
     if (!returned.empty())
       kernels::accumulate(ctx.device, returned.template data<S>(), home.template data<S>(), block_size());
     sum.finish(out.dq);
-    detail::write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
+    write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
   }
 
   std::int64_t saved_bytes() const { return rows() * static_cast<std::int64_t>(sizeof(S)); }
@@ -167,7 +167,7 @@ class ring_attention {
     const auto block_of_keys = [&] { return make_buffer<T>(ctx.device, static_cast<std::size_t>(block_size())); };
     if (route_.sends(0)) {
       current = block_of_keys();
-      detail::pack_keys_and_values(ctx.device, in, part_.shape, current.template data<T>());
+      pack_keys_and_values(ctx.device, in, part_.shape, current.template data<T>());
     }
     message_group moves(comm_);
     for (int s = 0; s <= route_.last_step(); ++s) {
@@ -178,7 +178,7 @@ class ring_attention {
       }
       moves.start();
       if (s == 0) {
-        use(s, detail::local_keys(in, part_.shape, queries()));
+        use(s, local_keys(in, part_.shape, queries()));
       } else if (route_.holds(s)) {
         const T* const keys = current.template data<T>();
         use(s, key_block<T>{keys, keys + width(), 2 * width(), part_.shape.k_len, &part_.blocks[route_.block(s)]});
