@@ -14,7 +14,7 @@ took, peak = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDR
 if took > 10 or peak > 300e6:
     sys.exit(f"it took {took:.1f} s and {peak / 1e6:.0f} MB")
 PYTHON
-for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'residual .*shard<seq, tp' \
+for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'residual .*shard<seq, cp, tp' \
   'layers.0.self_attn.q_proj.weight .*shard<heads, tp' 'lm_head.weight .*shard<vocab, tp' 'tp .*all_gather .* calls, ' \
   'tp .*reduce_scatter' 'dp .*all_reduce' '^memory of a rank' 'weights .*B$' 'gradients' 'moments' 'activations' 'in all'; do
   grep -q "$line" plan.out || fail "the plan lacks '$line': $(cat plan.out)"
