@@ -45,7 +45,8 @@ int main(int argc, char** argv) try {
   std::vector<pl::schedule> schedules;
   for (int i = 3; i < argc; ++i) schedules.push_back(pl::parse_schedule(argv[i], ranks, microbatches));
   if (argc <= 3)
-    for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_h2", "zb_v", "dualpipe_v"})
+    for (const char* name :
+         {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe_v"})
       schedules.push_back(pl::parse_schedule(name, ranks, microbatches));
   schedules.push_back(pl::make_schedule<frugal>(ranks, microbatches));
 

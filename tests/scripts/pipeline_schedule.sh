@@ -30,7 +30,7 @@ for start in starts:  # an arrow leads from within an event to the beginning of 
     assert (end["pid"], end["tid"], end["ts"]) in spans and end["pid"] != start["pid"] and end["ts"] > start["ts"]
     assert any(e["ts"] <= start["ts"] <= e["ts"] + e["dur"] for e in spans.values() if e["pid"] == start["pid"])
 titles = [t.text for t in tree.parse("pipeline.svg").getroot().iter("{http://www.w3.org/2000/svg}title")]
-assert sum(t.startswith("F") for t in titles) == 32 * 5 + 64 * 3, len(titles)
+assert sum(t.startswith("F") for t in titles) == 32 * 5 + 64 * 5, len(titles)
 PYTHON
 ! "$BIN/pipeline_schedule" 4 6 interleaved:2 2>errors.txt || fail "6 microbatches on 4 ranks are no schedule"
 grep -q 'the nearest legal numbers of microbatches are 4 and 8' errors.txt || fail "the message: $(cat errors.txt)"

@@ -10,6 +10,8 @@ static_assert(verify<interleaved<4>, stages<4>, microbatches<16>>());
 static_assert(verify<zb_h1, stages<4>, microbatches<16>, activations_at_most<4>>());
 static_assert(verify<zb_h2, stages<4>, microbatches<16>, activations_at_most<7>>());
 static_assert(verify<zb_v, stages<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<v_half, stages<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<v_min, stages<4>, microbatches<16>, activations_at_most<2>>());
 static_assert(verify<dualpipe_v, stages<4>, microbatches<16>, activations_at_most<5>>());
 static_assert(verify<one_f_one_b, stages<1>, microbatches<1>>());
 static_assert(verify<interleaved<2>, stages<8>, microbatches<32>>());

@@ -93,6 +93,25 @@ TEST_CASE("ZB-V: no idle time within spans for m >= 2p-1, (p-1)/2 in the makespa
   });
 }
 
+TEST_CASE("V-Half and V-Min: about a half and a third of 1F1B's activations, half and two thirds of its idle time") {
+  const auto within = [](double idle_factor, double peak_factor, double peak_offset) {
+    return [=](const schedule& s, const simulation& t, int p, int m) {
+      if (m < 2 * p) return;
+      CHECK(makespan_idle_time(s, t) <= idle_factor * (p - 1) + 1e-9);
+      CHECK(makespan_idle_time(s, t) >= idle_factor * (p - 1) - 0.5 - 1e-9);
+      CHECK(peak_activations(s) <= p * peak_factor + peak_offset + 1e-9);
+      CHECK(peak_activations(s) >= p * peak_factor);
+    };
+  };
+  for_sizes<v_half>(within(1.5, 1.0 / 2, 1.5));
+  for_sizes<v_min>(within(2, 1.0 / 3, 4.0 / 3));
+  // Each remainder of p has its own building block, or its own place in one.
+  for (int p = 1; p <= 13; ++p) {
+    within(1.5, 1.0 / 2, 1.5)(make_schedule<v_half>(p, 2 * p), simulate(make_schedule<v_half>(p, 2 * p)), p, 2 * p);
+    within(2, 1.0 / 3, 4.0 / 3)(make_schedule<v_min>(p, 2 * p), simulate(make_schedule<v_min>(p, 2 * p)), p, 2 * p);
+  }
+}
+
 TEST_CASE("DualPipeV: p + 1/2 activations, idle within the published (p-1)(F&B + B - 3W)") {
   for_sizes<dualpipe_v>([](const schedule& s, const simulation& t, int p, int m) {
     for (int r = 0; r < p; ++r) CHECK(peak(s, r) == p + 0.5);
@@ -158,6 +177,8 @@ TEST_CASE("every schedule that plait makes verifies") {
       verifies<zb_h2>(p, m);
       verifies<zb_v>(p, m);
       verifies<dualpipe_v>(p, m);
+      verifies<v_half>(p, m);
+      verifies<v_min>(p, m);
     }
 }
 

@@ -65,6 +65,8 @@ TEST_CASE("schedules by name") {
                                                              {"zb_h1", make_schedule<zb_h1>(4, 8)},
                                                              {"zb_h2", make_schedule<zb_h2>(4, 8)},
                                                              {"zb_v", make_schedule<zb_v>(4, 8)},
+                                                             {"v_half", make_schedule<v_half>(4, 8)},
+                                                             {"v_min", make_schedule<v_min>(4, 8)},
                                                              {"dualpipe_v", make_schedule<dualpipe_v>(4, 8)}};
   for (const auto& [name, expected] : all) {
     CAPTURE(name);
@@ -78,10 +80,10 @@ TEST_CASE("schedules by name") {
 }
 
 TEST_CASE("every mistake names the option, the value and what is legal") {
-  refuses(
-      "foo", 4, 8,
-      "--schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
-      "interleaved:2), zb_h1, zb_h2, zb_v, dualpipe_v, automatic, automatic:2 (two chunks in a vee), or a FILE.csv");
+  refuses("foo", 4, 8,
+          "--schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
+          "interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v, automatic, automatic:2 (two chunks in a "
+          "vee), or a FILE.csv");
   for (const char* text : {"interleaved", "interleaved:", "interleaved:1", "interleaved:2x", "interleaved:256"})
     refuses(text, 4, 8,
             std::string("--schedule ") + text +
@@ -197,7 +199,8 @@ TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps 
           hand_made = {make_schedule<gpipe>(p, m), make_schedule<one_f_one_b>(p, m), make_schedule<zb_h1>(p, m),
                        make_schedule<zb_h2>(p, m)};
         else
-          hand_made = {make_schedule<zb_v>(p, m), make_schedule<dualpipe_v>(p, m)};
+          hand_made = {make_schedule<zb_v>(p, m), make_schedule<dualpipe_v>(p, m), make_schedule<v_half>(p, m),
+                       make_schedule<v_min>(p, m)};
         for (double limit : {-1.0, 4.0, 1.0}) {
           CAPTURE(limit);
           const schedule s = automatic(shape, costs, {.max_activations = limit, .improvements = 500});

@@ -262,6 +262,10 @@ TEST_CASE("which schedules finish under which posting rule") {
       for (const schedule& s : chunked) CHECK(finishes(s, rule) == std::string(own_queue ? "yes" : "deadlock"));
       const char* const vee = !own_queue ? "deadlock" : rule == posting_rule::per_peer_direction ? cross : "yes";
       CHECK(finishes(make_schedule<zb_v>(p, m), rule) == std::string(vee));
+      if (rule != posting_rule::per_peer_direction) {
+        CHECK(finishes(make_schedule<v_half>(p, m), rule) == std::string(vee));
+        CHECK(finishes(make_schedule<v_min>(p, m), rule) == std::string(vee));
+      }
       if (p > 2) CHECK(finishes(make_schedule<dualpipe_v>(p, m), rule) == std::string(vee));
     }
   }

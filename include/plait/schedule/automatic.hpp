@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/schedule/controllable_memory.hpp"
 #include "plait/schedule/dualpipe_v.hpp"
 #include "plait/schedule/greedy.hpp"
 #include "plait/schedule/zero_bubble.hpp"
@@ -99,6 +100,8 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
   consider_policy(zb_h2{});
   consider_policy(zb_v{});
   consider_policy(dualpipe_v{});
+  consider_policy(v_half{});
+  consider_policy(v_min{});
   if (shape.placement == stage_placement::straight && shape.chunks > 1 && shape.microbatches % shape.ranks == 0)
     consider(detail::make_interleaved("interleaved", shape));
 

@@ -14,7 +14,8 @@ namespace plait {
 
 /// The texts that `parse_schedule` knows.
 inline constexpr std::string_view schedule_names =
-    "gpipe, 1f1b, interleaved:V (V chunks per rank, as in interleaved:2), zb_h1, zb_h2, zb_v, dualpipe_v, "
+    "gpipe, 1f1b, interleaved:V (V chunks per rank, as in interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, "
+    "dualpipe_v, "
     "automatic, automatic:2 (two chunks in a vee), or a FILE.csv";
 
 namespace detail {
@@ -97,6 +98,10 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
     s = detail::made<zb_h2>(text, ranks, microbatches);
   } else if (text == "zb_v") {
     s = detail::made<zb_v>(text, ranks, microbatches);
+  } else if (text == "v_half") {
+    s = detail::made<v_half>(text, ranks, microbatches);
+  } else if (text == "v_min") {
+    s = detail::made<v_min>(text, ranks, microbatches);
   } else if (text == "dualpipe_v") {
     s = detail::made<dualpipe_v>(text, ranks, microbatches);
   } else if (text == "automatic") {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "plait/core/type_list.hpp"
+#include "plait/schedule/controllable_memory.hpp"
 #include "plait/schedule/dualpipe_v.hpp"
 #include "plait/schedule/one_f_one_b.hpp"
 #include "plait/schedule/policy.hpp"
