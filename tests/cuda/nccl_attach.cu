@@ -209,8 +209,7 @@ TEST_CASE("attach: norms on the caller's parameters") {
               dw(1, width, stream);
           x.write(values(tokens * width, 2.0), width, 0, 0, stream);
           w.write(values(width, 3.0), width, 0, 0, stream);
-          rms_norm<float, spec<shard<seq, tp>, hidden>, cuda> norm(here, 0.0, "norm", layout_v<spec<hidden>>, w.data,
-                                                                   dw.data);
+          rms_norm<float, spec<shard<seq, tp>, hidden>, cuda> norm(here, 0.0, "norm", w.data, dw.data);
           CHECK(here.device().bytes_in_use() == 0);
           decltype(norm)::saved kept;
           norm.forward(here, x.data, y.data, &kept);

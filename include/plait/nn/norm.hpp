@@ -6,6 +6,16 @@
 #include "plait/nn/linear.hpp"
 
 namespace plait {
+
+/// The caller's memory for a norm's parameters: this rank's part of the last dim. Null: memory of the norm's own.
+template <class Precision>
+struct norm_memory {
+  weight_of<Precision>* weight = nullptr;
+  gradient_of<Precision>* gradient = nullptr;
+  weight_of<Precision>* bias = nullptr;
+  gradient_of<Precision>* bias_gradient = nullptr;
+};
+
 namespace detail {
 
 /// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
@@ -35,15 +45,6 @@ void with_gradient_kept(context<Device>& ctx, const T* dy, std::int64_t count, F
   ctx.device.copy(copy.data(), dy, copy.bytes(), ctx.device.main_stream());
   ctx.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
-
-/// The caller's memory for a norm's parameters: this rank's part of the last dim. Null: memory of the norm's own.
-template <class Precision>
-struct norm_memory {
-  weight_of<Precision>* weight = nullptr;
-  gradient_of<Precision>* gradient = nullptr;
-  weight_of<Precision>* bias = nullptr;
-  gradient_of<Precision>* bias_gradient = nullptr;
-};
 
 /// What both norms share: sizes, the group that shares a row, and parameters of the last dim.
 template <class Precision, compute_device Device>
@@ -128,13 +129,14 @@ class rms_norm {
   };
   static_assert(enforced<value, among<Input>, Input>);
 
-  /// `stored` is how the weight lies between steps; by default, as the last dim. Owns its weight, or views the caller's
-  /// weight and gradient (this rank's part).
+  /// `stored` is how the weight lies between steps; by default, as the last dim.
   explicit rms_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                    const layout& stored = value::derivation.stored, weight_of<Precision>* foreign_weight = nullptr,
-                    gradient_of<Precision>* foreign_gradient = nullptr)
-      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false, {foreign_weight, foreign_gradient}),
-        eps_(eps) {}
+                    const layout& stored = value::derivation.stored, const norm_memory<Precision>& foreign = {})
+      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false, foreign), eps_(eps) {}
+  /// On the caller's weight and gradient: this rank's part of the last dim.
+  rms_norm(context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
+           gradient_of<Precision>* gradient)
+      : rms_norm(ctx, eps, name, value::derivation.stored, {weight, gradient}) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute = recompute::none) {
@@ -169,7 +171,7 @@ class rms_norm {
     backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  /// The same on the caller's memory; dx must be neither dy nor addend.
+  /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const range shown(ctx.device, core_.names.backward());
     const S* const inv = kept.inv_rms.template data<S>();
@@ -178,7 +180,7 @@ class rms_norm {
                                  ctx.deferred ? nullptr : core_.weight.used_gradient(), core_.rows, core_.columns,
                                  addend);
       if (!ctx.deferred) return;
-    } else {
+    } else if (dx) {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
       kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<S>(), core_.rows,
                                      core_.columns);
@@ -230,11 +232,13 @@ class layer_norm {
   };
   static_assert(enforced<value, among<Input>, Input>);
 
-  /// Owns its parameters, or views the caller's.
+  /// `stored` as for `rms_norm`.
   explicit layer_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                      const layout& stored = value::derivation.stored,
-                      const detail::norm_memory<Precision>& foreign = {})
+                      const layout& stored = value::derivation.stored, const norm_memory<Precision>& foreign = {})
       : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true, foreign), eps_(eps) {}
+  /// On the caller's parameters.
+  layer_norm(context<Device>& ctx, double eps, const std::string& name, const norm_memory<Precision>& foreign)
+      : layer_norm(ctx, eps, name, value::derivation.stored, foreign) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
                                     recompute = recompute::none) {
@@ -272,7 +276,7 @@ class layer_norm {
     backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  /// The same on the caller's memory; dx must be neither dy nor addend.
+  /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const range shown(ctx.device, core_.names.backward());
     const S* const mean = kept.statistics.template data<S>();
@@ -283,7 +287,7 @@ class layer_norm {
                                    ctx.deferred ? nullptr : core_.bias.used_gradient(), core_.rows, core_.columns,
                                    addend);
       if (!ctx.deferred) return;
-    } else {
+    } else if (dx) {
       auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
       kernels::layer_norm_backward_dots(ctx.device, x, core_.weight.used_value(), dy, mean, inv,
                                         dots.template data<S>(), core_.rows, core_.columns);

@@ -51,6 +51,8 @@ enum ncclDataType_t {
   ncclUint64 = 5,
   ncclFloat16 = 6,
   ncclFloat32 = 7,
+  ncclFloat = 7,
   ncclFloat64 = 8,
+  ncclDouble = 8,
   ncclBfloat16 = 9
 };
