@@ -8,6 +8,7 @@
 #include "plait/schedule/controllable_memory.hpp"
 #include "plait/schedule/dualpipe_v.hpp"
 #include "plait/schedule/greedy.hpp"
+#include "plait/schedule/refill.hpp"
 #include "plait/schedule/zero_bubble.hpp"
 
 namespace plait {
@@ -61,8 +62,8 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 }  // namespace detail
 
 /// A schedule for uneven costs and a limit on memory: the best of a few greedy orders and of the hand-made schedules of
-/// the same shape, improved by exchanges. It is never longer than any hand-made one that keeps to the limit.
-/// Deterministic: every rank computes the same one.
+/// the same shape, also with their Ws placed anew, improved by exchanges. It is never longer than any hand-made one
+/// that keeps to the limit. Deterministic: every rank computes the same one.
 ///
 /// Throws `error` for a limit that no schedule keeps to: every rank must hold at least one microbatch in each chunk.
 inline schedule automatic(const pipeline_shape& shape, const schedule_costs& costs = {},
@@ -90,9 +91,13 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
     length = its;
     best = std::move(candidate);
   };
+  const auto consider_hand_made = [&](const schedule& made) {
+    consider(made);
+    for (double patience : {0.0, 0.25, 0.5, 0.75, 1.0}) consider(refill_weights(made, costs, patience, limit));
+  };
   const auto consider_policy = [&]<class Policy>(const Policy&) {
     const pipeline_shape its = shape_of<Policy>(shape.ranks, shape.microbatches);
-    if (its == shape && check_shape<Policy>(its).ok()) consider(Policy::make(its));
+    if (its == shape && check_shape<Policy>(its).ok()) consider_hand_made(Policy::make(its));
   };
   consider_policy(gpipe{});
   consider_policy(one_f_one_b{});
@@ -103,7 +108,7 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
   consider_policy(v_half{});
   consider_policy(v_min{});
   if (shape.placement == stage_placement::straight && shape.chunks > 1 && shape.microbatches % shape.ranks == 0)
-    consider(detail::make_interleaved("interleaved", shape));
+    consider_hand_made(detail::make_interleaved("interleaved", shape));
 
   for (double warm_up : {1.0, 1.25, 1.5, 2.0, 3.0})
     for (double patience : {0.0, 0.25, 0.5, 0.75, 1.0})
