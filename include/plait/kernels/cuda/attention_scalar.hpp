@@ -16,14 +16,14 @@ template <class T, int Width>
 struct scalar_forward_tiles {
   static constexpr int queries = sizeof(T) == 4 ? 64 : 32, keys = 32;
   static constexpr std::size_t shared_bytes =
-      ((queries + keys) * scalar_pitch<Width> + queries * scalar_pitch<keys>)*sizeof(T);
+      ((queries + keys) * scalar_pitch<Width> + queries * scalar_pitch<keys>)*sizeof(T) + queries * sizeof(int);
 };
 
 template <class T, int Width>
 struct scalar_backward_tiles {
   static constexpr int rows = sizeof(T) == 4 ? 32 : 16;
   static constexpr std::size_t shared_bytes =
-      (4 * rows * scalar_pitch<Width> + 2 * rows * scalar_pitch<rows> + 2 * rows) * sizeof(T);
+      (4 * rows * scalar_pitch<Width> + 2 * rows * scalar_pitch<rows> + 2 * rows) * sizeof(T) + rows * sizeof(int);
 };
 
 __device__ inline float precise_exp(float x) { return expf(x); }
@@ -123,6 +123,13 @@ __device__ inline T max_over_x(T value) {
   return value;
 }
 
+/// Writes, for `Rows` queries from q0 on, which key they may see first.
+template <int Rows>
+__device__ inline void load_first_keys(int* first_keys, int batch, int q0, const attention_sizes& s) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < Rows) first_keys[row] = s.first_key(batch, q0 + row);
+}
+
 /// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
 template <class T, int Width>
 static __global__ void __launch_bounds__(scalar_threads)
@@ -133,6 +140,7 @@ static __global__ void __launch_bounds__(scalar_threads)
   PLAIT_DYNAMIC_SHARED(T, query_tile);
   T* const key_tile = query_tile + queries * scalar_pitch<Width>;
   T* const weights = key_tile + keys * scalar_pitch<Width>;
+  int* const first_keys = reinterpret_cast<int*>(weights + queries * scalar_pitch<keys>);
   const attention_work work(tiles_of(s.q_len, queries), s.heads, s.batch, true);
   const int q0 = work.tile * queries, kv_head = work.head / s.group, x = scalar_x(), y = scalar_y();
   const int last = (q0 + queries < s.q_len ? q0 + queries : s.q_len) - 1, visible = s.visible(last);
@@ -145,6 +153,7 @@ static __global__ void __launch_bounds__(scalar_threads)
     row_max[r] = nothing;
     row_sum[r] = T(0);
   }
+  load_first_keys<queries>(first_keys, work.batch, q0, s);
   for (int k0 = s.first_key(work.batch, q0) / keys * keys; k0 < visible; k0 += keys) {
     __syncthreads();
     load_scalar_tile<keys, Width>(key_tile, key_rows + k0 * s.k_stride, s.k_stride, s.k_len - k0, s.head_dim);
@@ -155,14 +164,19 @@ static __global__ void __launch_bounds__(scalar_threads)
     load_scalar_tile<keys, Width>(key_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0, s.head_dim);
     PLAIT_UNROLL
     for (int r = 0; r < rows; ++r) {
-      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0, first = s.first_key(work.batch, q0 + row) - k0;
+      const int row = y + 16 * r, seen = s.visible(q0 + row) - k0;
       T largest = row_max[r];
       PLAIT_UNROLL
       for (int c = 0; c < columns; ++c) {
-        const int key = x + 16 * c;
-        scores[r][c] = key >= first && key < seen ? scores[r][c] * scale_of<T>(s) : nothing;
-        largest = scores[r][c] > largest ? scores[r][c] : largest;
+        scores[r][c] = x + 16 * c < seen ? scores[r][c] * scale_of<T>(s) : nothing;
       }
+      if (k0 < first_keys[queries - 1]) {
+        const int first = first_keys[row] - k0;
+        PLAIT_UNROLL
+        for (int c = 0; c < columns; ++c) scores[r][c] = x + 16 * c < first ? nothing : scores[r][c];
+      }
+      PLAIT_UNROLL
+      for (int c = 0; c < columns; ++c) largest = scores[r][c] > largest ? scores[r][c] : largest;
       largest = max_over_x(largest);
       const T shrink = row_max[r] == nothing ? T(1) : precise_exp(row_max[r] - largest);
       const T shift = largest == nothing ? T(0) : largest;
@@ -199,19 +213,30 @@ static __global__ void __launch_bounds__(scalar_threads)
 template <int Width, int Rows, class T>
 __device__ inline void scalar_score_gradients(T (&p)[Rows / 16][Rows / 16], T (&ds)[Rows / 16][Rows / 16],
                                               const T* query_tile, const T* key_tile, const T* dout_tile,
-                                              const T* value_tile, const T* lse_rows, const T* delta_rows, int batch,
-                                              int q0, int k0, const attention_sizes& s) {
+                                              const T* value_tile, const T* lse_rows, const T* delta_rows,
+                                              const int* first_keys, int q0, int k0, const attention_sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
   PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
-    const int row = scalar_y() + 16 * r, query = q0 + row, first = s.first_key(batch, query);
+    const int row = scalar_y() + 16 * r, query = q0 + row;
     PLAIT_UNROLL
     for (int c = 0; c < Rows / 16; ++c) {
-      const int key = k0 + scalar_x() + 16 * c;
-      const bool seen = query < s.q_len && key >= first && key < s.visible(query);
+      const bool seen = query < s.q_len && k0 + scalar_x() + 16 * c < s.visible(query);
       p[r][c] = seen ? precise_exp(p[r][c] * scale_of<T>(s) - lse_rows[row]) : T(0);
       ds[r][c] = seen ? p[r][c] * (ds[r][c] - delta_rows[row]) : T(0);
+    }
+  }
+  if (k0 < first_keys[Rows - 1]) {
+    PLAIT_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      const int first = first_keys[scalar_y() + 16 * r] - k0;
+      PLAIT_UNROLL
+      for (int c = 0; c < Rows / 16; ++c) {
+        if (scalar_x() + 16 * c >= first) continue;
+        p[r][c] = T(0);
+        ds[r][c] = T(0);
+      }
     }
   }
 }
@@ -237,6 +262,7 @@ static __global__ void __launch_bounds__(scalar_threads)
   T *const dout_tile = query_tile + rows * pitch, *const p_tile = dout_tile + rows * pitch;
   T *const ds_tile = p_tile + rows * scalar_pitch<rows>, *const lse_rows = ds_tile + rows * scalar_pitch<rows>;
   T* const delta_rows = lse_rows + rows;
+  int* const first_keys = reinterpret_cast<int*>(delta_rows + rows);
   const attention_work work(tiles_of(s.k_len, rows), s.kv_heads, s.batch, false);
   const int k0 = work.tile * rows;
   load_scalar_tile<rows, Width>(key_tile, s.key_head(k, work.batch, work.head, s.k_stride) + k0 * s.k_stride,
@@ -254,10 +280,11 @@ static __global__ void __launch_bounds__(scalar_threads)
                                     s.do_stride, s.q_len - q0, s.head_dim);
       load_row_statistics<rows>(lse_rows, delta_rows, s.statistics(lse, work.batch, head) + q0,
                                 s.statistics(delta, work.batch, head) + q0, s.q_len - q0);
+      load_first_keys<rows>(first_keys, work.batch, q0, s);
       __syncthreads();
       T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
       scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                          work.batch, q0, k0, s);
+                                          first_keys, q0, k0, s);
       for (int r = 0; r < per_thread; ++r) {
         for (int c = 0; c < per_thread; ++c) {
           const int at = (scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c;
@@ -291,6 +318,7 @@ static __global__ void __launch_bounds__(scalar_threads)
   T *const value_tile = key_tile + rows * pitch, *const query_tile = value_tile + rows * pitch;
   T *const dout_tile = query_tile + rows * pitch, *const ds_tile = dout_tile + rows * pitch;
   T *const lse_rows = ds_tile + rows * scalar_pitch<rows>, *const delta_rows = lse_rows + rows;
+  int* const first_keys = reinterpret_cast<int*>(delta_rows + rows);
   const attention_work work(tiles_of(s.q_len, rows), s.heads, s.batch, true);
   const int q0 = work.tile * rows, kv_head = work.head / s.group;
   const int last = (q0 + rows < s.q_len ? q0 + rows : s.q_len) - 1, visible = s.visible(last);
@@ -300,6 +328,7 @@ static __global__ void __launch_bounds__(scalar_threads)
                                 s.do_stride, s.q_len - q0, s.head_dim);
   load_row_statistics<rows>(lse_rows, delta_rows, s.statistics(lse, work.batch, work.head) + q0,
                             s.statistics(delta, work.batch, work.head) + q0, s.q_len - q0);
+  load_first_keys<rows>(first_keys, work.batch, q0, s);
   T dqueries[per_thread][Width / 16] = {};
   for (int k0 = s.first_key(work.batch, q0) / rows * rows; k0 < visible; k0 += rows) {
     __syncthreads();
@@ -310,7 +339,7 @@ static __global__ void __launch_bounds__(scalar_threads)
     __syncthreads();
     T p[per_thread][per_thread] = {}, ds[per_thread][per_thread] = {};
     scalar_score_gradients<Width, rows>(p, ds, query_tile, key_tile, dout_tile, value_tile, lse_rows, delta_rows,
-                                        work.batch, q0, k0, s);
+                                        first_keys, q0, k0, s);
     for (int r = 0; r < per_thread; ++r) {
       for (int c = 0; c < per_thread; ++c) {
         ds_tile[(scalar_y() + 16 * r) * scalar_pitch<rows> + scalar_x() + 16 * c] = ds[r][c];
