@@ -85,7 +85,7 @@ class pipeline_drawing {
         for (int chunk = 0; chunk < t.shape.chunks; ++chunk) {
           const auto k = static_cast<action_kind>(kind);
           const std::string rule =
-              "." + class_of(k, chunk, t.shape.chunks) + "{fill:" + colour(k, chunk, t.shape.chunks) + "}";
+              std::string(".") + class_of(k, chunk, t.shape.chunks) + "{fill:" + colour(k, chunk, t.shape.chunks) + "}";
           if (out_.find(rule) == out_.npos && uses(t, k)) out_ += rule;
         }
     out_ += "</style>\n";
