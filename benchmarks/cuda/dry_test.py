@@ -109,15 +109,51 @@ class Run(unittest.TestCase):
             self.assertIn(text, done.stdout)
         self.assertEqual(self.run_script("linears").returncode, 0)
 
+    def test_a_run_ends_in_time(self) -> None:
+        done = self.run_script("memory", "--limit", "4")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAILED memory: not run, --limit is 4", done.stdout)
+        self.assertIn("0 rows missing", done.stdout)  # those of the run before
+        slow = self.home / "build/bench_cuda_collective"
+        text = slow.read_text()
+        script(slow, "#!/bin/sh\nsleep 60\n")
+        try:
+            done = self.run_script("collective", "--limit", "9")
+        finally:
+            script(slow, text)
+        self.assertRegex(done.stdout, "FAILED collective: ran past its limit of [1-4] s")
+        self.assertEqual(self.run_script("collective").returncode, 0)
+
     def test_wrong_arguments_are_refused(self) -> None:
-        done = self.run_script("memory,speed")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("--only names 'speed'; legal are configure build", done.stderr)
+        for only, more, text in (("memory,speed", [], "--only names 'speed'; legal are configure build"),
+                                 ("memory", ["--limit", "soon"], "--limit is 'soon', must be a number of seconds"),
+                                 ("memory", ["--fast"], "unknown argument '--fast'; legal are --out"),
+                                 ("memory", ["--headers", "/no/such"], "--headers is /no/such, which is no folder")):
+            done = self.run_script(only, *more)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(text, done.stderr)
         for arguments, text in ((["--fast"], "--fast is unknown"), (["--only"], "--only needs a value"),
                                 (["--tokens", "no"], "--tokens is no, must be a whole number")):
             done = subprocess.run([PROGRAMS / "dry_cuda_memory", *arguments], capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
+
+    def test_sanitizers_name_the_program(self) -> None:
+        sanitize = ["sh", HERE.parents[1] / "tests/cuda/sanitize.sh", self.home / "tests"]
+        path = {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "CUDA_PATH": "/no/such"}
+        (self.home / "tests").mkdir()
+        script(self.home / "bin/compute-sanitizer", "#!/bin/sh\necho $2 $5\ncase $2$5 in racecheck*bad) exit 99; esac\n")
+        done = subprocess.run(sanitize, capture_output=True, text=True, env=dict(os.environ, **path))
+        self.assertEqual((done.returncode, done.stdout.split(":")[0]), (1, "FAILED"))  # no programs
+        for program in ("cuda_good", "cuda_bad", "cuda_llama"):
+            script(self.home / "tests" / program, "#!/bin/sh\nexit 3\n")
+        done = subprocess.run(sanitize, capture_output=True, text=True, env=dict(os.environ, **path))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAILED racecheck on cuda_bad:\nracecheck ", done.stdout)
+        self.assertEqual(done.stdout.count("ok "), 3)
+        self.assertNotIn("llama", done.stdout)
+        done = subprocess.run([*sanitize, "memcheck"], capture_output=True, text=True, env=dict(os.environ, **path))
+        self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_a_prefix_chooses_rows(self) -> None:
         done = subprocess.run([PROGRAMS / "dry_cuda_memory", "--tiny", "--only", "memory.swiglu"], capture_output=True,

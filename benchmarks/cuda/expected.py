@@ -162,7 +162,7 @@ def page(s: Shape) -> list[str]:
         out.append(f"| {what} | {size / 1e6:.0f} MB | {1e6 * size / KERNEL:.0f} |")
     out += ["",
             "Below that may fall: dropout, whose random numbers cost about as many integer operations as its bytes leave",
-            "time for (0.7 to 0.9); the embedding's gradient, six launches of which five sort token ids (0.6 to 0.8), and",
+            "time for (0.7 to 0.9); the embedding's gradient, eight launches of which six sort token ids (0.6 to 0.8), and",
             "less where one id is frequent; short kernels (below 50 microseconds), which pay 1 to 2 for their launch.", "",
             "## Linears", "", "| linear | operations | forward, ms | weight gradient, ms |", "|---|---:|---:|---:|"]
     for name, what in LINEARS.items():

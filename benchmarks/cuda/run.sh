@@ -2,12 +2,12 @@
 # Builds, checks and times plait on a machine with a GPU, and prints one table, which it also writes to
 # benchmarks/results/ (or --results) under the GPU's name and the date.
 #
-#   sh benchmarks/cuda/run.sh [--out DIR] [--quick] [--only STEP,...] [--headers DIR] [--python PYTHON] [--build DIR]
-#                             [--results DIR]
+#   sh benchmarks/cuda/run.sh [--out DIR] [--quick] [--only STEP,...] [--limit SECONDS] [--headers DIR]
+#                             [--python PYTHON] [--build DIR] [--results DIR]
 #
-# Steps, in order: configure, build, tests, sanitize, memory, linears, attention, collective, step-2048, pytorch-2048,
-# step-4096, pytorch-4096. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
-# added to what lies in --out, so a run may be split into several.
+# Steps, in order: configure, build, tests, memory, linears, attention, collective, step-2048, pytorch-2048, step-4096,
+# pytorch-4096, sanitize. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
+# added to what lies in --out, so a run may be split into several. --limit ends a run in time for its table.
 # --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks:
 # doctest/doctest.h for the tests, cudnn_frontend.h and the folder cudnn_frontend for cuDNN's attention.
 # PYTHON is an interpreter with torch and transformers; python3 by default.
@@ -23,16 +23,18 @@ headers=${PLAIT_HEADERS:-}
 python=python3
 tables=$root/benchmarks/results
 quick=
-all='configure build tests sanitize memory linears attention collective step-2048 pytorch-2048 step-4096 pytorch-4096'
+all='configure build tests memory linears attention collective step-2048 pytorch-2048 step-4096 pytorch-4096 sanitize'
+whole=1000000
 only=$all
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=--quick ;;
-    --out | --only | --headers | --python | --build | --results)
+    --out | --only | --limit | --headers | --python | --build | --results)
       if [ $# -lt 2 ]; then echo "$1 needs a value" >&2; exit 2; fi
       case "$1" in
         --out) out=$2 ;;
         --only) only=$(echo "$2" | tr , ' ' | sed 's/\<step\>\([^-]\|$\)/step-2048 step-4096\1/; s/\<pytorch\>\([^-]\|$\)/pytorch-2048 pytorch-4096\1/') ;;
+        --limit) whole=$2 ;;
         --headers) headers=$2 ;;
         --python) python=$2 ;;
         --build) build=$2 ;;
@@ -40,10 +42,14 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    *) echo "unknown argument '$1'; legal are --out, --quick, --only, --headers, --python, --build and --results" >&2; exit 2 ;;
+    *) echo "unknown argument '$1'; legal are --out, --quick, --only, --limit, --headers, --python, --build and" \
+      "--results" >&2; exit 2 ;;
   esac
   shift
 done
+case "$whole" in
+  '' | *[!0-9]*) echo "--limit is '$whole', must be a number of seconds" >&2; exit 2 ;;
+esac
 for step in $only; do
   case " $all " in
     *" $step "*) ;;
@@ -68,6 +74,7 @@ build=$(cd "$build" && pwd)
 export root out build headers python quick capability
 failed=$out/failed
 : >"$failed"
+started=$(date +%s)
 
 # How long a step may take, in seconds: a machine may be lent by the minute.
 limit_of() {
@@ -86,6 +93,13 @@ for step in $all; do
   esac
   limit=$(limit_of "$step")
   begun=$(date +%s)
+  left=$((whole - 5 - (begun - started)))
+  if [ "$left" -lt 1 ]; then
+    echo "$step (not run: --limit is $whole)" >>"$failed"
+    echo "FAILED $step: not run, --limit is $whole"
+    continue
+  fi
+  if [ "$limit" -gt "$left" ]; then limit=$left; fi
   timeout "$limit" sh "$root/benchmarks/cuda/step.sh" "$step" >"$out/$step.log" 2>&1
   code=$?
   spent=$(($(date +%s) - begun))
@@ -110,6 +124,7 @@ for results in "$out"/*.jsonl; do
 done
 "$python" "$root/benchmarks/cuda/table.py" --title "$name, $day" "$@" >"$file.new" || { rm -f "$file.new"; exit 1; }
 mv "$file.new" "$file"
+cp "$file" "$out/table.md"
 cat "$file"
 echo
 echo "The table is in $file, logs and results in $out."

@@ -15,14 +15,11 @@ configure() {
 
 # What can be built is built, whatever fails beside it.
 build() {
-  code=0
   keep=--keep-going
   if [ -f "$build/build.ninja" ]; then keep='-k 0'; fi
-  for target in $(cmake --build "$build" --target help | grep -o 'plait_cuda_[a-z]*' | sort -u); do
-    # shellcheck disable=SC2086  # a word or two
-    cmake --build "$build" -j "$(nproc)" --target "$target" -- $keep || code=1
-  done
-  return $code
+  targets=$(cmake --build "$build" --target help | grep -o 'plait_cuda_[a-z]*' | sort -u)
+  # shellcheck disable=SC2086  # lists of words
+  cmake --build "$build" -j "$(nproc)" --target $targets -- $keep
 }
 
 tests() {
@@ -58,7 +55,12 @@ train() {
 
 case "$1" in
   configure | build | tests) "$1" ;;
-  sanitize) sh "$root/tests/cuda/sanitize.sh" "$build/tests" ;;
+  sanitize)
+    tools='memcheck racecheck'
+    if [ -n "$quick" ]; then tools=memcheck; fi
+    # shellcheck disable=SC2086  # a list of words
+    sh "$root/tests/cuda/sanitize.sh" "$build/tests" $tools
+    ;;
   memory | linears | attention | collective) measure "$1" "$1" ;;
   step-*) train "${1#step-}" ;;
   pytorch-*)
