@@ -133,6 +133,29 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
   return t;
 }
 
+/// What the actions of a measured timeline cost: of each stage and kind the mean.
+inline schedule_costs measured_costs(const pipeline_timeline& t) {
+  constexpr std::size_t kinds = 4;
+  const auto stages = static_cast<std::size_t>(t.shape.stages());
+  std::vector<double> sum(stages * kinds, 0), count(stages * kinds, 0);
+  for (std::size_t r = 0; r < t.ranks.size(); ++r)
+    for (const timed_action& a : t.ranks[r]) {
+      const auto stage = static_cast<std::size_t>(t.shape.stage_of(static_cast<int>(r), a.action.chunk));
+      const std::size_t at = stage * kinds + static_cast<std::size_t>(a.action.kind);
+      sum[at] += a.end - a.start, count[at] += 1;
+    }
+  schedule_costs costs;
+  for (std::size_t s = 0; s < stages; ++s) {
+    const auto mean = [&](action_kind kind) {
+      const std::size_t at = s * kinds + static_cast<std::size_t>(kind);
+      return count[at] > 0 ? sum[at] / count[at] : 0;
+    };
+    costs.stages.push_back({mean(action_kind::forward), mean(action_kind::backward), mean(action_kind::input_backward),
+                            mean(action_kind::weight_backward)});
+  }
+  return costs;
+}
+
 /// The measured counterpart of a simulated timeline, in milliseconds: `along[r]` are the events of the pipeline's rank
 /// r.
 inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std::vector<step_event>>& along,
