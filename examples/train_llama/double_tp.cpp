@@ -1,3 +1,5 @@
-#include "trainer_impl.hpp"
+#include "llama_run.hpp"
 
-program double_tp() { return {run<double, plait::megatron_tp>, print_plan<double, plait::megatron_tp>}; }
+std::unique_ptr<model_run> double_tp(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
+  return std::make_unique<llama_run<double, plait::megatron_tp, plait::cpu>>(s, device, std::move(ranks));
+}

@@ -1,6 +1,6 @@
-#include "trainer_impl.hpp"
+#include "llama_run.hpp"
 
-program double_tp_sharded() {
-  return {run<double, plait::stored_over_dp<plait::megatron_tp>>,
-          print_plan<double, plait::stored_over_dp<plait::megatron_tp>>};
+std::unique_ptr<model_run> double_tp_sharded(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
+  return std::make_unique<llama_run<double, plait::stored_over_dp<plait::megatron_tp>, plait::cpu>>(s, device,
+                                                                                                    std::move(ranks));
 }

@@ -1,3 +1,5 @@
-#include "trainer_impl.hpp"
+#include "llama_run.hpp"
 
-program float_sp() { return {run<float, plait::megatron_sp>, print_plan<float, plait::megatron_sp>}; }
+std::unique_ptr<model_run> float_sp(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
+  return std::make_unique<llama_run<float, plait::megatron_sp, plait::cpu>>(s, device, std::move(ranks));
+}

@@ -1,6 +1,6 @@
-#include "trainer_impl.hpp"
+#include "llama_run.hpp"
 
-program float_sp_sharded() {
-  return {run<float, plait::stored_over_dp<plait::megatron_sp>>,
-          print_plan<float, plait::stored_over_dp<plait::megatron_sp>>};
+std::unique_ptr<model_run> float_sp_sharded(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
+  return std::make_unique<llama_run<float, plait::stored_over_dp<plait::megatron_sp>, plait::cpu>>(s, device,
+                                                                                                   std::move(ranks));
 }

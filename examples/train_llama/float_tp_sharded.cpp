@@ -1,6 +1,6 @@
-#include "trainer_impl.hpp"
+#include "llama_run.hpp"
 
-program float_tp_sharded() {
-  return {run<float, plait::stored_over_dp<plait::megatron_tp>>,
-          print_plan<float, plait::stored_over_dp<plait::megatron_tp>>};
+std::unique_ptr<model_run> float_tp_sharded(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
+  return std::make_unique<llama_run<float, plait::stored_over_dp<plait::megatron_tp>, plait::cpu>>(s, device,
+                                                                                                   std::move(ranks));
 }

@@ -3,13 +3,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "plait/comm/nccl_environment.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
-#include "trainer.hpp"
+#include "plait/device/cpu.hpp"
+#include "report.hpp"
+#include "signals.hpp"
+#include "start_cuda.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif
@@ -18,14 +23,31 @@ volatile std::sig_atomic_t interrupted = 0;
 
 namespace {
 
-program choose(const options& opt) {
+make_run<plait::cpu> cpu_program(const options& opt) {
   const bool sp = opt.strategy == "sp", sharded = opt.store == "sharded";
   if (opt.precision == "float") {
-    if (sharded) return sp ? float_sp_sharded() : float_tp_sharded();
-    return sp ? float_sp() : float_tp();
+    if (sharded) return sp ? float_sp_sharded : float_tp_sharded;
+    return sp ? float_sp : float_tp;
   }
-  if (sharded) return sp ? double_sp_sharded() : double_tp_sharded();
-  return sp ? double_sp() : double_tp();
+  if (sharded) return sp ? double_sp_sharded : double_tp_sharded;
+  return sp ? double_sp : double_tp;
+}
+
+/// Trains on a rank of the CPU.
+std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
+  plait::cpu device({s.opt.threads});
+  return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
+}
+
+/// Everything that is known before ranks start.
+setup ready(const options& opt, std::int64_t ranks) {
+  if (!opt.dry_run) check_built(opt);
+  setup s = prepare(opt, opt.dry_run ? -1 : ranks);
+  if (opt.device == "cuda") {
+    s.cudnn = has_cudnn() && opt.precision == "bf16" && opt.attention_kernel != "own";
+    s.expected_bytes = static_cast<std::size_t>(plan_of(s).bytes());
+  }
+  return s;
 }
 
 void on_interrupt(int signal) {
@@ -53,31 +75,47 @@ int finish(const std::string& problem, bool speaks) {
   return interrupted ? 128 + interrupted : 0;
 }
 
-/// Under mpirun, as many processes as it started would train alone and write the same files.
+/// How many processes of a launcher this is one of, as the first of the variables says that is set; 0: none is.
+int processes_by(std::initializer_list<const char*> variables) {
+  for (const char* name : variables)
+    if (const char* size = std::getenv(name)) return std::atoi(size);
+  return 0;
+}
+int processes_of_mpirun() { return processes_by({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
+
+/// Under a launcher, as many processes as it started would train alone and write the same files.
 void refuse_lonely_processes() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-    if (const char* size = std::getenv(name); size && std::atoi(size) > 1)
-      plait::fail(
-          fmt::format("--backend threads: this is one of {} processes that mpirun started, and each would train alone; "
-                      "give --backend mpi, or start the program without mpirun",
-                      size));
+  const auto refuse = [](int processes, const char* launcher, const char* advice) {
+    if (processes > 1)
+      plait::fail(fmt::format(
+          "--backend threads: this is one of {} processes that {} started, and each would train alone; give {}, or "
+          "start the program without {}",
+          processes, launcher, advice, launcher));
+  };
+  refuse(processes_of_mpirun(), "mpirun", "--backend mpi");
+  if (std::getenv("RANK")) refuse(processes_by({"WORLD_SIZE"}), "torchrun", "--device cuda --backend nccl");
 }
 
 int train_threads(int argc, char** argv) {
   options opt;
   if (!parse(argc, argv, opt)) return 0;
+  if (!opt.dry_run) refuse_lonely_processes();
+  const setup s = ready(opt, -1);
   if (opt.dry_run) {
-    choose(opt).plan(prepare(opt, -1));
+    print_plan(s, plan_of(s));
     return 0;
   }
-  refuse_lonely_processes();
-  const setup s = prepare(opt, -1);
   watch_signals();
   std::string problem;
-  plait::threads::run(static_cast<int>(s.mesh.size()), [&](plait::threads::communicator ranks) {
-    std::string mine = choose(opt).run(s, plait::any_communicator(ranks));
-    if (ranks.rank() == 0) problem = std::move(mine);
-  });
+  const auto keep = [&](std::string mine, std::int64_t rank) {
+    if (rank == 0) problem = std::move(mine);
+  };
+  if (opt.device == "cuda") {
+    start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.world().rank()); });
+  } else {
+    plait::threads::run(static_cast<int>(s.mesh.size()),
+                        [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
+  }
   return finish(problem, true);
 }
 
@@ -93,7 +131,7 @@ int train_mpi(int argc, char** argv) {
   try {
     // Only rank 0 answers --help; the others parse for the errors.
     helped = !parse(argc, argv, opt, world.rank() == 0);
-    if (!helped) s.emplace(prepare(opt, opt.dry_run ? -1 : world.size()));
+    if (!helped) s.emplace(ready(opt, world.size()));
   } catch (const std::exception& e) {
     why = e.what();
   }
@@ -103,17 +141,53 @@ int train_mpi(int argc, char** argv) {
   if (speaker < world.size()) return 1;
   if (helped) return 0;
   if (opt.dry_run) {
-    if (world.rank() == 0) choose(opt).plan(*s);
+    if (world.rank() == 0) print_plan(*s, plan_of(*s));
     return 0;
   }
   watch_signals();
   std::string problem;
   plait::mpi::run(argc, argv, [&](plait::mpi::communicator ranks) {
-    problem = choose(opt).run(*s, plait::any_communicator(ranks));
+    if (opt.device == "cuda")
+      start_by_mpi(*s, ranks, [&](model_run& run) { problem = train(*s, run); });
+    else
+      problem = train_on_cpu(*s, plait::any_communicator(ranks));
   });
   return finish(problem, world.rank() == 0);
 }
+#else
+int train_mpi(int, char**) {
+  plait::fail(
+      "--backend mpi: this program was built without MPI, which --backend nccl needs under mpirun, too; install "
+      "libopenmpi-dev and build again");
+}
 #endif
+
+/// Started by torchrun or srun, a process is a rank; started alone, all ranks are in it. (mpirun: `train_mpi`.)
+int train_nccl(int argc, char** argv) {
+  const bool launched = std::getenv("RANK") || std::getenv("WORLD_SIZE") || std::getenv("SLURM_PROCID");
+  const plait::nccl::launch_place place =
+      launched ? plait::nccl::place_from_environment() : plait::nccl::launch_place{};
+  try {
+    options opt;
+    if (!parse(argc, argv, opt, place.rank == 0)) return 0;
+    const setup s = ready(opt, launched ? place.size : -1);
+    if (opt.dry_run) {
+      if (place.rank == 0) print_plan(s, plan_of(s));
+      return 0;
+    }
+    watch_signals();
+    std::string problem;
+    const rank_body body = [&](model_run& run) {
+      std::string mine = train(s, run);
+      if (run.world().rank() == place.rank) problem = std::move(mine);
+    };
+    launched ? start_launched(s, body) : start_on_all_gpus(s, body);
+    return finish(problem, place.rank == 0);
+  } catch (const std::exception& e) {
+    if (place.size == 1) throw;
+    plait::fail(fmt::format("rank {}: {}", place.rank, e.what()));
+  }
+}
 
 /// The last --backend of the command line, before it is parsed: what MPI is asked for must be known when errors are.
 std::string_view backend(int argc, char** argv) {
@@ -126,20 +200,18 @@ std::string_view backend(int argc, char** argv) {
   return found;
 }
 
-int train(int argc, char** argv) {
-  if (backend(argc, argv) != "mpi") return train_threads(argc, argv);
-#ifdef PLAIT_WITH_MPI
-  return train_mpi(argc, argv);
-#else
-  plait::fail("--backend mpi: this program was built without MPI; install libopenmpi-dev and build again");
-#endif
+int start(int argc, char** argv) {
+  const std::string_view wanted = backend(argc, argv);
+  if (wanted == "mpi") return train_mpi(argc, argv);
+  if (wanted == "nccl") return processes_of_mpirun() > 0 ? train_mpi(argc, argv) : train_nccl(argc, argv);
+  return train_threads(argc, argv);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return train(argc, argv);
+    return start(argc, argv);
   } catch (const std::exception& e) {
     complain(e.what());
     return 1;

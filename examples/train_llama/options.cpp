@@ -17,6 +17,7 @@
 namespace {
 
 constexpr std::int64_t max_threads = 1024;
+constexpr std::int64_t max_threads_of_a_gpu = 64;
 
 void one_of(const char* knob, const std::string& value, std::initializer_list<const char*> legal) {
   std::string list;
@@ -59,6 +60,40 @@ void writable(const char* knob, const std::string& path) {
   if (!path.empty() && !in_place) plait::atomic_file(path, knob);
 }
 
+/// What is for one kind of device only.
+void check_device(const options& opt) {
+  if (opt.device == "cuda") {
+    if (opt.backend == "mpi")
+      plait::fail(
+          "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
+          "and threads");
+    if (opt.precision == "double")
+      plait::fail("--precision double is not there for --device cuda; legal are float and bf16");
+    if (opt.tf32 && opt.precision != "float")
+      plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
+    if (opt.attention_kernel == "cudnn" && opt.precision != "bf16")
+      plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
+                  ", auto and own are legal");
+    if (opt.graph == "on" && opt.dropout > 0)
+      plait::fail(
+          fmt::format("--graph on with --dropout {}: a replay would drop the same elements in every step; legal "
+                      "are --graph off and --dropout 0",
+                      opt.dropout));
+    if (opt.threads != 1)
+      plait::fail(
+          fmt::format("--threads is {}, but with --device cuda no product runs on the CPU; leave it out", opt.threads));
+    return;
+  }
+  if (opt.backend == "nccl")
+    plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
+  if (opt.precision == "bf16")
+    plait::fail("--precision bf16 needs --device cuda; on the CPU, float and double are legal");
+  if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
+  if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
+  if (opt.attention_kernel != "auto")
+    plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
+}
+
 /// The command line without its first word, and without the values of any --data but the last: as with every other
 /// option, the last counts.
 std::vector<std::string> last_data(int argc, char** argv) {
@@ -85,7 +120,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   auto seed = static_cast<std::int64_t>(opt.seed);
   app.add_option("--mesh", opt.mesh, "extents of the axes dp and tp, as in dp=2,tp=4")->capture_default_str();
-  app.add_option("--backend", opt.backend, "threads: ranks of this process; mpi: under mpirun")->capture_default_str();
+  app.add_option("--device", opt.device, "cpu or cuda")->capture_default_str();
+  app.add_option("--backend", opt.backend,
+                 "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
+                 "under torchrun, srun or mpirun, or all in this process")
+      ->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
       ->capture_default_str();
@@ -102,7 +141,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")
       ->capture_default_str();
   app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
-  app.add_option("--precision", opt.precision, "float or double")->capture_default_str();
+  app.add_option("--precision", opt.precision, "float, double (cpu) or bf16 (cuda, with float master weights)")
+      ->capture_default_str();
+  app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute, "none, selective or full")->capture_default_str();
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
   app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
@@ -115,7 +156,14 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
   app.add_option("--held-out", opt.held_out, "fraction of the data kept for evaluation at the end")
       ->capture_default_str();
-  app.add_option("--threads", opt.threads, "threads of each rank's matrix products")->capture_default_str();
+  app.add_option("--threads", opt.threads, "threads of each rank's matrix products, on the CPU")->capture_default_str();
+  app.add_option("--graph", opt.graph, "on cuda, steps replayed as a graph: on, off or auto (where it can be)")
+      ->capture_default_str();
+  app.add_option("--attention-kernel", opt.attention_kernel, "on cuda: own, cudnn, or auto (cuDNN's where it can be)")
+      ->capture_default_str();
+  app.add_option("--peak-tflops", opt.peak_tflops,
+                 "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
+      ->capture_default_str();
   app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
   app.add_option("--plot", opt.plot, "loss curve as SVG");
   app.add_option("--sample", opt.sample, "bytes of text to sample at the end; 0: none")->capture_default_str();
@@ -132,10 +180,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   } catch (const CLI::ParseError& e) {
     plait::fail(std::string(e.what()) + " (--help lists the options)");
   }
-  one_of("--backend", opt.backend, {"threads", "mpi"});
+  one_of("--device", opt.device, {"cpu", "cuda"});
+  one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--store", opt.store, {"whole", "sharded"});
-  one_of("--precision", opt.precision, {"float", "double"});
+  one_of("--precision", opt.precision, {"float", "double", "bf16"});
+  one_of("--graph", opt.graph, {"auto", "on", "off"});
+  one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
   one_of("--recompute", opt.recompute, {"none", "selective", "full"});
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);
@@ -157,15 +208,17 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   in_range("--clip", opt.clip, 0, 1e30);
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   in_range("--temperature", opt.temperature, 0, 1e6);
+  in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
+  check_device(opt);
   return true;
 }
 
 setup prepare(const options& opt, std::int64_t ranks) {
   using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::tp>>;
   if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
-    plait::fail(
-        fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with mpirun -n {}",
-                    opt.mesh, wanted, opt.backend, wanted));
+    plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
+                            opt.mesh, wanted, opt.backend,
+                            opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted));
   const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
 
@@ -187,9 +240,12 @@ setup prepare(const options& opt, std::int64_t ranks) {
   splits("intermediate_size", c.ffn, "tp", tp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, by, tp);
   if (opt.store == "sharded") splits("hidden_size", c.hidden, "dp", dp);
-  if (opt.backend == "threads" && !opt.dry_run && dp * tp > max_threads)
-    plait::fail(fmt::format("--mesh {}: {} ranks; one process (--backend threads) runs at most {}", opt.mesh, dp * tp,
-                            max_threads));
+  if (opt.backend == "threads" && !opt.dry_run) {
+    const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
+    if (dp * tp > most)
+      plait::fail(fmt::format("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, dp * tp,
+                              opt.device == "cuda" ? "GPU" : "process", most));
+  }
   const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
   const std::int64_t local_heads = c.heads / tp, group = c.heads / c.kv_heads;
   if (local_heads % group != 0 && group % local_heads != 0)
@@ -201,6 +257,15 @@ setup prepare(const options& opt, std::int64_t ranks) {
   if (opt.seq > c.max_position)
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
   s.mesh = plait::megatron_sp::mesh(dp, 1, t.tp, t.tp_rep).shape();
+  s.devices = opt.backend == "threads" ? 1 : dp * tp;
+  const bool meets_on_host = opt.backend == "threads" && dp * tp > 1;
+  if (opt.graph == "on" && meets_on_host)
+    plait::fail(
+        fmt::format("--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
+                    "which a graph "
+                    "cannot replay; legal are --graph off, one rank, and --backend nccl",
+                    dp * tp));
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host;
   s.sequences = opt.micro_batch * dp;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
   divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
   std::string mesh = "dp=1,tp=1";
+  std::string device = "cpu";
   std::string backend = "threads";
   std::string model = "tiny";
   std::string strategy = "sp";
@@ -37,6 +39,10 @@ struct options {
   double z_loss = 0;
   double held_out = 0;
   int threads = 1;
+  bool tf32 = false;
+  std::string graph = "auto";
+  std::string attention_kernel = "auto";
+  double peak_tflops = 0;  ///< 0: what is known of the device
   std::string log, plot;
   std::int64_t sample = 200;
   double temperature = 0.8;
@@ -53,7 +59,11 @@ struct setup {
   std::int64_t sequences = 1;  ///< in a microbatch over the whole mesh
   std::optional<plait::sampler> data{};
   plait::lr_schedule rate;
-  double entropy = 0;  ///< unigram entropy of the data, nats; 0 if not known
+  double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
+  std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
+  bool cudnn = false;              ///< whether attention may be cuDNN's
+  bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
+  std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
 };
 
 /// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for

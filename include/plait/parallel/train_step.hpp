@@ -6,14 +6,9 @@
 
 #include "plait/optim/adamw.hpp"
 #include "plait/optim/gradient_norm.hpp"
+#include "plait/parallel/step_result.hpp"
 
 namespace plait {
-
-struct step_result {
-  double loss = 0;           ///< mean over the counted tokens of the global batch
-  double gradient_norm = 0;  ///< before clipping
-  std::int64_t tokens = 0;   ///< counted tokens of the global batch
-};
 
 /// Completes a scalar in the device's memory that is partial over `axes`.
 template <compute_device Device>

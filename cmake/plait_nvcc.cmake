@@ -1,0 +1,32 @@
+# plait_enable_nvcc(<result>): makes CUDA a language of the folder that calls it, for plait's own tests and examples.
+# <result> is whether there are plait::cuda and nvcc.
+
+set(PLAIT_CUDA_ARCHITECTURES "80;90" CACHE STRING
+  "What tests and examples for CUDA are compiled for, as in CMAKE_CUDA_ARCHITECTURES")
+
+macro(plait_enable_nvcc result)
+  set(${result} FALSE)
+  set(CMAKE_CUDA_ARCHITECTURES "${PLAIT_CUDA_ARCHITECTURES}")
+  if(TARGET plait::cuda AND PLAIT_NVCC)
+    set(${result} TRUE)
+    if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+      set(CMAKE_CUDA_COMPILER "${PLAIT_NVCC}")
+    endif()
+    if(NOT CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
+      set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
+    endif()
+    if(PLAIT_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER "${PLAIT_CCACHE}")
+    endif()
+
+    # Where everything lies directly beside bin/, as pip installs it, nvcc itself does not look for libraries.
+    get_filename_component(plait_cuda_root "${PLAIT_NVCC}" REALPATH)
+    get_filename_component(plait_cuda_root "${plait_cuda_root}/../.." ABSOLUTE)
+    if(IS_DIRECTORY "${plait_cuda_root}/lib" AND NOT EXISTS "${plait_cuda_root}/lib64"
+        AND NOT EXISTS "${plait_cuda_root}/targets")
+      string(APPEND CMAKE_CUDA_FLAGS " -L${plait_cuda_root}/lib")
+    endif()
+
+    enable_language(CUDA)
+  endif()
+endmacro()

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/ledger.hpp"
+#include "plait/comm/world.hpp"
+#include "plait/device/device.hpp"
+#include "plait/parallel/step_result.hpp"
+
+/// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
+/// but the plain questions is collective. No fmt here: nvcc compiles it.
+class model_run {
+ public:
+  virtual ~model_run() = default;
+
+  /// Optimizer step `index`, counted from 0, on that step's samples.
+  virtual plait::step_result step(std::int64_t index) = 0;
+  /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
+  /// left; nothing if interrupted.
+  virtual std::optional<double> evaluate() = 0;
+  /// The prompt and what the model makes of it, a byte per token; shorter if interrupted.
+  virtual std::vector<std::int64_t> sample() = 0;
+  virtual std::uint64_t weights_hash() = 0;
+  /// One number from those of all ranks of the run.
+  virtual double agree(double value, plait::reduce_op op) = 0;
+
+  /// The mesh of the model's tensors; its ledger has counted `counted_steps` of the steps that ran.
+  virtual plait::world& world() = 0;
+  virtual std::int64_t counted_steps() const = 0;
+  /// What a step sends, from the types.
+  virtual plait::ledger predicted_traffic() = 0;
+  /// The most memory that this rank has used on its device.
+  virtual std::size_t peak_bytes() const = 0;
+  /// What the device is called; empty for the CPU.
+  virtual std::string device_name() const = 0;
+
+ protected:
+  model_run() = default;
+  model_run(const model_run&) = delete;
+  model_run& operator=(const model_run&) = delete;
+};
+
+/// Makes a rank's training.
+template <class Device>
+using make_run = std::unique_ptr<model_run> (*)(const setup&, Device&, plait::any_communicator);
+
+// The CPU's instantiations, each in a translation unit of its own.
+std::unique_ptr<model_run> float_sp(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> float_tp(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> float_sp_sharded(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> float_tp_sharded(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> double_sp(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> double_tp(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> double_sp_sharded(const setup&, plait::cpu&, plait::any_communicator);
+std::unique_ptr<model_run> double_tp_sharded(const setup&, plait::cpu&, plait::any_communicator);
+
+// Those of GPUs, all strategies of a precision in one.
+make_run<plait::cuda> cuda_float(const options& opt);
+make_run<plait::cuda> cuda_bf16(const options& opt);

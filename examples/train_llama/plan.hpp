@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+#include "plait/comm/ledger.hpp"
+
+/// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
+/// It needs neither ranks nor a GPU.
+struct run_plan {
+  struct activation {
+    std::string name, layout;
+    double bytes = 0;  ///< of a rank
+  };
+  struct parameter {
+    std::string name, stored;
+    std::string used;  ///< empty: as stored
+  };
+
+  std::vector<activation> activations;
+  std::vector<parameter> parameters;
+  plait::ledger traffic;  ///< of a step
+  // Bytes of a rank between a forward and a backward pass.
+  double weights = 0;    ///< as they are stored, and as they are used where that is something else
+  double gradients = 0;  ///< likewise
+  double moments = 0;
+  double kept = 0;  ///< activations
+  double bytes() const { return weights + gradients + moments + kept; }
+};
+
+run_plan plan_of(const setup& s);

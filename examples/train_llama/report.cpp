@@ -1,0 +1,242 @@
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/data/text.hpp"
+#include "plait/models/strategies.hpp"
+#include "plait/observe/json_log.hpp"
+#include "plait/observe/loss_curve.hpp"
+#include "plait/observe/progress.hpp"
+#include "signals.hpp"
+#include "utilisation.hpp"
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+double seconds(clock_type::time_point a, clock_type::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+/// 1234567 as "1.23 MB".
+std::string size_text(double bytes) {
+  const char* unit = "B";
+  for (const char* next : {"kB", "MB", "GB", "TB"}) {
+    if (bytes < 999.5) break;
+    bytes /= 1000;
+    unit = next;
+  }
+  return fmt::format("{:.{}f} {}", bytes, *unit == 'B' || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2, unit);
+}
+
+std::string counted(std::int64_t n, const char* what, const char* plural = "s") {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+}
+
+/// "dp=2, tp=4": the extents as given, and how many ranks hold each key-value head where tp outnumbers them.
+std::string mesh_text(const plait::mesh_shape& shape) {
+  const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);
+  std::string text = fmt::format("dp={}, tp={}", shape.extent(plait::axis_of<plait::dp>), tp * copies);
+  if (copies > 1) text += fmt::format(", each key-value head on {} ranks", copies);
+  return text;
+}
+
+std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, std::uint64_t wire) {
+  std::int64_t ranks = 1;
+  for (plait::axis_id axis : shape.axes)
+    if (fmt::format("+{}+", label).find(fmt::format("+{}+", axis.text())) != std::string::npos)
+      ranks *= shape.extent(axis);
+  return wire / static_cast<std::uint64_t>(ranks);
+}
+
+/// What the ranks have sent in all steps, and whether that is what the types say.
+struct traffic {
+  plait::json_object bytes;  ///< of a rank, by axis
+  std::string text;
+  bool as_predicted = true;
+};
+
+traffic traffic_of(model_run& run, std::int64_t steps) {
+  plait::world& w = run.world();
+  const plait::ledger predicted = run.predicted_traffic();
+  traffic out;
+  const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
+  for (const auto& row : predicted.rows) w.ledger().of(row.label);  // what was predicted and not sent counts too
+  for (const auto& row : w.ledger().rows) {
+    const plait::ledger::entry total = w.ledger().total(row.label), expected = predicted.total(row.label);
+    out.as_predicted = out.as_predicted && total.wire == expected.wire * seen && total.calls == expected.calls * seen;
+    if (total.calls == 0) continue;
+    const std::uint64_t bytes = per_rank(w.shape(), row.label, total.wire / seen * all);
+    out.bytes.add(row.label, bytes);
+    out.text +=
+        fmt::format("{}{} over {}", out.text.empty() ? "" : ", ", size_text(static_cast<double>(bytes)), row.label);
+  }
+  return out;
+}
+
+/// Rank 0's outputs.
+class reporter {
+ public:
+  reporter(const setup& s, model_run& run) : s_(s), shape_(run.world().shape()), use_(s, run.device_name()) {
+    if (!s.opt.log.empty()) log_.emplace(s.opt.log);
+    fmt::print("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
+               counted(run.world().size(), "rank"), mesh_text(shape_),
+               counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
+               counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+    fmt::print("{}", use_.heading());
+    std::fflush(stdout);
+    display_.emplace(
+        plait::progress_config{.steps = s.opt.steps, .every = std::max<std::int64_t>(1, s.opt.steps / 20)});
+  }
+
+  void step(plait::step_record record) {
+    record.mfu = use_.of_step(record.tokens_per_second);
+    if (log_) log_->step(record);
+    display_->update(record);
+    curve_.points.push_back({static_cast<double>(record.step), record.loss});
+  }
+
+  struct ending {
+    std::int64_t steps = 0;
+    double last_loss = 0;
+    double seconds = 0;
+    bool diverged = false;
+    traffic sent{};
+    double peak_bytes = 0;
+    std::optional<double> held_out{};
+    std::uint64_t hash = 0;
+  };
+
+  void finish(const ending& e) {
+    const bool interrupted_early = e.steps < s_.opt.steps && !e.diverged;
+    display_->finish();
+    plait::json_object summary;
+    summary.add("steps", e.steps).add("loss", e.last_loss).add("parameters", plait::parameter_count(s_.config));
+    summary.add("seconds", e.seconds);
+    if (e.held_out) summary.add("held_out_loss", *e.held_out);
+    summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
+    summary.add("bytes_as_predicted", e.sent.as_predicted);
+    summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
+    use_.add_to(summary);
+    if (log_) log_->summary(summary);
+    fmt::print("{}{} in {}",
+               e.diverged          ? "diverged: "
+               : interrupted_early ? "interrupted: "
+                                   : "",
+               counted(e.steps, "step"),
+               e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
+    if (e.steps > 0) fmt::print(", last loss {:.4f}", e.last_loss);
+    if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
+    if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
+    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\nhash of the weights: {:016x}\n{}",
+               size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
+               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types", e.hash,
+               use_.ending());
+    if (!s_.opt.plot.empty()) draw();
+    std::fflush(stdout);
+  }
+
+ private:
+  void draw() {
+    plait::curve_chart chart;
+    chart.title = fmt::format("{} on {}", s_.opt.model, mesh_text(shape_));
+    chart.series.push_back(std::move(curve_));
+    if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
+    plait::write_curve(chart, s_.opt.plot, "--plot");
+  }
+
+  const setup& s_;
+  plait::mesh_shape shape_;
+  utilisation use_;
+  std::optional<plait::json_log> log_;
+  std::optional<plait::progress> display_;
+  plait::curve_series curve_{"training", {}};
+};
+
+}  // namespace
+
+std::string train(const setup& s, model_run& run) {
+  plait::world& w = run.world();
+  std::optional<reporter> report;
+  if (w.rank() == 0) report.emplace(s, run);
+
+  const auto begin = clock_type::now();
+  reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
+  std::string problem;
+  for (std::int64_t step = 0; step < s.opt.steps; ++step) {
+    if (run.agree(interrupted, plait::reduce_op::max) != 0) break;
+    const auto start = clock_type::now();
+    const double waited = w.ledger().total().seconds;
+    const plait::step_result r = run.step(step);
+    const double took = seconds(start, clock_type::now());
+    // On a GPU the host waits for the whole step, not for its communication.
+    const double share =
+        s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / took : std::numeric_limits<double>::quiet_NaN();
+    end.steps = step + 1;
+    end.last_loss = r.loss;
+    if (report)
+      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share});
+    if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm)) {  // as all ranks see it
+      problem = fmt::format(
+          "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or --clip (now {})",
+          end.steps, r.loss, r.gradient_norm, s.opt.lr, s.opt.clip);
+      break;
+    }
+  }
+  end.seconds = seconds(begin, clock_type::now());
+  end.diverged = !problem.empty();
+  end.sent = traffic_of(run, end.steps);
+  end.peak_bytes = run.agree(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
+  if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
+  end.hash = run.weights_hash();
+  if (report) report->finish(end);
+  if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
+    const std::vector<std::int64_t> text = run.sample();
+    if (report) fmt::print("\nsampled text:\n{}\n", plait::decode_bytes(text));
+  }
+  return problem;
+}
+
+void print_plan(const setup& s, const run_plan& plan) {
+  fmt::print("model: {} parameters\nmesh: {}, {}\nstep: {} of {} of {} tokens, {}\n{}\n",
+             plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),
+             counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision,
+             utilisation(s, "").operations());
+  fmt::print("activations\n");
+  for (const run_plan::activation& a : plan.activations)
+    fmt::print("  {:10} {}  ({} a rank)\n", a.name, a.layout, size_text(a.bytes));
+  fmt::print("\nparameters (as layers of the same kind share a layout, those of layer 0 stand for all)\n");
+  for (const run_plan::parameter& p : plan.parameters) {
+    if (p.name.find("layers.") != std::string::npos && p.name.find("layers.0.") == std::string::npos) continue;
+    fmt::print("  {:46} stored {}{}\n", p.name, p.stored, p.used.empty() ? "" : ", used " + p.used);
+  }
+  fmt::print("\ncollectives of a step, for one rank\n");
+  if (plan.traffic.rows.empty()) fmt::print("  none\n");
+  plait::json_object sent;
+  for (const auto& row : plan.traffic.rows) {
+    sent.add(row.label, per_rank(s.mesh, row.label, plan.traffic.total(row.label).wire));
+    for (int k = 0; k < plait::collective_kinds; ++k) {
+      const auto& e = row.kinds[static_cast<std::size_t>(k)];
+      if (e.calls == 0) continue;
+      fmt::print("  {:12} {:14} {:6} call{} {:>9} handed in, {:>9} sent\n", row.label,
+                 plait::name_of(static_cast<plait::collective>(k)), e.calls, e.calls == 1 ? ", " : "s,",
+                 size_text(static_cast<double>(e.payload)),
+                 size_text(static_cast<double>(per_rank(s.mesh, row.label, e.wire))));
+    }
+  }
+  fmt::print("  bytes sent in a step, by axis: {}\n", sent.text());
+  fmt::print(
+      "\nmemory of a rank\n  weights      {:>12}\n  gradients    {:>12}\n  moments      {:>12}\n  activations  "
+      "{:>12}\n  in all       {:>12}\n",
+      size_text(plan.weights), size_text(plan.gradients), size_text(plan.moments), size_text(plan.kept),
+      size_text(plan.bytes()));
+}

@@ -1,0 +1,33 @@
+#include <utility>
+
+#include "cuda_device.hpp"
+#include "plait/comm/threads_cuda.hpp"
+
+void check_built(const options& opt) {
+  if (opt.device != "cuda") return;
+  if (opt.backend == "nccl" && !has_nccl())
+    plait::fail(
+        "--backend nccl: this program was built without NCCL; build it where CMake finds NCCL, in a CUDA toolkit or in "
+        "Python wheels (-DPLAIT_CUDA_WHEELS=FOLDER); --backend threads is legal here");
+  if (opt.attention_kernel == "cudnn" && !has_cudnn())
+    plait::fail(
+        "--attention-kernel cudnn: this program was built without cuDNN; build it where CMake finds cuDNN 9 and its "
+        "frontend (-DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR=FOLDER); auto and own are legal here");
+}
+
+void check_gpu(int index) {
+  try {
+    const plait::cuda device({.device = index, .workspace_bytes = 0});
+  } catch (const plait::error& e) {
+    const std::string why = e.what();
+    plait::fail("--device cuda: " + (why.starts_with("cuda: ") ? why.substr(6) : why));
+  }
+}
+
+void start_on_one_gpu(const setup& s, const rank_body& body) {
+  check_gpu(0);
+  plait::threads::run(static_cast<int>(s.mesh.size()), device_options(s, 0),
+                      [&](plait::threads::communicator ranks, plait::cuda& device) {
+                        run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);
+                      });
+}

@@ -1,0 +1,77 @@
+#include "utilisation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "plait/plan/flops.hpp"
+
+namespace {
+
+plait::product_kind kind_of(const options& opt) {
+  return opt.precision == "bf16" ? plait::product_kind::bf16
+         : opt.tf32              ? plait::product_kind::tf32
+                                 : plait::product_kind::f32;
+}
+
+}  // namespace
+
+utilisation::utilisation(const setup& s, std::string device)
+    : s_(s), device_(std::move(device)), flops_(plait::flops_per_token(s.config, s.opt.seq)) {
+  peak_ = s.opt.peak_tflops > 0 ? s.opt.peak_tflops : plait::known_peak_tflops(device_, kind_of(s.opt));
+}
+
+std::string utilisation::operations() const {
+  if (s_.opt.device == "cpu" && peak_ == 0) return {};
+  return fmt::format(
+      "operations: {:.4g} GFLOP a token: 6 for each weight (an input embedding of its own is a look-up) and 12 x "
+      "layers "
+      "x heads x head_dim x seq for attention; {:.4g} with its causal half alone\n",
+      flops_.total() / 1e9, flops_.causal() / 1e9);
+}
+
+std::string utilisation::heading() const {
+  std::string text;
+  if (s_.opt.device == "cuda")
+    text = fmt::format("on {}{}, attention: {}, {}\n", s_.devices > 1 ? fmt::format("{} x ", s_.devices) : "", device_,
+                       !s_.cudnn                            ? "plait's"
+                       : s_.opt.attention_kernel == "cudnn" ? "cuDNN's"
+                                                            : "cuDNN's where it can be",
+                       s_.as_graph ? "each step replayed as a graph" : "no graph");
+  text += operations();
+  if (peak_ > 0)
+    text += fmt::format(
+        "peak: {:g} TFLOP/s, {}\n", peak_,
+        s_.opt.peak_tflops > 0 ? "as --peak-tflops says" : fmt::format("dense {}", plait::name_of(kind_of(s_.opt))));
+  else if (s_.opt.device == "cuda")
+    text += fmt::format("peak: not known for {} of '{}'; give --peak-tflops to see the utilisation (MFU)\n",
+                        plait::name_of(kind_of(s_.opt)), device_);
+  return text;
+}
+
+double utilisation::of_step(double tokens_per_second) {
+  const double mfu =
+      plait::model_flops_utilisation(tokens_per_second, flops_.total(), peak_, static_cast<double>(s_.devices));
+  if (mfu > 0) steps_.push_back(mfu);
+  return mfu;
+}
+
+double utilisation::median() const {
+  std::vector<double> sorted = steps_;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+std::string utilisation::ending() const {
+  if (steps_.empty()) return {};
+  return fmt::format("MFU of the median step: {:.1f}% ({:.1f}% with the causal half of attention)\n", 100 * median(),
+                     100 * median() * causal());
+}
+
+void utilisation::add_to(plait::json_object& summary) const {
+  if (peak_ == 0) return;
+  summary.add("peak_tflops", peak_).add("devices", s_.devices).add("flops_per_token", flops_.total());
+  if (!steps_.empty()) summary.add("mfu", median()).add("mfu_causal", median() * causal());
+}

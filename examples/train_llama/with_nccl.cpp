@@ -1,0 +1,59 @@
+// Ranks with a GPU each, or that there are none. PLAIT_WITH_NCCL is set where plait::nccl is there.
+#include "cuda_device.hpp"
+#ifdef PLAIT_WITH_NCCL
+#include "plait/comm/nccl_start.hpp"
+#ifdef PLAIT_WITH_MPI
+#include "plait/comm/nccl_mpi.hpp"
+#endif
+#endif
+
+#ifdef PLAIT_WITH_NCCL
+namespace {
+
+/// Of the GPUs that this process sees. Launchers may show each process its own alone; NCCL refuses one that is taken.
+int gpu_of(int local_rank) {
+  check_gpu(0);
+  int count = 1;
+  plait::detail::cuda_check(cudaGetDeviceCount(&count), "counting the GPUs");
+  return local_rank % count;
+}
+
+}  // namespace
+
+bool has_nccl() { return true; }
+
+void start_on_all_gpus(const setup& s, const rank_body& body) {
+  check_gpu(0);
+  std::vector<int> devices;
+  int count = 0;
+  plait::detail::cuda_check(cudaGetDeviceCount(&count), "counting the GPUs");
+  if (s.mesh.size() > count)
+    plait::fail("--mesh " + s.opt.mesh + " has " + std::to_string(s.mesh.size()) +
+                " ranks, but --backend nccl was started as one process, which sees " + std::to_string(count) +
+                (count == 1 ? " GPU" : " GPUs") +
+                "; start it by torchrun, srun or mpirun on several machines, or let "
+                "ranks share a GPU by --backend threads");
+  for (int i = 0; i < s.mesh.size(); ++i) devices.push_back(i);
+  plait::nccl::run(devices, device_options(s, 0), {}, [&](plait::nccl::communicator ranks, plait::cuda& device) {
+    run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);
+  });
+}
+
+void start_launched(const setup& s, const rank_body& body) {
+  plait::cuda device(device_options(s, gpu_of(plait::nccl::place_from_environment().local_rank)));
+  run_on_gpu(s, device, plait::nccl::from_environment(device), body);
+}
+
+#ifdef PLAIT_WITH_MPI
+void start_by_mpi(const setup& s, plait::mpi::communicator& ranks, const rank_body& body) {
+  plait::cuda device(device_options(s, gpu_of(plait::nccl::local_rank(ranks))));
+  run_on_gpu(s, device, plait::nccl::from_mpi(ranks, device), body);
+}
+#endif
+#else
+bool has_nccl() { return false; }
+
+void start_on_all_gpus(const setup& s, const rank_body&) { check_built(s.opt); }
+void start_launched(const setup& s, const rank_body&) { check_built(s.opt); }
+void start_by_mpi(const setup& s, plait::mpi::communicator&, const rank_body&) { check_built(s.opt); }
+#endif

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+namespace plait {
+
+/// What one optimizer step tells, the same on every rank.
+struct step_result {
+  double loss = 0;           ///< mean over the counted tokens of the global batch
+  double gradient_norm = 0;  ///< before clipping
+  std::int64_t tokens = 0;   ///< counted tokens of the global batch
+};
+
+}  // namespace plait

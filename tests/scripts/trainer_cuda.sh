@@ -1,0 +1,125 @@
+#!/bin/sh
+# The trainer on GPUs: what is refused, the plan, and, on a GPU that the CPU stands in for, the losses of the CPU's trainer.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+
+# refused TEXT PROGRAM ARGUMENTS...: the message contains TEXT (a basic regular expression), and no file is left.
+refused() {
+  expected=$1 program=$2
+  shift 2
+  code=0
+  timeout 60 "$program" --model config.json --data "$text" --seq 32 --steps 2 --sample 0 --log bad.jsonl --plot bad.svg \
+    --device cuda "$@" >stdout 2>stderr || code=$?
+  [ "$code" = 1 ] || fail "$*: exit code $code, $(cat stdout stderr)"
+  grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+  ! ls bad.jsonl* bad.svg* 2>/dev/null || fail "$*: left files"
+}
+
+# What needs no GPU to be refused.
+refused '--backend mpi moves the host.s memory; with --device cuda, --backend nccl' "$trainer" --backend mpi
+refused '--precision double is not there for --device cuda; legal are float and bf16' "$trainer" --precision double
+refused '--tf32 is for --precision float; here it is bf16' "$trainer" --tf32 --precision bf16
+refused '--attention-kernel cudnn computes in bf16; with --precision float' "$trainer" --attention-kernel cudnn
+refused '--graph on with --dropout 0.1: .* legal are --graph off and --dropout 0' "$trainer" --graph on --dropout 0.1
+refused '--threads is 2, but with --device cuda' "$trainer" --threads 2
+refused "--graph 'x' is unknown; legal are auto, on, off" "$trainer" --graph x
+refused "--attention-kernel 'x' is unknown; legal are auto, own, cudnn" "$trainer" --attention-kernel x
+refused '--backend nccl moves the memory of GPUs: give --device cuda' "$trainer" --backend nccl --device cpu
+refused '--precision bf16 needs --device cuda; on the CPU, float and double are legal' "$trainer" --precision bf16 --device cpu
+refused '--tf32 needs --device cuda' "$trainer" --tf32 --device cpu
+refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
+refused '--attention-kernel own needs --device cuda' "$trainer" --attention-kernel own --device cpu
+refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
+
+# A program that cannot use a GPU says why.
+if ! ls /dev/nvidia0 >/dev/null 2>&1; then
+  refused '--device cuda: \(this program was built without CUDA; .*-DPLAIT_CUDA=ON\|there is no CUDA device here\)' "$trainer"
+fi
+
+# The plan of a run on GPUs needs none: half the bytes of float for activations and what travels of weights, and master
+# weights beside those in bf16.
+planned() { sed -n "s/^  $1 *\([0-9.]* [kMGT]*B\)$/\1/p" "$2"; }
+plan="--model bench-128 --seq 128 --mesh dp=2,tp=2 --dry-run"
+# shellcheck disable=SC2086
+"$trainer" $plan --device cuda --precision bf16 >plan.bf16 || fail "the plan in bf16"
+# shellcheck disable=SC2086
+"$trainer" $plan >plan.float || fail "the plan in float"
+grep -q '^operations: .* GFLOP a token' plan.bf16 || fail "the plan on cuda lacks the operations: $(cat plan.bf16)"
+! grep -q '^operations' plan.float || fail "the plan on the CPU has operations"
+python3 - "$(planned weights plan.float)" "$(planned weights plan.bf16)" "$(planned moments plan.float)" \
+  "$(planned moments plan.bf16)" "$(planned activations plan.float)" "$(planned activations plan.bf16)" <<'PYTHON' ||
+import sys
+f, b, mf, mb, af, ab = (float(text.split()[0]) for text in sys.argv[1:])
+sys.exit(0 if abs(b / f - 1.5) < 0.01 and mf == mb and 0.49 < ab / af < 0.6 else f"not as expected: {sys.argv[1:]}")
+PYTHON
+  fail "the memory of the plans"
+
+# Utilisation on the CPU, against a peak that is given: 6 times the weights that multiply, and attention.
+train mfu --sample 0 --peak-tflops 0.5 --mesh dp=2,tp=2
+grep -q '^peak: 0.5 TFLOP/s, as --peak-tflops says' mfu.out || fail "the peak is not printed: $(cat mfu.out)"
+grep -q 'tok/s  MFU ' mfu.err || fail "the progress lines have no MFU: $(cat mfu.err)"
+python3 - mfu.jsonl <<'PYTHON' || fail "the MFU of the log"
+import json, statistics, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+steps, summary = lines[:-1], lines[-1]["summary"]
+flops = 6 * (34976 - 256 * 32) + 12 * 2 * 32 * 32
+assert summary["flops_per_token"] == flops and summary["devices"] == 1 and summary["peak_tflops"] == 0.5, summary
+for s in steps:
+    assert abs(s["mfu"] - s["tokens_per_second"] * flops / 0.5e12) < 1e-9 * s["mfu"], s
+assert summary["mfu"] == sorted(s["mfu"] for s in steps)[len(steps) // 2], summary
+PYTHON
+
+# From here on: a program whose GPU is the CPU.
+cpu=$trainer
+stand_in=$BIN/../tests/train_llama_stand_in
+[ -x "$stand_in" ] || { echo "$stand_in is not built: the rest is left out"; exit 0; }
+
+train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
+trainer=$stand_in
+gpu="--device cuda --held-out 0.001"
+# shellcheck disable=SC2086
+{
+  train gpu $gpu --mesh dp=2,tp=2 --sample 20
+  logs same cpu.jsonl gpu.jsonl 1e-4
+  [ "$(sed -n '/^sampled text:$/,$p' cpu.out)" = "$(sed -n '/^sampled text:$/,$p' gpu.out)" ] || fail "another text"
+  [ "$(logs get cpu.jsonl bytes_sent)" = "$(logs get gpu.jsonl bytes_sent)" ] || fail "other bytes than the CPU"
+  grep -q "^on stand-in, attention: plait's, no graph" gpu.out || fail "the device is not printed: $(cat gpu.out)"
+  grep -q "^peak: not known for float of 'stand-in'; give --peak-tflops" gpu.out || fail "the peak: $(cat gpu.out)"
+  ! grep -q 'comm ' gpu.err || fail "a share of communication that was not measured: $(cat gpu.err)"
+
+  train gpu_tp $gpu --mesh dp=2,tp=2 --sample 0 --strategy tp --store sharded --recompute selective
+  logs same cpu.jsonl gpu_tp.jsonl 1e-4
+
+  # A replayed step is the step.
+  train plain --device cuda --precision bf16 --sample 0 --graph off --peak-tflops 1
+  train graph --device cuda --precision bf16 --sample 0 --graph on
+  logs check plain.jsonl 5 falls
+  grep -q 'MFU' plain.err || fail "no MFU on the GPU: $(cat plain.err)"
+  grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
+  [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
+
+  # A GPU for each rank.
+  PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5
+  logs same cpu.jsonl nccl.jsonl 1e-4
+}
+
+PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "$stand_in"
+PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute capability 7.0, must be at least 8.0' "$stand_in"
+refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process, which sees 1 GPU' "$stand_in" \
+  --mesh dp=2 --backend nccl
+refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
+refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
+refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16
+
+# Out of memory, beside what the plan says.
+"$stand_in" --model small --dry-run --device cuda --precision bf16 >plan.out || fail "the plan"
+code=0
+PLAIT_STAND_IN_MEMORY=60000000 timeout 60 "$stand_in" --model small --data "$text" --device cuda --precision bf16 --steps 1 \
+  >stdout 2>stderr || code=$?
+[ "$code" = 1 ] || fail "out of memory: exit code $code, $(cat stderr)"
+python3 - "$(planned 'in all' plan.out)" <<'PYTHON' || fail "out of memory: $(cat stderr)"
+import re, sys
+bytes = int(re.search("out of memory on device 0: .*; the plan for a rank is ([0-9]+)", open("stderr").read())[1])
+planned = float(sys.argv[1].split()[0]) * {"B": 1, "kB": 1e3, "MB": 1e6}[sys.argv[1].split()[1]]
+sys.exit(0 if abs(bytes / planned - 1) < 0.006 else f"{bytes} is not {planned}")
+PYTHON
