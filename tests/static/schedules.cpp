@@ -42,12 +42,14 @@ static_assert(rank_program(make_schedule<one_f_one_b>(2, 1)).front() ==
                                         {step_kind::compute, backward_of(0, 0), {}}});
 
 // Stages on ranks, there and back.
+constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};
+static_assert(shape.stages() == 8 && shape.stage_of(3, 1) == 4 && shape.rank_of(7) == 0);
 constexpr bool places_agree(stage_placement placement) {
-  const pipeline_shape shape{.ranks = 3, .chunks = 4, .microbatches = 1, .placement = placement};
-  for (int rank = 0; rank < shape.ranks; ++rank)
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-      const int stage = shape.stage_of(rank, chunk);
-      if (shape.rank_of(stage) != rank || shape.chunk_of(stage) != chunk) return false;
+  const pipeline_shape four{.ranks = 3, .chunks = 4, .microbatches = 1, .placement = placement};
+  for (int rank = 0; rank < four.ranks; ++rank)
+    for (int chunk = 0; chunk < four.chunks; ++chunk) {
+      const int stage = four.stage_of(rank, chunk);
+      if (four.rank_of(stage) != rank || four.chunk_of(stage) != chunk) return false;
     }
   return true;
 }

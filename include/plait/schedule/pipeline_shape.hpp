@@ -16,10 +16,8 @@ enum class stage_placement : std::uint8_t { straight, vee };
 
 /// The sizes of a pipeline, and which stage is where. Stages are numbered in the order of a forward pass.
 ///
-/// \code
-///   constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};
-///   static_assert(shape.stages() == 8 && shape.stage_of(3, 1) == 4 && shape.rank_of(7) == 0);
-/// \endcode
+///     constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};
+///     static_assert(shape.stages() == 8 && shape.stage_of(3, 1) == 4 && shape.rank_of(7) == 0);
 struct pipeline_shape {
   int ranks = 1;         ///< p: extent of the pipeline axis
   int chunks = 1;        ///< v: stages on each rank

@@ -40,13 +40,11 @@ inline std::string describe(const program_step& step) {
 ///
 /// An executor runs the steps in order:
 ///
-/// \code
-///   for (const program_step& step : programs[rank]) switch (step.kind) {
-///     case step_kind::receive: post(step.transfer); break;              // returns at once
-///     case step_kind::compute: wait_for_input(step.action); compute(step.action); break;
-///     case step_kind::send:    post(step.transfer); break;              // returns at once
-///   }
-/// \endcode
+///     for (const program_step& step : programs[rank]) switch (step.kind) {
+///       case step_kind::receive: post(step.transfer); break;              // returns at once
+///       case step_kind::compute: wait_for_input(step.action); compute(step.action); break;
+///       case step_kind::send:    post(step.transfer); break;              // returns at once
+///     }
 ///
 /// Posting is meant not to block: a receive may stand some actions before its message is sent, so that it is there when
 /// it is needed. Throws as `simulate`.

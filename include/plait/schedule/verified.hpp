@@ -104,11 +104,9 @@ struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>, activations_a
 /// themselves up to 8 stages with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
 /// -fconstexpr-ops-limit, or `require_verified`, which takes milliseconds at run time.
 ///
-/// \code
-///   static_assert(plait::verify<plait::interleaved<2>, plait::stages<4>, plait::microbatches<16>>());
-///   static_assert(plait::verify<plait::zb_h1, plait::stages<4>, plait::microbatches<16>,
-///                               plait::activations_at_most<4>>());
-/// \endcode
+///     static_assert(plait::verify<plait::interleaved<2>, plait::stages<4>, plait::microbatches<16>>());
+///     static_assert(plait::verify<plait::zb_h1, plait::stages<4>, plait::microbatches<16>,
+///                                 plait::activations_at_most<4>>());
 template <schedule_policy Policy, class Stages, class Microbatches, class... Limits>
 constexpr bool verify() {
   return detail::enforce_schedule<detail::verifier<Policy, Stages, Microbatches, Limits...>::verdict, Policy, Stages,
