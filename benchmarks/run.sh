@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi train_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap train_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -60,6 +60,12 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   sh benchmarks/all_reduce.sh build/bin/bench_all_reduce_threads build/bin/bench_all_reduce_mpi "$all_reduce_rounds"
+  echo '```'
+  echo
+  echo '## What a ring hides of a slow link (target: 90 % or more)'
+  echo
+  echo '```'
+  build/bin/bench_ring_overlap --rounds "$((4 * rounds))" || echo 'the target was missed'
   echo '```'
   if [ -n "$python" ]; then
     echo

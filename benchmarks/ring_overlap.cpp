@@ -1,0 +1,177 @@
+// What a ring hides of a slow link: ring attention with messages that travel while a rank computes, against the same
+// ring that waits for each message where it starts it, and against gathered keys. Ranks are threads of this process and
+// share its cores, so no more of them than cores should run; the link is a wrapper that holds messages back as long as
+// a link would take.
+//
+//   bench_ring_overlap [--ranks N] [--tokens N] [--rounds N] [--heads N] [--head-dim N]
+//
+// --tokens are those of one rank. Exits with 1 unless at least 90 % of what can be hidden is hidden.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/context_attention.hpp"
+#include "slow_link.hpp"
+#include "timing.hpp"
+
+namespace {
+
+using namespace plait;
+
+struct sizes {
+  std::int64_t ranks, tokens, rounds, heads, head_dim;
+};
+/// Seconds of passes that all ranks make together, and how long a rank could do nothing but wait for the link.
+struct pass_times {
+  double forward = 0, backward = 0;
+  double forward_waits = 0, backward_waits = 0;
+};
+
+template <class Policy>
+class passes {
+ public:
+  passes(context<cpu>& ctx, const sizes& s)
+      : ctx_(ctx), attention_(ctx, shape_of(s), sequence_order::zigzag(s.tokens * s.ranks, s.ranks)) {
+    const auto n = static_cast<std::size_t>(s.tokens * s.heads * s.head_dim), kv = n / 4;
+    for (std::vector<float>* v : {&q_, &o_, &d_o_, &dq_}) v->assign(n, 0.01f);
+    for (std::vector<float>* v : {&k_, &v_, &dk_, &dv_}) v->assign(kv, 0.02f);
+  }
+
+  void forward() { attention_.forward(ctx_, inputs(), o_.data(), &kept_); }
+  void backward() {
+    attention_.backward(ctx_, inputs(), o_.data(), d_o_.data(), kept_, {dq_.data(), dk_.data(), dv_.data()});
+  }
+
+ private:
+  static kernels::attention_shape shape_of(const sizes& s) {
+    kernels::attention_shape shape;
+    shape.heads = s.heads, shape.kv_heads = s.heads / 4, shape.head_dim = s.head_dim;
+    shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    return shape;
+  }
+  attention_inputs<float> inputs() const { return {q_.data(), k_.data(), v_.data()}; }
+
+  context<cpu>& ctx_;
+  context_attention<float, Policy> attention_;
+  typename context_attention<float, Policy>::saved kept_;
+  std::vector<float> q_, k_, v_, o_, d_o_, dq_, dk_, dv_;
+};
+
+template <class Pass>
+pass_times time_of(Pass& pass, any_communicator& ranks, const bench::link& link) {
+  const auto together = [&](auto&& work, double& waits) {
+    ranks.barrier();
+    const double before = link.waited;
+    const double took = bench::seconds([&] {
+      work();
+      ranks.barrier();
+    });
+    waits = (link.waited - before) / ranks.size();
+    ranks.barrier();
+    return took;
+  };
+  pass_times t;
+  t.forward = together([&] { pass.forward(); }, t.forward_waits);
+  t.backward = together([&] { pass.backward(); }, t.backward_waits);
+  return t;
+}
+
+/// The least of all rounds: on a machine that does other work only that means something.
+pass_times least_of(const std::vector<pass_times>& all) {
+  pass_times least = all[0];
+  for (const pass_times& t : all) {
+    least.forward = std::min(least.forward, t.forward);
+    least.backward = std::min(least.backward, t.backward);
+    least.forward_waits = std::min(least.forward_waits, t.forward_waits);
+    least.backward_waits = std::min(least.backward_waits, t.backward_waits);
+  }
+  return least;
+}
+
+struct outcome {
+  pass_times bare, waiting, overlapping, gathered;
+  double message = 0;  ///< seconds that a block of keys and values takes
+};
+
+outcome measure(const sizes& s) {
+  outcome out;
+  bench::link link;
+  threads::run(static_cast<int>(s.ranks), [&](threads::communicator comm) {
+    world w(mesh<axis<cp>>(s.ranks).shape(), any_communicator(bench::slow_link<threads::communicator>(comm, &link)));
+    cpu device;
+    context<cpu> ctx{device, w, {}};
+    passes<ring<cp>> around(ctx, s);
+    passes<all_gather_kv<cp>> gathered(ctx, s);
+    any_communicator& all = w.root();
+    const auto use = [&](double seconds_per_byte, bool overlaps) {
+      all.barrier();
+      if (w.rank() == 0) link.seconds_per_byte = seconds_per_byte, link.overlaps = overlaps;
+      all.barrier();
+    };
+    const double block = 2.0 * static_cast<double>(s.tokens * s.heads / 4 * s.head_dim) * sizeof(float);
+    std::vector<pass_times> bare, waiting, overlapping, gathering;
+    time_of(around, all, link), time_of(gathered, all, link);
+    for (std::int64_t i = 0; i < s.rounds; ++i) bare.push_back(time_of(around, all, link));
+    // A message takes half of what a rank computes in a step: all of it can be hidden.
+    double message = least_of(bare).forward / static_cast<double>(2 * s.ranks);
+    all.broadcast(&message, 1, dtype::f64, 0);
+    bare.clear();
+    for (std::int64_t i = 0; i < s.rounds; ++i) {
+      use(0, true);
+      bare.push_back(time_of(around, all, link));
+      use(message / block, false);
+      waiting.push_back(time_of(around, all, link));
+      use(message / block, true);
+      overlapping.push_back(time_of(around, all, link));
+      gathering.push_back(time_of(gathered, all, link));
+    }
+    if (w.rank() == 0) out = {least_of(bare), least_of(waiting), least_of(overlapping), least_of(gathering), message};
+  });
+  return out;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const bench::numbers given(argc, argv);
+    given.only({"--ranks", "--tokens", "--rounds", "--heads", "--head-dim"});
+    const sizes s{given.of("--ranks", 2), given.of("--tokens", 1024), given.of("--rounds", 9), given.of("--heads", 8),
+                  given.of("--head-dim", 64)};
+    if (s.heads % 4 != 0) fail("--heads is " + std::to_string(s.heads) + ", must be a multiple of 4");
+    if (s.ranks < 2) fail("--ranks is 1; a ring has at least 2");
+    if (s.tokens % 2 != 0) fail("--tokens is " + std::to_string(s.tokens) + ", must be even");
+    const outcome t = measure(s);
+    const auto ms = [](double seconds) { return seconds * 1e3; };
+    fmt::print("{} ranks, {} tokens each, {} heads of {}, the least of {}, in ms\n", s.ranks, s.tokens, s.heads,
+               s.head_dim, s.rounds);
+    fmt::print("a block of keys and values takes {:.2f} on the link\n{:34}{:>10}{:>10}{:>24}\n", ms(t.message), "",
+               "forward", "backward", "of these, waiting");
+    const auto row = [&](const char* name, const pass_times& p) {
+      fmt::print("{:34}{:10.2f}{:10.2f}{:12.2f}{:10.2f}\n", name, ms(p.forward), ms(p.backward), ms(p.forward_waits),
+                 ms(p.backward_waits));
+    };
+    row("ring, no delay", t.bare);
+    row("ring that waits for each message", t.waiting);
+    row("ring that overlaps", t.overlapping);
+    row("gathered keys", t.gathered);
+    // Forward, every message can be hidden; backward, gradients on their last way, home, cannot.
+    const auto hidden = [](double waiting, double overlapping, double last) {
+      return std::min(1.0, (waiting - overlapping) / std::max(waiting - last, 1e-9));
+    };
+    const double forward = hidden(t.waiting.forward_waits, t.overlapping.forward_waits, 0);
+    const double backward = hidden(t.waiting.backward_waits, t.overlapping.backward_waits, t.message);
+    fmt::print("hidden: {:.0f} % of what can be, forward; {:.0f} %, backward; gathered keys over the ring: {:.2f}\n",
+               100 * forward, 100 * backward,
+               (t.gathered.forward + t.gathered.backward) / (t.overlapping.forward + t.overlapping.backward));
+    return forward >= 0.9 && backward >= 0.9 ? 0 : 1;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 2;
+  }
+}
