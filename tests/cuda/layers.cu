@@ -1,0 +1,88 @@
+// Layers that the Llama has no use for, and strategies other than its sequence parallelism, on a GPU: ranks that share
+// it compute what one rank does, and that is what the CPU computes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cuda/layers_reference.hpp"
+#include "plait/comm/threads_cuda.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct extents {
+  std::int64_t dp, cp, tp;
+};
+
+template <class Precision, class S>
+std::vector<block_outcome> on_gpu(extents e) {
+  const typename S::mesh mesh{e.dp, e.cp, e.tp, std::int64_t{1}};
+  std::vector<block_outcome> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), cuda::options{.workspace_bytes = 4 << 20},
+               [&](threads::communicator c, cuda& device) {
+                 world ranks(mesh.shape(), c);
+                 all[static_cast<std::size_t>(ranks.rank())] = run_block<Precision, S>(ranks, device);
+               });
+  return all;
+}
+
+/// The norm of the difference of a rank's part from the same part of the whole, over the norm of that part.
+double off(const part_values& got, const part_values& whole) {
+  double squares = 0, size = 0;
+  const box& b = got.part;
+  std::array<std::int64_t, max_dims> at{};
+  for (const double value : got.values) {
+    std::int64_t place = 0;
+    for (int d = 0; d < b.dims; ++d) {
+      const auto i = static_cast<std::size_t>(d);
+      place = place * b.global[i] + b.offset[i] + at[i];
+    }
+    const double wanted = whole.values[static_cast<std::size_t>(place)];
+    squares += (value - wanted) * (value - wanted), size += wanted * wanted;
+    for (int d = b.dims - 1; d >= 0; --d) {
+      const auto i = static_cast<std::size_t>(d);
+      if (++at[i] < b.local[i]) break;
+      at[i] = 0;
+    }
+  }
+  return std::isfinite(squares) ? std::sqrt(squares / std::max(size, 1e-12)) : HUGE_VAL;
+}
+
+void check_same(const block_outcome& got, const block_outcome& one, double tolerance) {
+  REQUIRE(got.size() == one.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    CAPTURE(one[i].name);
+    CHECK(got[i].name == one[i].name);
+    CHECK(one[i].values.size() == static_cast<std::size_t>(one[i].part.global_size()));
+    CHECK(!got[i].values.empty());
+    CHECK(off(got[i], one[i]) < tolerance);
+  }
+}
+
+template <class S>
+void check_strategy(const std::string& reference) {
+  const block_outcome expected = block_on_cpu(reference);
+  CHECK(expected.size() == 14);  // output, its input's gradient, 4 of norms, 6 of the mlp, 2 of the head
+  for (const extents e : {extents{1, 1, 1}, {2, 1, 1}, {1, 1, 2}, {2, 1, 2}, {1, 1, 4}, {1, 2, 2}}) {
+    CAPTURE(e.dp);
+    CAPTURE(e.cp);
+    CAPTURE(e.tp);
+    for (const block_outcome& rank : on_gpu<float, S>(e)) check_same(rank, expected, 1e-5);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("layers on a GPU: sequence parallelism") { check_strategy<megatron_sp>("megatron_sp"); }
+TEST_CASE("layers on a GPU: tensor parallelism alone") { check_strategy<megatron_tp>("megatron_tp"); }
+TEST_CASE("layers on a GPU: parameters stored over dp") { check_strategy<stored_over_dp<megatron_tp>>("megatron_tp"); }
+TEST_CASE("layers on a GPU: in bf16, near what one rank computes in float") {
+  const block_outcome expected = block_on_cpu("megatron_sp");
+  for (const extents e : {extents{1, 1, 1}, {2, 1, 2}})
+    for (const block_outcome& rank : on_gpu<bf16, stored_over_dp<megatron_sp>>(e)) check_same(rank, expected, 3e-2);
+}
