@@ -24,18 +24,13 @@ class repeated_step<Step, plait::cuda> {
   std::optional<plait::graph_step<Step>> graph_;
 };
 
-template <class Precision, plait::strategy Strategy>
-std::unique_ptr<model_run> make_cuda_run(const setup& s, plait::cuda& device, plait::any_communicator ranks) {
-  return std::make_unique<llama_run<Precision, Strategy, plait::cuda>>(s, device, std::move(ranks));
-}
-
 /// All strategies in one translation unit, as they share the kernels, on which nvcc spends most of its time.
 template <class Precision>
 make_run<plait::cuda> cuda_run(const options& opt) {
   using plait::megatron_sp, plait::megatron_tp, plait::stored_over_dp;
   const bool sp = opt.strategy == "sp", sharded = opt.store == "sharded";
   if (sharded)
-    return sp ? make_cuda_run<Precision, stored_over_dp<megatron_sp>>
-              : make_cuda_run<Precision, stored_over_dp<megatron_tp>>;
-  return sp ? make_cuda_run<Precision, megatron_sp> : make_cuda_run<Precision, megatron_tp>;
+    return sp ? make_llama_run<Precision, stored_over_dp<megatron_sp>, plait::cuda>
+              : make_llama_run<Precision, stored_over_dp<megatron_tp>, plait::cuda>;
+  return sp ? make_llama_run<Precision, megatron_sp, plait::cuda> : make_llama_run<Precision, megatron_tp, plait::cuda>;
 }

@@ -1,5 +1,5 @@
 #include "llama_run.hpp"
 
 std::unique_ptr<model_run> double_tp(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
-  return std::make_unique<llama_run<double, plait::megatron_tp, plait::cpu>>(s, device, std::move(ranks));
+  return make_llama_run<double, plait::megatron_tp>(s, device, std::move(ranks));
 }

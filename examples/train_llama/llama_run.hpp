@@ -10,19 +10,22 @@
 #include "model_run.hpp"
 #include "plait/data/text.hpp"
 #include "plait/kernels/philox.hpp"
-#include "plait/models/llama.hpp"
+#include "plait/models/llama_stages.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/parallel/agree.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/pipeline_world.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/weights_hash.hpp"
 #include "plait/plan/step_traffic.hpp"
 #include "signals.hpp"
 
-inline plait::llama_options model_options(const options& opt) {
+inline plait::llama_options model_options(const setup& s) {
+  const options& opt = s.opt;
   const plait::recompute keep = opt.recompute == "none"   ? plait::recompute::none
                                 : opt.recompute == "full" ? plait::recompute::full
                                                           : plait::recompute::selective;
-  return {keep, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}};
+  return {keep, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}, {.context = s.context}};
 }
 
 /// How a device repeats a step: as it is. (GPUs: cuda_llama_run.hpp.)
@@ -44,10 +47,26 @@ std::string name_of_device(const Device& device) {
   return {};
 }
 
-/// A Llama on one rank, one stage.
+/// A strategy of the command line, with the attention policy that it names and the sequence placed as it says.
+template <class Strategy, class Placement>
+using in_context = plait::with_context<Strategy, plait::chosen_context<plait::cp>, Placement>;
+
+/// What --split measured gives, or `s.stages`. Collective.
+template <class Precision, plait::strategy Strategy, plait::compute_device Device>
+std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device>& ctx, plait::any_communicator& all) {
+  if (s.opt.split != "measured" || s.stages.size() == 1) return s.stages;
+  plait::llama_part_times parts = plait::measure_llama_parts<Precision, Strategy>(ctx, s.config, model_options(s));
+  for (plait::action_times* part : {&parts.layer, &parts.embedding, &parts.head})
+    for (double* time : {&part->forward, &part->backward, &part->input_backward, &part->weight_backward})
+      *time = plait::agree(ctx.device, all, *time, plait::reduce_op::max);
+  return plait::split_layers(plait::stage_costs_of(parts, s.config.layers), static_cast<std::int64_t>(s.stages.size()));
+}
+
+/// A Llama on one rank: the stages of the pipeline that are this rank's.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 class llama_run final : public model_run {
-  using model_type = plait::llama<Precision, Strategy, Device>;
+  using stage_type = plait::llama<Precision, Strategy, Device>;
+  using model_type = plait::pipeline<stage_type, Device>;
   using tokens = typename model_type::tokens;
   using activation = plait::activation_of<Precision>;
   using step_type = plait::training_step<model_type, Precision, Device>;
@@ -56,12 +75,19 @@ class llama_run final : public model_run {
   llama_run(const setup& s, Device& device, plait::any_communicator ranks)
       : s_(s),
         device_(device),
-        world_(s.mesh, std::move(ranks)),
-        ctx_{device, world_, plait::llama_sizes<Strategy>(s.config, s.mesh, s.sequences, s.opt.seq), s.opt.seed},
-        model_(ctx_, s.config, model_options(s.opt)),
+        heard_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
+        world_(s.mesh, std::move(ranks), heard_),
+        ctx_{device, world_.stage(),
+             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq), s.opt.seed},
+        order_(plait::sequence_order_of<Strategy>(world_.stage().shape(), ctx_.sizes)),
+        stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
+        model_(world_.along(), s.schedule, stages_,
+               [&](plait::stage_layers part, stage_type* first) {
+                 return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
+               }),
         optimizer_({.weight_decay = s.opt.weight_decay}) {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
-    world_.ledger().clear();
+    world_.stage().ledger().clear();
   }
 
   plait::step_result step(std::int64_t index) override {
@@ -77,8 +103,10 @@ class llama_run final : public model_run {
     });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
     if (!repeated_->replays()) ++counted_;
-    repeated_->run(ctx_);
     gathered_ = false;
+    if (heard_ && index == traced_step(s_.opt)) return trace_step();
+    repeated_->run(ctx_);
+    if (heard_) heard_->clear();
     return step_->result(ctx_);
   }
 
@@ -88,17 +116,20 @@ class llama_run final : public model_run {
     double* const there = sum.template data<double>();
     device_.zero(there, sizeof(double), device_.main_stream());
     const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
+    typename model_type::batch batch;  // as many microbatches as fill the pipeline go through it together
     for (std::int64_t i = 0; i < batches; ++i) {
-      if (stop_asked()) return {};
-      tokens ids(ctx_), labels(ctx_);
+      auto& [ids, labels] = batch.emplace_back(tokens(ctx_), tokens(ctx_));
       plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
       fill(host_ids, host_labels,
            [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); });
       plait::upload(ctx_, host_ids, ids);
       plait::upload(ctx_, host_labels, labels);
-      const auto loss = model_.forward(ctx_, ids, labels, nullptr);
-      plait::kernels::accumulate(device_, loss.data(), there, 1);
+      if (static_cast<int>(batch.size()) < 4 * model_.shape().stages() && i + 1 < batches) continue;
+      if (stop_asked()) return {};
+      model_.evaluate(ctx_, batch, there);
+      batch.clear();
     }
+    model_.sum_over_stages(ctx_, there);
     plait::resolve_in_place(ctx_, plait::layout_v<typename model_type::loss_sum::spec>.partial, there);
     double total = 0;
     device_.download(&total, there, sizeof total, device_.main_stream());
@@ -117,7 +148,7 @@ class llama_run final : public model_run {
       const std::int64_t rows = ids.part().local[0], columns = ids.part().local[1];
       for (std::int64_t row = 0; row < rows; ++row)
         for (std::int64_t column = 0; column < columns; ++column) {
-          const std::int64_t at = ids.part().offset[1] + column;
+          const std::int64_t at = order_.position(ids.part().offset[1] + column);
           host.data()[row * columns + column] = at < length ? text[static_cast<std::size_t>(from + at)] : 0;
         }
       plait::upload(ctx_, host, ids);
@@ -128,8 +159,14 @@ class llama_run final : public model_run {
   }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
-  double agree(double value, plait::reduce_op op) override { return plait::agree(ctx_, value, op); }
-  plait::world& world() override { return world_; }
+  double agree(double value, plait::reduce_op op) override { return plait::agree(device_, world_.root(), value, op); }
+  std::int64_t rank() override { return world_.root().rank(); }
+  plait::world& world() override { return world_.stage(); }
+  const std::vector<plait::stage_layers>& stages() const override { return stages_; }
+  std::vector<std::vector<plait::step_event>> traced() override {
+    if (!heard_) return {};
+    return plait::gather_events(device_, world_.root(), seen_);
+  }
   std::int64_t counted_steps() const override { return counted_; }
   plait::ledger predicted_traffic() override {
     return plait::predict_step_traffic(ctx_, model_, optimizer_, s_.microbatches);
@@ -138,15 +175,33 @@ class llama_run final : public model_run {
   std::string device_name() const override { return name_of_device(device_); }
 
  private:
-  /// Fills this rank's part of a microbatch: `read` is given a sample of the microbatch, its first position, how many,
-  /// and where they go.
+  /// Fills this rank's part of a microbatch: `read` is given a sample of the microbatch, the first position of some
+  /// tokens that follow each other, how many, and where they go.
   template <class Read>
-  static void fill(plait::host_tokens& ids, plait::host_tokens& labels, Read&& read) {
+  void fill(plait::host_tokens& ids, plait::host_tokens& labels, Read&& read) const {
     const plait::box& part = ids.part();
-    for (std::int64_t row = 0; row < part.local[0]; ++row) {
-      const std::int64_t at = row * part.local[1];
-      read(part.offset[0] + row, part.offset[1], part.local[1], ids.data() + at, labels.data() + at);
-    }
+    for (std::int64_t row = 0; row < part.local[0]; ++row)
+      for (const plait::token_run& run : order_.runs(part.offset[1], part.local[1])) {
+        const std::int64_t at = row * part.local[1] + run.at;
+        read(part.offset[0] + row, run.position, run.length, ids.data() + at, labels.data() + at);
+      }
+  }
+
+  /// A step whose actions, collectives and messages are remembered.
+  plait::step_result trace_step() {
+    std::vector<plait::pipeline_event> events;
+    world_.root().barrier();
+    device_.synchronize();
+    heard_->clear();
+    const double origin = plait::comm_clock();
+    model_.executor().events = &events;
+    repeated_->run(ctx_);
+    const plait::step_result result = step_->result(ctx_);
+    model_.executor().events = nullptr;
+    const plait::axis_list along(plait::axis_of<plait::pp>);
+    const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));
+    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin);
+    return result;
   }
 
   void gather() {
@@ -170,10 +225,12 @@ class llama_run final : public model_run {
     const plait::box& part = scores.part();
     const std::int64_t vocab = s_.config.vocab, columns = part.local[2];
     double best = -std::numeric_limits<double>::infinity();
-    std::int64_t token = -1;
-    if (part.offset[0] == 0) {
+    std::int64_t token = -1, last = -1;  // where the last token's scores are here
+    for (std::int64_t at = 0; scores && part.offset[0] == 0 && at < part.local[1]; ++at)
+      if (order_.position(part.offset[1] + at) == length - 1) last = at;
+    if (last >= 0) {
       std::vector<activation> row(static_cast<std::size_t>(columns));
-      device_.download(row.data(), scores.data() + (length - 1) * columns, row.size() * sizeof(activation),
+      device_.download(row.data(), scores.data() + last * columns, row.size() * sizeof(activation),
                        device_.main_stream());
       for (std::int64_t c = 0; c < columns && part.offset[2] + c < vocab; ++c) {
         double score = number(row[static_cast<std::size_t>(c)]);
@@ -192,12 +249,26 @@ class llama_run final : public model_run {
 
   const setup& s_;
   Device& device_;
-  plait::world world_;
+  std::shared_ptr<plait::recorder> heard_;  ///< what is communicated, if a step is to be traced
+  plait::pipeline_world world_;
   plait::context<Device> ctx_;
+  plait::sequence_order order_;
+  std::vector<plait::stage_layers> stages_;
   model_type model_;
   plait::adamw<Precision, Device> optimizer_;
   std::optional<step_type> step_;  ///< from the first step on
   std::optional<repeated_step<step_type, Device>> repeated_;
+  std::vector<plait::step_event> seen_;  ///< of the traced step
   std::int64_t counted_ = 0;
   bool gathered_ = false;
 };
+
+/// A rank's training, with the sequence placed as --attention says.
+template <class Precision, plait::strategy Strategy, plait::compute_device Device>
+std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
+  if (s.zigzag)
+    return std::make_unique<llama_run<Precision, in_context<Strategy, plait::zigzag>, Device>>(s, device,
+                                                                                               std::move(ranks));
+  return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
+                                                                                                 std::move(ranks));
+}

@@ -43,6 +43,8 @@ std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
 setup ready(const options& opt, std::int64_t ranks) {
   if (!opt.dry_run) check_built(opt);
   setup s = prepare(opt, opt.dry_run ? -1 : ranks);
+  if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
+    plan_of(s);  // what does not fit is said once
   if (opt.device == "cuda") {
     s.cudnn = has_cudnn() && opt.precision == "bf16" && opt.attention_kernel != "own";
     s.expected_bytes = static_cast<std::size_t>(plan_of(s).bytes());
@@ -111,7 +113,7 @@ int train_threads(int argc, char** argv) {
     if (rank == 0) problem = std::move(mine);
   };
   if (opt.device == "cuda") {
-    start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.world().rank()); });
+    start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
   } else {
     plait::threads::run(static_cast<int>(s.mesh.size()),
                         [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
@@ -179,7 +181,7 @@ int train_nccl(int argc, char** argv) {
     std::string problem;
     const rank_body body = [&](model_run& run) {
       std::string mine = train(s, run);
-      if (run.world().rank() == place.rank) problem = std::move(mine);
+      if (run.rank() == place.rank) problem = std::move(mine);
     };
     launched ? start_launched(s, body) : start_on_all_gpus(s, body);
     return finish(problem, place.rank == 0);

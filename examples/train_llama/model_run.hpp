@@ -12,6 +12,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
+#include "plait/observe/step_trace.hpp"
 #include "plait/parallel/step_result.hpp"
 
 /// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
@@ -31,7 +32,14 @@ class model_run {
   /// One number from those of all ranks of the run.
   virtual double agree(double value, plait::reduce_op op) = 0;
 
-  /// The mesh of the model's tensors; its ledger has counted `counted_steps` of the steps that ran.
+  /// This rank, of all.
+  virtual std::int64_t rank() = 0;
+  /// What all ranks did in the traced step; on rank 0 alone, and nothing if no step was to be traced.
+  virtual std::vector<std::vector<plait::step_event>> traced() = 0;
+  /// The layers of the stages as they are.
+  virtual const std::vector<plait::stage_layers>& stages() const = 0;
+
+  /// The mesh of the model's tensors, of one stage; its ledger has counted `counted_steps` of the steps that ran.
   virtual plait::world& world() = 0;
   virtual std::int64_t counted_steps() const = 0;
   /// What a step sends, from the types.

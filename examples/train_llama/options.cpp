@@ -12,7 +12,9 @@
 #include "plait/data/token_source.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_stages.hpp"
 #include "plait/models/strategies.hpp"
+#include "plait/schedule/parse.hpp"
 
 namespace {
 
@@ -119,7 +121,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.get_formatter()->column_width(34);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   auto seed = static_cast<std::int64_t>(opt.seed);
-  app.add_option("--mesh", opt.mesh, "extents of the axes dp and tp, as in dp=2,tp=4")->capture_default_str();
+  app.add_option("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4")->capture_default_str();
   app.add_option("--device", opt.device, "cpu or cuda")->capture_default_str();
   app.add_option("--backend", opt.backend,
                  "threads: ranks of this process, on cuda they share a GPU; mpi: under mpirun; nccl: a GPU per rank, "
@@ -130,6 +132,15 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--store", opt.store,
                  "whole: parameters replicated over dp; sharded: stored over dp, gathered for use")
+      ->capture_default_str();
+  app.add_option("--attention", opt.attention,
+                 "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
+                 ":zigzag or :contiguous, how it is placed")
+      ->capture_default_str();
+  app.add_option("--schedule", opt.schedule, fmt::format("of the pipeline: {}", plait::schedule_names))
+      ->capture_default_str();
+  app.add_option("--split", opt.split,
+                 "of the layers over the stages: flops (by counted operations, with the head's), measured, or even")
       ->capture_default_str();
   app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -166,6 +177,8 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
   app.add_option("--plot", opt.plot, "loss curve as SVG");
+  app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
+  app.add_option("--timeline", opt.timeline, "the pipeline's step as SVG, simulated and measured");
   app.add_option("--sample", opt.sample, "bytes of text to sample at the end; 0: none")->capture_default_str();
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
@@ -184,6 +197,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--store", opt.store, {"whole", "sharded"});
+  one_of("--split", opt.split, {"flops", "measured", "even"});
+  one_of("--attention", opt.attention,
+         {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag", "all_gather_kv:contiguous",
+          "ulysses", "ulysses:zigzag", "ulysses:contiguous"});
   one_of("--precision", opt.precision, {"float", "double", "bf16"});
   one_of("--graph", opt.graph, {"auto", "on", "off"});
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
@@ -213,18 +230,55 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   return true;
 }
 
+namespace {
+
+/// The schedule and who has which layers.
+void plan_stages(setup& s, std::int64_t pp) {
+  const auto ranks = static_cast<int>(pp), microbatches = static_cast<int>(s.microbatches);
+  plait::llama_part_times parts = plait::llama_part_flops(s.config, s.opt.seq);
+  if (s.opt.split == "even") parts = {.layer = {1, 2, 1, 1}, .embedding = {0, 0, 0, 0}, .head = {0, 0, 0, 0}};
+  const plait::stage_costs balance = plait::stage_costs_of(parts, s.config.layers);
+  const auto split = [&](const plait::schedule& plan) {
+    if (plan.shape.stages() > s.config.layers)
+      plait::fail(
+          fmt::format("--schedule {} has {} stages on pp={} ranks, but the model has {}; legal are a smaller "
+                      "pp, fewer chunks, and a model of at least as many layers",
+                      s.opt.schedule, plan.shape.stages(), pp,
+                      s.config.layers == 1 ? "1 layer" : fmt::format("{} layers", s.config.layers)));
+    return plait::split_layers(balance, plan.shape.stages());
+  };
+  // What an automatic schedule costs depends on who has which layers, and that on its number of chunks.
+  plait::schedule_costs costs;
+  if (s.opt.schedule.starts_with("automatic")) {
+    plait::schedule like =
+        plait::parse_schedule(s.opt.schedule.ends_with(":2") ? "zb_v" : "zb_h1", ranks, microbatches);
+    costs = plait::schedule_costs_of(parts, split(like));
+  }
+  s.schedule = plait::parse_schedule(s.opt.schedule, ranks, microbatches, costs);
+  s.stages = split(s.schedule);
+}
+
+}  // namespace
+
 setup prepare(const options& opt, std::int64_t ranks) {
-  using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::tp>>;
+  using user_mesh =
+      plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
   if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,
                             opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted));
   const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
   const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
+  const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
+  const std::int64_t all = given.size();
 
   setup s{opt,
           plait::load_llama_config(opt.model),
           {},
+          {},
+          {},
+          plait::context_choice::ring,
+          !opt.attention.ends_with(":contiguous"),
           1,
           1,
           {},
@@ -238,12 +292,16 @@ setup prepare(const options& opt, std::int64_t ranks) {
   const std::string by = "the extent of tp";
   splits("num_attention_heads", c.heads, "tp", tp);
   splits("intermediate_size", c.ffn, "tp", tp);
-  if (opt.strategy == "sp") divides("--seq", opt.seq, by, tp);
+  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::context_choice::all_gather_kv;
+  if (opt.attention.starts_with("ulysses")) s.context = plait::context_choice::ulysses;
+  if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
+  if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
+  if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);
   if (opt.store == "sharded") splits("hidden_size", c.hidden, "dp", dp);
   if (opt.backend == "threads" && !opt.dry_run) {
     const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
-    if (dp * tp > most)
-      plait::fail(fmt::format("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, dp * tp,
+    if (all > most)
+      plait::fail(fmt::format("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, all,
                               opt.device == "cuda" ? "GPU" : "process", most));
   }
   const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
@@ -256,20 +314,31 @@ setup prepare(const options& opt, std::int64_t ranks) {
                     tp, local_heads, c.heads, group, c.kv_heads));
   if (opt.seq > c.max_position)
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
-  s.mesh = plait::megatron_sp::mesh(dp, 1, t.tp, t.tp_rep).shape();
-  s.devices = opt.backend == "threads" ? 1 : dp * tp;
-  const bool meets_on_host = opt.backend == "threads" && dp * tp > 1;
+  s.mesh.add(plait::axis_of<plait::dp>, dp);
+  s.mesh.add(plait::axis_of<plait::pp>, pp);
+  s.mesh.add(plait::axis_of<plait::cp>, cp);
+  s.mesh.add(plait::axis_of<plait::tp>, t.tp);
+  s.mesh.add(plait::axis_of<plait::tp_rep>, t.tp_rep);
+  s.devices = opt.backend == "threads" ? 1 : all;
+  const bool meets_on_host = opt.backend == "threads" && all > 1;
+  const bool watched = !opt.trace.empty() || !opt.timeline.empty();
+  if (opt.graph == "on" && watched)
+    plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
   if (opt.graph == "on" && meets_on_host)
     plait::fail(
         fmt::format("--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
                     "which a graph "
                     "cannot replay; legal are --graph off, one rank, and --backend nccl",
-                    dp * tp));
-  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host;
+                    all));
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
   s.sequences = opt.micro_batch * dp;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
   divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);
   s.microbatches = global / s.sequences;
+  if (s.microbatches > plait::max_microbatches)
+    plait::fail(fmt::format("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
+                            plait::max_microbatches));
+  plan_stages(s, pp);
   if (opt.data.empty()) {
     if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
     return s;
@@ -292,8 +361,13 @@ setup prepare(const options& opt, std::int64_t ranks) {
                       "--sample 0",
                       static_cast<int>(byte), c.vocab));
   writable("--log", opt.log);
-  writable("--plot", opt.plot);
-  if (!opt.log.empty() && opt.log == opt.plot)
-    plait::fail(fmt::format("--log and --plot both name '{}'; they need a file each", opt.log));
+  const std::pair<const char*, const std::string*> outputs[] = {
+      {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
+  for (const auto& [knob, path] : outputs)
+    if (knob != outputs[0].first) writable(knob, *path);
+  for (const auto& [knob, path] : outputs)
+    for (const auto& [other, same] : outputs)
+      if (knob != other && !path->empty() && *path == *same)
+        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
   return s;
 }

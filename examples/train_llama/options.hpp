@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -9,16 +10,22 @@
 #include "plait/data/sampler.hpp"
 #include "plait/mesh/mesh.hpp"
 #include "plait/models/llama_config.hpp"
+#include "plait/nn/attention_policy.hpp"
 #include "plait/optim/lr_schedule.hpp"
+#include "plait/parallel/stage.hpp"
+#include "plait/schedule/schedule.hpp"
 
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
-  std::string mesh = "dp=1,tp=1";
+  std::string mesh = "dp=1,pp=1,cp=1,tp=1";
   std::string device = "cpu";
   std::string backend = "threads";
   std::string model = "tiny";
   std::string strategy = "sp";
   std::string store = "whole";
+  std::string attention = "ring:zigzag";
+  std::string schedule = "1f1b";
+  std::string split = "flops";
   std::vector<std::string> data;
   std::string data_format = "auto";
   std::int64_t steps = 100;
@@ -43,7 +50,7 @@ struct options {
   std::string graph = "auto";
   std::string attention_kernel = "auto";
   double peak_tflops = 0;  ///< 0: what is known of the device
-  std::string log, plot;
+  std::string log, plot, trace, timeline;
   std::int64_t sample = 200;
   double temperature = 0.8;
   std::string prompt = "And ";
@@ -54,7 +61,11 @@ struct options {
 struct setup {
   options opt;
   plait::llama_config config;
-  plait::mesh_shape mesh;  ///< of dp, tp and tp_rep
+  plait::mesh_shape mesh;  ///< of dp, pp, cp, tp and tp_rep
+  plait::schedule schedule;
+  std::vector<plait::stage_layers> stages;  ///< by counted costs, or even
+  plait::context_choice context = plait::context_choice::ring;
+  bool zigzag = true;
   std::int64_t microbatches = 1;
   std::int64_t sequences = 1;  ///< in a microbatch over the whole mesh
   std::optional<plait::sampler> data{};
@@ -69,6 +80,17 @@ struct setup {
 /// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for
 /// --help, which it prints if this process `speaks`.
 bool parse(int argc, char** argv, options& opt, bool speaks = true);
+
+/// The mesh of a stage's tensors: all axes but pp.
+inline plait::mesh_shape stage_mesh(const setup& s) {
+  plait::mesh_shape rest;
+  for (plait::axis_id axis : s.mesh.axes)
+    if (!(axis == plait::axis_of<plait::pp>)) rest.add(axis, s.mesh.extent(axis));
+  return rest;
+}
+
+/// Which step --trace and --timeline show: one that is warmed up, where there is one.
+inline std::int64_t traced_step(const options& opt) { return std::min<std::int64_t>(2, opt.steps - 1); }
 
 /// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
 /// has.

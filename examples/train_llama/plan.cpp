@@ -1,19 +1,32 @@
 #include "plan.hpp"
 
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "llama_run.hpp"
 
 // A model on a mesh that does not run is asked, and nothing in it touched. The CPU's stands for the GPU's, too: the
 // types are the same.
 namespace {
 
+/// The plan of the rank that is first in the pipeline's stage `at`.
 template <class Precision, plait::strategy S>
-run_plan plan_for(const setup& s) {
+run_plan plan_for(const setup& s, std::int64_t at) {
   using specs = plait::transformer_specs<S>;
-  plait::world w = plait::world::planned(s.mesh);
+  using stage_type = plait::llama<Precision, S>;
+  const std::int64_t inner = s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) /
+                             s.mesh.extent(plait::axis_of<plait::dp>);  // ranks of cp, tp and tp_rep
+  plait::pipeline_world ranks = plait::pipeline_world::planned(s.mesh, at * inner);
+  plait::world& w = ranks.stage();
   plait::cpu device;
   plait::context<plait::cpu> ctx{device, w, plait::llama_sizes<S>(s.config, w.shape(), s.sequences, s.opt.seq),
                                  s.opt.seed};
-  plait::llama<Precision, S> model(ctx, s.config, model_options(s.opt));
+  plait::pipeline<stage_type> model(ranks.along(), s.schedule, s.stages,
+                                    [&](plait::stage_layers part, stage_type* first) {
+                                      return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
+                                    });
   run_plan plan;
   const auto show = [&](const char* name, const plait::layout& a) {
     plan.activations.push_back({name, plait::describe(a),
@@ -45,13 +58,28 @@ run_plan plan_for(const setup& s) {
   return plan;
 }
 
+/// Of the rank that holds most; parameters of all stages.
+template <class Precision, plait::strategy Strategy>
+run_plan plan_under(const setup& s) {
+  std::optional<run_plan> most;
+  std::vector<run_plan::parameter> parameters;
+  for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {
+    run_plan plan = s.zigzag ? plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at)
+                             : plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, at);
+    parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
+    if (!most || plan.bytes() > most->bytes()) most = std::move(plan);
+  }
+  most->parameters = std::move(parameters);
+  return *most;
+}
+
 template <class Precision>
 run_plan plan_in(const setup& s) {
   const bool sp = s.opt.strategy == "sp";
   if (s.opt.store == "sharded")
-    return sp ? plan_for<Precision, plait::stored_over_dp<plait::megatron_sp>>(s)
-              : plan_for<Precision, plait::stored_over_dp<plait::megatron_tp>>(s);
-  return sp ? plan_for<Precision, plait::megatron_sp>(s) : plan_for<Precision, plait::megatron_tp>(s);
+    return sp ? plan_under<Precision, plait::stored_over_dp<plait::megatron_sp>>(s)
+              : plan_under<Precision, plait::stored_over_dp<plait::megatron_tp>>(s);
+  return sp ? plan_under<Precision, plait::megatron_sp>(s) : plan_under<Precision, plait::megatron_tp>(s);
 }
 
 }  // namespace

@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "plait/data/text.hpp"
+#include "plait/models/llama_stages.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/observe/json_log.hpp"
 #include "plait/observe/loss_curve.hpp"
+#include "plait/observe/pipeline_svg.hpp"
 #include "plait/observe/progress.hpp"
+#include "plait/schedule/verify.hpp"
 #include "signals.hpp"
 #include "utilisation.hpp"
 
@@ -45,17 +48,57 @@ std::string counted(std::int64_t n, const char* what, const char* plural = "s") 
 /// "dp=2, tp=4": the extents as given, and how many ranks hold each key-value head where tp outnumbers them.
 std::string mesh_text(const plait::mesh_shape& shape) {
   const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);
-  std::string text = fmt::format("dp={}, tp={}", shape.extent(plait::axis_of<plait::dp>), tp * copies);
+  std::string text = fmt::format("dp={}", shape.extent(plait::axis_of<plait::dp>));
+  for (plait::axis_id axis : {plait::axis_of<plait::pp>, plait::axis_of<plait::cp>})
+    if (shape.extent(axis) > 1) text += fmt::format(", {}={}", axis.text(), shape.extent(axis));
+  text += fmt::format(", tp={}", tp * copies);
   if (copies > 1) text += fmt::format(", each key-value head on {} ranks", copies);
   return text;
 }
 
-std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, std::uint64_t wire) {
-  std::int64_t ranks = 1;
+/// What one rank of a group sends of what all of them do. A message is counted by its sender alone.
+std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,
+                       std::uint64_t wire) {
+  if (kind == plait::collective::send) return wire;
+  std::int64_t ranks = label == "pp ends" ? 2 : 1;
   for (plait::axis_id axis : shape.axes)
     if (fmt::format("+{}+", label).find(fmt::format("+{}+", axis.text())) != std::string::npos)
       ranks *= shape.extent(axis);
   return wire / static_cast<std::uint64_t>(ranks);
+}
+std::uint64_t per_rank(const plait::mesh_shape& shape, const plait::ledger::row& row, std::uint64_t steps = 1) {
+  std::uint64_t sum = 0;
+  for (int k = 0; k < plait::collective_kinds; ++k)
+    sum += per_rank(shape, row.label, static_cast<plait::collective>(k),
+                    row.kinds[static_cast<std::size_t>(k)].wire / steps);
+  return sum;
+}
+
+/// "pipeline: zb_v, stages of 3, 3, 3, 2 layers".
+std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages) {
+  std::string sizes;
+  for (const plait::stage_layers& part : stages) sizes += (sizes.empty() ? "" : ", ") + std::to_string(part.size());
+  return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
+}
+
+/// Writes what the traced step looked like, and prints its bubble beside that of the simulation, in which each action
+/// takes the mean of its measured times.
+void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ranks) {
+  if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
+  const plait::pipeline_shape& shape = s.schedule.shape;
+  std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
+  const plait::axis_list pipeline(plait::axis_of<plait::pp>);
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    if (s.mesh.group_of(static_cast<std::int64_t>(r), pipeline) == 0) along.push_back(ranks[r]);
+  const plait::pipeline_timeline measured =
+      plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
+  const plait::schedule_costs costs = plait::measured_costs(measured);
+  plait::pipeline_timeline simulated = plait::timeline_of(s.schedule, costs, "ms");
+  simulated.title = "simulated: " + simulated.title;
+  if (shape.ranks > 1)
+    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the actions' mean times\n",
+               traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
+  if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
 }
 
 /// What the ranks have sent in all steps, and whether that is what the types say.
@@ -65,7 +108,7 @@ struct traffic {
   bool as_predicted = true;
 };
 
-traffic traffic_of(model_run& run, std::int64_t steps) {
+traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   plait::world& w = run.world();
   const plait::ledger predicted = run.predicted_traffic();
   traffic out;
@@ -75,23 +118,24 @@ traffic traffic_of(model_run& run, std::int64_t steps) {
     const plait::ledger::entry total = w.ledger().total(row.label), expected = predicted.total(row.label);
     out.as_predicted = out.as_predicted && total.wire == expected.wire * seen && total.calls == expected.calls * seen;
     if (total.calls == 0) continue;
-    const std::uint64_t bytes = per_rank(w.shape(), row.label, total.wire / seen * all);
+    const std::uint64_t bytes = per_rank(s.mesh, row, seen) * all;
     out.bytes.add(row.label, bytes);
     out.text +=
         fmt::format("{}{} over {}", out.text.empty() ? "" : ", ", size_text(static_cast<double>(bytes)), row.label);
   }
+  out.as_predicted = run.agree(out.as_predicted ? 1 : 0, plait::reduce_op::min) > 0;
   return out;
 }
 
 /// Rank 0's outputs.
 class reporter {
  public:
-  reporter(const setup& s, model_run& run) : s_(s), shape_(run.world().shape()), use_(s, run.device_name()) {
+  reporter(const setup& s, model_run& run) : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
     if (!s.opt.log.empty()) log_.emplace(s.opt.log);
     fmt::print("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
-               counted(run.world().size(), "rank"), mesh_text(shape_),
-               counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
-               counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+               counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"),
+               s.opt.seq, counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+    if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
     fmt::print("{}", use_.heading());
     std::fflush(stdout);
     display_.emplace(
@@ -114,6 +158,7 @@ class reporter {
     double peak_bytes = 0;
     std::optional<double> held_out{};
     std::uint64_t hash = 0;
+    std::vector<std::vector<plait::step_event>> traced{};  ///< of each rank
   };
 
   void finish(const ending& e) {
@@ -142,6 +187,7 @@ class reporter {
                e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types", e.hash,
                use_.ending());
     if (!s_.opt.plot.empty()) draw();
+    if (!e.traced.empty()) show(s_, e.traced);
     std::fflush(stdout);
   }
 
@@ -167,7 +213,7 @@ class reporter {
 std::string train(const setup& s, model_run& run) {
   plait::world& w = run.world();
   std::optional<reporter> report;
-  if (w.rank() == 0) report.emplace(s, run);
+  if (run.rank() == 0) report.emplace(s, run);
 
   const auto begin = clock_type::now();
   reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
@@ -194,10 +240,11 @@ std::string train(const setup& s, model_run& run) {
   }
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
-  end.sent = traffic_of(run, end.steps);
+  end.sent = traffic_of(s, run, end.steps);
   end.peak_bytes = run.agree(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
+  end.traced = run.traced();
   if (report) report->finish(end);
   if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
     const std::vector<std::int64_t> text = run.sample();
@@ -211,6 +258,12 @@ void print_plan(const setup& s, const run_plan& plan) {
              plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),
              counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision,
              utilisation(s, "").operations());
+  if (s.schedule.shape.ranks > 1) {
+    const plait::simulation times =
+        plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));
+    fmt::print("{}; idle {:.1f} % by counted operations; at most {:g} microbatches kept in a rank's layers\n\n",
+               pipeline_text(s, s.stages), 100 * times.makespan_idle(), plait::peak_activations(s.schedule));
+  }
   fmt::print("activations\n");
   for (const run_plan::activation& a : plan.activations)
     fmt::print("  {:10} {}  ({} a rank)\n", a.name, a.layout, size_text(a.bytes));
@@ -223,14 +276,15 @@ void print_plan(const setup& s, const run_plan& plan) {
   if (plan.traffic.rows.empty()) fmt::print("  none\n");
   plait::json_object sent;
   for (const auto& row : plan.traffic.rows) {
-    sent.add(row.label, per_rank(s.mesh, row.label, plan.traffic.total(row.label).wire));
+    sent.add(row.label, per_rank(s.mesh, row));
     for (int k = 0; k < plait::collective_kinds; ++k) {
       const auto& e = row.kinds[static_cast<std::size_t>(k)];
       if (e.calls == 0) continue;
-      fmt::print("  {:12} {:14} {:6} call{} {:>9} handed in, {:>9} sent\n", row.label,
-                 plait::name_of(static_cast<plait::collective>(k)), e.calls, e.calls == 1 ? ", " : "s,",
-                 size_text(static_cast<double>(e.payload)),
-                 size_text(static_cast<double>(per_rank(s.mesh, row.label, e.wire))));
+      fmt::print(
+          "  {:12} {:14} {:6} call{} {:>9} handed in, {:>9} sent\n", row.label,
+          plait::name_of(static_cast<plait::collective>(k)), e.calls, e.calls == 1 ? ", " : "s,",
+          size_text(static_cast<double>(e.payload)),
+          size_text(static_cast<double>(per_rank(s.mesh, row.label, static_cast<plait::collective>(k), e.wire))));
     }
   }
   fmt::print("  bytes sent in a step, by axis: {}\n", sent.text());
