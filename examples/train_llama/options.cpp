@@ -278,7 +278,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
           {},
           {},
           plait::context_choice::ring,
-          !opt.attention.ends_with(":contiguous"),
+          cp > 1 && !opt.attention.ends_with(":contiguous"),  // on one rank the orders are the same
           1,
           1,
           {},
