@@ -67,6 +67,18 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo '```'
   build/bin/bench_ring_overlap --rounds "$((4 * rounds))" || echo 'the target was missed'
   echo '```'
+  echo
+  echo '## The bubble of pipeline schedules (target: within 3 % of the simulation, 1 us per action)'
+  echo
+  echo '```'
+  build/bin/bench_pipeline_bubble
+  echo '```'
+  echo
+  echo '## Four axes on eight ranks against one rank, per core (target: 0.85)'
+  echo
+  echo '```'
+  build/bin/bench_four_axes --rounds "$rounds"
+  echo '```'
   if [ -n "$python" ]; then
     echo
     echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128)'
