@@ -15,7 +15,10 @@ namespace plait {
 /// The name of a group of axes in messages, ledgers and plans: `dp`, `cp+tp`.
 inline std::string label_of(const axis_list& axes) {
   std::string label;
-  for (axis_id axis : axes) label += (label.empty() ? "" : "+") + std::string(axis.text());
+  for (axis_id axis : axes) {
+    if (!label.empty()) label += '+';
+    label += axis.text();
+  }
   return label.empty() ? "none" : label;
 }
 

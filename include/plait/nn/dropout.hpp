@@ -69,7 +69,7 @@ class dropout {
     constexpr auto z = static_cast<std::size_t>(zigzag_at < 0 ? 0 : zigzag_at);
     std::int64_t outer = 1, inner = 1;
     for (std::size_t d = 0; d < static_cast<std::size_t>(part.dims); ++d)
-      if (d != z) (d < z ? outer : inner) *= part.local[d];
+      if (d != z) (static_cast<int>(d) < zigzag_at ? outer : inner) *= part.local[d];
     const std::vector<token_run> runs = order_.runs(part.offset[z], part.local[z]);
     for (std::int64_t i = 0; i < outer; ++i) {
       box row = part;
