@@ -63,7 +63,10 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 
 /// A schedule for uneven costs and a limit on memory: the best of a few greedy orders and of the hand-made schedules of
 /// the same shape, also with their Ws placed anew, improved by exchanges. It is never longer than any hand-made one
-/// that keeps to the limit. Deterministic: every rank computes the same one.
+/// that keeps to the limit. Takes milliseconds for 4 ranks and 12 microbatches, seconds for 16 and 128.
+///
+/// Every rank computes the same one, as long as all run one program on processors of one kind: products are rounded
+/// differently where one fuses them with sums. Elsewhere, let one rank make it and hand it round as `to_csv`.
 ///
 /// Throws `error` for a limit that no schedule keeps to: every rank must hold at least one microbatch in each chunk.
 inline schedule automatic(const pipeline_shape& shape, const schedule_costs& costs = {},
