@@ -1,6 +1,7 @@
 // Schedules by name, as PyTorch's CSV, as a user's own policy, and made for given costs.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -232,6 +233,30 @@ TEST_CASE("an automatic schedule uses what is known of the costs") {
   CHECK(simulate(spanned).span_idle() == 0);
   CHECK_THROWS_WITH(automatic({.ranks = 4, .microbatches = 12}, {}, {.max_activations = 0.5}),
                     "schedule automatic: max_activations is 0.500000, and a rank must keep at least 1");
+}
+
+TEST_CASE("placing the Ws anew turns 1F1B into ZB-H1, and saves idle time where costs are uneven") {
+  const int p = 4, m = 12;
+  const auto least = [&](const schedule& s, const schedule_costs& costs, int limit) {
+    double length = 1e30;
+    for (double patience : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+      const schedule refilled = refill_weights(s, costs, patience, limit);
+      CHECK(describe(verify(refilled, {.max_activations = static_cast<double>(limit) / s.shape.chunks})) == "ok");
+      length = std::min(length, simulate(refilled, costs).makespan);
+    }
+    return length;
+  };
+  CHECK(least(make_schedule<one_f_one_b>(p, m), {}, p) == simulate(make_schedule<zb_h1>(p, m)).makespan);
+  const schedule interleaved_1f1b = make_schedule<interleaved<2>>(p, m);
+  CHECK(simulate(interleaved_1f1b).makespan == 3 * m + 4.5);
+  CHECK(least(interleaved_1f1b, {}, 11) == 3 * m + 1.5);  // the chunks that interleaved 1F1B keeps as well
+
+  schedule_costs uneven;
+  uneven.rank_part = {18.5, 27.4, 18.1, 9.3};
+  uneven.link = 0.6;
+  const schedule h1 = make_schedule<zb_h1>(p, m);
+  CHECK(least(h1, uneven, p) == doctest::Approx(simulate(h1, uneven).makespan));
+  CHECK(least(h1, uneven, m) < 0.97 * simulate(h1, uneven).makespan);
 }
 
 TEST_CASE("activations over time") {
