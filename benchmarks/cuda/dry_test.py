@@ -7,6 +7,7 @@ figures must be what expected.py makes.
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,17 @@ class Run(unittest.TestCase):
             done = subprocess.run([PROGRAMS / "dry_cuda_memory", *arguments], capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
+
+    @unittest.skipUnless(shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists(), "there is no nvcc")
+    def test_a_build_is_configured(self) -> None:
+        done = self.run_script("configure", "--build", self.home / "real build")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("ok configure", done.stdout)
+        text = (self.home / "real build/CMakeCache.txt").read_text()
+        self.assertIn("PLAIT_CUDA_ARCHITECTURES:STRING=90a", text)
+        targets = subprocess.run(["cmake", "--build", self.home / "real build", "--target", "help"], capture_output=True,
+                                 text=True).stdout
+        self.assertIn("plait_cuda_benchmarks", targets)
 
     def test_sanitizers_name_the_program(self) -> None:
         sanitize = ["sh", HERE.parents[1] / "tests/cuda/sanitize.sh", self.home / "tests"]
