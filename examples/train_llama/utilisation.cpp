@@ -24,11 +24,8 @@ utilisation::utilisation(const setup& s, std::string device)
 
 std::string utilisation::operations() const {
   if (s_.opt.device == "cpu" && peak_ == 0) return {};
-  return fmt::format(
-      "operations: {:.4g} GFLOP a token: 6 for each weight (an input embedding of its own is a look-up) and 12 x "
-      "layers "
-      "x heads x head_dim x seq for attention; {:.4g} with its causal half alone\n",
-      flops_.total() / 1e9, flops_.causal() / 1e9);
+  return fmt::format("operations: {:.4g} GFLOP a token, {:.4g} with the causal half of attention alone\n",
+                     flops_.total() / 1e9, flops_.causal() / 1e9);
 }
 
 std::string utilisation::heading() const {

@@ -6,7 +6,9 @@
 #include "options.hpp"
 #include "plait/data/json_writer.hpp"
 
-/// What a run makes of its devices' peak. Says nothing, and adds nothing to the log, on the CPU without --peak-tflops.
+/// What a run makes of its devices' peak. A token's operations are those of `plait::flops_per_token`: 6 for each weight
+/// that multiplies, and the full square of attention; recomputation does not count. Says nothing, and adds nothing to
+/// the log, on the CPU without --peak-tflops.
 class utilisation {
  public:
   /// `device` is what the GPU is called.
