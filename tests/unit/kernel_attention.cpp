@@ -294,6 +294,19 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
   }
 }
 
+TEST_CASE("a part that is not a number is not hidden by one that saw nothing") {
+  cpu device;
+  const double nothing = -std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const attention_shape s = shape_of(1, 2, 2, 1, 1, 1);
+  values o{0, 5}, lse{nothing, 0.5};
+  const values other{nan, 0}, lse_other{nan, nothing};
+  plait::kernels::merge_lse(device, o.data(), lse.data(), other.data(), lse_other.data(), 1, s);
+  CHECK(std::isnan(o[0]));
+  CHECK(std::isnan(lse[0]));
+  CHECK(o[1] == 5);
+  CHECK(lse[1] == 0.5);
+}
+
 TEST_CASE("scratch does not grow with the sequence") {
   std::size_t peak[2];
   for (int i = 0; i < 2; ++i) {
@@ -322,7 +335,7 @@ TEST_CASE("impossible shapes are refused by name") {
   CHECK_THROWS_WITH_AS(s.checked(), "attention: k_batch = 3, must be 0 or at least k_len = 4", plait::error);
   s.k_batch = 0;
   s.window = -1;
-  CHECK_THROWS_WITH_AS(s.checked(), "attention: window = -1, must be at least 1, or 0 for none", plait::error);
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: window = -1, must be from 1 to 2^62, or 0 for none", plait::error);
   s.window = 0;
   const std::int32_t documents[4] = {};
   s.first_visible = documents;

@@ -77,7 +77,7 @@ struct attention_shape {
     settle_tokens("q_batch", s.q_batch, "q_len", q_len);
     settle_tokens("k_batch", s.k_batch, "k_len", k_len);
     settle_tokens("lse_stride", s.lse_stride, "q_len", q_len);
-    if (window < 0) refuse("window", window, "at least 1, or 0 for none");
+    if (window < 0 || window > most_window) refuse("window", window, "from 1 to 2^62, or 0 for none");
     if (first_visible != nullptr && (k_offset < 0 || k_offset > most_position)) {
       refuse("k_offset", k_offset, "from 0 to " + std::to_string(most_position) + " where first_visible is given");
     }
@@ -98,6 +98,7 @@ struct attention_shape {
   }
 
  private:
+  static constexpr std::int64_t most_window = std::int64_t{1} << 62;  // positions less it do not overflow
   static constexpr std::int64_t most_position = std::numeric_limits<std::int32_t>::max();
 };
 

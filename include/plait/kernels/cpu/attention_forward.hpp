@@ -118,8 +118,8 @@ void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const sta
     for (std::int64_t i = 0; i < s.q_len; ++i) {
       for (std::int64_t h = 0; h < s.heads; ++h) {
         const std::int64_t at = (b * s.heads + h) * s.lse_stride + i;
+        if (lse[at] == nothing && lse_other[at] == nothing) continue;
         const T larger = std::max(lse[at], lse_other[at]);
-        if (larger == nothing) continue;
         const T mine = std::exp(lse[at] - larger), others = std::exp(lse_other[at] - larger);
         const T keep = mine / (mine + others), take = others / (mine + others);
         T* const target = o + (b * s.q_batch + i) * s.o_stride + h * s.head_dim;
