@@ -41,7 +41,9 @@ class context_attention {
     const std::int64_t mine = ctx.ranks.shape().index_in(ctx.ranks.rank(), axes);
     shape.q_len = shape.k_len = own;
     shape.q_offset = shape.k_offset = 0;
-    attention_part part{shape.checked(), {}, static_cast<std::size_t>(mine), documents, std::move(name)};
+    shape.q_batch = shape.k_batch = shape.lse_stride = 0;
+    static_cast<void>(shape.checked());
+    attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
     positions_ = order.positions(mine * own, own);
     engine_ = engine(ctx, part, axes);

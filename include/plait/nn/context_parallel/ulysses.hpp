@@ -56,6 +56,7 @@ class exchanged_attention {
     kernels::attention_shape& s = here.shape;
     s.heads = heads_, s.kv_heads = kv_heads_;
     s.q_len = s.k_len = text_.length();
+    s.q_batch = s.k_batch = s.lse_stride = 0;
     s.q_stride = s.k_stride = s.v_stride = s.dq_stride = s.dk_stride = s.dv_stride = width();
     inner_ = Inner(ctx, here, outer);
   }

@@ -1,0 +1,53 @@
+// Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
+#include "attention_cp_ranks.hpp"
+#include "plait/comm/nccl_start.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// GPUs for `ranks` ranks, empty if there are too few.
+std::vector<int> devices(int ranks) {
+  std::vector<int> out;
+  for (int r = 0; r < ranks; ++r) out.push_back(r);
+#ifdef PLAIT_CUDA_STAND_IN
+  for (int& d : out) d = 0;
+#else
+  int there = 0;
+  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
+#endif
+  return out;
+}
+
+template <class Policy>
+context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag) {
+  const auto launch = [](int n, auto&& body) {
+    nccl::run(devices(n), cuda::options{.workspace_bytes = 1 << 20}, nccl::options{.deadline = 60},
+              [&](nccl::communicator& comm, cuda& device) { body(comm, device); });
+  };
+  return attend_on<float, Policy>(launch, in, ranks, zigzag);
+}
+
+void check_near(const context_arrays& got, const context_arrays& expected) {
+  CHECK(difference(got.o, expected.o) <= 1e-5);
+  CHECK(difference(got.dq, expected.dq) <= 1e-5);
+  CHECK(difference(got.dk, expected.dk) <= 1e-5);
+  CHECK(difference(got.dv, expected.dv) <= 1e-5);
+}
+
+}  // namespace
+
+TEST_CASE("over NCCL every policy on several ranks is one rank") {
+  context_sizes sizes;
+  sizes.seq = 48;
+  const context_inputs in = random_inputs<float>(sizes, true);
+  const context_arrays one = on_ranks<chosen_context<cp>>(in, 1, false);
+  for (const int ranks : {2, 3, 4}) {
+    if (devices(ranks).empty()) continue;
+    CAPTURE(ranks);
+    for (const bool zigzag : {false, true}) check_near(on_ranks<ring<cp>>(in, ranks, zigzag), one);
+    check_near(on_ranks<all_gather_kv<cp>>(in, ranks, true), one);
+    if (ranks != 3) check_near(on_ranks<ulysses<cp>>(in, ranks, true), one);  // which does not divide the heads
+  }
+}

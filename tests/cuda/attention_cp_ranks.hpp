@@ -1,0 +1,96 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention_cp_reference.hpp"
+#include "cuda/device_array.hpp"
+#include "plait/nn/context_attention.hpp"
+
+/// Attention under context-parallel policies on ranks with a GPU's memory, from inputs and to outputs in the order of
+/// the text.
+namespace plait::test {
+
+struct context_inputs {
+  context_sizes sizes;
+  values q, k, v, d_o;
+  std::vector<std::int32_t> starts;  ///< of documents; empty: none
+};
+
+template <class T>
+context_inputs random_inputs(const context_sizes& s, bool documents) {
+  context_inputs in{s,
+                    random_values<T>(s.seq * s.heads * s.head_dim, 1),
+                    random_values<T>(s.seq * s.kv_heads * s.head_dim, 2),
+                    random_values<T>(s.seq * s.kv_heads * s.head_dim, 3),
+                    random_values<T>(s.seq * s.heads * s.head_dim, 4),
+                    {}};
+  for (std::int64_t p = 0; documents && p < s.seq; ++p) {
+    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in the order of the text, see nothing
+    in.starts.push_back(static_cast<std::int32_t>(p < 41 ? 0 : p < last ? 41 : s.seq));
+  }
+  return in;
+}
+
+/// This rank's rows of [seq, width], or their way back.
+inline values taken(const values& all, const std::vector<std::int64_t>& positions, std::int64_t width) {
+  values mine;
+  for (const std::int64_t p : positions)
+    for (std::int64_t i = 0; i < width; ++i) mine.push_back(all[static_cast<std::size_t>(p * width + i)]);
+  return mine;
+}
+inline void put(values& all, const values& mine, const std::vector<std::int64_t>& positions, std::int64_t width) {
+  for (std::size_t row = 0; row < positions.size(); ++row)
+    for (std::int64_t i = 0; i < width; ++i)
+      all[static_cast<std::size_t>(positions[row] * width + i)] =
+          mine[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)];
+}
+
+/// `launch(ranks, body)` calls body(communicator, device) on so many ranks.
+template <class T, class Policy, class Launch>
+context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag) {
+  const context_sizes& s = in.sizes;
+  const std::int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim, own = s.seq / ranks;
+  const sequence_order order = zigzag ? sequence_order::zigzag(s.seq, ranks) : sequence_order::text(s.seq);
+  std::vector<context_arrays> all(static_cast<std::size_t>(ranks));
+  launch(ranks, [&](auto comm, cuda& device) {
+    world w(mesh<axis<cp>>{ranks}.shape(), comm);
+    context<cuda> ctx{device, w, {}};
+    kernels::attention_shape shape;
+    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim, shape.window = s.window;
+    shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    const bool documents = !in.starts.empty();
+    context_attention<T, Policy, cuda> attention(ctx, shape, order, documents);
+    const std::vector<std::int64_t>& positions = attention.positions();
+    number_array<T> q(device, taken(in.q, positions, q_width)), k(device, taken(in.k, positions, k_width));
+    number_array<T> v(device, taken(in.v, positions, k_width)), d_o(device, taken(in.d_o, positions, q_width));
+    number_array<T> o(device, own * q_width), dq(device, own * q_width), dk(device, own * k_width),
+        dv(device, own * k_width);
+    std::vector<std::int32_t> starts;
+    for (const std::int64_t p : positions)
+      if (documents) starts.push_back(in.starts[static_cast<std::size_t>(p)]);
+    device_array<std::int32_t> first_visible(device, starts);
+    const attention_inputs<T> args{q.view(), k.view(), v.view(), documents ? first_visible.data() : nullptr};
+    typename context_attention<T, Policy, cuda>::saved kept;
+    attention.forward(ctx, args, o.data(), &kept);
+    attention.backward(ctx, args, o.view(), d_o.view(), kept, {dq.data(), dk.data(), dv.data()});
+    all[static_cast<std::size_t>(w.rank())] = {o.read(), dq.read(), dk.read(), dv.read()};
+  });
+  context_arrays text{values(in.q.size()), values(in.q.size()), values(in.k.size()), values(in.v.size())};
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<std::int64_t> positions = order.positions(r * own, own);
+    const context_arrays& mine = all[static_cast<std::size_t>(r)];
+    put(text.o, mine.o, positions, q_width);
+    put(text.dq, mine.dq, positions, q_width);
+    put(text.dk, mine.dk, positions, k_width);
+    put(text.dv, mine.dv, positions, k_width);
+  }
+  return text;
+}
+
+}  // namespace plait::test
