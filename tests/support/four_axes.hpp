@@ -1,0 +1,84 @@
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "pipeline_parity.hpp"
+#include "plait/schedule/dualpipe_v.hpp"
+#include "plait/schedule/zero_bubble.hpp"
+
+/// Meshes dp x pp x cp x tp, each under another schedule and another way to see a sharded sequence, so that all of them
+/// meet all kinds of meshes.
+namespace plait::test {
+
+inline std::vector<pipeline_mesh> factorisations(std::int64_t ranks) {
+  std::vector<pipeline_mesh> all;
+  for (std::int64_t dp_ranks = 1; dp_ranks <= ranks; dp_ranks *= 2)
+    for (std::int64_t pp_ranks = 1; dp_ranks * pp_ranks <= ranks; pp_ranks *= 2)
+      for (std::int64_t cp_ranks = 1; dp_ranks * pp_ranks * cp_ranks <= ranks; cp_ranks *= 2)
+        all.push_back({dp_ranks, pp_ranks, ranks / (dp_ranks * pp_ranks * cp_ranks), cp_ranks});
+  return all;
+}
+
+/// The i-th of the schedules that so many layers are enough for.
+inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
+  const bool two_chunks = 2 * ranks <= layers && ranks > 1;
+  switch (i % (two_chunks ? 7 : 4)) {
+    case 0:
+      return make_schedule<one_f_one_b>(ranks, microbatches);
+    case 1:
+      return make_schedule<zb_h1>(ranks, microbatches);
+    case 2:
+      return make_schedule<gpipe>(ranks, microbatches);
+    case 3:
+      return make_schedule<zb_h2>(ranks, microbatches);
+    case 4:
+      return make_schedule<interleaved<2>>(ranks, microbatches);
+    case 5:
+      return make_schedule<zb_v>(ranks, microbatches);
+    default:
+      return make_schedule<dualpipe_v>(ranks, microbatches);
+  }
+}
+
+inline constexpr context_choice choices[] = {context_choice::ring, context_choice::all_gather_kv,
+                                             context_choice::ulysses};
+
+inline scenario four_axes_scenario() {
+  scenario s{small_config(16, 4)};
+  s.config.hidden = 16, s.config.ffn = 32, s.config.vocab = 29;
+  s.config.layers = 17;
+  s.batch = 16, s.microbatches = 1, s.seq = 32;
+  s.steps = 5;
+  return s;
+}
+
+/// Compares every factorisation of so many ranks with one rank; returns how many there were. Strategies take turns.
+template <class T, strategy First, strategy Second>
+int check_four_axes(std::initializer_list<std::int64_t> sizes) {
+  std::map<std::pair<std::int64_t, std::int64_t>, rank_outcome> one_rank;  // by microbatches and layers
+  int turn = 0;
+  for (const std::int64_t ranks : sizes)
+    for (const pipeline_mesh& m : factorisations(ranks)) {
+      scenario s = four_axes_scenario();
+      // An odd number of layers, more than there are stages of two chunks a rank, or at least one more than ranks.
+      s.config.layers = std::min<std::int64_t>(17, 2 * m.pp + 1);
+      // dp = 16 leaves one sequence a rank and one microbatch; deeper pipelines have more of them.
+      s.microbatches = m.pp == 1 ? 1 : std::min(16 / m.dp, 2 * m.pp);
+      auto& one = one_rank[{s.microbatches, s.config.layers}];
+      if (one.steps.empty()) one = train_one<T, First>(s);
+      s.options.attention.context = choices[turn % 3];
+      const schedule plan = some_schedule(turn, static_cast<int>(m.pp), static_cast<int>(s.microbatches),
+                                          static_cast<int>(s.config.layers));
+      if (turn % 2 == 0)
+        check_pipeline<T, First>(s, one, m, plan);
+      else
+        check_pipeline<T, Second>(s, one, m, plan);
+      ++turn;
+    }
+  return turn;
+}
+
+}  // namespace plait::test
