@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what is missing (Debian 12, root), builds the trainer, and trains a small Llama on the sample text, on a mesh of
-# eight ranks that are threads of one process: two data-parallel groups of four tensor-parallel ranks.
+# eight ranks that are threads of one process: two pipeline stages, in each of which the sequence is shared out over two
+# context-parallel groups of two tensor-parallel ranks.
 #
 #   sh examples/run.sh [ARGUMENTS...]     arguments go to train_llama, after the ones below
 set -eu
@@ -18,12 +19,15 @@ cmake --build build/example -j "$(plait_jobs)" --target train_llama
 
 out=build/out
 mkdir -p "$out"
-build/bin/train_llama --mesh dp=2,tp=4 --backend threads --model tiny --data examples/data/kjv.txt \
-  --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 --precision float \
-  --log "$out/train.jsonl" --plot "$out/loss.svg" "$@"
+build/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --model tiny --data examples/data/kjv.txt \
+  --schedule 1f1b --attention ring:zigzag --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 \
+  --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" \
+  --timeline "$out/timeline.svg" --trace "$out/trace.json" "$@"
 
 echo
 echo "The outputs are in $PWD/$out:"
 echo "  train.jsonl   one line per step, then a summary"
 echo "  loss.svg      the loss curve, for a browser"
+echo "  timeline.svg  one step of the pipeline, simulated and measured, for a browser"
+echo "  trace.json    the same step with all collectives and messages, for ui.perfetto.dev"
 echo "The text's bytes have an entropy of 3.041 nats: a loss clearly below it has learnt more than their frequencies."

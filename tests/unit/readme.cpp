@@ -7,8 +7,14 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
+#include "plait/models/strategies.hpp"
 #include "plait/nn/combinators.hpp"
+#include "plait/parallel/pipeline.hpp"
+#include "plait/parallel/pipeline_world.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "plait/parallel/weights_hash.hpp"
+#include "plait/schedule/one_f_one_b.hpp"
+#include "plait/schedule/verified.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
@@ -28,6 +34,9 @@ struct up_projection {
   using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
   using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
 };
+
+using long_context = pl::with_context<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>;
+static_assert(pl::verify<pl::interleaved<2>, pl::stages<4>, pl::microbatches<16>>());
 
 struct row : pl::axis_tag<"row"> {};
 
@@ -161,8 +170,7 @@ TEST_CASE("a fan-out gathers once, adds the partial gradients and reduces once")
       both.visit([&](auto& p) {
         p.reduce(context);
         const auto g = pl::gather_whole(context, p, p.gradient());
-        for (std::size_t i = 0; i < g.size(); ++i)
-          sum += std::cos(static_cast<double>(i)) * g[i];
+        for (std::size_t i = 0; i < g.size(); ++i) sum += std::cos(static_cast<double>(i)) * g[i];
       });
       if (world.rank() == 0) result = sum;
     });
@@ -171,4 +179,40 @@ TEST_CASE("a fan-out gathers once, adds the partial gradients and reduces once")
   const double one = run(1, 1);
   CHECK(run(2, 2) == doctest::Approx(one).epsilon(1e-12));
   CHECK(run(1, 4) == doctest::Approx(one).epsilon(1e-12));
+}
+
+TEST_CASE("a pipeline of long sequences") {
+  const auto shape =
+      pl::mesh<pl::axis<pl::pp>, pl::axis<dp>, pl::axis<pl::cp>, pl::axis<tp>, pl::axis<pl::tp_rep>>(2, 1, 2, 1, 1)
+          .shape();
+  pl::llama_config config;
+  config.layers = 2;
+  const std::int64_t microbatches = 2;
+  const double clip = 1.0;
+  const pl::schedule plan = pl::make_schedule<pl::one_f_one_b>(2, 2);
+  const auto parts = pl::split_layers({{1, 1}, 0, 0}, plan.shape.stages());
+  pl::threads::run(4, [&](pl::threads::communicator all_ranks) {
+    pl::pipeline_world ranks(shape, all_ranks);  // the mesh of a stage, and the ranks along pp
+    pl::cpu device;
+    pl::context<pl::cpu> context{device, ranks.stage(),
+                                 pl::llama_sizes<long_context>(config, ranks.stage().shape(), 2, 16), 1};
+    const auto make_stage = [&](pl::stage_layers part, pl::llama<float, long_context>* first) {
+      return std::make_unique<pl::llama<float, long_context>>(context, config, pl::llama_options{}, part, first);
+    };
+    pl::adamw<float> optimizer;
+    pl::pipeline<pl::llama<float, long_context>> model(ranks.along(), plan, parts, make_stage);
+    pl::training_step step(context, model, optimizer, microbatches, clip);
+    model.visit([&](auto& p) { p.initialize(context); });
+    double first = 0, last = 0;
+    for (int i = 0; i < 3; ++i) {
+      step.load(context, [](std::int64_t, auto& ids, auto& labels) {
+        for (std::int64_t t = 0; t < ids.size(); ++t) ids.data()[t] = t % 7, labels.data()[t] = (t + 1) % 7;
+      });
+      optimizer.begin_step(context, 1e-2);
+      step.run(context);
+      last = step.result(context).loss;
+      if (i == 0) first = last;
+    }
+    CHECK(last < first);
+  });
 }
