@@ -15,12 +15,14 @@ void check(cublasStatus_t status, const char* doing) {
     plait::fail(std::string("cuBLASLt: ") + cublasLtGetStatusString(status) + ", " + doing);
 }
 
-/// One row-major product C = op(A) op(B) + beta C; see `cuda::gemm`.
+/// One row-major product C = op(A) op(B) + beta D, where D is C itself or, if `residual`, another array; see
+/// `cuda::gemm`.
 struct product {
   std::string id;
   bool trans_a, trans_b;
   std::int64_t m, n, k;
   double beta;
+  bool residual = false;
 
   double operations() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
   std::int64_t lda() const { return trans_a ? m : k; }
@@ -70,10 +72,11 @@ class candidates {
   std::size_t workspace(std::size_t i) const { return found_[i].workspaceSize; }
 
   /// Whether the algorithm took the product.
-  bool run(std::size_t i, const bf16* a, const bf16* b, Out* c, void* workspace, cudaStream_t stream) const {
+  bool run(std::size_t i, const bf16* a, const bf16* b, const Out* d, Out* c, void* workspace,
+           cudaStream_t stream) const {
     const float one = 1, beta = static_cast<float>(p_.beta);
     return found_[i].state == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmul(handle_, operation_, &one, b, b_, a, a_, &beta, c, c_, c, c_, &found_[i].algo, workspace,
+           cublasLtMatmul(handle_, operation_, &one, b, b_, a, a_, &beta, d, c_, c, c_, &found_[i].algo, workspace,
                           search_workspace, stream) == CUBLAS_STATUS_SUCCESS;
   }
 
@@ -114,16 +117,17 @@ template <class Out>
 void measure(cuda& device, const options& o, parts& all, const product& p, void* workspace) {
   const auto a = random_arrays<bf16>(device, p.m * p.k, 1), b = random_arrays<bf16>(device, p.k * p.n, 1, -0.02, 0.02);
   const auto c = random_arrays<Out>(device, p.m * p.n, 1);
+  const auto d = p.residual ? random_arrays<Out>(device, p.m * p.n, 1) : c;
   const candidates<Out> search(p, o.tiny ? 8 : o.quick ? 48 : 128);
   const cudaStream_t stream = device.main_stream().handle();
-  const auto call = [&](std::size_t i) { return search.run(i, a(0), b(0), c(0), workspace, stream); };
+  const auto call = [&](std::size_t i) { return search.run(i, a(0), b(0), d(0), c(0), workspace, stream); };
   const std::vector<std::size_t> order = ranked(device, search.size(), call);
   if (order.empty()) plait::fail("cuBLASLt has no algorithm");
 
   std::vector<timed_call> calls;
   calls.push_back({p.id, p.operations(), 1, [&](int) {
                      device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 1.0, a(0), p.lda(), b(0), p.ldb(), p.beta, c(0),
-                                 p.n);
+                                 p.n, plait::gemm_epilogue<Out>{.addend = p.residual ? d(0) : nullptr});
                    }});
   for (std::size_t i = 0; i < std::min<std::size_t>(order.size(), 5); ++i)
     calls.push_back({"algorithm " + std::to_string(order[i]), p.operations(), 1, [&, i](int) { call(order[i]); }});
@@ -160,7 +164,9 @@ void measure_all(cuda& device, const options& o, parts& all) {
                  {"head", hidden, s.model.vocab}};
   for (const auto& l : linears) {
     const std::string id = std::string("linears.") + l.name;
-    const product forward{id + ".forward", false, true, t, l.out, l.in, 0};
+    // Those that end a residual branch add the residual stream.
+    const bool ends = l.out == hidden;
+    const product forward{id + ".forward", false, true, t, l.out, l.in, ends ? 1.0 : 0.0, ends};
     const product input{id + ".input_gradient", false, false, t, l.in, l.out, 0};
     const product weight{id + ".weight_gradient", true, false, l.out, l.in, t, 1};
     for (const product& p : {forward, input})

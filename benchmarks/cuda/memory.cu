@@ -59,8 +59,10 @@ void add_norms(calls& c) {
   const double eps = c.model.rms_eps;
   c.add("rms_norm_forward", 2 * bf * size + f32 * r + bf * w, sets,
         [=, &c](int i) { kernels::rms_norm_forward(c.device, x(i), weight(0), y(i), inverse(0), rows, columns, eps); });
-  c.add("rms_norm_backward", 3 * bf * size + f32 * r + (bf + 2 * f32) * w, sets, [=, &c](int i) {
-    kernels::rms_norm_backward(c.device, x(i), weight(0), dy(i), inverse(0), y(i), dweight(0), rows, columns);
+  const auto addend = random_arrays<bf16>(c.device, n, sets);
+  c.add("rms_norm_backward", 4 * bf * size + f32 * r + (bf + 2 * f32) * w, sets, [=, &c](int i) {
+    kernels::rms_norm_backward(c.device, x(i), weight(0), dy(i), inverse(0), y(i), dweight(0), rows, columns,
+                               addend(i));
   });
   c.add("layer_norm_forward", 2 * bf * size + 2 * f32 * r + 2 * bf * w, sets, [=, &c](int i) {
     kernels::layer_norm_forward(c.device, x(i), weight(0), bias(0), y(i), mean(0), inverse(0), rows, columns, eps);

@@ -15,7 +15,7 @@ class Row(NamedTuple):
 
 MEMORY = {
     "rms_norm_forward": "RMS norm, forward",
-    "rms_norm_backward": "RMS norm, backward",
+    "rms_norm_backward": "RMS norm with the residual's gradient, backward",
     "layer_norm_forward": "layer norm, forward",
     "layer_norm_backward": "layer norm, backward",
     "swiglu_forward": "SwiGLU, forward",
