@@ -51,15 +51,16 @@ void expect_parity(const rank_outcome& one, const rank_outcome& got, double tole
 }
 
 template <class T, strategy S>
-void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks,
+             std::int64_t cp_ranks = 1) {
   const rank_outcome one = train_one<T, S>(s);
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  world ranks(typename S::mesh{dp_ranks, 1, split.tp, split.tp_rep}.shape(), world_of_mpi);
+  world ranks(typename S::mesh{dp_ranks, cp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
   cpu device;
   const rank_outcome got = train_rank<T, S>(s, ranks, device);
-  expect_parity(
-      one, got, parity_tolerance<T>,
-      "dp=" + std::to_string(dp_ranks) + " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank()));
+  expect_parity(one, got, parity_tolerance<T>,
+                "dp=" + std::to_string(dp_ranks) + " cp=" + std::to_string(cp_ranks) +
+                    " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank()));
 }
 
 /// The stages of a pipeline, each on one rank or, with several chunks, on the rank where it turns.
@@ -101,6 +102,8 @@ int main(int argc, char** argv) {
       if (c.size() == 4 || tp_ranks == 4)
         compare<float, stored_over_dp<megatron_sp>>(c, s, c.size() / tp_ranks, tp_ranks);
     }
+    compare<double, megatron_sp>(c, s, 1, 1, c.size());
+    compare<double, megatron_sp>(c, s, 1, 2, c.size() / 2);
     for (int pp_ranks = 2; pp_ranks * 2 <= c.size(); pp_ranks *= 2) {
       compare_pipeline(c, s, pp_ranks, make_schedule<one_f_one_b>(pp_ranks, 4));
       compare_pipeline(c, s, pp_ranks, make_schedule<zb_v>(pp_ranks, 8));
