@@ -186,6 +186,41 @@ TEST_CASE("attach: layers on a program's own communicator, stream and pointers")
   }
 }
 
+// The README's lines, as they stand there.
+namespace readme {
+
+namespace pl = plait;
+struct up_projection {
+  using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
+  using input = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
+  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
+  using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
+};
+
+void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& mesh) {
+  const dim_sizes sizes = sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 16);
+  matrix activations(1, 2 * 4 * 8 / 2, my_stream), output(2 * 4, 16 / 2, my_stream), weights(16 / 2, 8, my_stream),
+      gradients(16 / 2, 8, my_stream);
+  activations.write(values(32, 1.0), 32, 0, 0, my_stream);
+  weights.write(values(64, 0.5), 8, 0, 0, my_stream);
+  float *my_activations = activations.data, *my_output = output.data, *my_weights = weights.data,
+        *my_gradients = gradients.data;
+  // clang-format off
+  auto here = pl::attach(mesh, my_comm, my_stream, sizes);    // an ncclComm_t and a cudaStream_t; nothing is owned
+  pl::linear<float, up_projection, pl::cuda> up(here, "up", {}, my_weights, my_gradients);
+  up.forward(here, my_activations, my_output);                // in my_stream, and the host waits for nothing
+  // clang-format on
+  CHECK(output.off(values(64, 4.0), 8, 0, 0, my_stream) == 0);
+}
+
+}  // namespace readme
+
+TEST_CASE("attach: as the README shows it") {
+  CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int, std::barrier<>&) {
+          readme::run(comm, stream, readme::up_projection::mesh(1, 2));
+        }) == "");
+}
+
 TEST_CASE("attach: the default stream is the default stream") {
   CHECK(on_ranks(
             1,
