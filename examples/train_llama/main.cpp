@@ -86,7 +86,7 @@ int processes_by(std::initializer_list<const char*> variables) {
 int processes_of_mpirun() { return processes_by({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
 
 /// Under a launcher, as many processes as it started would train alone and write the same files.
-void refuse_lonely_processes() {
+void refuse_lonely_processes(const options& opt) {
   const auto refuse = [](int processes, const char* launcher, const char* advice) {
     if (processes > 1)
       plait::fail(fmt::format(
@@ -94,14 +94,14 @@ void refuse_lonely_processes() {
           "start the program without {}",
           processes, launcher, advice, launcher));
   };
-  refuse(processes_of_mpirun(), "mpirun", "--backend mpi");
+  refuse(processes_of_mpirun(), "mpirun", opt.device == "cuda" ? "--backend nccl" : "--backend mpi");
   if (std::getenv("RANK")) refuse(processes_by({"WORLD_SIZE"}), "torchrun", "--device cuda --backend nccl");
 }
 
 int train_threads(int argc, char** argv) {
   options opt;
   if (!parse(argc, argv, opt)) return 0;
-  if (!opt.dry_run) refuse_lonely_processes();
+  if (!opt.dry_run) refuse_lonely_processes(opt);
   const setup s = ready(opt, -1);
   if (opt.dry_run) {
     print_plan(s, plan_of(s));
