@@ -131,6 +131,7 @@ TEST_CASE_TEMPLATE("label smoothing and the loss on the normaliser equal the pro
     ignoring.ignore_index = -100;
     check<T>({9, 80, 75, 2}, ignoring, true, false);
     check<T>({9, 75, 75, 1}, ignoring, false, true);
+    check<T>({3, 8200, 8199, 1}, ignoring, true, true);  // several vectors for each thread
   }
 }
 
@@ -171,6 +172,23 @@ TEST_CASE("masked logits of minus infinity count nothing") {
   CHECK(got[0] == 2.0);
   CHECK(got[1] == doctest::Approx(1 + std::exp(-1.0)));
   CHECK(got[2] == 1.0);
+}
+
+TEST_CASE("a logit that is no number makes the loss none") {
+  cuda device;
+  for (const std::size_t at : {0, 5, 4500}) {
+    values logits(4600, at == 0 ? -std::numeric_limits<double>::infinity() : 1.0);
+    logits[at] = std::numeric_limits<double>::quiet_NaN();
+    logits[7] = 2.0;
+    number_array<float> x(device, logits), made(device, 4), loss(device, 1);
+    device_array<int64_t> ids(device, std::vector<int64_t>{7});
+    float* const m = made.data();
+    plait::kernels::cross_entropy_local_statistics(device, x.view(), ids.data(), m, m + 1, m + 2, m + 3, 1,
+                                                   {4600, 0, 4600}, {});
+    plait::kernels::cross_entropy_loss<float>(device, ids.data(), m, m + 1, m + 2, nullptr, loss.data(), 1,
+                                              {4600, 0, 4600}, {});
+    CHECK(std::isnan(loss.read()[0]));
+  }
 }
 
 TEST_CASE("a target outside the vocabulary is reported when the device is waited for") {

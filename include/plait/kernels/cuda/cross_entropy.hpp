@@ -76,20 +76,24 @@ __global__ static void statistics_of_rows(const T* logits, const Id* targets, st
     online_statistics<S> mine{Online ? nothing<S>() : row_max[row], S(0), S(0)};
     walk_row(
         x, valid, true,
-        [&](std::int64_t i) {
-          const vector16<T> v = load_vector(x + i);
+        [&](std::int64_t i, std::int64_t j) {
+          const vector16<T> v = load_vector(x + i), w = j < 0 ? v : load_vector(x + j);
           if constexpr (Online) {
             S largest = number<S>(v.at[0]);
             PLAIT_UNROLL
-            for (int j = 1; j < n; ++j) largest = larger(largest, number<S>(v.at[j]));
+            for (int k = 0; k < n; ++k) largest = larger(largest, larger(number<S>(v.at[k]), number<S>(w.at[k])));
             mine.raise(largest);
           }
           const S base = mine.base();
-          PLAIT_UNROLL
-          for (int j = 0; j < n; ++j) mine.sum_exp += exp_of(number<S>(v.at[j]) - base);
-          if (sum_logits == nullptr) return;
-          PLAIT_UNROLL
-          for (int j = 0; j < n; ++j) mine.sum += number<S>(v.at[j]);
+          const auto add = [&](const vector16<T>& some) {
+            PLAIT_UNROLL
+            for (int k = 0; k < n; ++k) mine.sum_exp += exp_of(number<S>(some.at[k]) - base);
+            if (sum_logits == nullptr) return;
+            PLAIT_UNROLL
+            for (int k = 0; k < n; ++k) mine.sum += number<S>(some.at[k]);
+          };
+          add(v);
+          if (j >= 0) add(w);
         },
         [&](std::int64_t i) {
           const S value = number<S>(x[i]);
@@ -130,9 +134,13 @@ __global__ static void max_of_rows(const T* logits, statistic_of<T>* row_max, st
     };
     walk_row(
         x, valid, true,
-        [&](std::int64_t i) {
-          const vector16<T> v = load_vector(x + i);
-          for (int j = 0; j < vector16<T>::size; ++j) raise(v.at[j]);
+        [&](std::int64_t i, std::int64_t j) {
+          const vector16<T> v = load_vector(x + i), w = j < 0 ? v : load_vector(x + j);
+          PLAIT_UNROLL
+          for (int k = 0; k < vector16<T>::size; ++k) {
+            raise(v.at[k]);
+            raise(w.at[k]);
+          }
         },
         [&](std::int64_t i) { raise(x[i]); });
     largest = block_max(largest, scratch, nothing<S>());
@@ -178,7 +186,11 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
     T* const d = dlogits + row * range.columns;
     if (!row_counts(targets, row, range, s.ignore_index, threadIdx.x == 0 ? faults : nullptr)) {
       walk_row(
-          d, range.columns, true, [&](std::int64_t i) { store_vector(d + i, vector16<T>{}); },
+          d, range.columns, true,
+          [&](std::int64_t i, std::int64_t j) {
+            store_vector(d + i, vector16<T>{});
+            if (j >= 0) store_vector(d + j, vector16<T>{});
+          },
           [&](std::int64_t i) { d[i] = T{}; });
       continue;
     }
@@ -203,11 +215,15 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
     const auto gradient = [&](T element) { return exp_of(number<S>(element) - maximum) * factor - uniform; };
     walk_row(
         x, valid, lie_alike(x, d),
-        [&](std::int64_t i) {
-          const vector16<T> v = load_vector(x + i);
-          vector16<T> y;
-          for (int j = 0; j < n; ++j) y.at[j] = number<T>(gradient(v.at[j]));
-          store_vector(d + i, y);
+        [&](std::int64_t i, std::int64_t j) {
+          vector16<T> v = load_vector(x + i), w = j < 0 ? v : load_vector(x + j);
+          PLAIT_UNROLL
+          for (int k = 0; k < n; ++k) v.at[k] = number<T>(gradient(v.at[k]));
+          store_vector(d + i, v);
+          if (j < 0) return;
+          PLAIT_UNROLL
+          for (int k = 0; k < n; ++k) w.at[k] = number<T>(gradient(w.at[k]));
+          store_vector(d + j, w);
         },
         [&](std::int64_t i) { d[i] = number<T>(gradient(x[i])); });
     for (std::int64_t i = valid + threadIdx.x; i < range.columns; i += blockDim.x) d[i] = T{};
