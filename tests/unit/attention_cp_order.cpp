@@ -82,6 +82,41 @@ TEST_CASE("visible pairs and whether there are any, against counting") {
       }
 }
 
+TEST_CASE("pieces cover what is seen, each pair once, and are few") {
+  for (const std::int64_t ranks : {1, 2, 4})
+    for (const std::int64_t window : {0, 5, 9})
+      for (const bool zig : {false, true}) {
+        const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::text(32), ranks);
+        for (const runs_of& queries : blocks)
+          for (const runs_of& keys : blocks) {
+            const bool exact = window > 0;
+            const auto stored = [](const runs_of& runs, std::int64_t at) {  // its position in the text
+              for (const token_run& r : runs)
+                if (at >= r.at && at < r.at + r.length) return r.position + at - r.at;
+              return std::int64_t{-1};
+            };
+            std::vector<int> seen(32 * 32);
+            const auto pieces = visible_pieces(queries, keys, window, exact);
+            for (const visible_piece& p : pieces) {
+              CHECK(p.queries.at == queries[p.first_run].at);
+              for (std::int64_t i = 0; i < p.queries.length; ++i)
+                for (std::int64_t j = 0; j < p.keys.length; ++j) {
+                  const std::int64_t q = p.queries.position + i, k = p.keys.position + j;  // as a kernel masks
+                  if (k <= q && (window == 0 || q - k < window))
+                    ++seen[static_cast<std::size_t>(stored(queries, p.queries.at + i) * 32 +
+                                                    stored(keys, p.keys.at + j))];
+                }
+            }
+            for (const token_run& q : queries)
+              for (std::int64_t i = q.position; i < q.position + q.length; ++i)
+                for (const token_run& k : keys)
+                  for (std::int64_t j = k.position; j < k.position + k.length; ++j)
+                    CHECK(seen[static_cast<std::size_t>(i * 32 + j)] == (j <= i && (window == 0 || i - j < window)));
+            if (!exact) CHECK(pieces.size() <= (queries == keys ? queries.size() : 1));
+          }
+      }
+}
+
 TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {
   for (const std::int64_t ranks : {2, 3, 4, 8})
     for (const bool zig : {false, true})

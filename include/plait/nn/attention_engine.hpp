@@ -146,15 +146,6 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
   }
 }
 
-/// Calls f(query run, key run) where some query of the one sees some key of the other.
-template <class F>
-void each_visible_pair(const std::vector<token_run>& queries, const std::vector<token_run>& keys, std::int64_t window,
-                       F&& f) {
-  for (const token_run& q : queries)
-    for (const token_run& k : keys)
-      if (sees(q, k, window)) f(q, k);
-}
-
 /// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
 /// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
 /// costs accuracy. Writes o and lse in `finish`.
@@ -177,14 +168,13 @@ class attention_sum {
   }
 
   void add(const key_block<T>& keys) {
-    each_visible_pair(queries_, *keys.runs, shape_.window, [&](const token_run& q, const token_run& k) {
+    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
       kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
       piece.k_stride = piece.v_stride = keys.stride;
       piece.k_batch = keys.tokens;
       const std::int64_t o_at = q.at * shape_.heads * shape_.head_dim;
-      const auto run = static_cast<std::size_t>(&q - queries_.data());
-      const bool first = !begun_[run];
-      begun_[run] = true;
+      const bool first = begin(first_run, runs);
       if (!first && part_.empty()) {
         part_ = make_buffer<S>(device_, elements());
         part_lse_ = make_buffer<S>(device_, rows());
@@ -196,22 +186,35 @@ class attention_sum {
       if (!first)
         kernels::merge_lse(device_, total_ + o_at, lse_ + q.at, o + o_at, lse + q.at, shape_.heads * shape_.head_dim,
                            piece);
-    });
+    }
   }
 
   void finish() {
-    for (const token_run& q : queries_) {
-      if (begun_[static_cast<std::size_t>(&q - queries_.data())]) continue;
-      const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0}, nullptr);
-      kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, in_.k, in_.v,
-                                 total_ + q.at * shape_.heads * shape_.head_dim, lse_ + q.at, nothing);
-    }
+    for (std::size_t i = 0; i < queries_.size(); ++i)
+      if (!begun_[i]) see_nothing(queries_[i]);
     if constexpr (!std::is_same_v<T, S>) kernels::cast(device_, total_, o_, static_cast<std::int64_t>(elements()));
   }
 
  private:
   std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
   std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
+
+  /// Whether the queries of these runs have no result yet; from now on they have. Where only some have, the others are
+  /// given the result of seeing nothing.
+  bool begin(std::size_t first_run, std::size_t runs) {
+    bool some = false;
+    for (std::size_t i = first_run; i < first_run + runs; ++i) some = some || begun_[i];
+    for (std::size_t i = first_run; i < first_run + runs; ++i) {
+      if (some && !begun_[i]) see_nothing(queries_[i]);
+      begun_[i] = true;
+    }
+    return !some;
+  }
+  void see_nothing(const token_run& q) {
+    const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0}, nullptr);
+    kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, in_.k, in_.v,
+                               total_ + q.at * shape_.heads * shape_.head_dim, lse_ + q.at, nothing);
+  }
 
   Device& device_;
   kernels::attention_shape shape_;
@@ -249,7 +252,8 @@ class attention_gradient_sum {
 
   /// Adds to dk and dv, which lie as the block's keys do, `stride` apart.
   void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
-    each_visible_pair(queries_, *keys.runs, shape_.window, [&](const token_run& q, const token_run& k) {
+    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
       kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
       piece.k_stride = piece.v_stride = keys.stride;
       piece.dk_stride = piece.dv_stride = stride;
@@ -259,7 +263,7 @@ class attention_gradient_sum {
                                   keys.v + k.at * keys.stride, o_ + q.at * width(), lse_ + q.at, d_o_ + q.at * width(),
                                   dq_.template data<S>() + q.at * width(), dk + k.at * stride, dv + k.at * stride,
                                   piece, {true, true}, delta_.template data<S>() + q.at);
-    });
+    }
   }
 
   /// Writes dq, with the stride that the shape names.

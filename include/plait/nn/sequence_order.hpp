@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -108,6 +109,47 @@ inline bool sees(const std::vector<token_run>& queries, const std::vector<token_
     for (const token_run& k : keys)
       if (sees(q, k, window)) return true;
   return false;
+}
+
+/// Queries and keys for one call of a kernel; the queries are runs `first_run` to `first_run + runs - 1`.
+struct visible_piece {
+  token_run queries, keys;
+  std::size_t first_run = 0, runs = 1;
+};
+
+/// The pieces of a causal attention in which some query sees some key. Without `exact`, runs that are stored side by
+/// side become one piece although the text has others between them, where the mask allows it: keys that are seen as a
+/// whole may be counted from anywhere, and so may queries that see all keys. With a window or documents, positions must
+/// be those of the text: `exact`.
+inline std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
+                                                 const std::vector<token_run>& keys, std::int64_t window, bool exact) {
+  const auto sees_all = [](const token_run& q, const token_run& k) { return k.position + k.length - 1 <= q.position; };
+  const auto follows = [](const token_run& a, const token_run& b) { return a.at + a.length == b.at; };
+  std::vector<visible_piece> pieces;
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    const token_run& q = queries[i];
+    const std::size_t begin = pieces.size();
+    for (const token_run& k : keys) {
+      if (!sees(q, k, window)) continue;
+      if (!exact && pieces.size() > begin && follows(pieces.back().keys, k) && sees_all(q, pieces.back().keys)) {
+        token_run& together = pieces.back().keys;
+        together.length += k.length;
+        together.position = k.position + k.length - together.length;
+      } else {
+        pieces.push_back({q, k, i, 1});
+      }
+    }
+    if (exact || begin == 0 || pieces.size() != begin + 1) continue;
+    visible_piece& before = pieces[begin - 1];
+    const bool alone = begin == 1 || pieces[begin - 2].first_run + pieces[begin - 2].runs != i;
+    if (alone && before.first_run + before.runs == i && before.keys == pieces[begin].keys &&
+        sees_all(before.queries, before.keys) && follows(before.queries, q)) {
+      before.queries.length += q.length;
+      ++before.runs;
+      pieces.pop_back();
+    }
+  }
+  return pieces;
 }
 
 /// How many pairs of a query and a key see each other: the work of causal attention.
