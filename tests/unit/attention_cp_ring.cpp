@@ -1,5 +1,6 @@
 // Ring attention on up to 8 ranks equals one rank: forward, all gradients, bytes sent and kept.
 #include "../support/context_check.hpp"
+#include "plait/nn/context_attention.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -88,4 +89,47 @@ TEST_CASE("documents are neither forgotten nor ignored") {
     CHECK(text.find(expected ? "the context has no document_starts" : "attention_options::documents is not set") !=
           std::string::npos);
   }
+}
+
+namespace {
+
+struct peaks {
+  std::int64_t forward = 0, backward = 0;  ///< the most numbers that rank 0 held beside the caller's arrays
+};
+
+template <class Policy>
+peaks most_memory(std::int64_t ranks, std::int64_t length) {
+  peaks most;
+  threads::run(static_cast<int>(ranks), [&](threads::communicator comm) {
+    world w(mesh<axis<cp>>{ranks}.shape(), comm);
+    cpu device;
+    context<cpu> ctx{device, w, {}};
+    kernels::attention_shape shape;
+    shape.heads = 2, shape.kv_heads = 1, shape.head_dim = 32;
+    context_attention<double, Policy> attention(ctx, shape, sequence_order::zigzag(length, ranks));
+    const auto n = static_cast<std::size_t>(length / ranks * 64);
+    std::vector<double> q(n, 0.1), k(n / 2, 0.1), v(n / 2, 0.2), o(n), dq(n), dk(n / 2), dv(n / 2);
+    typename context_attention<double, Policy>::saved kept;
+    const auto held = [&] { return static_cast<std::int64_t>(device.peak_bytes() / sizeof(double)); };
+    attention.forward(ctx, {q.data(), k.data(), v.data()}, o.data(), &kept);
+    if (w.rank() == 0) most.forward = held();
+    device.reset_peak();
+    attention.backward(ctx, {q.data(), k.data(), v.data()}, o.data(), q.data(), kept,
+                       {dq.data(), dk.data(), dv.data()});
+    if (w.rank() == 0) most.backward = held();
+  });
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("two blocks of keys and values exist at a time, whatever the number of ranks") {
+  const std::int64_t tokens = 256, block = tokens * 64;  // of one rank; numbers in a block of keys and values
+  const peaks four_ranks = most_memory<ring<cp>>(4, 4 * tokens), eight_ranks = most_memory<ring<cp>>(8, 8 * tokens);
+  CHECK(eight_ranks.forward <= four_ranks.forward + block / 4);
+  CHECK(eight_ranks.backward <= four_ranks.backward + block / 4);
+  const peaks gathered = most_memory<all_gather_kv<cp>>(8, 8 * tokens);
+  CHECK(gathered.forward > eight_ranks.forward + 4 * block);
+  CHECK(gathered.backward > eight_ranks.backward + 4 * block);
+  CHECK(gathered.backward < tokens * 8 * tokens);  // nowhere does a score of each pair exist
 }
