@@ -110,6 +110,26 @@ class Run(unittest.TestCase):
             self.assertIn(text, done.stdout)
         self.assertEqual(self.run_script("linears").returncode, 0)
 
+    def test_a_step_that_does_not_fit_is_measured_with_half_the_tokens(self) -> None:
+        program = self.home / "build/bench_cuda_step"
+        text = program.read_text()
+        script(program, """#!/bin/sh
+case "$*" in
+  *8192*) echo '{"id": "step.2048.mfu", "value": 0.5, "seq": "'"$*"'"}' ;;
+  *) echo 'out of memory' >&2; exit 1 ;;
+esac
+""")
+        before = (self.home / "out/step-2048.jsonl").read_text()
+        try:
+            done = self.run_script("step-2048")
+        finally:
+            script(program, text)
+            after = (self.home / "out/step-2048.jsonl").read_text()
+            (self.home / "out/step-2048.jsonl").write_text(before)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("out of memory\nthe step failed with all tokens; again with 8192", done.stdout)
+        self.assertEqual(json.loads(after)["seq"], "--seq 2048 --tokens 8192")
+
     def test_a_run_ends_in_time(self) -> None:
         done = self.run_script("memory", "--limit", "4")
         self.assertEqual(done.returncode, 1)

@@ -52,13 +52,29 @@ measure() {
   "$program" $quick "$@" >"$results"
 }
 
+# A step that does not run, perhaps for want of memory, is tried with half the tokens, and counts as failed.
 train() {
   code=0
-  measure "step-$1" step --seq "$1" || code=1
+  if ! measure "step-$1" step --seq "$1"; then
+    code=1
+    echo "the step failed with all tokens; again with 8192"
+    measure "step-$1" step --seq "$1" --tokens 8192
+  fi
   if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
     measure "step-$1-own" step --seq "$1" --attention own || code=1
   fi
   return $code
+}
+
+pytorch() {
+  results=$out/pytorch-$1.jsonl
+  rm -f "$results"
+  # shellcheck disable=SC2086  # a word or none
+  if "$python" "$root/benchmarks/cuda/pytorch_step.py" --seq "$1" $quick >"$results"; then return 0; fi
+  echo "PyTorch's step failed; again without torch.compile"
+  # shellcheck disable=SC2086  # a word or none
+  "$python" "$root/benchmarks/cuda/pytorch_step.py" --seq "$1" --no-compile $quick >"$results"
+  return 1
 }
 
 case "$1" in
@@ -71,10 +87,6 @@ case "$1" in
     ;;
   memory | linears | attention | collective) measure "$1" "$1" ;;
   step-*) train "${1#step-}" ;;
-  pytorch-*)
-    rm -f "$out/$1.jsonl"
-    # shellcheck disable=SC2086  # a word or none
-    "$python" "$root/benchmarks/cuda/pytorch_step.py" --seq "${1#pytorch-}" $quick >"$out/$1.jsonl"
-    ;;
+  pytorch-*) pytorch "${1#pytorch-}" ;;
   *) echo "there is no step '$1'"; exit 2 ;;
 esac
