@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 
@@ -252,6 +253,48 @@ TEST_CASE("attach: norms on the caller's parameters") {
           norm.weight().reduce(here);  // partial over tp: the rows vary, the weight does not
           CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
           CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
+        }) == "");
+}
+
+namespace {
+
+struct table_policy {
+  using input = spec<seq, invariant<tp>>;
+  using weight = spec<shard<vocab, tp>, hidden>;
+  using output = spec<shard<seq, tp>, hidden>;
+};
+struct biased_policy : up_policy {
+  static constexpr bool bias = true;
+};
+
+}  // namespace
+
+TEST_CASE("attach: a bias and a table of the caller's") {
+  CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>&) {
+          auto here = attach<mesh_of_tp>(comm, stream, sizes_of<seq, hidden, ffn, vocab>(tokens, width, inner, 6));
+          const std::int64_t t = tokens / 2, f = inner / 2;
+          matrix ids(tokens, 2, stream), table(3, width, stream), dtable(3, width, stream), x(t, width, stream),
+              dx(t, width, stream), w(f, width, stream), dw(f, width, stream), b(1, f, stream), db(1, f, stream),
+              y(tokens, f, stream);
+          table.write(values(6 * width, 2.0), width, 0, 0, stream);
+          w.write(values(inner * width, 1.0), width, 0, 0, stream);
+          b.write(values(inner, 0.5), inner, 0, rank * f, stream);
+          embedding<float, table_policy, cuda> embed(here, 6, "embed", {}, {table.data, dtable.data});
+          linear<float, biased_policy, cuda> up(here, "up", {}, {w.data, dw.data, b.data, db.data});
+          CHECK(here.device().bytes_in_use() == 0);
+          const auto* tokens_of_zero = reinterpret_cast<const std::int64_t*>(ids.data);
+          linear_saved<cuda> kept;
+          embed.forward(here, tokens_of_zero, x.data);
+          up.forward(here, x.data, y.data, &kept);
+          up.backward(here, x.data, kept, y.data, dx.data);
+          embed.backward(here, tokens_of_zero, dx.data);
+          const double out = 2.0 * width + 0.5;
+          CHECK(y.off(values(tokens * inner, out), inner, 0, 0, stream) < 1e-6);
+          CHECK(db.off(values(inner, out * tokens), inner, 0, 0, stream) < 1e-6);
+          values expected(6 * width, 0.0);  // all tokens are 0, a row of rank 0
+          for (std::int64_t c = 0; c < width; ++c) expected[static_cast<std::size_t>(c)] = out * inner * tokens;
+          CHECK(dtable.off(expected, width, 3 * rank, 0, stream) < 1e-6);
+          CHECK(here.device().bytes_in_use() == 0);
         }) == "");
 }
 

@@ -53,7 +53,9 @@ class embedding {
   static_assert(inside_mesh<Policy, input, output>);
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
-  embedding(context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", initializer init = {})
+  /// `foreign` is for a table of the caller's.
+  embedding(context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", initializer init = {},
+            const parameter_memory<Precision>& foreign = {})
       : names_(name),
         vocab_(vocab),
         resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
@@ -68,30 +70,33 @@ class embedding {
     rows_ = used.local[0];
     width_ = used.local[1];
     const auto n = static_cast<std::size_t>(rows_ * width_);
-    memory_ = make_buffer<W>(ctx.device, n);
-    gradient_memory_ = make_buffer<G>(ctx.device, n);
+    if (!foreign.weight) memory_ = make_buffer<W>(ctx.device, n);
+    if (!foreign.gradient) gradient_memory_ = make_buffer<G>(ctx.device, n);
     table_ = {ctx,
               {name + ".weight", {vocab_, used.global[1]}, init, true},
               layout_v<typename detail::stored_weight<Policy>::type>,
               value::derivation.table,
-              memory_.template data<W>(),
-              gradient_memory_.template data<G>()};
+              foreign.weight ? foreign.weight : memory_.template data<W>(),
+              foreign.gradient ? foreign.gradient : gradient_memory_.template data<G>()};
     tokens_ = resolve_.from().local_size() / width_;
   }
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<token, input, Device>& ids) {
-    const range shown(ctx.device, names_.forward());
     tensor<T, output, Device> y(ctx);
+    forward(ctx, ids.data(), y.data());
+    return y;
+  }
+  /// The same on the caller's memory: this rank's part of the ids and of the output.
+  void forward(context<Device>& ctx, const token* ids, T* y) {
+    const range shown(ctx.device, names_.forward());
     buffer<Device> product;
-    T* out = y.data();
+    T* out = y;
     if (!resolve_.trivial()) {
       product = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
       out = product.template data<T>();
     }
-    kernels::embedding_forward(ctx.device, ids.data(), table_.used_value(), out, tokens_, width_, first_, rows_,
-                               vocab_);
-    if (out != y.data()) resolve_.run(ctx.device, out, y.data(), dtype_of<T>);
-    return y;
+    kernels::embedding_forward(ctx.device, ids, table_.used_value(), out, tokens_, width_, first_, rows_, vocab_);
+    if (out != y) resolve_.run(ctx.device, out, y, dtype_of<T>);
   }
 
   /// Adds to the table's gradient; ids have none. Put off, it stays behind the gradient that a tied output projection
@@ -99,22 +104,26 @@ class embedding {
   template <spec_like Gradient>
   void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    backward(ctx, ids.data(), dy.data());
+  }
+  /// The same on the caller's memory.
+  void backward(context<Device>& ctx, const token* ids, const T* dy) {
     const range shown(ctx.device, names_.backward());
     buffer<Device> slope;
-    const T* d = dy.data();
+    const T* d = dy;
     if (!unresolve_.trivial()) {
       slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
-      unresolve_.run(ctx.device, dy.data(), slope.data(), dtype_of<T>);
+      unresolve_.run(ctx.device, dy, slope.data(), dtype_of<T>);
       d = slope.template data<T>();
     }
     if (ctx.deferred && slope.empty()) {
       slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
-      ctx.device.copy(slope.data(), dy.data(), slope.bytes(), ctx.device.main_stream());
+      ctx.device.copy(slope.data(), dy, slope.bytes(), ctx.device.main_stream());
       d = slope.template data<T>();
     }
-    ctx.on_weights([this, &ctx, in = ids.data(), d, slope = std::move(slope)] {
+    ctx.on_weights([this, &ctx, ids, d, slope = std::move(slope)] {
       const range weights_shown(ctx.device, names_.weights());
-      kernels::embedding_backward(ctx.device, in, d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
+      kernels::embedding_backward(ctx.device, ids, d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
     });
   }
 

@@ -16,6 +16,15 @@
 
 namespace plait {
 
+/// The caller's memory for a layer's parameters: this rank's part, as it is used. Null: memory of the layer's own.
+template <class Precision>
+struct parameter_memory {
+  weight_of<Precision>* weight = nullptr;
+  gradient_of<Precision>* gradient = nullptr;
+  weight_of<Precision>* bias = nullptr;
+  gradient_of<Precision>* bias_gradient = nullptr;
+};
+
 /// What linears keep of a forward pass beyond their input: the gathered input, unless it is the input itself or is to
 /// be gathered again.
 template <compute_device Device>
@@ -51,8 +60,9 @@ class linear_core {
     layout stored_bias;
   };
 
+  /// `foreign` holds the weights of all branches one after the other, and so their biases.
   linear_core(context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N> info,
-              W* foreign_weight = nullptr, G* foreign_gradient = nullptr)
+              const parameter_memory<Precision>& foreign = {})
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
         resolve_(d.branches[0].product, d.branches[0].output, ctx.ranks, ctx.sizes, "output of " + info[0].weight.name),
@@ -72,16 +82,16 @@ class linear_core {
       if (info[i].bias) bias_sizes[i] = local_elements(d.branches[i].bias, mesh, ctx.sizes);
       all_have_bias_ = all_have_bias_ && info[i].bias;
     }
-    if (!foreign_weight) own_weight_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(total_ * inner_));
-    if (!foreign_gradient) own_gradient_ = make_buffer<G>(ctx.device, static_cast<std::size_t>(total_ * inner_));
-    weight_ = foreign_weight ? foreign_weight : own_weight_.template data<W>();
-    gradient_ = foreign_gradient ? foreign_gradient : own_gradient_.template data<G>();
-    const auto biases =
-        static_cast<std::size_t>(std::accumulate(bias_sizes.begin(), bias_sizes.end(), std::int64_t{0}));
-    bias_memory_ = make_buffer<W>(ctx.device, biases);
-    bias_gradient_memory_ = make_buffer<G>(ctx.device, biases);
-    W *value = weight_, *bias_value = bias_memory_.template data<W>();
-    G *slope = gradient_, *bias_slope = bias_gradient_memory_.template data<G>();
+    const auto memory = [&]<class Number>(buffer<Device>& own, Number* theirs, std::int64_t n) {
+      if (!theirs) own = make_buffer<Number>(ctx.device, static_cast<std::size_t>(n));
+      return theirs ? theirs : own.template data<Number>();
+    };
+    weight_ = memory(own_[0], foreign.weight, total_ * inner_);
+    gradient_ = memory(own_[1], foreign.gradient, total_ * inner_);
+    const std::int64_t biases = std::accumulate(bias_sizes.begin(), bias_sizes.end(), std::int64_t{0});
+    bias_ = memory(own_[2], foreign.bias, biases);
+    W *value = weight_, *bias_value = bias_;
+    G *slope = gradient_, *bias_slope = memory(own_[3], foreign.bias_gradient, biases);
     for (std::size_t i = 0; i < N; ++i) {
       weights_[i] = {ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].weight, value, slope};
       value += sizes[i], slope += sizes[i];
@@ -203,7 +213,7 @@ class linear_core {
     const bool with_bias = fuses_bias && biases && all_have_bias_;
     if constexpr (detail::fuses_additions<Device, T>) {
       const T* bias = nullptr;
-      if constexpr (fuses_bias) bias = with_bias ? bias_memory_.template data<T>() : nullptr;
+      if constexpr (fuses_bias) bias = with_bias ? bias_ : nullptr;
       ctx.device.gemm(false, transposed, rows_, n, k, 1.0, a, k, weight_, inner_, addend ? 1.0 : 0.0, out, n,
                       {bias, addend});
       return with_bias;
@@ -239,11 +249,10 @@ class linear_core {
   range_names names_;
   std::int64_t rows_ = 1, inner_ = 1, total_ = 0;
   std::array<std::int64_t, N> columns_{};
-  buffer<Device> own_weight_, own_gradient_;
-  W* weight_ = nullptr;
+  std::array<buffer<Device>, 4> own_;  ///< weights, gradients, biases and theirs: of all branches, one after the other
+  W *weight_ = nullptr, *bias_ = nullptr;
   G* gradient_ = nullptr;
   std::array<parameter, N> weights_;
-  buffer<Device> bias_memory_, bias_gradient_memory_;  ///< of all branches, one after the other
   std::array<parameter, N> biases_;
   std::array<bool, N> has_bias_{};
   bool all_have_bias_ = true;
@@ -351,7 +360,11 @@ class linear {
   explicit linear(context<Device>& ctx, std::string name = "linear", std::vector<std::int64_t> shape = {},
                   weight_of<Precision>* foreign_weight = nullptr, gradient_of<Precision>* foreign_gradient = nullptr,
                   initializer init = {})
-      : core_(ctx, derivation, {describe_branch(ctx, name, std::move(shape), init)}, foreign_weight, foreign_gradient) {
+      : linear(ctx, std::move(name), std::move(shape), {foreign_weight, foreign_gradient}, init) {}
+  /// The same with a bias of the caller's as well.
+  linear(context<Device>& ctx, std::string name, std::vector<std::int64_t> shape,
+         const parameter_memory<Precision>& foreign, initializer init = {})
+      : core_(ctx, derivation, {describe_branch(ctx, name, std::move(shape), init)}, foreign) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
   }

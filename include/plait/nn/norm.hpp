@@ -6,16 +6,6 @@
 #include "plait/nn/linear.hpp"
 
 namespace plait {
-
-/// The caller's memory for a norm's parameters: this rank's part of the last dim. Null: memory of the norm's own.
-template <class Precision>
-struct norm_memory {
-  weight_of<Precision>* weight = nullptr;
-  gradient_of<Precision>* gradient = nullptr;
-  weight_of<Precision>* bias = nullptr;
-  gradient_of<Precision>* bias_gradient = nullptr;
-};
-
 namespace detail {
 
 /// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
@@ -55,7 +45,7 @@ class norm_core {
   using S = statistic_of<Precision>;
 
   norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
-            const std::string& name, bool with_bias, const norm_memory<Precision>& foreign)
+            const std::string& name, bool with_bias, const parameter_memory<Precision>& foreign)
       : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
@@ -131,7 +121,7 @@ class rms_norm {
 
   /// `stored` is how the weight lies between steps; by default, as the last dim.
   explicit rms_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                    const layout& stored = value::derivation.stored, const norm_memory<Precision>& foreign = {})
+                    const layout& stored = value::derivation.stored, const parameter_memory<Precision>& foreign = {})
       : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false, foreign), eps_(eps) {}
   /// On the caller's weight and gradient: this rank's part of the last dim.
   rms_norm(context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
@@ -234,10 +224,10 @@ class layer_norm {
 
   /// `stored` as for `rms_norm`.
   explicit layer_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                      const layout& stored = value::derivation.stored, const norm_memory<Precision>& foreign = {})
+                      const layout& stored = value::derivation.stored, const parameter_memory<Precision>& foreign = {})
       : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true, foreign), eps_(eps) {}
   /// On the caller's parameters.
-  layer_norm(context<Device>& ctx, double eps, const std::string& name, const norm_memory<Precision>& foreign)
+  layer_norm(context<Device>& ctx, double eps, const std::string& name, const parameter_memory<Precision>& foreign)
       : layer_norm(ctx, eps, name, value::derivation.stored, foreign) {}
 
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
