@@ -160,7 +160,7 @@ sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) 
 
 /// What an attention layer that cannot be made says.
 template <class T, strategy S>
-std::string refused(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
+std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
   try {
     cpu device;
     world ranks = world::planned(mesh.shape(), 0);

@@ -73,9 +73,9 @@ TEST_CASE("heads that cannot be shared out are refused") {
   attention_case c;
   c.seq_size = 36, c.heads_size = 12, c.kv_size = 6;
   using exchanged = with_context<megatron_sp, ulysses<cp>>;
-  CHECK(refused<double, exchanged>(four{1, 4, 1, 1}, c, {}) ==
+  CHECK(layer_refusal<double, exchanged>(four{1, 4, 1, 1}, c, {}) ==
         "layer: ulysses shares out the heads of a rank over cp = 4, but a rank has 12 query heads and 6 kv heads; the "
         "extents that divide them (or are a multiple of the kv heads) are 1, 2, 3, 6, 12");
-  CHECK(refused<double, exchanged>(four{1, 9, 1, 1}, c, {}).find("cp = 9") != std::string::npos);
-  CHECK(refused<double, exchanged>(four{1, 12, 1, 1}, c, {}).empty());
+  CHECK(layer_refusal<double, exchanged>(four{1, 9, 1, 1}, c, {}).find("cp = 9") != std::string::npos);
+  CHECK(layer_refusal<double, exchanged>(four{1, 12, 1, 1}, c, {}).empty());
 }

@@ -52,19 +52,18 @@ TEST_CASE(
 
 TEST_CASE("what cannot be is refused by name and value") {
   attention_case c;
-  CHECK(
-      refused<float, megatron_sp>(four{1, 2, 1, 1}, c, {-1, false}).find("layer: attention_window is -1; at least 1") ==
-      0);
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {-1, false})
+            .find("layer: attention_window is -1; at least 1") == 0);
   c.seq_size = 36;
   using zig = with_context<megatron_sp, ring<cp>, zigzag>;
-  const std::string pieces = refused<float, zig>(four{1, 4, 1, 1}, c, {});
+  const std::string pieces = layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {});
   CHECK(pieces ==
         "seq is 36; in zigzag order over 4 ranks of cp it must be divisible by 2 x 4 = 8; the nearest lengths are "
         "32 and 40");
-  const std::string parts = refused<float, megatron_sp>(four{1, 8, 1, 1}, c, {});
+  const std::string parts = layer_refusal<float, megatron_sp>(four{1, 8, 1, 1}, c, {});
   CHECK(parts.find("seq is 36, sharded over cp=8 = 8 ranks; the nearest sizes that divide are 32 and 40") !=
         std::string::npos);
-  CHECK(refused<float, megatron_sp>(four{1, 4, 1, 1}, c, {}).empty());
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 4, 1, 1}, c, {}).empty());
 }
 
 TEST_CASE("documents are neither forgotten nor ignored") {

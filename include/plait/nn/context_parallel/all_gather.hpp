@@ -89,8 +89,10 @@ class gathered_attention {
   gathered_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
     part_.shape = part.shape.checked();
-    if (part.blocks.size() == 1) alone_ = alone(ctx, part, axes);
-    comm_ = &ctx.ranks.group(axes);
+    if (part.blocks.size() == 1)
+      alone_ = alone(ctx, part, axes);
+    else
+      comm_ = &ctx.ranks.group(axes);
   }
 
   bool keeps_inputs() const { return true; }

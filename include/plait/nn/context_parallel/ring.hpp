@@ -75,8 +75,10 @@ class ring_attention {
   ring_attention() = default;
   ring_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.window) {
-    if (part.blocks.size() == 1) alone_ = alone(ctx, part, axes);
-    comm_ = &ctx.ranks.group(axes);
+    if (part.blocks.size() == 1)
+      alone_ = alone(ctx, part, axes);
+    else
+      comm_ = &ctx.ranks.group(axes);
   }
 
   bool keeps_inputs() const { return true; }

@@ -38,11 +38,11 @@ class exchanged_attention {
     outer.pop_back();
     axes_.push_back(axes.back());
     ranks_ = ctx.ranks.shape().extent(axes.back());
-    comm_ = &ctx.ranks.group(axes_);
     if (ranks_ == 1) {
       inner_ = Inner(ctx, part, outer);
       return;
     }
+    comm_ = &ctx.ranks.group(axes_);
     check_heads(part.name);
     heads_ = shape_.heads / ranks_;
     kv_heads_ = copies() > 1 ? 1 : shape_.kv_heads / ranks_;
