@@ -75,6 +75,7 @@ stand_in=$BIN/../tests/train_llama_stand_in
 [ -x "$stand_in" ] || { echo "$stand_in is not built: the rest is left out"; exit 0; }
 
 train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
+train cpu_all --mesh dp=2,tp=2 --sample 0
 trainer=$stand_in
 gpu="--device cuda --held-out 0.001"
 # shellcheck disable=SC2086
@@ -87,8 +88,8 @@ gpu="--device cuda --held-out 0.001"
   grep -q "^peak: not known for float of 'stand-in'; give --peak-tflops" gpu.out || fail "the peak: $(cat gpu.out)"
   ! grep -q 'comm ' gpu.err || fail "a share of communication that was not measured: $(cat gpu.err)"
 
-  train gpu_tp $gpu --mesh dp=2,tp=2 --sample 0 --strategy tp --store sharded --recompute selective
-  logs same cpu.jsonl gpu_tp.jsonl 1e-4
+  train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
+  logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
 
   # A replayed step is the step.
   train plain --device cuda --precision bf16 --sample 0 --graph off --peak-tflops 1

@@ -1,0 +1,26 @@
+// In place of the trainer's cuda_bf16.cu and cuda_float.cu, for a GPU that the CPU stands in for. One strategy will do:
+// in what they differ is not the GPU's.
+#include "cuda_llama_run.hpp"
+
+namespace {
+
+void check(const options& opt) {
+  if (opt.strategy != "sp" || opt.store != "whole")
+    plait::fail("this program has --strategy sp with --store whole alone");
+}
+
+}  // namespace
+
+make_run<plait::cuda> cuda_float(const options& opt) {
+  check(opt);
+  return make_llama_run<float, plait::megatron_sp, plait::cuda>;
+}
+
+make_run<plait::cuda> cuda_bf16(const options& opt) {
+  check(opt);
+  return [](const setup& s, plait::cuda& device, plait::any_communicator ranks) -> std::unique_ptr<model_run> {
+    if (s.zigzag) plait::fail("this program has no zigzag order in bf16");
+    using strategy = in_context<plait::megatron_sp, plait::contiguous>;
+    return std::make_unique<llama_run<plait::bf16, strategy, plait::cuda>>(s, device, std::move(ranks));
+  };
+}
