@@ -13,9 +13,10 @@ using namespace plait::test;
 namespace {
 
 template <class Precision, strategy S>
-std::vector<rank_outcome> train_on_gpu(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+std::vector<rank_outcome> train_on_gpu(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks,
+                                       std::int64_t cp_ranks = 1) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  const typename S::mesh mesh{dp_ranks, 1, split.tp, split.tp_rep};
+  const typename S::mesh mesh{dp_ranks, cp_ranks, split.tp, split.tp_rep};
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), cuda::options{}, [&](threads::communicator c, cuda& device) {
     world ranks(mesh.shape(), c);
@@ -84,6 +85,22 @@ TEST_CASE("ranks that share a GPU compute what one does") {
         CHECK(r.saved_measured == r.saved_predicted);
       }
     }
+}
+
+TEST_CASE("so do ranks that share a sequence") {
+  scenario s = small_scenario();
+  s.config.layers = 1, s.batch = 4, s.microbatches = 1, s.steps = 1;
+  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, 1, 2, 2)) {
+    check_parity(one, r, 1e-5);
+    check_ledger(r.measured, r.predicted);
+    CHECK(r.saved_measured == r.saved_predicted);
+  }
+  const rank_outcome half = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1, 4)[0]);
+  for (std::size_t i = 0; i < one.steps.size(); ++i)
+    CHECK(half.steps[i].loss == doctest::Approx(one.steps[i].loss).epsilon(1e-2));
+  CHECK(largest_difference(half.first_gradients, one.first_gradients) < 2e-2);
+  CHECK(half.saved_measured == half.saved_predicted);
 }
 
 TEST_CASE("so do the stages of a pipeline") {

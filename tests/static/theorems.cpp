@@ -103,4 +103,23 @@ static_assert(attend(layout_v<spec<batch, seq, shard<heads, tp_rep, tp>, head_di
                      {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>})
                   .verdict.code == rule::kv_heads_must_lead);
 
+// A sequence stays sharded over exactly the axes of a context-parallel policy, in its order.
+constexpr layout parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<heads, tp>, head_dim>>;
+constexpr layout kv_parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<kv_heads, tp>, head_dim>>;
+constexpr rule attend_with(const layout& queries, const layout& keys, const axis_list& context) {
+  return attend(queries, keys, keys, {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>, context}).verdict.code;
+}
+static_assert(gives(attend(parts, kv_parts, kv_parts,
+                           {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>, axis_list(axis_of<cp>)}),
+                    parts));
+static_assert(attend_with(parts, kv_parts, {}) == rule::seq_must_be_whole);
+static_assert(attend_with(parts, kv_parts, axis_list(axis_of<dp>)) == rule::context_axes_differ);
+static_assert(attend_with(q, kv, axis_list(axis_of<cp>)) == rule::context_axes_differ);
+static_assert(attend_with(layout_v<spec<shard<seq, cp, dp>, heads, head_dim>>,
+                          layout_v<spec<shard<seq, cp, dp>, kv_heads, head_dim>>,
+                          axis_list(axis_of<dp>, axis_of<cp>)) == rule::context_axes_differ);
+static_assert(attend_with(layout_v<spec<shard<seq, cp>, heads, head_dim>>,
+                          layout_v<spec<seq, kv_heads, head_dim, replicate<cp>>>,
+                          axis_list(axis_of<cp>)) == rule::seq_must_be_whole);
+
 }  // namespace
