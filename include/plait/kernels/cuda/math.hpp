@@ -73,9 +73,19 @@ template <class T>
 __device__ inline vector16<T> load_vector(const T* from) {
   return *reinterpret_cast<const vector16<T>*>(from);
 }
+/// To global memory, by an explicit instruction: nvcc splits the copy of an array of small elements, above all in
+/// unrolled loops, into a store for each.
 template <class T>
 __device__ inline void store_vector(T* to, const vector16<T>& value) {
+#ifdef PLAIT_CUDA_STAND_IN
   *reinterpret_cast<vector16<T>*>(to) = value;
+#else
+  uint4 words;
+  memcpy(&words, &value, sizeof words);
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+#endif
 }
 
 /// Whether every pointer is on a 16-byte boundary.

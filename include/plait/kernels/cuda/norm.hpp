@@ -112,8 +112,10 @@ __device__ inline void store_partial(const S (&sums)[held_chunks][Width], S* til
     for (int k = 0; k < held_chunks; ++k) {
       const std::int64_t c = (static_cast<std::int64_t>(k) * blockDim.x + threadIdx.x) * Width;
       if (c >= columns) continue;
+      chunk<Width, S> out;
       PLAIT_UNROLL
-      for (int j = 0; j < Width; ++j) partial[blockIdx.x * columns + c + j] = sums[k][j];
+      for (int j = 0; j < Width; ++j) out.at[j] = sums[k][j];
+      store_chunk(partial + blockIdx.x * columns + c, out);
     }
     return;
   }

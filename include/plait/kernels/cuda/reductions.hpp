@@ -9,6 +9,7 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
+#include "plait/kernels/cuda/unroll.hpp"
 #include "plait/kernels/elements.hpp"
 
 /// Sums into a number in device memory, and what is computed from such numbers. Every sum is made of one partial sum
@@ -68,7 +69,8 @@ __global__ static void sum_squares_of_chunks(const tensor_table<const_elements<G
 static __global__ void sum_of_sums(const double* sums, std::int64_t count, bool add, double* out) {
   __shared__ double scratch[warp_lanes];
   double total = 0;
-  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) total += sums[i];
+  PLAIT_UNROLL_BY(8)  // loads in flight: there is one block
+  for (std::int64_t i = threadIdx.x; i < count; i += sum_of_sums_threads) total += sums[i];
   total = block_sum(total, scratch);
   if (threadIdx.x == 0) *out = add ? *out + total : total;
 }
