@@ -3,6 +3,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -299,11 +300,12 @@ class message_group {
   }
   void start() {
     if (messages_.empty()) return;
-    comm_->begin_group();
-    for (const message& m : messages_)
-      requests_.push_back(m.sends ? comm_->start_send(m.data, m.count, m.type, m.peer, m.tag)
-                                  : comm_->start_receive(m.data, m.count, m.type, m.peer, m.tag));
-    comm_->end_group();
+    {
+      const open_group all(*comm_);  // where a start throws, it ends without half of the messages going
+      for (const message& m : messages_)
+        requests_.push_back(m.sends ? comm_->start_send(m.data, m.count, m.type, m.peer, m.tag)
+                                    : comm_->start_receive(m.data, m.count, m.type, m.peer, m.tag));
+    }
     messages_.clear();
   }
   void wait() {
@@ -319,6 +321,20 @@ class message_group {
     dtype type;
     int peer, tag;
   };
+  struct open_group {
+    explicit open_group(any_communicator& c) : comm(c) { comm.begin_group(); }
+    open_group(const open_group&) = delete;
+    ~open_group() noexcept(false) {
+      if (std::uncaught_exceptions() == before) return comm.end_group();
+      try {
+        comm.end_group();
+      } catch (...) {  // the first error is on its way
+      }
+    }
+    any_communicator& comm;
+    int before = std::uncaught_exceptions();
+  };
+
   any_communicator* comm_;
   std::vector<message> messages_;
   std::vector<request> requests_;
