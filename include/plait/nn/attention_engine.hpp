@@ -325,10 +325,13 @@ class message_group {
     explicit open_group(any_communicator& c) : comm(c) { comm.begin_group(); }
     open_group(const open_group&) = delete;
     ~open_group() noexcept(false) {
-      if (std::uncaught_exceptions() == before) return comm.end_group();
-      try {
+      if (std::uncaught_exceptions() == before) {
         comm.end_group();
-      } catch (...) {  // the first error is on its way
+      } else {
+        try {
+          comm.end_group();
+        } catch (...) {  // the first error is on its way
+        }
       }
     }
     any_communicator& comm;
