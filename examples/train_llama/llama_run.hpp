@@ -263,12 +263,15 @@ class llama_run final : public model_run {
   bool gathered_ = false;
 };
 
-/// A rank's training, with the sequence placed as --attention says.
+/// A rank's training, with the sequence placed as --attention says. For GPUs only one placement is compiled, which on
+/// one context-parallel rank is the other as well.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
-  if (s.zigzag)
-    return std::make_unique<llama_run<Precision, in_context<Strategy, plait::zigzag>, Device>>(s, device,
-                                                                                               std::move(ranks));
-  return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
-                                                                                                 std::move(ranks));
+  if constexpr (std::is_same_v<Device, plait::cpu>) {
+    if (!s.zigzag)
+      return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
+                                                                                                     std::move(ranks));
+  }
+  return std::make_unique<llama_run<Precision, in_context<Strategy, plait::zigzag>, Device>>(s, device,
+                                                                                             std::move(ranks));
 }

@@ -27,7 +27,7 @@ namespace detail {
 [[noreturn]] inline void refuse_schedule(std::string_view text, const schedule_verdict& v, int ranks,
                                          int microbatches) {
   bad_schedule(text, "with " + std::to_string(ranks) + " pipeline ranks and " + std::to_string(microbatches) +
-                         " microbatches: " + describe(v));
+                         (microbatches == 1 ? " microbatch: " : " microbatches: ") + describe(v));
 }
 
 template <schedule_policy Policy>
