@@ -21,7 +21,7 @@ refused() {
 mkdir out
 
 # The mesh.
-refused '--mesh dp=2,ep=2: unknown axis "ep"; the axes of this mesh are dp, tp' --mesh dp=2,ep=2
+refused '--mesh dp=2,ep=2: unknown axis "ep"; the axes of this mesh are dp, pp, cp, tp' --mesh dp=2,ep=2
 refused '--mesh dp=2,dp=2: axis "dp" is given twice' --mesh dp=2,dp=2
 refused '--mesh dp=0,tp=2: "dp=0" is not AXIS=EXTENT' --mesh dp=0,tp=2
 refused '--mesh dp=-1: "dp=-1" is not' --mesh dp=-1
@@ -61,10 +61,10 @@ refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest tha
 refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh dp=2
 
 # Words.
-refused "--backend 'x' is unknown; legal are threads, mpi" --backend x
+refused "--backend 'x' is unknown; legal are threads, mpi, nccl" --backend x
 refused "--strategy 'x' is unknown; legal are sp, tp" --strategy x
 refused "--store 'x' is unknown; legal are whole, sharded" --store x
-refused "--precision 'half' is unknown; legal are float, double" --precision half
+refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
 refused "--data-format: unknown format 'x'; legal are" --data-format x
@@ -153,6 +153,22 @@ refused "--plot: cannot write '/nosuch/loss.svg': No such file" --plot /nosuch/l
 refused "--log: 'out' is a folder" --log out
 refused "--plot: 'out' is a folder" --plot out
 refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
+
+# Pipelines and long sequences.
+refused "--schedule 1f1b has 4 stages on pp=4 ranks, but the model has 2 layers" --mesh pp=4
+refused "--schedule none: unknown schedule; legal are gpipe, 1f1b, interleaved:V" --schedule none
+refused "--schedule interleaved: interleaved needs the number of chunks per rank, 2 to 255" --schedule interleaved
+refused "--schedule dualpipe_v: with 2 pipeline ranks and 2 microbatches: .*nearest legal number of microbatches is 4" --mesh pp=2 --schedule dualpipe_v --global-batch 8
+refused "--schedule missing.csv: the file cannot be read" --schedule missing.csv
+printf '0F0,0B0\n1B0,1F0\n' >deadlock.csv
+refused "--schedule deadlock.csv: .*" --mesh pp=2 --schedule deadlock.csv --micro-batch 8
+refused "--seq is 36, which is not divisible by 2 x cp, the pieces of a sequence in zigzag order, = 8; the nearest that are: 32 and 40" --mesh cp=4 --seq 36
+refused "--seq is 34, which is not divisible by the extent of cp = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --attention ring:contiguous
+refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
+refused "--attention 'fast' is unknown; legal are ring" --attention fast
+refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
+refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json
+refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
 
 # A log that is there stays as it is, whatever is wrong with the rest.
 echo kept >kept.jsonl

@@ -1,0 +1,76 @@
+#!/bin/sh
+# The trainer on meshes of four axes: every schedule, attention policy and placement gives the losses, gradient norms,
+# first weights and sampled text of one rank; a schedule from a file; the trace and the timeline of a step.
+# timeout: 300
+. "$(dirname "$0")/lib/common.sh"
+
+sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 5/' config.json >deep.json
+common="--model deep.json --global-batch 16 --micro-batch 4 --held-out 0.002"
+
+# against TOLERANCE NAME ARGUMENTS...
+against() {
+  tolerance=$1
+  shift
+  # shellcheck disable=SC2086
+  train "$@"
+  logs same "one_$precision.jsonl" "$1.jsonl" "$tolerance"
+  grep -q ', as predicted from the types' "$1.out" || fail "$*: $(cat "$1.out")"
+}
+
+precision=double
+options="$common --precision double --sample 12"
+# shellcheck disable=SC2086
+{
+  train one_double $options
+  against 1e-10 f_1f1b $options --mesh pp=2,cp=2,tp=2
+  against 1e-10 f_gpipe $options --mesh pp=4 --schedule gpipe --attention ring:contiguous
+  against 1e-10 f_interleaved $options --mesh pp=2,tp=2 --schedule interleaved:2 --split even
+  against 1e-10 f_zb_v $options --mesh dp=2,pp=2,cp=2 --micro-batch 2 --schedule zb_v --attention ulysses
+  against 1e-10 f_dualpipe $options --mesh pp=2,cp=2 --schedule dualpipe_v --attention all_gather_kv:contiguous
+  against 1e-10 f_automatic $options --mesh pp=2 --schedule automatic --split measured
+  against 1e-10 f_sharded $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_h2 --store sharded --strategy tp
+  against 1e-10 f_cp $options --mesh cp=4,tp=2 --attention all_gather_kv --recompute full
+}
+for name in f_1f1b f_gpipe f_interleaved f_zb_v f_dualpipe f_automatic f_sharded f_cp; do
+  [ "$(sampled one_double)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
+done
+
+precision=float
+options="$common --sample 0"
+# shellcheck disable=SC2086
+{
+  train one_float $options
+  against 1e-5 g_zb_h1 $options --mesh pp=2,cp=2,tp=2 --schedule zb_h1 --attention ring
+  against 1e-5 g_tp $options --mesh pp=5,tp=2 --strategy tp --recompute selective
+}
+
+# A schedule of one's own, from a file: all forward, then all backward.
+{
+  echo '0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3'
+  echo '1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3'
+} >own.csv
+# shellcheck disable=SC2086
+against 1e-5 own $options --mesh pp=2 --schedule own.csv
+
+# What a step looked like.
+# shellcheck disable=SC2086
+train traced $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_v --trace step.json --timeline step.svg
+logs same one_float.jsonl traced.jsonl 1e-5
+grep -q '^bubble of step 3: .* % measured, .* % simulated' traced.out || fail "no bubble: $(cat traced.out)"
+python3 - step.json step.svg <<'PYTHON' || fail "the trace or the timeline"
+import collections, json, sys, xml.etree.ElementTree as tree
+events = json.load(open(sys.argv[1]))["traceEvents"]
+kinds = collections.Counter((e["pid"], e["cat"]) for e in events if e["ph"] == "X")
+for rank in range(8):
+    # Two chunks of four microbatches, each with F, I and W.
+    if kinds[rank, "compute"] != 24: sys.exit(f"rank {rank} computed {kinds[rank, 'compute']} actions")
+    if kinds[rank, "collective"] == 0: sys.exit(f"rank {rank} has no collectives")
+    if kinds[rank, "p2p"] == 0: sys.exit(f"rank {rank} has no messages")
+axes = {e["args"]["axis"] for e in events if e["ph"] == "X" and e["cat"] == "collective"}
+if not {"dp", "tp", "pp"} <= axes: sys.exit(f"collectives over {axes}")
+out = {e["id"] for e in events if e["ph"] == "s"}
+if not out or out != {e["id"] for e in events if e["ph"] == "f"}: sys.exit("arrows have no ends")
+text = "".join(e.text or "" for e in tree.parse(sys.argv[2]).iter())
+if "simulated" not in text or "measured" not in text: sys.exit("the timeline: " + text)
+PYTHON
