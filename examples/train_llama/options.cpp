@@ -71,6 +71,14 @@ void check_device(const options& opt) {
           "and threads");
     if (opt.precision == "double")
       plait::fail("--precision double is not there for --device cuda; legal are float and bf16");
+    // What is instantiated; see cuda_float.cu and cuda_bf16.cu.
+    const bool plain = opt.strategy == "sp" && opt.store == "whole";
+    if (opt.precision == "float" && !plain)
+      plait::fail(
+          "--device cuda --precision float is built for --strategy sp with --store whole alone; here they are " +
+          opt.strategy + " and " + opt.store + " (bf16 has either)");
+    if (opt.strategy == "tp" && opt.store == "sharded")
+      plait::fail("--device cuda is built for --strategy tp or --store sharded, not for both; sp is legal with either");
     if (opt.tf32 && opt.precision != "float")
       plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
     if (opt.attention_kernel == "cudnn" && opt.precision != "bf16")
