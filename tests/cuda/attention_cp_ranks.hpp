@@ -10,6 +10,7 @@
 
 #include "attention_cp_reference.hpp"
 #include "cuda/device_array.hpp"
+#include "plait/device/cuda_graph.hpp"
 #include "plait/nn/context_attention.hpp"
 
 /// Attention under context-parallel policies on ranks with a GPU's memory, from inputs and to outputs in the order of
@@ -51,9 +52,10 @@ inline void put(values& all, const values& mine, const std::vector<std::int64_t>
           mine[row * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)];
 }
 
-/// `launch(ranks, body)` calls body(communicator, device) on so many ranks.
+/// `launch(ranks, body)` calls body(communicator, device) on so many ranks. With `as_graph`, results are those of a
+/// recorded pass.
 template <class T, class Policy, class Launch>
-context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag) {
+context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {
   const context_sizes& s = in.sizes;
   const std::int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim, own = s.seq / ranks;
   const sequence_order order = zigzag ? sequence_order::zigzag(s.seq, ranks) : sequence_order::text(s.seq);
@@ -77,8 +79,23 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
     device_array<std::int32_t> first_visible(device, starts);
     const attention_inputs<T> args{q.view(), k.view(), v.view(), documents ? first_visible.data() : nullptr};
     typename context_attention<T, Policy, cuda>::saved kept;
-    attention.forward(ctx, args, o.data(), &kept);
-    attention.backward(ctx, args, o.view(), d_o.view(), kept, {dq.data(), dk.data(), dv.data()});
+    const auto pass = [&] {
+      attention.forward(ctx, args, o.data(), &kept);
+      attention.backward(ctx, args, o.view(), d_o.view(), kept, {dq.data(), dk.data(), dv.data()});
+    };
+    pass();
+    if (as_graph) {
+      pass();  // from now on all the memory is there
+      cuda_graph graph(device);
+      graph.record(pass);
+      for (number_array<T>* a : {&o, &dq})
+        device.zero(a->data(), static_cast<std::size_t>(own * q_width) * sizeof(T), device.main_stream());
+      for (number_array<T>* a : {&dk, &dv})
+        device.zero(a->data(), static_cast<std::size_t>(own * k_width) * sizeof(T), device.main_stream());
+      graph.launch();
+      device.synchronize();
+      w.root().barrier();
+    }
     all[static_cast<std::size_t>(w.rank())] = {o.read(), dq.read(), dk.read(), dv.read()};
   });
   context_arrays text{values(in.q.size()), values(in.q.size()), values(in.k.size()), values(in.v.size())};
