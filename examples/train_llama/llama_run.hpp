@@ -263,11 +263,15 @@ class llama_run final : public model_run {
   bool gathered_ = false;
 };
 
-/// A rank's training, with the sequence placed as --attention says. For GPUs only one placement is compiled, which on
-/// one context-parallel rank is the other as well.
+/// Whether the program can also leave the sequence in the order of the text: every instantiation takes its time to
+/// compile. On one context-parallel rank the orders are the same.
+template <class Strategy, class Device>
+inline constexpr bool has_text_order = std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu>;
+
+/// A rank's training, with the sequence placed as --attention says.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
-  if constexpr (std::is_same_v<Device, plait::cpu>) {
+  if constexpr (has_text_order<Strategy, Device>) {
     if (!s.zigzag)
       return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
                                                                                                      std::move(ranks));

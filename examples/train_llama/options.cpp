@@ -302,8 +302,9 @@ setup prepare(const options& opt, std::int64_t ranks) {
   splits("intermediate_size", c.ffn, "tp", tp);
   if (opt.attention.starts_with("all_gather_kv")) s.context = plait::context_choice::all_gather_kv;
   if (opt.attention.starts_with("ulysses")) s.context = plait::context_choice::ulysses;
-  if (cp > 1 && !s.zigzag && opt.device == "cuda")
-    plait::fail("--attention " + opt.attention + ": --device cuda is built for sequences in zigzag order; legal is " +
+  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || opt.store != "whole"))
+    plait::fail("--attention " + opt.attention +
+                " is built for --device cpu, --strategy sp and --store whole alone; legal here is " +
                 opt.attention.substr(0, opt.attention.find(':')) + ":zigzag");
   if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
   if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);

@@ -64,8 +64,12 @@ run_plan plan_under(const setup& s) {
   std::optional<run_plan> most;
   std::vector<run_plan::parameter> parameters;
   for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {
-    run_plan plan = s.zigzag ? plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at)
-                             : plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, at);
+    run_plan plan;
+    if constexpr (has_text_order<Strategy, plait::cpu>)
+      plan = s.zigzag ? plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at)
+                      : plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, at);
+    else
+      plan = plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at);
     parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
     if (!most || plan.bytes() > most->bytes()) most = std::move(plan);
   }

@@ -35,7 +35,7 @@ refused() {
   [ "$(grep -c "^train_llama: .*$expected" bad.err)" = 1 ] || fail "mpirun $*: not '$expected' once: $(cat bad.err)"
   ! ls bad.jsonl* bad.svg* 2>/dev/null || fail "mpirun $*: left files"
 }
-refused 'dp=2 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
+refused 'dp=2 \* pp=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
 refused '--nosuch' --data "$text" --mesh dp=2,tp=2 --nosuch
 refused "cannot open 'missing.txt'" --data missing.txt --mesh dp=2,tp=2
 
