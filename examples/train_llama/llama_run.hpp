@@ -266,7 +266,8 @@ class llama_run final : public model_run {
 /// Whether the program can also leave the sequence in the order of the text: every instantiation takes its time to
 /// compile. On one context-parallel rank the orders are the same.
 template <class Strategy, class Device>
-inline constexpr bool has_text_order = std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu>;
+inline constexpr bool has_text_order =
+    std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu>;
 
 /// A rank's training, with the sequence placed as --attention says.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
