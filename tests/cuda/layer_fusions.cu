@@ -38,6 +38,12 @@ struct up_policy {
   static constexpr bool bias = Bias;
 };
 
+struct down_policy {
+  using input = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = rows;
+};
+
 /// Kernels, products, copies and fills that `work` puts into the main stream.
 template <class Work>
 std::size_t nodes(cuda& device, const Work& work) {
@@ -180,6 +186,26 @@ TEST_CASE("fusions: a residual sum runs with the branch's product, its gradient 
     check_residual<rms_norm<float, rows, cuda>>(ctx, 0.25);
     check_residual<layer_norm<float, rows, cuda>>(ctx, 0.0);
     check_residual<rms_norm<bf16, rows, cuda>>(ctx, 0.0);
+  });
+}
+
+TEST_CASE("fusions: layers one after the other pass on what is to be added") {
+  on_one_rank([](context<cuda>& ctx) {
+    using down = linear<float, down_policy, cuda>;
+    using up = linear<float, up_policy<rows, false>, cuda>;
+    sequential<up, down> both(up(ctx, "up"), down(ctx, "down"));
+    fill(ctx, both);
+    const auto x = random_tensor<rows>(ctx, 1);
+    const auto dy = random_tensor<dual_t<rows>>(ctx, 2);
+    sequential<up, down>::saved kept;
+    tensor<float, rows, cuda> y, sum;
+    tensor<float, dual_t<rows>, cuda> dx, dsum;
+    const std::size_t forward = nodes(ctx.device, [&] { y = both.forward(ctx, x, &kept); });
+    CHECK(nodes(ctx.device, [&] { sum = both.forward(ctx, x, &kept, recompute::none, &x); }) == forward);
+    const std::size_t backward = nodes(ctx.device, [&] { dx = both.backward(ctx, x, kept, dy); });
+    CHECK(nodes(ctx.device, [&] { dsum = both.backward(ctx, x, kept, dy, &dy); }) == backward);
+    CHECK(difference(read(ctx, sum), plus(read(ctx, y), read(ctx, x))) < 1e-5);
+    CHECK(difference(read(ctx, dsum), plus(read(ctx, dx), read(ctx, dy))) < 1e-5);
   });
 }
 

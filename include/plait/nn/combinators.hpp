@@ -103,12 +103,27 @@ class sequential {
   tensor_of<output> forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
                             recompute policy = recompute::none) {
     saved scratch;
-    return forward_from<0>(ctx, x, keep ? *keep : scratch, keep != nullptr, policy);
+    return forward_from<0>(ctx, x, keep ? *keep : scratch, keep != nullptr, policy, nullptr);
+  }
+  /// The same, plus `addend` where that is not null, if the last layer can do that.
+  tensor_of<output> forward(context<device>& ctx, const tensor_of<input>& x, saved* keep, recompute policy,
+                            const tensor_of<output>* addend)
+    requires adds_to_output<nth<count - 1>>
+  {
+    saved scratch;
+    return forward_from<0>(ctx, x, keep ? *keep : scratch, keep != nullptr, policy, addend);
   }
   template <spec_like Gradient>
   tensor_of<dual_t<input>> backward(context<device>& ctx, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy) {
-    return backward_from<count - 1>(ctx, x, kept, dy);
+    return backward_from<count - 1>(ctx, x, kept, dy, nullptr);
+  }
+  /// The same, plus `addend` where that is not null, if the first layer can do that.
+  template <spec_like Gradient>
+    requires adds_to_gradient<nth<0>>
+  tensor_of<dual_t<input>> backward(context<device>& ctx, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy, const tensor_of<dual_t<input>>* addend) {
+    return backward_from<count - 1>(ctx, x, kept, dy, addend);
   }
 
   std::int64_t saved_bytes(const context<device>& ctx, recompute policy = recompute::none) const {
@@ -132,30 +147,38 @@ class sequential {
 
  private:
   template <std::size_t I, class X>
-  tensor_of<output> forward_from(context<device>& ctx, const X& x, saved& kept, bool keeping, recompute policy) {
-    auto y = std::get<I>(layers_).forward(ctx, x, keeping ? &std::get<I>(kept.layers) : nullptr, policy);
+  tensor_of<output> forward_from(context<device>& ctx, const X& x, saved& kept, bool keeping, recompute policy,
+                                 const tensor_of<output>* addend) {
+    auto* const keep = keeping ? &std::get<I>(kept.layers) : nullptr;
     if constexpr (I + 1 == count) {
-      return y;
+      if constexpr (adds_to_output<nth<I>>)
+        return std::get<I>(layers_).forward(ctx, x, keep, policy, addend);
+      else
+        return std::get<I>(layers_).forward(ctx, x, keep, policy);
     } else {
+      auto y = std::get<I>(layers_).forward(ctx, x, keep, policy);
       auto& held = std::get<I>(kept.outputs);
       held = std::move(y);
       auto next = std::move(held).template as<typename nth<I + 1>::input>();
-      auto result = forward_from<I + 1>(ctx, next, kept, keeping, policy);
+      auto result = forward_from<I + 1>(ctx, next, kept, keeping, policy, addend);
       if (keeping) held = std::move(next).template as<typename nth<I>::output>();
       return result;
     }
   }
   template <std::size_t I, class Gradient>
   tensor_of<dual_t<input>> backward_from(context<device>& ctx, const tensor_of<input>& x, saved& kept,
-                                         const Gradient& dy) {
+                                         const Gradient& dy, const tensor_of<dual_t<input>>* addend) {
     if constexpr (I == 0) {
-      return std::get<0>(layers_).backward(ctx, x, std::get<0>(kept.layers), dy);
+      if constexpr (adds_to_gradient<nth<0>>)
+        return std::get<0>(layers_).backward(ctx, x, std::get<0>(kept.layers), dy, addend);
+      else
+        return std::get<0>(layers_).backward(ctx, x, std::get<0>(kept.layers), dy);
     } else {
       auto& held = std::get<I - 1>(kept.outputs);
       auto in = std::move(held).template as<typename nth<I>::input>();
       auto dx = std::get<I>(layers_).backward(ctx, in, std::get<I>(kept.layers), dy);
       held = std::move(in).template as<typename nth<I - 1>::output>();  // put-off weight gradients still read it
-      return backward_from<I - 1>(ctx, x, kept, dx);
+      return backward_from<I - 1>(ctx, x, kept, dx, addend);
     }
   }
 
