@@ -90,6 +90,29 @@ TEST_CASE("documents are neither forgotten nor ignored") {
   }
 }
 
+TEST_CASE("where one rank fails, the others do not wait for its keys") {
+  const attention_case c{.mask = masking::documents};
+  std::string text;
+  try {
+    threads::run(4, [&](threads::communicator comm) {
+      world ranks(four{1, 4, 1, 1}.shape(), comm);
+      cpu device;
+      context<cpu> ctx{device, ranks, c.sizes(), 99};
+      using layer_type = self_attention<double, megatron_sp>;
+      layer_type layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, c.options());
+      const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
+      if (ranks.rank() != 1) ctx.document_starts = starts.data();
+      tensor<double, layer_type::input> x(ctx);
+      std::fill_n(x.data(), x.size(), 0.5);
+      layer.forward(ctx, x);
+    });
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(text.find("rank 1: attention_options::documents is set, but the context has no document_starts") !=
+        std::string::npos);
+}
+
 namespace {
 
 struct peaks {
