@@ -112,8 +112,8 @@ class self_attention {
       fail(name + ": attention_window is " + std::to_string(options.window) + "; at least 1, or 0 for none");
     const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
     const axis_list& axes = context_axes<typename specs::attention>;
-    attention_part part{shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), documents_, name,
-                        options.context};
+    attention_part part{shape_,     {},   static_cast<std::size_t>(mesh.index_in(rank, axes)),
+                        documents_, name, options.context};
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     engine_ = engine(ctx, part, axes);
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);
