@@ -7,6 +7,7 @@ figures must be what expected.py makes.
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,18 @@ HERE = pathlib.Path(__file__).resolve().parent
 PROGRAMS = pathlib.Path()
 TINY = expected.Shape(tokens=32, hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=96,
                       optimizer_layers=1, table_rows=8)
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+VECTOR_KERNELS = """
+#include "plait/kernels/cuda/rms_norm.hpp"
+#include "plait/kernels/cuda/swiglu.hpp"
+using plait::bf16;
+void use(plait::cuda& d, bf16* x, float* s) {
+  plait::kernels::rms_norm_forward<bf16>(d, x, x, x, s, 1, 8, 1e-5);
+  plait::kernels::rms_norm_backward<bf16>(d, x, x, x, s, x, s, 1, 8);
+  plait::kernels::swiglu_forward<bf16>(d, x, x, 1, 8);
+  plait::kernels::swiglu_backward<bf16>(d, x, x, x, 1, 8);
+}
+"""
 FAKE_PYTHON = """#!/bin/sh
 case "$1" in
   *pytorch_step.py) echo '{"id": "pytorch.'$3'.tokens_per_second", "value": 1.0}' ;;
@@ -159,7 +172,7 @@ esac
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
 
-    @unittest.skipUnless(shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists(), "there is no nvcc")
+    @unittest.skipUnless(NVCC, "there is no nvcc")
     def test_a_build_is_configured(self) -> None:
         done = self.run_script("configure", "--build", self.home / "real build")
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -244,6 +257,22 @@ class Table(unittest.TestCase):
                 file.write_text('{"id": "copy.kernel", "value": 1}\n' + text + "\n")
                 with self.assertRaisesRegex(SystemExit, "a.jsonl:2: no result"):
                     table.read([str(file)])
+
+
+class Code(unittest.TestCase):
+    @unittest.skipUnless(NVCC, "there is no nvcc")
+    def test_vectors_are_stored_by_one_instruction(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            source, code = pathlib.Path(folder, "kernels.cu"), pathlib.Path(folder, "kernels.ptx")
+            source.write_text(VECTOR_KERNELS)
+            subprocess.run([NVCC, "-std=c++20", "--expt-relaxed-constexpr", "-arch=compute_90", "-ptx",
+                            f"-I{HERE.parents[1] / 'include'}", source, "-o", code], check=True)
+            kernels = re.findall(r"\.entry (\w+)\((.*?)\n}\n", code.read_text(), re.DOTALL)
+        vectors = [(name, text) for name, text in kernels if "kernelILi8E" in name and "column_sums" not in name]
+        self.assertEqual(len(vectors), 5)
+        for name, text in vectors:
+            self.assertIn("st.global.v4.b32", text, name)
+            self.assertNotRegex(text, r"st\.global\.(v2\.|v4\.)?[ub]16", name)
 
 
 class Expected(unittest.TestCase):
