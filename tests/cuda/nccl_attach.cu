@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "plait/device/cuda_graph.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
@@ -296,6 +297,54 @@ TEST_CASE("attach: a bias and a table of the caller's") {
           CHECK(dtable.off(expected, width, 3 * rank, 0, stream) < 1e-6);
           CHECK(here.device().bytes_in_use() == 0);
         }) == "");
+}
+
+TEST_CASE("attach: layers and their collectives recorded in a graph") {
+  for (const int ranks : {1, 2, 4}) {
+    CAPTURE(ranks);
+    CHECK(on_ranks(ranks, [](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>&) {
+            auto here = attach<mesh_of_tp>(comm, stream, sizes_of<seq, hidden, ffn>(tokens, width, inner));
+            const std::int64_t n = here.ranks().size(), t = tokens / n, f = inner / n;
+            matrix x(t, width, stream), y(tokens, f, stream), z(t, width, stream), dy(tokens, f, stream),
+                dx(t, width, stream), w1(f, width, stream), dw1(f, width, stream), w2(width, f, stream),
+                dw2(width, f, stream);
+            w1.write(random_values<float>(inner * width, 2), width, rank * f, 0, stream);
+            w2.write(random_values<float>(width * inner, 3), inner, 0, rank * f, stream);
+            linear<float, up_policy, cuda> up(here, "up", {}, w1.data, dw1.data);
+            linear<float, down_policy, cuda> down(here, "down", {}, w2.data, dw2.data);
+            const auto step = [&] {
+              linear_saved<cuda> up_kept, down_kept;
+              for (const matrix* m : {&dw1, &dw2}) here.device().zero(m->data, m->bytes(), here.device().main_stream());
+              up.forward(here, x.data, y.data, &up_kept);
+              down.forward(here, y.data, z.data, &down_kept);
+              down.backward(here, y.data, down_kept, z.data, dy.data);
+              up.backward(here, x.data, up_kept, dy.data, dx.data);
+            };
+            const auto results = [&] {
+              std::vector<std::vector<float>> out;
+              for (const matrix* m : {&z, &dx, &dw1, &dw2}) {
+                out.emplace_back(m->bytes() / sizeof(float));
+                cudaMemcpyAsync(out.back().data(), m->data, m->bytes(), cudaMemcpyDeviceToHost, stream);
+              }
+              cudaStreamSynchronize(stream);
+              return out;
+            };
+            std::vector<std::vector<std::vector<float>>> expected;
+            for (unsigned turn = 0; turn < 2; ++turn) {
+              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0, stream);
+              step();
+              expected.push_back(results());
+            }
+            CHECK(expected[0] != expected[1]);
+            cuda_graph graph(here.device());
+            graph.record(step);
+            for (unsigned turn = 0; turn < 2; ++turn) {
+              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0, stream);
+              graph.launch();
+              CHECK(results() == expected[turn]);
+            }
+          }) == "");
+  }
 }
 
 TEST_CASE("attach: a mesh that the ranks do not fill is refused, and the communicator goes on") {

@@ -17,9 +17,9 @@
 namespace plait {
 
 /// A communicator that adds every call to a ledger, and to a recorder if there is one, under its group's label. The
-/// numbers are those of the inner communicator. Profilers see each call as a range (device/range.hpp) of its kind, label
-/// and bytes. Both books belong to this rank's thread and are kept alive by it; a split continues in the same books
-/// under the subgroup's label.
+/// numbers are those of the inner communicator. Profilers see each call as a range (device/range.hpp) of its kind,
+/// label and bytes. Both books belong to this rank's thread and are kept alive by it; a split continues in the same
+/// books under the subgroup's label.
 template <plait::communicator Comm>
 class counted {
   using counts = std::span<const std::size_t>;
