@@ -14,7 +14,7 @@ using under = stored_over_dp<with_context<megatron_tp, chosen_context<cp>, Place
 struct context_scenario {
   llama_options options{};
   std::vector<std::int64_t> masked{};  ///< positions whose labels do not count, of all samples
-  bool documents = false;
+  std::int64_t microbatches = 1;
 };
 
 constexpr std::int64_t length = 16, samples = 4;
@@ -31,34 +31,33 @@ std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& sha
     cpu device;
     llama_config config = small_config(8, 2);
     config.hidden = 16, config.ffn = 32;
-    context<cpu> ctx{device, ranks, llama_sizes<S>(config, shape, samples, length), 5};
+    const std::int64_t microbatch = samples / c.microbatches;
+    context<cpu> ctx{device, ranks, llama_sizes<S>(config, shape, microbatch, length), 5};
     llama<double, S> model(ctx, config, c.options);
     adamw<double> optimizer;
     model.visit([&](auto& p) { p.initialize(ctx); });
     const std::vector<std::int64_t> positions = text_positions<S>(ctx);
-    std::vector<std::int32_t> starts;
     rank_outcome out;
     for (int step = 0; step < 2; ++step) {
       ranks.ledger().clear();
-      const auto fill = [&](std::int64_t, auto& ids, auto& labels) {
+      const auto fill = [&](std::int64_t k, auto& ids, auto& labels, auto& starts) {
         const box& part = ids.part();
-        starts.clear();
         for (std::int64_t i = 0; i < part.local[0]; ++i)
           for (std::int64_t j = 0; j < part.local[1]; ++j) {
-            const std::int64_t sample = part.offset[0] + i, position = positions[static_cast<std::size_t>(j)];
+            const std::int64_t sample = k * microbatch + part.offset[0] + i,
+                               position = positions[static_cast<std::size_t>(j)];
             const bool masked = std::find(c.masked.begin(), c.masked.end(), position) != c.masked.end();
             const std::int64_t at = i * part.local[1] + j;
             ids.data()[at] = token_at(sample, position, config.vocab);
             labels.data()[at] = masked ? -100 : token_at(sample, position + 1, config.vocab);
-            starts.push_back(document_start(sample, position));
+            starts.data()[at] = document_start(sample, position);
           }
-        if (c.documents) ctx.document_starts = starts.data();
       };
-      out.steps.push_back(train_step(ctx, model, optimizer, 1, 1e-2, 1.0, fill));
+      out.steps.push_back(train_step(ctx, model, optimizer, c.microbatches, 1e-2, 1.0, fill));
       out.measured = ranks.ledger();
       if (step == 0) out.first_gradients = gather_gradients(ctx, model);
     }
-    out.predicted = predict_step_traffic(ctx, model, optimizer, 1);
+    out.predicted = predict_step_traffic(ctx, model, optimizer, c.microbatches);
     out.last_gradients = gather_gradients(ctx, model);
     out.weights = gather_values(ctx, model);
     all[static_cast<std::size_t>(ranks.rank())] = std::move(out);
@@ -68,7 +67,9 @@ std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& sha
 
 /// Both placements on dp x cp x tp ranks.
 void check(context_scenario c, std::initializer_list<megatron_sp::mesh> meshes) {
-  const rank_outcome one = std::move(train<under<contiguous>>(c, megatron_sp::mesh{1, 1, 1, 1}.shape())[0]);
+  context_scenario whole = c;
+  whole.microbatches = 1;
+  const rank_outcome one = std::move(train<under<contiguous>>(whole, megatron_sp::mesh{1, 1, 1, 1}.shape())[0]);
   CHECK(std::isfinite(one.steps[1].loss));
   for (const megatron_sp::mesh& mesh : meshes) {
     INFO(describe(mesh.shape()));
@@ -111,6 +112,19 @@ TEST_CASE("windows and packed documents, computed again") {
   c.options.attention.window = 5;
   check(c, {four{2, 2, 1, 1}});
   c.options.attention = {0, true, context_choice::ulysses};
-  c.documents = true;
+  c.microbatches = 2;
   check(c, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
+}
+
+TEST_CASE("a step without the documents that its model asks for is refused") {
+  std::string text;
+  try {
+    scenario s{small_config(4, 2)};
+    s.options.attention.documents = true;
+    train_one<double, under<contiguous>>(s);
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(text.find("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)") !=
+        std::string::npos);
 }

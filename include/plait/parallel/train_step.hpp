@@ -1,5 +1,7 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -30,25 +32,30 @@ double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value)
   return value;
 }
 
-/// This rank's part of the token ids or labels of a microbatch, in host memory, where data comes from.
-class host_tokens {
+/// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from.
+template <class T>
+class host_numbers {
  public:
-  explicit host_tokens(const box& part) : part_(part), values_(static_cast<std::size_t>(part.local_size())) {}
-  std::int64_t* data() { return values_.data(); }
-  const std::int64_t* data() const { return values_.data(); }
+  explicit host_numbers(const box& part) : part_(part), values_(static_cast<std::size_t>(part.local_size())) {}
+  T* data() { return values_.data(); }
+  const T* data() const { return values_.data(); }
   std::int64_t size() const { return part_.local_size(); }
   /// Where this part lies in the microbatch over the whole mesh.
   const box& part() const { return part_; }
 
  private:
   box part_;
-  std::vector<std::int64_t> values_;
+  std::vector<T> values_;
 };
+/// Token ids or labels.
+using host_tokens = host_numbers<std::int64_t>;
+/// Where the document of each token begins (see `context::document_starts`).
+using host_starts = host_numbers<std::int32_t>;
 
 /// Puts `from` where the model can read it.
-template <class Tokens, compute_device Device>
-void upload(context<Device>& ctx, const host_tokens& from, Tokens& to) {
-  ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(std::int64_t),
+template <class T, class To, compute_device Device>
+void upload(context<Device>& ctx, const host_numbers<T>& from, To& to) {
+  ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(T),
                     ctx.device.main_stream());
 }
 
@@ -76,18 +83,35 @@ class training_step {
   training_step(context<Device>& ctx, Model& model, adamw<Precision, Device>& optimizer, std::int64_t microbatches,
                 double clip)
       : model_(model), optimizer_(optimizer), clip_(clip), numbers_(make_buffer<double>(ctx.device, count)) {
-    for (std::int64_t i = 0; i < microbatches; ++i) batch_.emplace_back(tokens(ctx), tokens(ctx));
+    for (std::int64_t i = 0; i < microbatches; ++i) {
+      batch_.emplace_back(tokens(ctx), tokens(ctx));
+      if (packed())
+        starts_.push_back(make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(batch_[0].first.size())));
+    }
+    if (packed() && staged_model<Model, Device>)
+      fail(
+          "training_step: attention_options::documents is set; a pipeline does not pass the documents of its "
+          "microbatches on");
   }
 
   /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to `ignore_index` do not count. It is
   /// called for every microbatch before the first pass, because the number of counted tokens scales the gradients.
+  /// Where sequences are packed from documents (`attention_options::documents`), it is `fill(i, ids, labels, starts)`.
   template <class Fill>
   void load(context<Device>& ctx, Fill&& fill) {
     const std::int64_t ignored = model_.options().loss.ignore_index;
     double counted = 0;
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       host_tokens ids(batch_[i].first.part()), labels(batch_[i].second.part());
-      fill(static_cast<std::int64_t>(i), ids, labels);
+      if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
+        host_starts starts(ids.part());
+        fill(static_cast<std::int64_t>(i), ids, labels, starts);
+        if (packed()) upload(ctx, starts, starts_[i]);
+      } else {
+        if (packed())
+          fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
+        fill(static_cast<std::int64_t>(i), ids, labels);
+      }
       for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
       upload(ctx, ids, batch_[i].first);
       upload(ctx, labels, batch_[i].second);
@@ -148,7 +172,10 @@ class training_step {
   enum place : std::size_t { own_tokens, all_tokens, loss, squares, norm, factor, count };
   void run_microbatches(context<Device>& ctx, const typename Model::loss_seed& seed) {
     const std::int64_t first = ctx.first_sample;
-    for (auto& [ids, labels] : batch_) {
+    const std::int32_t* const outside = ctx.document_starts;
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+      auto& [ids, labels] = batch_[i];
+      if (packed()) ctx.document_starts = starts_[i].template data<std::int32_t>();
       typename Model::saved kept;
       const auto sum = model_.forward(ctx, ids, labels, &kept);
       kernels::accumulate(ctx.device, sum.data(), number(loss), 1);
@@ -157,6 +184,15 @@ class training_step {
       ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
     }
     ctx.first_sample = first;
+    ctx.document_starts = outside;
+  }
+
+  /// Whether the model's sequences are packed from documents.
+  bool packed() const {
+    if constexpr (requires { model_.options().attention.documents; })
+      return model_.options().attention.documents;
+    else
+      return false;
   }
 
   double* number(place at) { return numbers_.template data<double>() + at; }
@@ -165,6 +201,7 @@ class training_step {
   adamw<Precision, Device>& optimizer_;
   double clip_;
   std::vector<std::pair<tokens, tokens>> batch_;
+  std::vector<buffer<Device>> starts_;  ///< of the documents, for each microbatch, if there are any
   buffer<Device> numbers_;
 };
 
