@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -238,4 +240,72 @@ TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
   CHECK(refusal([] { dropout<double, zig>(0.1, "layer"); }) ==
         "layer: dropout of tokens in zigzag order needs their sequence_order");
   CHECK(refusal([] { dropout<double, zig>(0, "layer"); }).empty());
+}
+
+TEST_CASE("blocks may come in any order, and need not come") {
+  constexpr std::int64_t length = 32, ranks = 4, own = length / ranks, d = 4;
+  cpu device;
+  const sequence_order order = sequence_order::zigzag(length, ranks);
+  const auto blocks = blocks_of(order, ranks);
+  const auto numbers = [](std::int64_t n, double step) {
+    std::vector<double> v;
+    for (std::int64_t i = 0; i < n; ++i) v.push_back(std::sin(step * static_cast<double>(i)));
+    return v;
+  };
+  const std::vector<double> q = numbers(length * d, 0.7), k = numbers(length * d, 1.3), v = numbers(length * d, 2.1);
+  const std::vector<double> slope = numbers(length * d, 0.3);
+  kernels::attention_shape shape;
+  shape.head_dim = d, shape.q_len = shape.k_len = length;
+  std::vector<double> o(q.size()), lse(length), dq(q.size()), dk(q.size()), dv(q.size());
+  kernels::attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), shape);
+  kernels::attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), slope.data(), dq.data(),
+                              dk.data(), dv.data(), shape);
+  const auto taken = [&](const std::vector<double>& all, std::int64_t rank, std::int64_t width) {
+    std::vector<double> mine;
+    for (const std::int64_t p : order.positions(rank * own, own))
+      for (std::int64_t i = 0; i < width; ++i) mine.push_back(all[static_cast<std::size_t>(p * width + i)]);
+    return mine;
+  };
+  const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-12));
+  };
+  shape.q_len = shape.k_len = own;
+  std::vector<double> dk_sum(k.size()), dv_sum(k.size());  // by rank
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<double> mine = taken(q, rank, d), my_slope = taken(slope, rank, d);
+    std::vector<double> got(mine.size()), got_lse(own), got_dq(mine.size());
+    const attention_inputs<double> in{mine.data(), nullptr, nullptr};
+    const auto& queries = blocks[static_cast<std::size_t>(rank)];
+    attention_sum<double, cpu> sum(device, shape, in, queries, got.data(), got_lse.data());
+    const auto each_block = [&](auto&& use) {
+      for (std::int64_t i = 0; i < ranks; ++i) {
+        const std::int64_t block =
+            (i + ranks - 1) % ranks;  // only some runs of queries see the last one, which is first
+        const std::vector<double> keys = taken(k, block, d), values = taken(v, block, d);
+        use(block, key_block<double>{keys.data(), values.data(), d, own, &blocks[static_cast<std::size_t>(block)]});
+      }
+    };
+    each_block([&](std::int64_t, const key_block<double>& b) { sum.add(b); });
+    sum.finish();
+    near(got, taken(o, rank, d));
+    near(got_lse, taken(lse, rank, 1));
+    attention_gradient_sum<double, cpu> back(device, shape, in, queries, got.data(), got_lse.data(), my_slope.data());
+    each_block([&](std::int64_t block, const key_block<double>& b) {
+      back.add(b, dk_sum.data() + block * own * d, dv_sum.data() + block * own * d, d);
+    });
+    back.finish(got_dq.data());
+    near(got_dq, taken(dq, rank, d));
+
+    attention_sum<double, cpu> nothing(device, shape, in, queries, got.data(), got_lse.data());
+    nothing.finish();
+    CHECK(got == std::vector<double>(got.size()));
+    CHECK(got_lse == std::vector<double>(got_lse.size(), -std::numeric_limits<double>::infinity()));
+  }
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const auto part = [&](const std::vector<double>& all) {
+      return std::vector<double>(all.begin() + rank * own * d, all.begin() + (rank + 1) * own * d);
+    };
+    near(part(dk_sum), taken(dk, rank, d));
+    near(part(dv_sum), taken(dv, rank, d));
+  }
 }
