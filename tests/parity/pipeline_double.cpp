@@ -70,6 +70,21 @@ TEST_CASE("microbatches that pp does not divide, all tokens of some masked") {
   }
 }
 
+TEST_CASE("packed documents, in every microbatch others") {
+  scenario s = tiny(5, 4);
+  s.documents = s.options.attention.documents = true;
+  for (const recompute keep : {recompute::none, recompute::full}) {
+    s.options.keep = keep;
+    const rank_outcome one = train_one<double, megatron_sp>(s);
+    check<one_f_one_b>(s, one, {{1, 2, 1, 2}, {2, 3, 1, 1}});
+    check<zb_v>(s, one, {{1, 2, 2, 2}});
+  }
+  scenario plain = s;
+  plain.documents = plain.options.attention.documents = false;
+  const rank_outcome without = train_one<double, megatron_sp>(plain), with = train_one<double, megatron_sp>(s);
+  CHECK(without.steps[0].loss != with.steps[0].loss);
+}
+
 TEST_CASE("recomputation, dropout, biases, parameters stored over dp") {
   scenario s = tiny(5, 4);
   s.config.attention_bias = s.config.mlp_bias = true;

@@ -27,6 +27,7 @@ struct scenario {
   std::int64_t steps = 5;
   std::int64_t masked_from = -1;  ///< all labels of the samples of a batch from this one to `masked_to` are ignored
   std::int64_t masked_to = -1;
+  bool documents = false;  ///< whether sequences are packed from documents (`documents_of` says which)
   double learning_rate = 3e-3;
   adamw_options optimizer{};
 };
@@ -86,6 +87,18 @@ void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Toke
   fill_tokens(s, first_sample, ids, labels, sequence_order::text(s.seq));
 }
 
+/// Three documents in each sequence.
+inline void fill_starts(const scenario& s, std::int64_t first_sample, host_starts& starts,
+                        const sequence_order& order) {
+  const box& part = starts.part();
+  for (std::int64_t i = 0, at = 0; i < part.local[0]; ++i)
+    for (std::int64_t j = 0; j < part.local[1]; ++j, ++at) {
+      const std::int64_t sample = first_sample + part.offset[0] + i, position = order.position(part.offset[1] + j);
+      const std::int64_t first = 1 + sample % 3, second = s.seq * 2 / 3;
+      starts.data()[at] = static_cast<std::int32_t>(position < first ? 0 : position < second ? first : second);
+    }
+}
+
 /// All of a parameter or its gradient, of which `local` is this rank's part, without its padding.
 template <class Parameter, class E, class Device>
 named_values gather_full(context<Device>& ctx, const Parameter& p, const E* local) {
@@ -127,8 +140,9 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
     ctx.first_sample = step * s.batch;
     ranks.ledger().clear();
     out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0,
-                                   [&](std::int64_t i, auto& ids, auto& labels) {
+                                   [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
                                      fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
+                                     fill_starts(s, step * s.batch + i * microbatch, starts, order);
                                    }));
     out.measured = ranks.ledger();
     if (step == 0) out.first_gradients = gather_gradients(ctx, model);
@@ -138,6 +152,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   out.weights = gather_values(ctx, model);
 
   model.visit([&](auto& p) { p.gather(ctx); });
+  if (s.documents) return out;
   typename llama<T, S, Device>::tokens ids(ctx), labels(ctx);
   host_tokens host_ids(ids.part()), host_labels(ids.part());
   fill_tokens(s, 0, host_ids, host_labels, order);

@@ -57,8 +57,9 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
     stage.ledger().clear();
     events.clear();
     model.executor().events = &events;
-    step.load(ctx, [&](std::int64_t k, auto& ids, auto& labels) {
+    step.load(ctx, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
       fill_tokens(s, i * s.batch + k * microbatch, ids, labels, order);
+      fill_starts(s, i * s.batch + k * microbatch, starts, order);
     });
     optimizer.begin_step(ctx, s.learning_rate);
     step.run(ctx);

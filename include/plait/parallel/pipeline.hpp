@@ -73,14 +73,18 @@ class pipeline {
   bool has_last_stage() const { return stages_.back()->part().last; }
 
   /// Forward and backward passes of all microbatches; adds their losses to `*loss`, in the device's memory, on the rank
-  /// that has the last stage. Gradients of a chunk are reduced as soon as its last microbatch is through.
-  void run(context<Device>& ctx, batch& data, const loss_seed& seed, double* loss) {
+  /// that has the last stage. Gradients of a chunk are reduced as soon as its last microbatch is through. `starts` are
+  /// the `context::document_starts` of each microbatch, where sequences are packed from documents.
+  void run(context<Device>& ctx, batch& data, const loss_seed& seed, double* loss,
+           std::span<const std::int32_t* const> starts = {}) {
     if (static_cast<int>(data.size()) != shape_.microbatches)
       fail("pipeline: " + std::to_string(data.size()) + " microbatches, and the schedule is for " +
            std::to_string(shape_.microbatches));
-    training work{*this, data, seed, loss, ctx.first_sample};
+    training work{*this, data, seed, loss, ctx.first_sample, starts};
+    const std::int32_t* const outside = ctx.document_starts;
     executor_.run(ctx, work);
     ctx.first_sample = work.first_sample;
+    ctx.document_starts = outside;
   }
   /// Adds the losses of all microbatches to `*loss` as `run` does, without gradients.
   void evaluate(context<Device>& ctx, batch& data, double* loss) {
@@ -206,6 +210,7 @@ class pipeline {
     }
     std::pair<tokens, tokens>& select(context<Device>& ctx, int microbatch) {
       ctx.first_sample = first_sample + microbatch * ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+      if (!starts.empty()) ctx.document_starts = starts[static_cast<std::size_t>(microbatch)];
       return data[static_cast<std::size_t>(microbatch)];
     }
 
@@ -214,6 +219,7 @@ class pipeline {
     const loss_seed& seed;
     double* loss;
     std::int64_t first_sample;
+    std::span<const std::int32_t* const> starts;
   };
 
   /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.

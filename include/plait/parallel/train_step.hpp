@@ -88,10 +88,6 @@ class training_step {
       if (packed())
         starts_.push_back(make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(batch_[0].first.size())));
     }
-    if (packed() && staged_model<Model, Device>)
-      fail(
-          "training_step: attention_options::documents is set; a pipeline does not pass the documents of its "
-          "microbatches on");
   }
 
   /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to `ignore_index` do not count. It is
@@ -133,7 +129,9 @@ class training_step {
     typename Model::loss_seed seed(ctx);
     kernels::reciprocal(ctx.device, number(all_tokens), seed.data());  // with no token counted there is no gradient
     if constexpr (staged_model<Model, Device>) {
-      model_.run(ctx, batch_, seed, number(loss));
+      std::vector<const std::int32_t*> starts;
+      for (const buffer<Device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
+      model_.run(ctx, batch_, seed, number(loss), starts);
       model_.sum_over_stages(ctx, number(loss));
     } else {
       run_microbatches(ctx, seed);
