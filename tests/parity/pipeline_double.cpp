@@ -133,15 +133,3 @@ TEST_CASE("the costs of the parts add up to the model's, and measured ones are t
     CHECK(a.backward == doctest::Approx(a.input_backward + a.weight_backward));
   }
 }
-
-TEST_CASE("a pipeline does not pass packed documents on, and says so") {
-  scenario s = tiny(2, 2);
-  s.options.attention.documents = true;
-  std::string text;
-  try {
-    check_pipeline<double, megatron_sp>(s, {}, {1, 2, 1}, make_schedule<one_f_one_b>(2, 2));
-  } catch (const error& e) {
-    text = e.what();
-  }
-  CHECK(text.find("a pipeline does not pass the documents of its microbatches on") != std::string::npos);
-}

@@ -27,7 +27,7 @@ struct scenario {
   std::int64_t steps = 5;
   std::int64_t masked_from = -1;  ///< all labels of the samples of a batch from this one to `masked_to` are ignored
   std::int64_t masked_to = -1;
-  bool documents = false;  ///< whether sequences are packed from documents (`documents_of` says which)
+  bool documents = false;  ///< whether sequences are packed from documents
   double learning_rate = 3e-3;
   adamw_options optimizer{};
 };

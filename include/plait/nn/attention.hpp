@@ -71,7 +71,8 @@ class self_attention {
   /// `frequencies` are the inverse rotary frequencies, head_dim / 2 of them. Positions are 0 ... seq - 1.
   self_attention(context<Device>& ctx, const std::string& name, std::span<const double> frequencies,
                  initializer init = {}, initializer output_init = {}, bool bias = false, attention_options options = {})
-      : qkv_(ctx, qkv_value::derivation,
+      : names_(name),
+        qkv_(ctx, qkv_value::derivation,
              {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", init, bias),
               detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", init, bias),
               detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", init, bias)}),
@@ -121,8 +122,11 @@ class self_attention {
     kernels::rope_table(ctx.device, positions.data(), shape_.q_len, frequencies, cosine(), sine());
   }
 
+  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute policy = recompute::none) {
+                                    recompute policy = recompute::none,
+                                    const tensor<T, output, Device>* addend = nullptr) {
+    const range shown(ctx.device, names_.forward());
     auto qkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     T* const q = qkv.template data<T>();
@@ -133,7 +137,8 @@ class self_attention {
     if (keep && engine_.keeps_inputs()) keep->qkv = std::move(qkv);
     qkv.reset();
     tensor<T, output, Device> y(ctx);
-    out_.forward(ctx, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr);
+    out_.forward(ctx, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr,
+                 addend ? addend->data() : nullptr);
     if (keep) {
       keep->attended = std::move(attended);
       keep->document_starts = documents;
@@ -145,6 +150,7 @@ class self_attention {
   tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
                                             const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    const range shown(ctx.device, names_.backward());
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();
@@ -203,6 +209,7 @@ class self_attention {
            shape_.batch * shape_.q_len, turned, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
+  range_names names_;
   linear_core<Precision, Device, 3> qkv_;
   linear_core<Precision, Device, 1> out_;
   kernels::attention_shape shape_;
