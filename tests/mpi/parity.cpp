@@ -1,6 +1,7 @@
-// timeout: 120
+// timeout: 240
+// ranks: 4 8 16
 // All meshes of the MPI ranks that there are against one rank in the same process: loss, gradients and weights of a
-// small Llama, and the ledger. parity_8.cpp and parity_16.cpp are the same on more ranks.
+// small Llama, and the ledger.
 #define DOCTEST_CONFIG_IMPLEMENT  // for the header's sake: this is a plain program, whose checks are its own
 #include <cstdio>
 #include <cstdlib>

@@ -1,3 +1,0 @@
-// ranks: 16
-// timeout: 400
-#include "parity.cpp"

@@ -1,3 +1,0 @@
-// ranks: 8
-// timeout: 240
-#include "parity.cpp"
