@@ -2,7 +2,7 @@
 # Installs what is missing (Debian 12, root), builds, and runs every test.
 #
 #   sh tests/run.sh            everything: release, clang 16 for what is only compiled, address, undefined and thread
-#                              sanitizers, in that order
+#                              sanitizers, in that order; unit tests and those of kernels with sanitizers only
 #   sh tests/run.sh --quick    the release build and its tests only
 set -eu
 
@@ -28,7 +28,9 @@ started=$(date +%s)
 say() { echo "== $* ($(($(date +%s) - started)) s)"; }
 
 say "release: build"
-cmake --preset release -DPLAIT_TEST_CUDA_EVERYWHERE=OFF >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+elsewhere=ON
+[ "$quick" = no ] || elsewhere=OFF
+cmake --preset release -DPLAIT_TEST_CUDA_EVERYWHERE=OFF -DPLAIT_TEST_SANITIZED_ELSEWHERE=$elsewhere >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
 rm -f build.log
 cmake --build build -j "$jobs"
 
@@ -36,7 +38,7 @@ failed=""
 if [ "$quick" = no ]; then
   say "clang 16: theorems and headers"
   cmake --preset clang -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
-  cmake --build build/clang -j "$jobs" --target plait_static plait_headers
+  cmake --build build/clang -j "$jobs" --target plait_static headers_together
 
   say "address and undefined sanitizers: build and tests"
   cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
