@@ -168,7 +168,7 @@ TEST_CASE("a file that is no legal schedule is refused when it is parsed") {
   const std::string path = folder.write("wrong.csv", "0F0,0B0\n1B0,1F0\n");
   refuses(path, 2, 1,
           "--schedule " + path +
-              ": with 2 pipeline ranks and 1 microbatches: rank 1, action 0 (B0.0): a backward comes before the "
+              ": with 2 pipeline ranks and 1 microbatch: rank 1, action 0 (B0.0): a backward comes before the "
               "forward of its microbatch in the same stage");
 }
 
