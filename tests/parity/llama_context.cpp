@@ -119,9 +119,17 @@ TEST_CASE("windows and packed documents, computed again") {
 TEST_CASE("a step without the documents that its model asks for is refused") {
   std::string text;
   try {
-    scenario s{small_config(4, 2)};
-    s.options.attention.documents = true;
-    train_one<double, under<contiguous>>(s);
+    threads::run(1, [](threads::communicator comm) {
+      using strategy_type = under<contiguous>;
+      const mesh_shape shape = megatron_sp::mesh{1, 1, 1, 1}.shape();
+      world ranks(shape, comm);
+      cpu device;
+      const llama_config config = small_config(4, 2);
+      context<cpu> ctx{device, ranks, llama_sizes<strategy_type>(config, shape, 1, length), 5};
+      llama<double, strategy_type> model(ctx, config, {.attention = {.documents = true}});
+      adamw<double> optimizer;
+      train_step(ctx, model, optimizer, 1, 1e-2, 1.0, [](std::int64_t, auto&, auto&) {});
+    });
   } catch (const error& e) {
     text = e.what();
   }
