@@ -1,4 +1,5 @@
 // Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
+#include "../support/nccl_devices.hpp"
 #include "attention_cp_ranks.hpp"
 #include "plait/comm/nccl_start.hpp"
 
@@ -6,19 +7,6 @@ using namespace plait;
 using namespace plait::test;
 
 namespace {
-
-/// GPUs for `ranks` ranks, empty if there are too few.
-std::vector<int> devices(int ranks) {
-  std::vector<int> out;
-  for (int r = 0; r < ranks; ++r) out.push_back(r);
-#ifdef PLAIT_CUDA_STAND_IN
-  for (int& d : out) d = 0;
-#else
-  int there = 0;
-  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
-#endif
-  return out;
-}
 
 template <class Policy>
 context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {

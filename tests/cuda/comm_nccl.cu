@@ -12,6 +12,7 @@
 
 #include "../support/conformance.hpp"
 #include "../support/device_memory.hpp"
+#include "../support/nccl_devices.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/nccl_memory.hpp"
 #include "plait/comm/nccl_start.hpp"
@@ -22,20 +23,9 @@ using rank_comm = nccl::communicator;
 
 namespace {
 
-const cuda::options small{.workspace_bytes = 4096};
+using plait::test::devices;
 
-/// GPUs for `ranks` ranks, empty if there are too few.
-std::vector<int> devices(int ranks) {
-  std::vector<int> out;
-  for (int r = 0; r < ranks; ++r) out.push_back(r);
-#ifdef PLAIT_CUDA_STAND_IN
-  for (int& d : out) d = 0;
-#else
-  int there = 0;
-  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
-#endif
-  return out;
-}
+const cuda::options small{.workspace_bytes = 4096};
 
 template <class F>
 std::string text_of(int ranks, const nccl::options& settings, const F& body) {

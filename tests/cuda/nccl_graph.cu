@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "../support/nccl_devices.hpp"
 #include "plait/comm/nccl_start.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
@@ -16,21 +17,10 @@ using rank_comm = nccl::communicator;
 
 namespace {
 
+using plait::test::devices;
+
 const cuda::options small{.workspace_bytes = 4096};
 constexpr std::size_t n = 37;
-
-/// GPUs for `ranks` ranks, empty if there are too few.
-std::vector<int> devices(int ranks) {
-  std::vector<int> out;
-  for (int r = 0; r < ranks; ++r) out.push_back(r);
-#ifdef PLAIT_CUDA_STAND_IN
-  for (int& d : out) d = 0;
-#else
-  int there = 0;
-  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
-#endif
-  return out;
-}
 
 template <class F>
 std::string text_of(int ranks, const nccl::options& settings, const F& body) {

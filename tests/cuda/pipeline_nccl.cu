@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "../support/nccl_devices.hpp"
 #include "plait/comm/nccl_start.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/parallel/pipeline_executor.hpp"
@@ -16,6 +17,8 @@
 using namespace plait;
 
 namespace {
+
+using plait::test::devices;
 
 constexpr std::size_t width = 1000;
 
@@ -79,18 +82,6 @@ struct doubling {
 
   std::vector<numbers> last{};
 };
-
-std::vector<int> devices(int ranks) {
-  std::vector<int> out;
-  for (int r = 0; r < ranks; ++r) out.push_back(r);
-#ifdef PLAIT_CUDA_STAND_IN
-  for (int& d : out) d = 0;
-#else
-  int there = 0;
-  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) out.clear();
-#endif
-  return out;
-}
 
 template <class Policy>
 void check(int ranks, int microbatches) {

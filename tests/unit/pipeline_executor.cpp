@@ -29,7 +29,7 @@ struct numbers {
 
 /// Stage s takes s + 2 numbers and gives s + 3: each output is weight * (sum of inputs) + its index. The first stage
 /// makes its input from the microbatch; the loss is the sum of the last output.
-struct toy {
+struct widening {
   using activation = numbers;
   using slope = numbers;
   struct saved {
@@ -45,7 +45,7 @@ struct toy {
   double loss = 0;
   int kept = 0, most_kept = 0;
 
-  toy(const pipeline_shape& s, int r) : shape(s), rank(r) {
+  widening(const pipeline_shape& s, int r) : shape(s), rank(r) {
     for (int c = 0; c < s.chunks; ++c) weights.push_back(0.5 + 0.1 * s.stage_of(r, c));
     gradients.resize(weights.size());
     finished_at.resize(weights.size(), -1);
@@ -103,7 +103,7 @@ struct toy {
     finished_at[static_cast<std::size_t>(chunk)] = passes[static_cast<std::size_t>(chunk)];
   }
 };
-static_assert(pipeline_stages<toy, cpu>);
+static_assert(pipeline_stages<widening, cpu>);
 
 /// Gpipe's order, or with `split` its backward passes in two halves, the weights' after everything else.
 schedule all_forward_all_backward(int ranks, int chunks, int microbatches, stage_placement placement, bool split) {
@@ -144,7 +144,7 @@ result run(const schedule& plan) {
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
     pipeline_executor<cpu> executor(ranks.along(), plan);
-    toy stages(shape, c.rank());
+    widening stages(shape, c.rank());
     const auto rank = static_cast<std::size_t>(c.rank());
     executor.events = &all.events[rank];
     for (int again = 0; again < 2; ++again) {  // an executor runs many times
@@ -263,7 +263,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
     pipeline_executor<cpu> executor(ranks.along(), plan);
-    toy stages(plan.shape, ranks.along().rank());
+    widening stages(plan.shape, ranks.along().rank());
     std::vector<pipeline_event> events;
     executor.events = &events;
     ranks.root().barrier();

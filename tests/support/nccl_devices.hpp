@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+namespace plait::test {
+
+/// A GPU for each of `ranks` NCCL ranks; empty if there are too few. Ranks of the stand-in share one.
+inline std::vector<int> devices(int ranks) {
+  std::vector<int> out;
+#ifdef PLAIT_CUDA_STAND_IN
+  out.assign(static_cast<std::size_t>(ranks), 0);
+#else
+  int there = 0;
+  if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) return out;
+  for (int r = 0; r < ranks; ++r) out.push_back(r);
+#endif
+  return out;
+}
+
+}  // namespace plait::test
