@@ -224,6 +224,26 @@ TEST_CASE("a schedule for another number of ranks is refused by name") {
   CHECK(text.find("for 3 ranks, and the pipeline axis has 2") != std::string::npos);
 }
 
+TEST_CASE("a stage that throws leaves the context as it was") {
+  struct failing : widening {
+    using widening::widening;
+    numbers backward(context<cpu>&, int, int, saved&, numbers) { fail("a stage fails"); }
+  };
+  const schedule plan = all_forward_all_backward(1, 1, 2, stage_placement::straight, true);
+  mesh_shape whole;
+  whole.add(axis_of<pp>, 1);
+  threads::run(1, [&](threads::communicator c) {
+    pipeline_world ranks(whole, any_communicator(c));
+    cpu device;
+    context<cpu> ctx{device, ranks.stage(), {}, 1};
+    pipeline_executor<cpu> executor(ranks.along(), plan);
+    failing stages(plan.shape, 0);
+    CHECK_THROWS_AS(executor.run(ctx, stages), error);
+    CHECK(ctx.deferred == nullptr);
+    CHECK(device.bytes_in_use() == 0);
+  });
+}
+
 TEST_CASE("layers are split so that the most expensive stage costs least") {
   const auto sizes = [](const stage_costs& costs, std::int64_t stages) {
     std::vector<std::int64_t> n;

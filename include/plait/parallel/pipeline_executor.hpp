@@ -116,6 +116,7 @@ class pipeline_executor {
         : owner(e),
           ctx(context),
           stages(s),
+          outer(context.deferred),
           keeps(keeping),
           rank(e.along_.rank()),
           slots(static_cast<std::size_t>(e.shape_.chunks) * static_cast<std::size_t>(e.shape_.microbatches)),
@@ -123,6 +124,8 @@ class pipeline_executor {
       for (const program_step& step : e.program_)
         if (step.kind == step_kind::compute && frees_activations(step.action.kind)) ++left[step.action.chunk];
     }
+
+    ~pass() { ctx.deferred = outer; }  // also where a stage has thrown: `later` goes with its slot
 
     slot& at(int chunk, int microbatch) {
       return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape_.microbatches) +
@@ -134,7 +137,6 @@ class pipeline_executor {
       const int chunk = step.action.chunk, microbatch = step.action.microbatch;
       const int stage = owner.shape_.stage_of(rank, chunk);
       slot& s = at(chunk, microbatch);
-      weight_work* const outer = ctx.deferred;
       switch (step.action.kind) {
         case action_kind::forward: {
           arrive(s.in);
@@ -262,6 +264,7 @@ class pipeline_executor {
     pipeline_executor& owner;
     context<Device>& ctx;
     Stages& stages;
+    weight_work* outer;  ///< the caller's `ctx.deferred`
     bool keeps;
     int rank;
     std::vector<slot> slots;
