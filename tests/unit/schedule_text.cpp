@@ -5,7 +5,9 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/schedule/parse.hpp"
@@ -104,10 +106,78 @@ TEST_CASE("every mistake names the option, the value and what is legal") {
           "--schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
           "pipeline: it needs more microbatches; the nearest legal number of microbatches is 8");
   refuses("1f1b", 4, 0,
-          "--schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs at least one rank, "
-          "chunk and microbatch, at most 255 chunks and 65535 microbatches, and a schedule has one list of actions for "
-          "each rank");
+          "--schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs 1 to 1024 ranks, 1 "
+          "to 255 chunks on each and 1 to 65535 microbatches, of which the product is at most 4194304, and a schedule "
+          "has one list of actions for each rank");
   refuses("none.csv", 4, 8, "--schedule none.csv: the file cannot be read");
+}
+
+TEST_CASE("sizes beyond the largest are refused before anything is made of them") {
+  const std::string sizes =
+      "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which "
+      "the product is at most 4194304";
+  REQUIRE(std::string(PLAIT_SCHEDULE_SIZES) == sizes);
+  const int largest = std::numeric_limits<int>::max();
+  const auto refuses_sizes = [&](const std::string& text, int ranks, int microbatches) {
+    refuses(text, ranks, microbatches,
+            "--schedule " + text + ": with " + std::to_string(ranks) + " pipeline ranks and " +
+                std::to_string(microbatches) + " microbatches: " + sizes +
+                ", and a schedule has one list of actions for each rank");
+  };
+  for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe_v",
+                           "automatic", "automatic:2", "none.csv"})
+    for (const auto& [ranks, microbatches] :
+         {std::pair{0, 8}, {-1, 8}, {1025, 8}, {largest, 8}, {4, -8}, {4, 65536}, {4, largest}, {largest, largest}})
+      refuses_sizes(name, ranks, microbatches);
+  // Each is legal by itself, and their product is not.
+  refuses_sizes("gpipe", 65, 65535);
+  refuses_sizes("zb_v", 64, 32768 + 1);
+  refuses_sizes("interleaved:255", 128, 256);
+
+  CHECK(pipeline_shape{max_pipeline_ranks, 1, 4096}.legal());
+  CHECK(pipeline_shape{64, 1, max_microbatches}.legal());
+  CHECK(pipeline_shape{2, max_chunks, 8192}.legal());
+  for (const pipeline_shape& shape :
+       {pipeline_shape{1024, 1, 4097}, {1025, 1, 1}, {1, 256, 1}, {1, 1, 65536}, {0, 1, 1}, {1, 0, 1}, {1, 1, 0}}) {
+    CHECK(!shape.legal());
+    CHECK_THROWS_AS(automatic(shape), error);
+    CHECK_THROWS_AS(make_greedy(shape, {}, {}, 4), error);
+    CHECK_THROWS_AS(simulate({"none", shape, {}}), error);
+    CHECK_THROWS_AS(refill_weights({"none", shape, {}}, {}, 0, 4), error);
+  }
+  CHECK_THROWS_WITH(automatic({1024, 2, 4096}),
+                    ("schedule automatic (1024 ranks, 2 chunks each, 4096 microbatches): " + sizes).c_str());
+  CHECK_THROWS_WITH(make_schedule<gpipe>(2048, 1), ("schedule gpipe (2048 ranks, 1 microbatches): " + sizes +
+                                                    ", and a schedule has one list of actions for each rank")
+                                                       .c_str());
+  // What is called the nearest legal number is legal.
+  refuses("interleaved:2", 1000, 2001,
+          "--schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
+          "as many microbatches as there are pipeline stages: the number of microbatches must be divisible by the "
+          "number of stages; the nearest legal number of microbatches is 2000");
+}
+
+TEST_CASE("costs and limits that are none are refused") {
+  const pipeline_shape shape{.ranks = 2, .microbatches = 4};
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_WITH(automatic(shape, {}, {.max_activations = nan}),
+                    "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number "
+                    "for no limit");
+  schedule_costs costs;
+  costs.stages.resize(1);
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: stages has not one entry per stage");
+  CHECK_THROWS_WITH(make_greedy(shape, costs, {}, 4), "schedule_costs: stages has not one entry per stage");
+  CHECK_THROWS_WITH(refill_weights(make_schedule<gpipe>(2, 4), costs, 0, 4),
+                    "schedule_costs: stages has not one entry per stage");
+  costs = {};
+  costs.links.resize(3);
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: links has not one entry per pair of ranks");
+  costs = {};
+  costs.link = nan;
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: a time is negative, or is no number");
+  // A factor of any size is one.
+  for (double warm_up : {nan, -1e300, 1e300, std::numeric_limits<double>::infinity()})
+    CHECK(verify(make_greedy(shape, {}, {.warm_up = warm_up}, 4)).ok());
 }
 
 TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself") {
@@ -153,6 +223,18 @@ TEST_CASE("a bad cell is named by row and column") {
     CHECK_THROWS_AS(schedule_from_csv(cell), error);
   }
   refuses_csv("0F65535,0B65535", "schedule CSV, row 1, cell 1 \"0F65535\": microbatches are numbered from 0 to 65534");
+  for (const char* number : {"2147483647", "2147483648", "99999999999999999999"}) {
+    const std::string cell = number;
+    refuses_csv(cell + "F0", "schedule CSV, row 1, cell 1 \"" + cell + "F0\": stages are numbered from 0 to 261119");
+    refuses_csv("0F" + cell,
+                "schedule CSV, row 1, cell 1 \"0F" + cell + "\": microbatches are numbered from 0 to 65534");
+  }
+  refuses_csv("0F0,-1F0", "schedule CSV, row 1, cell 2 \"-1F0\": stages are numbered from 0 to 261119");
+  refuses_csv("0F-1", "schedule CSV, row 1, cell 1 \"0F-1\": microbatches are numbered from 0 to 65534");
+  const std::string endless(1000, 'x');
+  refuses_csv(endless, "schedule CSV, row 1, cell 1 \"" + endless.substr(0, 57) +
+                           "...\": an action is STAGE, then F, B, I or W, then MICROBATCH, as in 2F0; communication "
+                           "is derived, not given");
   refuses_csv("", "schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
 }
 
@@ -161,6 +243,40 @@ TEST_CASE("a placement that is no straight one and no vee is refused") {
               "schedule CSV: stage 1 stands in row 1, where neither a straight placement (row 2) nor a vee (row 2) has "
               "it");
   refuses_csv("0F0,2F0\n1F0\n", "schedule CSV: 3 stages do not divide evenly among 2 rows, one row for each rank");
+}
+
+TEST_CASE("a short file that names large numbers is refused before it costs memory") {
+  // Rows without any action, and one with a single forward.
+  const auto text = [](int ranks, int stage, int microbatch) {
+    return std::string(static_cast<std::size_t>(ranks - 1), '\n') + std::to_string(stage) + "F" +
+           std::to_string(microbatch) + "\n";
+  };
+  // 255 chunks are the most, on any number of ranks.
+  CHECK(schedule_from_csv(text(1, 254, 0)).shape == pipeline_shape{1, 255, 1, stage_placement::straight});
+  refuses_csv(text(1, 255, 0),
+              "schedule CSV: 256 stages on 1 rows, one row for each rank, are more than 255 chunks on each");
+  CHECK(schedule_from_csv(text(3, 3 * 255 - 1, 0)).shape.chunks == 255);
+  refuses_csv(text(3, 3 * 256 - 1, 0),
+              "schedule CSV: 768 stages on 3 rows, one row for each rank, are more than 255 chunks on each");
+
+  const std::string too_many =
+      " microbatches): the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 "
+      "microbatches, of which the product is at most 4194304";
+  CHECK(schedule_from_csv(text(1, 63, 65534)).shape.chunks == 64);
+  refuses_csv(text(1, 64, 65534), "schedule CSV (1 ranks, 65 chunks each, 65535" + too_many);
+  // 258 * 255 * 65535 is 2^32 and a little: an int would hold the little, and the index go beyond it.
+  const std::string wraps = text(258, 258 * 255 - 1, 65534);
+  CHECK(wraps.size() < 330);
+  refuses_csv(wraps, "schedule CSV (258 ranks, 255 chunks each, 65535" + too_many);
+  // ... and a product that an int still holds: two thousand million.
+  const std::string large = text(128, 128 * 255 - 1, 65534);
+  CHECK(large.size() < 141);
+  refuses_csv(large, "schedule CSV (128 ranks, 255 chunks each, 65535" + too_many);
+
+  std::string rows;
+  for (int r = 0; r < 1024; ++r) rows += std::to_string(r) + "F0," + std::to_string(r) + "B0\n";
+  CHECK(schedule_from_csv(rows).shape.ranks == 1024);
+  refuses_csv(rows + "1024F0\n", "schedule CSV: more than 1024 rows, one row for each rank");
 }
 
 TEST_CASE("a file that is no legal schedule is refused when it is parsed") {

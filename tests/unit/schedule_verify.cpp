@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -206,6 +207,49 @@ TEST_CASE("an incomplete or disordered schedule is refused with the action that 
   CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
 }
 
+TEST_CASE("sizes that are not legal are refused before they are multiplied") {
+  const int largest = std::numeric_limits<int>::max();
+  const schedule good = make_schedule<one_f_one_b>(2, 4);
+  for (const pipeline_shape& shape : {pipeline_shape{2, 1, 65536},
+                                      {2, 255, 65535},
+                                      {2, 256, 1},
+                                      {1025, 1, 1},
+                                      {2, 1 << 30, 1},
+                                      {1 << 16, 1, 1 << 16},
+                                      {largest, largest, largest},
+                                      {-1, -1, -1},
+                                      {2, 1, -4}}) {
+    schedule s = good;
+    s.shape = shape;
+    CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
+    CHECK(verify_programs(shape, rank_program(good)).code == schedule_rule::shape_illegal);
+  }
+  CHECK(describe(verify({"none", {.ranks = 1 << 16, .microbatches = 1 << 16}, {}})) ==
+        "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which "
+        "the product is at most 4194304, and a schedule has one list of actions for each rank");
+  // Large, legal and all but empty: it says what is missing, for each of the rules.
+  schedule empty{"empty", {.ranks = 512, .chunks = 2, .microbatches = 4096}, {}};
+  empty.order.resize(512);
+  for (posting_rule rule : all_rules)
+    CHECK(refused_as(empty, 0, -1, {.posting = rule}) == schedule_rule::forward_missing);
+}
+
+TEST_CASE("a simulation does not follow what a schedule does not have") {
+  const schedule good = make_schedule<interleaved<2>>(2, 4);
+  const char* const message =
+      "simulate: the schedule names a chunk or a microbatch that it does not have; verify names the action";
+  schedule s = good;
+  s.order[1][3].chunk = 2;
+  CHECK_THROWS_WITH(simulate(s), message);
+  s = good;
+  s.order[0][0].microbatch = 4;
+  CHECK_THROWS_WITH(simulate(s), message);
+  s = good;
+  s.order.pop_back();
+  CHECK_THROWS_WITH(simulate(s), "simulate: the schedule has not one list of actions for each rank");
+  CHECK(peak_activations(s) == peak_activations(good, 0));
+}
+
 TEST_CASE("ranks that wait for each other are refused, with whom the first waits for") {
   schedule s = make_schedule<one_f_one_b>(2, 2);  // rank 0: F0 F1 B0 B1, rank 1: F0 B0 F1 B1
   std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: legal, and slower
@@ -350,4 +394,13 @@ TEST_CASE("programs with messages too many, too few or misplaced are refused") {
   p = good;
   p[1].push_back({step_kind::receive, {}, {transfer_kind::gradient, 1, 0, 0}});
   CHECK(code(p) == schedule_rule::receive_misplaced);
+  p = good;
+  p[1].push_back({step_kind::compute, forward_of(1, 0), {}});
+  CHECK(code(p) == schedule_rule::unknown_chunk);
+  p = good;
+  p[0].push_back({step_kind::compute, forward_of(0, 2), {}});
+  CHECK(code(p) == schedule_rule::unknown_microbatch);
+  p = good;
+  p.resize(3);
+  CHECK(code(p) == schedule_rule::shape_illegal);
 }

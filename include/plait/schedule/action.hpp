@@ -36,9 +36,6 @@ struct action {
 };
 static_assert(sizeof(action) == 4);
 
-/// Largest numbers of chunks and microbatches that an action can name.
-inline constexpr int max_chunks = 255, max_microbatches = 65535;
-
 constexpr action forward_of(int chunk, int microbatch) {
   return {action_kind::forward, static_cast<std::uint8_t>(chunk), static_cast<std::uint16_t>(microbatch)};
 }

@@ -68,10 +68,14 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 /// Every rank computes the same one, as long as all run one program on processors of one kind: products are rounded
 /// differently where one fuses them with sums. Elsewhere, let one rank make it and hand it round as `to_csv`.
 ///
-/// Throws `error` for a limit that no schedule keeps to: every rank must hold at least one microbatch in each chunk.
+/// Throws `error` for sizes that are not legal, for `costs` as `simulate` does, and for a limit that no schedule keeps
+/// to: every rank must hold at least one microbatch in each chunk.
 inline schedule automatic(const pipeline_shape& shape, const schedule_costs& costs = {},
                           const automatic_options& options = {}) {
-  if (const schedule_verdict v = detail::check_shape(shape); !v.ok()) fail("schedule automatic: " + describe(v));
+  detail::require_costs("schedule automatic", shape, costs);
+  if (options.max_activations != options.max_activations)
+    fail(
+        "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number for no limit");
   const int most = shape.chunks * shape.microbatches;
   const int limit = options.max_activations < 0
                         ? most

@@ -19,9 +19,10 @@ struct stage_action {
   int microbatch = 0;
 };
 
-[[noreturn]] inline void bad_cell(int row, int column, std::string_view cell, const std::string& what) {
-  fail("schedule CSV, row " + std::to_string(row + 1) + ", cell " + std::to_string(column + 1) + " \"" +
-       std::string(cell) + "\": " + what);
+[[noreturn]] inline void bad_cell(int row, std::size_t column, std::string_view cell, const std::string& what) {
+  const std::string shown = cell.size() <= 60 ? std::string(cell) : std::string(cell.substr(0, 57)) + "...";
+  fail("schedule CSV, row " + std::to_string(row + 1) + ", cell " + std::to_string(column + 1) + " \"" + shown +
+       "\": " + what);
 }
 
 inline std::string_view without_blanks(std::string_view text) {
@@ -30,16 +31,19 @@ inline std::string_view without_blanks(std::string_view text) {
   return text;
 }
 
-inline stage_action parse_cell(std::string_view part, int row, int column, std::string_view cell) {
-  stage_action result{.rank = row};
+inline stage_action parse_cell(std::string_view part, int row, std::size_t column, std::string_view cell) {
+  stage_action result{.rank = row, .stage = -1, .microbatch = -1};  // a number too large for an int leaves its -1
   const char* const end = part.data() + part.size();
   const auto [letter_at, stage_error] = std::from_chars(part.data(), end, result.stage);
   const std::string_view kinds = "FBIW";
-  if (stage_error == std::errc{} && letter_at != end && kinds.find(*letter_at) != kinds.npos && letter_at + 1 != end) {
+  if (stage_error != std::errc::invalid_argument && letter_at != end && kinds.find(*letter_at) != kinds.npos) {
     const auto [rest, error] = std::from_chars(letter_at + 1, end, result.microbatch);
-    if (error == std::errc{} && rest == end) {
-      if (result.stage < 0 || result.microbatch < 0 || result.microbatch >= max_microbatches)
-        bad_cell(row, column, cell, "microbatches are numbered from 0 to 65534");
+    if (error != std::errc::invalid_argument && rest == end) {
+      if (result.stage < 0 || result.stage >= max_pipeline_ranks * max_chunks)
+        bad_cell(row, column, cell,
+                 "stages are numbered from 0 to " + std::to_string(max_pipeline_ranks * max_chunks - 1));
+      if (result.microbatch < 0 || result.microbatch >= max_microbatches)
+        bad_cell(row, column, cell, "microbatches are numbered from 0 to " + std::to_string(max_microbatches - 1));
       result.kind = static_cast<action_kind>(kinds.find(*letter_at));
       return result;
     }
@@ -55,8 +59,8 @@ inline stage_action parse_cell(std::string_view part, int row, int column, std::
 /// where the rank idles. A pair that PyTorch overlaps, `(0F3;7B1)OVERLAP_F_B`, is read as its two actions in turn.
 ///
 /// The numbers of chunks and microbatches and the placement of stages follow from the actions. Throws `error` with the
-/// row and the cell for what is no action, and for a placement that is neither straight nor a vee; whether the
-/// schedule is a legal one, `verify` says.
+/// row and the cell for what is no action, for sizes that are not legal, and for a placement that is neither straight
+/// nor a vee; whether the schedule is a legal one, `verify` says.
 inline schedule schedule_from_csv(std::string_view text, std::string_view name = "csv") {
   std::vector<detail::stage_action> actions;
   int row = 0, stages = 0, microbatches = 0;
@@ -65,7 +69,9 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
     std::string_view line = text.substr(0, newline);
     text = newline == text.npos ? std::string_view{} : text.substr(newline + 1);
     if (text.empty() && detail::without_blanks(line).empty()) break;  // after the last line feed
-    for (int column = 0;; ++column) {
+    if (row == max_pipeline_ranks)
+      fail("schedule CSV: more than " + std::to_string(max_pipeline_ranks) + " rows, one row for each rank");
+    for (std::size_t column = 0;; ++column) {
       const std::size_t comma = line.find(',');
       const std::string_view cell = detail::without_blanks(line.substr(0, comma));
       std::string_view parts = cell;
@@ -84,11 +90,15 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
     ++row;
   }
   if (actions.empty()) fail("schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
-  if (stages % row != 0 || stages / row > max_chunks)
+  if (stages > row * max_chunks)
+    fail("schedule CSV: " + std::to_string(stages) + " stages on " + std::to_string(row) +
+         " rows, one row for each rank, are more than " + std::to_string(max_chunks) + " chunks on each");
+  if (stages % row != 0)
     fail("schedule CSV: " + std::to_string(stages) + " stages do not divide evenly among " + std::to_string(row) +
          " rows, one row for each rank");
 
   schedule s{name, {.ranks = row, .chunks = stages / row, .microbatches = microbatches}, {}};
+  detail::require_legal("schedule CSV", s.shape);
   const auto fits = [&](const detail::stage_action& a) { return s.shape.rank_of(a.stage) == a.rank; };
   if (!std::all_of(actions.begin(), actions.end(), fits)) {
     s.shape.placement = stage_placement::vee;

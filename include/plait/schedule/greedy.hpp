@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -36,9 +37,11 @@ struct greedy_rank {
 }  // namespace detail
 
 /// Lays out actions in the order of simulated time: each rank, whenever it is free, takes what its inputs allow by
-/// `rule`, within `max_chunks_held` activations. Deterministic. An order that gets stuck is returned incomplete.
+/// `rule`, within `max_chunks_held` activations. Deterministic. An order that gets stuck is returned incomplete. Throws
+/// `error` for sizes that are not legal, and for `costs` as `simulate` does.
 inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& costs, const greedy_rule& rule,
                             int max_chunks_held) {
+  detail::require_costs("make_greedy", shape, costs);
   const int p = shape.ranks, v = shape.chunks, m = shape.microbatches, last = shape.stages() - 1;
   schedule s{"automatic", shape, std::vector<std::vector<action>>(static_cast<std::size_t>(p))};
   const auto cell = [&](int stage, int mb) { return static_cast<std::size_t>(stage * m + mb); };
@@ -60,7 +63,9 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
     // The best action that is ready, and the soonest that is known to become so.
     double soonest = detail::never;
     int forward = -1, backward = -1;
-    const int in_flight_limit = std::max(1, static_cast<int>(rule.warm_up * (p - r) * v + 0.5));
+    // No more than there are, so that any factor fits an int; std::max in this order gives 1 for what is no number.
+    const int in_flight_limit =
+        static_cast<int>(std::max(1.0, std::min(1.0 * m * v, std::floor(rule.warm_up * (p - r) * v + 0.5))));
     const bool room = me.held < max_chunks_held;
     int ahead = 0;
     for (int c = 0; c < v; ++c)

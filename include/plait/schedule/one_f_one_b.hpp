@@ -75,8 +75,10 @@ struct interleaved {
   static constexpr int chunks = Chunks;
   static constexpr schedule_verdict check(const pipeline_shape& shape) {
     if (shape.microbatches % shape.ranks == 0) return {};
-    const int below = shape.microbatches / shape.ranks * shape.ranks;
-    return {.code = schedule_rule::microbatches_do_not_divide, .below = below, .above = below + shape.ranks};
+    const int below = shape.microbatches / shape.ranks * shape.ranks, above = below + shape.ranks;
+    return {.code = schedule_rule::microbatches_do_not_divide,
+            .below = below,
+            .above = std::int64_t{shape.stages()} * above <= max_cells && above <= max_microbatches ? above : 0};
   }
   static constexpr schedule make(const pipeline_shape& shape) { return detail::make_interleaved(name, shape); }
 };

@@ -83,9 +83,11 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
       s = automatic(shape, costs, options);
     } else {
       if (!number || shape.chunks < 2 || shape.chunks > max_chunks)
-        detail::bad_schedule(text, "interleaved needs the number of chunks per rank, 2 to 255, as in interleaved:2");
-      if (const schedule_verdict v = interleaved<2>::check(shape); !v.ok())
-        detail::refuse_schedule(text, v, ranks, microbatches);
+        detail::bad_schedule(text, "interleaved needs the number of chunks per rank, 2 to " +
+                                       std::to_string(max_chunks) + ", as in interleaved:2");
+      schedule_verdict v = detail::check_shape(shape);
+      if (v.ok()) v = interleaved<2>::check(shape);
+      if (!v.ok()) detail::refuse_schedule(text, v, ranks, microbatches);
       s = detail::make_interleaved(name, shape);
     }
   } else if (text == "gpipe") {

@@ -1,10 +1,22 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
-#include "plait/version.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait {
+
+/// The sizes that a schedule may have, which `pipeline_shape::legal` checks wherever one comes in. An action has room
+/// for so many chunks and microbatches; ranks, and the number of *cells* (a microbatch in a stage), are bounded so that
+/// no product of sizes overflows an int, and that what is not a schedule at all is refused before memory is asked for.
+/// Checking and simulating a schedule takes some hundred bytes for each of its cells.
+inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatches = 65535, max_cells = 1 << 22;
+
+/// The same in words, for every message.
+#define PLAIT_SCHEDULE_SIZES                                                                                \
+  "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of " \
+  "which the product is at most 4194304"
 
 /// How the stages of a model lie on the ranks of its pipeline.
 ///
@@ -34,10 +46,27 @@ struct pipeline_shape {
     return runs_backwards(chunk_of(stage)) ? ranks - 1 - place : place;
   }
 
+  /// True for the sizes that a schedule may have. The other members, and all that is made of a shape, rely on it.
+  constexpr bool legal() const {
+    return ranks >= 1 && ranks <= max_pipeline_ranks && chunks >= 1 && chunks <= max_chunks && microbatches >= 1 &&
+           microbatches <= max_microbatches && std::int64_t{ranks} * chunks * microbatches <= max_cells;
+  }
+
   friend constexpr bool operator==(const pipeline_shape&, const pipeline_shape&) = default;
 
  private:
   constexpr bool runs_backwards(int chunk) const { return placement == stage_placement::vee && chunk % 2 == 1; }
 };
+
+namespace detail {
+
+/// Throws `error`, which begins with `who`, unless the sizes are legal.
+constexpr void require_legal(const char* who, const pipeline_shape& shape) {
+  if (!shape.legal())
+    fail(std::string(who) + " (" + std::to_string(shape.ranks) + " ranks, " + std::to_string(shape.chunks) +
+         " chunks each, " + std::to_string(shape.microbatches) + " microbatches): " PLAIT_SCHEDULE_SIZES);
+}
+
+}  // namespace detail
 
 }  // namespace plait

@@ -88,12 +88,14 @@ constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, c
     case posting_rule::per_peer_direction:
       return peer * 2 + (send ? 1 : 0);
     case posting_rule::per_stage_and_kind:
-      return static_cast<std::size_t>(step.transfer.from_stage) * 4 +
+      // Its own stage and which way the message goes say the other stage.
+      return static_cast<std::size_t>(shape.chunk_of(send ? step.transfer.from_stage : step.transfer.to_stage)) * 4 +
              (step.transfer.kind == transfer_kind::gradient ? 2 : 0) + (send ? 1 : 0);
     default:
       return 0;
   }
 }
+/// How many queues a rank has.
 constexpr std::size_t queues_of(posting_rule rule, const pipeline_shape& shape) {
   switch (rule) {
     case posting_rule::per_peer:
@@ -101,7 +103,7 @@ constexpr std::size_t queues_of(posting_rule rule, const pipeline_shape& shape) 
     case posting_rule::per_peer_direction:
       return static_cast<std::size_t>(shape.ranks) * 2;
     case posting_rule::per_stage_and_kind:
-      return static_cast<std::size_t>(shape.stages()) * 4;
+      return static_cast<std::size_t>(shape.chunks) * 4;
     default:
       return 1;
   }
@@ -121,6 +123,8 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
       const program_step& step = programs[r][i];
       transfer t;
       if (step.kind == step_kind::compute) {
+        if (step.action.chunk >= shape.chunks) return at(schedule_rule::unknown_chunk, r, i, step);
+        if (step.action.microbatch >= shape.microbatches) return at(schedule_rule::unknown_microbatch, r, i, step);
         if (input_of(shape, rank, step.action, t)) {
           unsigned char& flags = seen[slot_of(shape, t)];
           if ((flags & received) == 0) return at(schedule_rule::transfer_missing, r, i, {step_kind::receive, {}, t});
@@ -196,6 +200,12 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
     return true;
   };
 
+  // The peer's queue for a message between two stages.
+  const auto theirs_of = [&](const program_step& step) {
+    const step_kind other_end = step.kind == step_kind::send ? step_kind::receive : step_kind::send;
+    return queue_of(rule, shape, {other_end, {}, step.transfer});
+  };
+
   for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -231,7 +241,7 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
           // Seen from the peer, this rank is the other end, and the message goes the other way.
           const std::size_t theirs_at = rule == posting_rule::per_peer             ? r
                                         : rule == posting_rule::per_peer_direction ? r * 2 + (send ? 0 : 1)
-                                        : rule == posting_rule::per_stage_and_kind ? q ^ 1
+                                        : rule == posting_rule::per_stage_and_kind ? theirs_of(step)
                                                                                    : 0;
           queue& theirs = queues[peer * width + theirs_at];
           if (!theirs.waits()) break;
@@ -283,10 +293,13 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
 
 /// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
 /// its program. Computes wait for what they need; sends and receives wait only under `blocking`. Messages that are
-/// missing, double or misplaced are refused as well.
+/// missing, double or misplaced are refused as well, and so are sizes that are not legal and actions of chunks and
+/// microbatches that the shape does not have.
 constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                                            const std::vector<std::vector<program_step>>& programs,
                                            posting_rule rule = posting_rule::global_list) {
+  if (!shape.legal() || programs.size() != static_cast<std::size_t>(shape.ranks))
+    return {.code = schedule_rule::shape_illegal};
   if (const schedule_verdict v = detail::check_steps(shape, programs); !v.ok()) return v;
   return detail::run_programs(shape, programs, rule);
 }

@@ -12,7 +12,11 @@ namespace plait {
 /// their order on each rank; a W, the oldest first, is done where the next of them would come later than `patience`
 /// times the W's length, and where a forward would exceed `max_chunks_held` activations. What a hand-made order for
 /// even costs loses on uneven ones is mostly in its Ws. Deterministic. A result that gets stuck is returned incomplete.
+/// `s` must be one that `verify` accepts; throws `error` for sizes that are not legal, and for `costs` as `simulate`
+/// does.
 inline schedule refill_weights(const schedule& s, const schedule_costs& costs, double patience, int max_chunks_held) {
+  detail::require_costs("refill_weights", s.shape, costs);
+  if (const schedule_verdict v = detail::check_actions(s, -1); !v.ok()) fail("refill_weights: " + describe(v));
   const pipeline_shape& shape = s.shape;
   const int m = shape.microbatches, last = shape.stages() - 1;
   schedule result{s.name, shape, std::vector<std::vector<action>>(s.order.size())};

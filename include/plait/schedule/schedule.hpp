@@ -10,6 +10,9 @@
 
 namespace plait {
 
+static_assert(forward_of(max_chunks, 0).chunk == max_chunks && forward_of(0, max_microbatches).microbatch == 65535,
+              "an action has room for every legal chunk and microbatch");
+
 /// A short text that works in constant expressions of every compiler; what does not fit is cut off.
 struct schedule_name {
   char text[32]{};

@@ -121,6 +121,22 @@ struct simulation {
 
 namespace detail {
 
+/// Throws `error`, which names `who` for a shape of illegal sizes, unless the costs are costs of this shape.
+constexpr void require_costs(const char* who, const pipeline_shape& shape, const schedule_costs& costs) {
+  require_legal(who, shape);
+  const auto cheap = [](const action_times& t) {
+    return t.forward >= 0 && t.backward >= 0 && t.input_backward >= 0 && t.weight_backward >= 0;
+  };
+  bool legal = cheap(costs.rank_part) && costs.link >= 0;
+  for (const action_times& t : costs.stages) legal = legal && cheap(t);
+  for (double t : costs.links) legal = legal && t >= 0;
+  if (!legal) fail("schedule_costs: a time is negative, or is no number");
+  if (!(costs.stages.empty() || costs.stages.size() == static_cast<std::size_t>(shape.stages())))
+    fail("schedule_costs: stages has not one entry per stage");
+  if (!(costs.links.empty() || costs.links.size() == static_cast<std::size_t>(shape.ranks * shape.ranks)))
+    fail("schedule_costs: links has not one entry per pair of ranks");
+}
+
 /// Runs a schedule whose actions name existing chunks and microbatches. Returns false when it cannot finish: some
 /// rank's next action waits for what never comes. `done[rank]` counts the actions that ran.
 constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simulation& out, std::vector<int>& done) {
@@ -205,19 +221,16 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
 }  // namespace detail
 
 /// Times of all actions and messages of one step. The schedule must be one that `verify` accepts; throws `error` if it
-/// cannot finish, and if `costs` has a negative time or a table of another size.
+/// cannot finish, if its sizes are not legal or it names a chunk or a microbatch that it does not have, and if `costs`
+/// has a negative time or a table of another size.
 constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
-  const auto cheap = [](const action_times& t) {
-    return t.forward >= 0 && t.backward >= 0 && t.input_backward >= 0 && t.weight_backward >= 0;
-  };
-  bool legal = cheap(costs.rank_part) && costs.link >= 0;
-  for (const action_times& t : costs.stages) legal = legal && cheap(t);
-  for (double t : costs.links) legal = legal && t >= 0;
-  if (!legal) fail("schedule_costs: a time is negative");
-  if (!(costs.stages.empty() || costs.stages.size() == static_cast<std::size_t>(s.shape.stages())))
-    fail("schedule_costs: stages has not one entry per stage");
-  if (!(costs.links.empty() || costs.links.size() == static_cast<std::size_t>(s.shape.ranks * s.shape.ranks)))
-    fail("schedule_costs: links has not one entry per pair of ranks");
+  detail::require_costs("simulate", s.shape, costs);
+  if (s.order.size() != static_cast<std::size_t>(s.shape.ranks))
+    fail("simulate: the schedule has not one list of actions for each rank");
+  for (const std::vector<action>& order : s.order)
+    for (const action& a : order)
+      if (a.chunk >= s.shape.chunks || a.microbatch >= s.shape.microbatches)
+        fail("simulate: the schedule names a chunk or a microbatch that it does not have; verify names the action");
   simulation result;
   std::vector<int> done;
   if (!detail::run_schedule(s, costs, result, done))

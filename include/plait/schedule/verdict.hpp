@@ -7,9 +7,7 @@
 
 /// Every way in which a schedule can be refused: a code, and the text that the `static_assert` and the exception share.
 #define PLAIT_SCHEDULE_ERRORS(X)                                                                                      \
-  X(shape_illegal,                                                                                                    \
-    "the shape of a pipeline needs at least one rank, chunk and microbatch, at most 255 chunks and 65535 "            \
-    "microbatches, and a schedule has one list of actions for each rank")                                             \
+  X(shape_illegal, PLAIT_SCHEDULE_SIZES ", and a schedule has one list of actions for each rank")                     \
   X(placement_differs, "the policy has another number of chunks, or places them otherwise, than the shape says")      \
   X(microbatches_do_not_divide,                                                                                       \
     "interleaved 1F1B passes groups of as many microbatches as there are pipeline stages: the number of "             \

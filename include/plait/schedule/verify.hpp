@@ -29,9 +29,7 @@ constexpr int peak_chunks(const std::vector<action>& order) {
 }
 
 constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
-  if (shape.ranks < 1 || shape.chunks < 1 || shape.microbatches < 1 || shape.chunks > max_chunks ||
-      shape.microbatches > max_microbatches)
-    return {.code = schedule_rule::shape_illegal};
+  if (!shape.legal()) return {.code = schedule_rule::shape_illegal};
   return {};
 }
 
@@ -125,7 +123,7 @@ constexpr double peak_activations(const schedule& s, int rank) {
 /// Of the rank that keeps the most.
 constexpr double peak_activations(const schedule& s) {
   double peak = 0;
-  for (int r = 0; r < s.shape.ranks; ++r) peak = std::max(peak, peak_activations(s, r));
+  for (std::size_t r = 0; r < s.order.size(); ++r) peak = std::max(peak, peak_activations(s, static_cast<int>(r)));
   return peak;
 }
 
