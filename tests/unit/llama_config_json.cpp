@@ -120,6 +120,25 @@ TEST_CASE("malformed files are refused by name") {
   CHECK_ERROR(parse(with(R"("num_key_value_heads": 3)")), "num_key_value_heads 3");
 }
 
+TEST_CASE("a file may nest its objects and lists only so deep") {
+  const auto nested = [](const char* key, std::size_t depth, bool objects) {
+    std::string value;
+    for (std::size_t i = 0; i < depth; ++i) value += objects ? "{\"a\": " : "[";
+    value += "1";
+    for (std::size_t i = 0; i < depth; ++i) value += objects ? "}" : "]";
+    return minimal.substr(0, minimal.size() - 1) + ", \"" + key + "\": " + value + "}";
+  };
+  for (bool objects : {true, false}) {
+    CHECK(parse(nested("ignored", 63, objects)) == parse(minimal));  // the file itself is one level
+    CHECK_ERROR(parse(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is \"silu\"");
+    for (std::size_t depth : {std::size_t{64}, std::size_t{1000000}})
+      for (const char* key : {"ignored", "hidden_act", "hidden_size"})
+        CHECK_ERROR(parse(nested(key, depth, objects)),
+                    "config.json: the JSON has more than 64 levels of objects and lists in each other");
+  }
+  CHECK_ERROR(parse(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
+}
+
 TEST_CASE("files and presets; what is written reads back") {
   temp_folder dir;
   for (const auto& preset : plait::llama_presets) {

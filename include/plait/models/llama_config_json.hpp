@@ -18,6 +18,9 @@ namespace plait {
 
 namespace detail {
 
+/// Most levels of objects and lists in each other in a config.json; models on the hub have up to four.
+inline constexpr int max_config_depth = 64;
+
 /// Typed access to one JSON object; every complaint names the file and the key.
 class config_reader {
  public:
@@ -104,8 +107,15 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope) {
 /// starts with `source`, the name of the file, and names the key.
 inline llama_config parse_llama_config(std::string_view text, const std::string& source) {
   nlohmann::json json;
+  // What prints a value that is refused calls itself for each level.
+  const auto not_too_deep = [&](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+    if (depth > detail::max_config_depth)
+      fail(source + ": the JSON has more than " + std::to_string(detail::max_config_depth) +
+           " levels of objects and lists in each other");
+    return true;
+  };
   try {
-    json = nlohmann::json::parse(text);
+    json = nlohmann::json::parse(text, not_too_deep);
   } catch (const nlohmann::json::exception& e) {
     fail(source + ": malformed JSON: " + e.what());
   }
