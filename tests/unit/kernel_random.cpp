@@ -62,6 +62,17 @@ TEST_CASE("philox gives the known answers of the authors' library") {
         words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
+TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite, whatever the words are") {
+  CHECK(kernels::to_unit(0) == 0x1p-33);
+  CHECK(kernels::to_unit(0xffffffffu) == 1 - 0x1p-33);
+  for (const std::uint32_t a : {0u, 1u, 0x7fffffffu, 0xfffffffeu, 0xffffffffu})
+    for (const std::uint32_t b : {0u, 1u, 0xffffffffu})
+      for (const double x : kernels::normal_pair(a, b)) {
+        CHECK(std::isfinite(x));
+        CHECK(std::abs(x) < 6.8);  // sqrt(-2 ln 2^-33) = 6.76
+      }
+}
+
 TEST_CASE_TEMPLATE("filling depends on the global index alone", T, float, double) {
   cpu device;
   const box whole = whole_of(global);
