@@ -73,6 +73,44 @@ TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite
       }
 }
 
+TEST_CASE("both halves of the seed, the stream and the number of a block are used") {
+  // The authors' third known answer; and, for a block that a tensor can have, each way to make numbers.
+  constexpr std::uint64_t seed = 0x299f31d0a4093822, stream = 0x0370734413198a2e, block = 0x05a308d3243f6a88;
+  constexpr std::array<std::uint32_t, 4> words =
+      kernels::philox4x32({0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0});
+  CHECK(kernels::random_words(seed, stream, block) == words);
+  CHECK(kernels::random_words(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88) ==
+        std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+  cpu device;
+  const std::int64_t first = static_cast<std::int64_t>(block * 4);  // the block's four, in a box of one large dim
+  const box four = box_of({first + 1000}, {first}, {4});
+  std::array<double, 4> uniforms{}, normals{};
+  kernels::fill_uniform(device, uniforms.data(), four, seed, stream, 0.0, 1.0);
+  kernels::fill_normal(device, normals.data(), four, seed, stream, 0.0, 1.0);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(uniforms[i] == kernels::to_unit(words[i]));
+    CHECK(kernels::uniform(seed, stream, block * 4 + i) == uniforms[i]);
+    CHECK(kernels::normal(seed, stream, block * 4 + i) == normals[i]);
+  }
+  CHECK(normals[0] == kernels::normal_pair(words[0], words[1])[0]);
+  // Each of the 64 bits of a seed and of a stream makes other numbers, also of those made many at a time.
+  std::array<double, 100> plain{}, other{};
+  const box hundred = whole_of({100});
+  kernels::fill_uniform(device, plain.data(), hundred, 0, 0, 0.0, 1.0);
+  for (int bit = 0; bit < 64; ++bit)
+    for (const bool of_seed : {true, false}) {
+      CAPTURE(bit);
+      const std::uint64_t set = std::uint64_t{1} << bit, its_seed = of_seed ? set : 0, its_stream = of_seed ? 0 : set;
+      kernels::fill_uniform(device, other.data(), hundred, its_seed, its_stream, 0.0, 1.0);
+      int equal = 0;
+      for (std::size_t i = 0; i < other.size(); ++i) {
+        equal += other[i] == plain[i] ? 1 : 0;
+        CHECK(other[i] == kernels::uniform(its_seed, its_stream, i));
+      }
+      CHECK(equal == 0);
+    }
+}
+
 TEST_CASE_TEMPLATE("filling depends on the global index alone", T, float, double) {
   cpu device;
   const box whole = whole_of(global);
