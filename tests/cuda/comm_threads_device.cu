@@ -46,6 +46,7 @@ TEST_CASE("ranks on a GPU: conformance on any number of ranks") {
       test::device_memory memory(device);
       const test::memory_scope scope(memory);
       test::short_conformance(comm);
+      test::check_nans(comm);
       if (comm.size() != 3) return;
       any_communicator any(comm);
       test::check_types(any, {37});

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -132,6 +134,70 @@ void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned 
     if (in_place(h) && i >= shift && i < shift + n) continue;
     expect(value(kept[i]) == pattern(comm.rank(), i, salt), "reduce_scatter changed its input");
   }
+}
+
+/// A NaN on any rank is the maximum and the minimum, whichever rank has it; elements without one are as ever. Every
+/// third element has a NaN on one rank, every seventh on all; where one rank has it, others have an infinity at times.
+template <class T, class C>
+void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool scatter) {
+  const auto p = static_cast<std::size_t>(comm.size());
+  const std::size_t all = scatter ? n * p : n;
+  const auto is_nan = [&](std::size_t i) { return i % 3 == 0 || i % 7 == 0; };
+  const auto values = [&](std::size_t rank) {
+    std::vector<double> x(all);
+    for (std::size_t i = 0; i < all; ++i) {
+      x[i] = pattern(static_cast<int>(rank), i, salt);
+      if (i % 7 == 0 || (i % 3 == 0 && i / 3 % p == rank))
+        x[i] = std::numeric_limits<double>::quiet_NaN();
+      else if (i % 3 == 0 && i % 2 == 0)
+        x[i] = op == reduce_op::min ? -INFINITY : INFINITY;
+    }
+    return x;
+  };
+  const std::vector<double> mine = values(static_cast<std::size_t>(comm.rank()));
+  std::vector<T> typed(all);
+  for (std::size_t i = 0; i < all; ++i) {
+    if constexpr (std::is_same_v<T, bf16>)
+      typed[i] = detail::narrow(static_cast<float>(mine[i]));
+    else
+      typed[i] = static_cast<T>(mine[i]);
+  }
+  array<T> in(std::move(typed)), other(n);
+  const std::size_t shift = scatter ? n * static_cast<std::size_t>(comm.rank()) : 0;
+  T* const out = in_place(h) ? in.data() + shift : other.data();
+  request r;
+  if (scatter) {
+    if (started(h))
+      r = comm.start_reduce_scatter(in.data(), out, n, dtype_of<T>, op);
+    else
+      comm.reduce_scatter(in.data(), out, n, dtype_of<T>, op);
+  } else {
+    if (started(h))
+      r = comm.start_all_reduce(in.data(), out, n, dtype_of<T>, op);
+    else
+      comm.all_reduce(in.data(), out, n, dtype_of<T>, op);
+  }
+  r.wait();
+  const std::vector<T> got = read(out, n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double x = value(got[i]);
+    if (is_nan(shift + i) ? x == x : x != static_cast<double>(reduced(comm.size(), shift + i, salt, op)))
+      fail(std::string("conformance: ") + name_of(op) + " of " + name_of(dtype_of<T>) + " with NaN: element " +
+           std::to_string(i) + " of rank " + std::to_string(comm.rank()) + " is " + std::to_string(x));
+  }
+}
+
+template <class C>
+void check_nans(C& comm) {
+  unsigned salt = 20;
+  for (const std::size_t n : {42, 3001})
+    for (const how h : all_ways)
+      for (const reduce_op op : {reduce_op::max, reduce_op::min})
+        for (const bool scatter : {false, true}) {
+          check_nan<float>(comm, n, op, h, ++salt, scatter);
+          check_nan<double>(comm, n, op, h, ++salt, scatter);
+          check_nan<bf16>(comm, n, op, h, ++salt, scatter);
+        }
 }
 
 template <class T, class C>
@@ -458,6 +524,7 @@ void conformance(C& comm, unsigned seed = 1, int random_steps = 150) {
   check_interleaved(comm);
   check_many_requests(comm);
   check_same_bits(comm);
+  check_nans(comm);
   check_arguments(comm);
   for (unsigned s = 0; s < 2; ++s) check_random(comm, seed + s, random_steps);
 }

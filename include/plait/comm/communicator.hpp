@@ -31,6 +31,9 @@ namespace plait {
 //                                          receive, so a ring of sends belongs in a comm_group
 //   barrier()
 //
+// The maximum and the minimum of numbers of which one is a NaN is a NaN, whichever rank has it. (Not on NCCL, which
+// gives that of the others: ask for the sum as well where a NaN must be seen there.)
+//
 // Any other overlap of in and out is refused. `start_x` is x without waiting; all ranks of a group use the same of the
 // two. `split(color, key)` makes the subgroups:
 // ranks of one color, ordered by key, then by rank; a negative color gives an empty communicator (false as a bool).

@@ -67,7 +67,8 @@ inline MPI_Datatype type_of(dtype type) {
   return MPI_DATATYPE_NULL;
 }
 
-// inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN.
+// inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN (Open
+// MPI's drop it).
 template <reduce_op Op>
 void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
   const auto with = [&]<class T>() {
