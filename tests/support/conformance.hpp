@@ -331,6 +331,17 @@ void check_large(C& comm) {
     }
     check_ring<float>(comm, n, 13);
   }
+  // Bytes, each of which tells what it is, in pieces that are cut into whole units of work or have a byte more.
+  for (const std::size_t n : {std::size_t{1} << 16, (std::size_t{1} << 16) + 1}) {
+    for (const how h : {how::direct, how::in_place, how::started}) {
+      check_all_gather<std::uint8_t>(comm, n, h, 14);
+      if (in_place(h)) continue;
+      check_all_to_all<std::uint8_t>(comm, n, h, 15);
+      check_all_to_all_v<std::uint8_t>(comm, n, h, 16);
+      check_broadcast<std::uint8_t>(comm, n, comm.size() - 1, h, 17);
+    }
+    check_ring<std::uint8_t>(comm, n, 18);
+  }
 }
 
 template <class C>
