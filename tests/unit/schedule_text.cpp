@@ -137,8 +137,14 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
   CHECK(pipeline_shape{max_pipeline_ranks, 1, 4096}.legal());
   CHECK(pipeline_shape{64, 1, max_microbatches}.legal());
   CHECK(pipeline_shape{2, max_chunks, 8192}.legal());
-  for (const pipeline_shape& shape :
-       {pipeline_shape{1024, 1, 4097}, {1025, 1, 1}, {1, 256, 1}, {1, 1, 65536}, {0, 1, 1}, {1, 0, 1}, {1, 1, 0}}) {
+  for (const pipeline_shape& shape : {pipeline_shape{1024, 1, 4097},
+                                      {1024, 128, 32768},
+                                      {1025, 1, 1},
+                                      {1, 256, 1},
+                                      {1, 1, 65536},
+                                      {0, 1, 1},
+                                      {1, 0, 1},
+                                      {1, 1, 0}}) {
     CHECK(!shape.legal());
     CHECK_THROWS_AS(automatic(shape), error);
     CHECK_THROWS_AS(make_greedy(shape, {}, {}, 4), error);

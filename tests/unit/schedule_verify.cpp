@@ -215,6 +215,7 @@ TEST_CASE("sizes that are not legal are refused before they are multiplied") {
                                       {2, 256, 1},
                                       {1025, 1, 1},
                                       {2, 1 << 30, 1},
+                                      {1024, 128, 32768},  // 2^32
                                       {1 << 16, 1, 1 << 16},
                                       {largest, largest, largest},
                                       {-1, -1, -1},
