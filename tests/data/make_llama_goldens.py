@@ -19,7 +19,7 @@ import sys
 import torch
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 BASE = dict(hidden_size=64, intermediate_size=144, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
             vocab_size=131, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=10000.0,
@@ -54,17 +54,92 @@ def written_config(case: dict) -> dict:
             **BASE, **case}
 
 
-def make_model(folder: pathlib.Path, generator: torch.Generator) -> LlamaForCausalLM:
-    # Read back from the file, so that the golden values are those of the configuration as written.
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder, attn_implementation="eager"))
-    model = model.to(torch.float64).eval()
+def randomise(model: torch.nn.Module, generator: torch.Generator, scale: float = 0.08) -> None:
+    """Weights around 0, those of norms around 1: float32 numbers held in float64."""
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.08
-            if "norm" in name:
-                values = 1.0 + 3.0 * values
-            parameter.copy_(torch.from_numpy(values.numpy().astype("float32")))  # float32 numbers held in float64
-    return model
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale
+            if name.endswith("weight") and ("norm" in name or ".ln_" in name):
+                values = 1.0 + 0.24 / scale * values
+            parameter.copy_(torch.from_numpy(values.numpy().astype("float32")))
+
+
+def read_model(folder: pathlib.Path) -> torch.nn.Module:
+    # Read back from the file, so that the golden values are those of the configuration as written.
+    config = AutoConfig.from_pretrained(folder)
+    with AllDouble():
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.float64).eval()
+
+
+def make_folder(root: pathlib.Path, name: str, config: dict) -> pathlib.Path:
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return folder
+
+
+def save(values: dict, file: pathlib.Path) -> None:
+    """Whole numbers as they are, all others as float32."""
+    save_file({key: (value if value.dtype is torch.int64 else value.detach().float()).contiguous()
+               for key, value in values.items()}, file, metadata={"format": "pt"} if "model" in file.name else None)
+    file.chmod(0o644)
+
+
+def make_text(vocab: int, seq: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """input_ids and labels."""
+    text = torch.randint(0, vocab, (BATCH, seq + 1), generator=generator)
+    text[0, 3] = vocab - 1  # the last row of a vocabulary that divides by nothing
+    input_ids, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
+    labels[0, :5] = IGNORE
+    labels[1, 7] = IGNORE
+    labels[1, -2:] = IGNORE
+    return input_ids, labels
+
+
+def score(model: torch.nn.Module, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits and loss."""
+    with AllDouble():
+        logits = model(input_ids).logits
+    flat = logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORE)
+    # transformers shifts its labels itself: the same loss from the unshifted ones.
+    nothing = torch.full((BATCH, 1), IGNORE)
+    unshifted = torch.cat([nothing, labels[:, :-1]], dim=1)
+    shifted_labels = torch.cat([unshifted[:, 1:], nothing], dim=1)
+    with AllDouble():
+        own = model(input_ids, labels=unshifted).loss
+    same = torch.nn.functional.cross_entropy(flat, shifted_labels.view(-1), ignore_index=IGNORE)
+    assert logits.dtype == torch.float64 and torch.allclose(own, same, rtol=1e-12), (own, same)
+    return logits, loss
+
+
+def gradients(model: torch.nn.Module) -> dict:
+    found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.requires_grad}
+    for key, gradient in found.items():
+        assert gradient.dtype == torch.float64 and gradient.isfinite().all() and gradient.abs().max() > 0, key
+    return found
+
+
+def make_golden(folder: pathlib.Path, model: torch.nn.Module, seq: int, generator: torch.Generator) -> dict:
+    """The files of a language model with the weights it has."""
+    input_ids, labels = make_text(model.config.vocab_size, seq, generator)
+    logits, loss = score(model, input_ids, labels)
+    loss.backward()
+    golden = {"input_ids": input_ids, "labels": labels, "logits": logits, "loss": loss}
+    golden.update({f"grad.{key}": value for key, value in gradients(model).items()})
+    weights = dict(model.named_parameters())
+    save(weights, folder / "model.safetensors")
+    save(golden, folder / "golden.safetensors")
+
+    # How far Hugging Face's own float32 is from these values: what a float32 implementation can hope for.
+    single = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    distance = (single(input_ids).logits - logits).abs().max() / logits.abs().max()
+    assert distance < 5e-6, distance
+    print(f"{folder.name}: loss {loss.item():.6f}, {sum(w.numel() for w in weights.values())} weights, "
+          f"gradient norm {sum(g.square().sum() for g in gradients(model).values()).sqrt():.4f}, "
+          f"logits up to {logits.abs().max():.2f}, float32 is {distance:.1e} away")
+    return golden
 
 
 def check_scaling(model: LlamaForCausalLM, case: dict) -> None:
@@ -76,53 +151,12 @@ def check_scaling(model: LlamaForCausalLM, case: dict) -> None:
 
 
 def make_case(root: pathlib.Path, name: str, case: dict, seed: int) -> None:
-    folder = root / f"llama_{name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(written_config(case), indent=2, sort_keys=True) + "\n")
-
+    folder = make_folder(root, f"llama_{name}", written_config(case))
     generator = torch.Generator().manual_seed(seed)
-    with AllDouble():
-        model = make_model(folder, generator)
+    model = read_model(folder)
+    randomise(model, generator)
     check_scaling(model, case)
-    vocab = BASE["vocab_size"]
-    text = torch.randint(0, vocab, (BATCH, SEQ + 1), generator=generator)
-    text[0, 3] = vocab - 1  # the last row of a vocabulary that divides by nothing
-    input_ids, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
-    labels[0, :5] = IGNORE
-    labels[1, 7] = IGNORE
-    labels[1, -2:] = IGNORE
-
-    with AllDouble():
-        logits = model(input_ids).logits
-    loss = torch.nn.functional.cross_entropy(logits.view(-1, vocab), labels.view(-1), ignore_index=IGNORE)
-    # transformers shifts its labels itself: the same loss from the unshifted ones.
-    unshifted = torch.cat([torch.full((BATCH, 1), IGNORE), labels[:, :-1]], dim=1)
-    shifted_labels = torch.cat([unshifted[:, 1:], torch.full((BATCH, 1), IGNORE)], dim=1)
-    with AllDouble():
-        own = model(input_ids, labels=unshifted).loss
-    same = torch.nn.functional.cross_entropy(logits.view(-1, vocab), shifted_labels.view(-1), ignore_index=IGNORE)
-    assert torch.allclose(own, same, rtol=1e-12), (own, same)
-
-    loss.backward()
-    golden = {"input_ids": input_ids, "labels": labels, "logits": logits.detach().float(),
-              "loss": loss.detach().float()}
-    for key, parameter in model.named_parameters():
-        assert parameter.grad.dtype == torch.float64
-        golden[f"grad.{key}"] = parameter.grad.float().contiguous()
-    weights = {key: parameter.detach().float().contiguous() for key, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file(golden, folder / "golden.safetensors")
-    for file in folder.iterdir():
-        file.chmod(0o644)
-
-    # How far Hugging Face's own float32 is from these values: what a float32 implementation can hope for.
-    single = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    distance = (single(input_ids).logits - golden["logits"]).abs().max() / golden["logits"].abs().max()
-    assert distance < 5e-6, distance
-    print(f"{name}: loss {loss.item():.6f}, {sum(w.numel() for w in weights.values())} weights, "
-          f"gradient norm {sum(p.grad.square().sum() for p in model.parameters()).sqrt():.4f}, "
-          f"logits up to {golden['logits'].abs().max():.2f}, float32 is {distance:.1e} away")
+    make_golden(folder, model, SEQ, generator)
 
 
 def main() -> None:
