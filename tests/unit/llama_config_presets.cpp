@@ -19,6 +19,11 @@ TEST_CASE("published shapes have the published numbers of parameters") {
   CHECK(parameter_count(llama_preset_config("llama-2-7b")) == 6'738'415'616);
   CHECK(parameter_count(llama_preset_config("llama-3-8b")) == 8'030'261'248);
   CHECK(parameter_count(llama_preset_config("llama-3.2-1b")) == 1'235'814'400);
+  CHECK(parameter_count(llama_preset_config("mistral-7b-v0.1")) == 7'241'732'096);
+  CHECK(parameter_count(llama_preset_config("qwen2.5-0.5b")) == 494'032'768);
+  CHECK(parameter_count(llama_preset_config("qwen2.5-7b")) == 7'615'616'512);
+  CHECK(parameter_count(llama_preset_config("qwen3-0.6b")) == 596'049'920);
+  CHECK(parameter_count(llama_preset_config("qwen3-8b")) == 8'190'735'360);
 }
 
 TEST_CASE("parameters and operations, counted by hand") {
@@ -38,6 +43,28 @@ TEST_CASE("parameters and operations, counted by hand") {
   CHECK(parameter_count(c) == 60 + 2 * (layer + 8 + 4 + 4 + 6) + 6);
   c.mlp_bias = true;
   CHECK(parameter_count(c) == 60 + 2 * (layer + 22 + 5 + 5 + 6) + 6);
+
+  c.attention_bias = c.mlp_bias = false;
+  c.qkv_bias = true;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 8 + 4 + 4) + 6);
+  c.qk_norm = true;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 2 + 2) + 6);
+  c.sliding_window = 3;
+  CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 2 + 2) + 6);
+}
+
+TEST_CASE("a sliding window leaves less of the attention than the causal mask") {
+  llama_config c;
+  const auto causal = [&](std::int64_t window) {
+    c.sliding_window = window;
+    return plait::flops_per_token(c, 64);
+  };
+  const auto whole = causal(0);
+  for (const std::int64_t window : {64, 65, 4096}) CHECK(causal(window).causal() == whole.causal());
+  // The square of 64 has 4096 pairs; below its diagonal lie 2048, and 2048 - 48 * 48 / 2 in a band of 16.
+  CHECK(causal(16).attention == whole.attention);
+  CHECK(causal(16).total() == whole.total());
+  CHECK(causal(16).causal() == whole.weights + whole.attention * (2048 - 48 * 48 / 2) / 4096);
 }
 
 TEST_CASE("utilisation, by hand") {
@@ -105,6 +132,9 @@ TEST_CASE("values that make no model are refused by key") {
   refuse([](auto& c) { c.head_dim = 1 << 20; }, "head_dim", "1 to 131072");
   refuse([](auto& c) { c.ffn = 0; }, "intermediate_size");
   refuse([](auto& c) { c.max_position = 0; }, "max_position_embeddings");
+  refuse([](auto& c) { c.attention_bias = c.qkv_bias = true; }, "attention_bias and qkv_bias", "q, k, v and o");
+  refuse([](auto& c) { c.sliding_window = -1; }, "sliding_window is -1", "0 (none) to 2147483648");
+  refuse([](auto& c) { c.sliding_window = INT64_MAX; }, "sliding_window is 9223372036854775807");
   refuse([](auto& c) { c.rms_eps = 0; }, "rms_norm_eps");
   refuse([](auto& c) { c.rope_theta = std::numeric_limits<double>::quiet_NaN(); }, "rope_theta");
   refuse([](auto& c) { c.initializer_range = -1; }, "initializer_range");

@@ -27,7 +27,8 @@ struct rope_scaling {
 };
 
 /// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
-/// RMSNorm, SwiGLU), RMSNorm, output projection.
+/// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm` and Mistral by
+/// `sliding_window`.
 struct llama_config {
   std::int64_t vocab = 256;
   std::int64_t hidden = 128;
@@ -42,7 +43,10 @@ struct llama_config {
   rope_scaling rope{};
   bool tie_embeddings = false;  ///< the output projection is the embedding
   bool attention_bias = false;  ///< on q, k, v and o
+  bool qkv_bias = false;        ///< on q, k and v, and none on o
+  bool qk_norm = false;         ///< RMSNorm with `rms_eps` over the head_dim of every q and k, before they are rotated
   bool mlp_bias = false;        ///< on gate, up and down
+  std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
 
   bool operator==(const llama_config&) const = default;
@@ -77,6 +81,12 @@ inline void validate(const llama_config& c, const std::string& source) {
   if (c.head_dim % 2 != 0) {
     fail(source + ": head_dim is " + std::to_string(c.head_dim) + "; rotary positions turn pairs, so it must be even");
   }
+  if (c.attention_bias && c.qkv_bias) {
+    fail(source + ": attention_bias and qkv_bias are both true; the first means q, k, v and o, the second q, k and v");
+  }
+  if (c.sliding_window < 0 || c.sliding_window > std::int64_t{1} << 31) {
+    fail(source + ": sliding_window is " + std::to_string(c.sliding_window) + "; legal are 0 (none) to 2147483648");
+  }
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
   positive("initializer_range", c.initializer_range);
@@ -101,6 +111,8 @@ constexpr std::int64_t parameter_count(const llama_config& c) {
   const std::int64_t kv = c.kv_heads * c.head_dim;
   std::int64_t layer = 2 * c.hidden + 2 * c.hidden * q + 2 * c.hidden * kv + 3 * c.hidden * c.ffn;
   if (c.attention_bias) layer += q + 2 * kv + c.hidden;
+  if (c.qkv_bias) layer += q + 2 * kv;
+  if (c.qk_norm) layer += 2 * c.head_dim;
   if (c.mlp_bias) layer += 2 * c.ffn + c.hidden;
   return (c.tie_embeddings ? 1 : 2) * c.vocab * c.hidden + c.layers * layer + c.hidden;
 }
@@ -111,17 +123,22 @@ struct llama_flops {
                        ///< left out, and a tied one stays in as the output projection
   double attention =
       0;  ///< 12 layers heads head_dim seq: scores and weighted values of the full square (PaLM, appendix B)
+  double visible = 0.5;  ///< part of that square which the causal mask and the sliding window leave
 
   /// The usual figure for model flops utilisation.
   constexpr double total() const { return weights + attention; }
-  /// What a causal model needs: half of the attention square is masked.
-  constexpr double causal() const { return weights + attention / 2; }
+  /// What a causal model needs: at least half of the attention square is masked.
+  constexpr double causal() const { return weights + attention * visible; }
 };
 
 constexpr llama_flops flops_per_token(const llama_config& c, std::int64_t seq) {
   const std::int64_t multiplied = parameter_count(c) - (c.tie_embeddings ? 0 : c.vocab * c.hidden);
+  const double width = c.sliding_window == 0 || c.sliding_window >= seq
+                           ? 1
+                           : static_cast<double>(c.sliding_window) / static_cast<double>(seq);
   return {6.0 * static_cast<double>(multiplied),
-          12.0 * static_cast<double>(c.layers) * static_cast<double>(c.heads * c.head_dim) * static_cast<double>(seq)};
+          12.0 * static_cast<double>(c.layers) * static_cast<double>(c.heads * c.head_dim) * static_cast<double>(seq),
+          width - width * width / 2};
 }
 
 struct llama_preset {
@@ -131,7 +148,7 @@ struct llama_preset {
 
 /// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
 /// that benchmarks compare; the others are the published shapes, without weights.
-inline constexpr std::array<llama_preset, 12> llama_presets{{
+inline constexpr std::array<llama_preset, 17> llama_presets{{
     {"tiny", {}},
     {"small", {.hidden = 256, .layers = 6, .head_dim = 32, .ffn = 768}},
     {"bench-128", {.vocab = 4096, .hidden = 128, .layers = 4, .heads = 4, .kv_heads = 4, .head_dim = 32, .ffn = 384}},
@@ -210,6 +227,66 @@ inline constexpr std::array<llama_preset, 12> llama_presets{{
       .rope_theta = 500000,
       .rope = {.kind = rope_kind::llama3, .factor = 32},
       .tie_embeddings = true}},
+    {"mistral-7b-v0.1",
+     {.vocab = 32000,
+      .hidden = 4096,
+      .layers = 32,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 14336,
+      .max_position = 32768,
+      .sliding_window = 4096}},
+    {"qwen2.5-0.5b",
+     {.vocab = 151936,
+      .hidden = 896,
+      .layers = 24,
+      .heads = 14,
+      .kv_heads = 2,
+      .head_dim = 64,
+      .ffn = 4864,
+      .max_position = 32768,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .tie_embeddings = true,
+      .qkv_bias = true}},
+    {"qwen2.5-7b",
+     {.vocab = 152064,
+      .hidden = 3584,
+      .layers = 28,
+      .heads = 28,
+      .kv_heads = 4,
+      .head_dim = 128,
+      .ffn = 18944,
+      .max_position = 131072,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .qkv_bias = true}},
+    {"qwen3-0.6b",
+     {.vocab = 151936,
+      .hidden = 1024,
+      .layers = 28,
+      .heads = 16,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 3072,
+      .max_position = 40960,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .tie_embeddings = true,
+      .qk_norm = true}},
+    {"qwen3-8b",
+     {.vocab = 151936,
+      .hidden = 4096,
+      .layers = 36,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_dim = 128,
+      .ffn = 12288,
+      .max_position = 40960,
+      .rms_eps = 1e-6,
+      .rope_theta = 1000000,
+      .qk_norm = true}},
 }};
 
 /// The names of all presets, separated by commas.

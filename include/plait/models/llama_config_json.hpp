@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -7,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/data/atomic_file.hpp"
@@ -27,6 +30,8 @@ class config_reader {
   config_reader(const nlohmann::json& object, std::string source, std::string prefix = "")
       : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {}
 
+  /// Present, null or not.
+  bool given(const char* key) const { return object_.contains(key); }
   /// Present and not null.
   bool has(const char* key) const {
     const auto found = object_.find(key);
@@ -55,6 +60,12 @@ class config_reader {
     const nlohmann::json& value = at(key);
     if (!value.is_string()) bad(key, value, "a string");
     return value.get<std::string>();
+  }
+  std::vector<std::string> strings(const char* key) const {
+    const nlohmann::json& value = at(key);
+    const auto is_string = [](const nlohmann::json& element) { return element.is_string(); };
+    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_string)) bad(key, value, "a list of strings");
+    return value.get<std::vector<std::string>>();
   }
   config_reader object(const char* key) const {
     const nlohmann::json& value = at(key);
@@ -100,11 +111,72 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope) {
           .original_max_position = rope.integer("original_max_position_embeddings")};
 }
 
+/// A Hugging Face model type that is a Llama with or without some of its variants, and what it takes absent keys for.
+struct llama_family {
+  std::string_view model_type;
+  std::string_view architecture;
+  std::int64_t kv_heads;  ///< 0: as many as heads
+  std::int64_t head_dim;  ///< 0: hidden / heads
+  std::int64_t max_position;
+};
+
+inline constexpr std::array<llama_family, 4> llama_families{{
+    {"llama", "LlamaForCausalLM", 0, 0, 2048},
+    {"mistral", "MistralForCausalLM", 8, 0, 131072},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768},
+}};
+
+inline const llama_family* find_llama_family(std::string_view model_type) {
+  for (const llama_family& family : llama_families) {
+    if (family.model_type == model_type) return &family;
+  }
+  return nullptr;
+}
+
+/// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
+inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
+  const bool mistral = model_type == "mistral", qwen = model_type == "qwen2" || model_type == "qwen3";
+  std::int64_t window = 0;  // transformers' Llama has none, whatever the keys say
+  if (mistral || (qwen && c.boolean("use_sliding_window", false))) {
+    window = c.given("sliding_window") ? c.integer("sliding_window", 0) : 4096;
+    if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
+  }
+  if (mistral && window > 0) {  // keys of Qwen, which transformers' Mistral does not look at
+    c.only("use_sliding_window", true);
+    c.only("max_window_layers", 0);
+  }
+  const std::string differ = ": layers that differ are not supported";
+  if (c.has("layer_types")) {  // goes before max_window_layers
+    const auto types = c.strings("layer_types");
+    const auto all = [&](const char* type) {
+      return static_cast<std::int64_t>(types.size()) == layers &&
+             std::count(types.begin(), types.end(), type) == layers;
+    };
+    const bool sliding = all("sliding_attention"), full = all("full_attention");
+    const std::string times = std::to_string(layers) + " (num_hidden_layers) times ";
+    if (window == 0 && !full) c.bad("layer_types", types, times + "\"full_attention\", there being no sliding window");
+    if (mistral && window > 0 && !sliding) c.bad("layer_types", types, times + "\"sliding_attention\"");
+    if (!sliding && !full) c.bad("layer_types", types, times + "\"sliding_attention\" or \"full_attention\"" + differ);
+    return sliding ? window : 0;
+  }
+  if (qwen && window > 0) {  // the layers from max_window_layers on have the window
+    const std::int64_t first = c.integer("max_window_layers", 28);
+    if (first != 0 && (first < 0 || first < layers))
+      c.bad("max_window_layers", first,
+            "0 (all layers have the sliding window) or at least num_hidden_layers, " + std::to_string(layers) +
+                " (none has it)" + differ);
+    return first == 0 ? window : 0;
+  }
+  return window;
+}
+
 }  // namespace detail
 
-/// The model described by the text of a Hugging Face `config.json` (Llama 2, Llama 3, SmolLM). Keys that do not shape
-/// the computation are ignored; keys that ask for what plait does not compute are refused. Throws `error` whose text
-/// starts with `source`, the name of the file, and names the key.
+/// The model described by the text of a Hugging Face `config.json` of the type llama (Llama 2 and 3, SmolLM), mistral,
+/// qwen2 or qwen3; absent keys mean what they mean to transformers. Keys that do not shape the computation are ignored;
+/// keys that ask for what plait does not compute are refused. Throws `error` whose text starts with `source`, the name
+/// of the file, and names the key.
 inline llama_config parse_llama_config(std::string_view text, const std::string& source) {
   nlohmann::json json;
   // What prints a value that is refused calls itself for each level.
@@ -122,21 +194,25 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
   if (!json.is_object()) fail(source + ": the JSON is no object; a config.json of a Llama is expected");
   const detail::config_reader c(json, source);
 
-  if (const std::string type = c.string("model_type"); type != "llama") c.bad("model_type", type, "\"llama\"");
+  const std::string type = c.string("model_type");
+  const detail::llama_family* const family = detail::find_llama_family(type);
+  if (!family) c.bad("model_type", type, "\"llama\", \"mistral\", \"qwen2\" or \"qwen3\"");
   c.only("hidden_act", "silu");
   c.only("pretraining_tp", 1);
   c.only("attention_dropout", 0.0);
   c.only("partial_rotary_factor", 1.0);
   c.only("quantization_config", nullptr);
+  c.only("use_mrope", false);
 
   llama_config out;
   out.vocab = c.integer("vocab_size");
   out.hidden = c.integer("hidden_size");
   out.layers = c.integer("num_hidden_layers");
   out.heads = c.integer("num_attention_heads");
-  out.kv_heads = c.integer("num_key_value_heads", out.heads);
-  if (c.has("head_dim")) {
-    out.head_dim = c.integer("head_dim");
+  const bool own_kv_heads = c.given("num_key_value_heads") || family->kv_heads == 0;
+  out.kv_heads = c.integer("num_key_value_heads", own_kv_heads ? out.heads : family->kv_heads);
+  if (c.has("head_dim") || family->head_dim > 0) {
+    out.head_dim = c.integer("head_dim", family->head_dim);
   } else {
     if (out.heads < 1 || out.hidden % out.heads != 0) {
       fail(source + ": hidden_size " + std::to_string(out.hidden) + " is no multiple of num_attention_heads " +
@@ -145,12 +221,20 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
     out.head_dim = out.hidden / out.heads;
   }
   out.ffn = c.integer("intermediate_size");
-  out.max_position = c.integer("max_position_embeddings", 2048);
+  out.max_position = c.integer("max_position_embeddings", family->max_position);
   out.rms_eps = c.number("rms_norm_eps", 1e-6);
   out.initializer_range = c.number("initializer_range", 0.02);
   out.tie_embeddings = c.boolean("tie_word_embeddings", false);
   out.attention_bias = c.boolean("attention_bias", false);
   out.mlp_bias = c.boolean("mlp_bias", false);
+  out.qkv_bias = type == "qwen2";
+  out.qk_norm = type == "qwen3";
+  out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
+  // The types decide these; a file that asks for something else would not get it.
+  if (type == "mistral" || type == "qwen2") c.only("attention_bias", false);
+  if (type != "llama") c.only("mlp_bias", false);
+  c.only("qkv_bias", out.qkv_bias);
+  c.only("qk_norm", out.qk_norm);
 
   out.rope_theta = c.number("rope_theta", 10000.0);
   if (c.has("rope_scaling") && c.has("rope_parameters")) {
@@ -180,18 +264,47 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
        "; or give the path of a config.json");
 }
 
+namespace detail {
+
+/// The model type that computes what `config` describes; `error` naming the fields if there is none.
+inline const llama_family& family_of(const llama_config& config) {
+  const auto found = [&](const char* type,
+                         std::initializer_list<std::pair<const char*, bool>> not_with) -> const auto& {
+    std::string extra;
+    for (const auto& [field, set] : not_with) {
+      if (set) extra += (extra.empty() ? "" : ", ") + std::string(field);
+    }
+    if (!extra.empty())
+      fail("config.json: no model type of Hugging Face computes this model: it would be " + std::string(type) +
+           ", which does not have " + extra);
+    return *find_llama_family(type);
+  };
+  if (config.qk_norm) return found("qwen3", {{"qkv_bias", config.qkv_bias}, {"mlp_bias", config.mlp_bias}});
+  if (config.qkv_bias)
+    return found("qwen2", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
+  if (config.sliding_window == 0) return *find_llama_family("llama");
+  return found("mistral", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
+}
+
+}  // namespace detail
+
 /// `config` as the text of a Hugging Face `config.json`; `parse_llama_config` reads it back unchanged. `torch_dtype` is
-/// what the weights beside it are stored in.
+/// what the weights beside it are stored in. Throws `error` naming the fields if no model type has them at once.
 inline std::string llama_config_text(const llama_config& config, const std::string& torch_dtype = "float32") {
+  const detail::llama_family& family = detail::family_of(config);
+  const bool llama = family.model_type == "llama", qwen = config.qkv_bias || config.qk_norm;
   json_object json;
-  json.add("architectures", std::vector<std::string_view>{"LlamaForCausalLM"});
-  json.add("attention_bias", config.attention_bias).add("attention_dropout", 0.0).add("head_dim", config.head_dim);
+  json.add("architectures", std::vector<std::string_view>{family.architecture});
+  if (llama || config.qk_norm) json.add("attention_bias", config.attention_bias);
+  json.add("attention_dropout", 0.0).add("head_dim", config.head_dim);
   json.add("hidden_act", "silu").add("hidden_size", config.hidden).add("initializer_range", config.initializer_range);
-  json.add("intermediate_size", config.ffn)
-      .add("max_position_embeddings", config.max_position)
-      .add("mlp_bias", config.mlp_bias);
-  json.add("model_type", "llama").add("num_attention_heads", config.heads).add("num_hidden_layers", config.layers);
-  json.add("num_key_value_heads", config.kv_heads).add("pretraining_tp", 1).add("rms_norm_eps", config.rms_eps);
+  json.add("intermediate_size", config.ffn).add("max_position_embeddings", config.max_position);
+  if (qwen && config.sliding_window > 0) json.add("max_window_layers", 0);
+  if (llama) json.add("mlp_bias", config.mlp_bias);
+  json.add("model_type", family.model_type).add("num_attention_heads", config.heads);
+  json.add("num_hidden_layers", config.layers).add("num_key_value_heads", config.kv_heads);
+  if (llama) json.add("pretraining_tp", 1);
+  json.add("rms_norm_eps", config.rms_eps);
   if (config.rope.kind == rope_kind::llama3) {
     const auto& r = config.rope;
     json_object rope;
@@ -201,8 +314,11 @@ inline std::string llama_config_text(const llama_config& config, const std::stri
   } else {
     json.add_null("rope_scaling");
   }
-  json.add("rope_theta", config.rope_theta).add("tie_word_embeddings", config.tie_embeddings);
-  json.add("torch_dtype", torch_dtype).add("vocab_size", config.vocab);
+  json.add("rope_theta", config.rope_theta);
+  if (config.sliding_window > 0) json.add("sliding_window", config.sliding_window);
+  json.add("tie_word_embeddings", config.tie_embeddings).add("torch_dtype", torch_dtype);
+  if (qwen) json.add("use_sliding_window", config.sliding_window > 0);
+  json.add("vocab_size", config.vocab);
   return json.lines();
 }
 
