@@ -202,6 +202,20 @@ TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scalin
   CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", )" + values + "}")) == scaled);
   CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "default"})")).rope_theta == 5e5);
   CHECK(parse(with(R"("rope_scaling": {"rope_type": "default"})")) == c);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto rope = [&](const std::string& member) {
+      return parse(with("\"rope_theta\": 5e5, \"" + std::string(key) + "\": {" + member + "}"));
+    };
+    CHECK(rope(R"("rope_type": "default", "rope_theta": 7)").rope_theta == 7);
+    CHECK(rope(R"("rope_type": "llama3", "partial_rotary_factor": 1.0, )" + values) == scaled);
+    CHECK_ERROR(rope(R"("rope_type": "default", "partial_rotary_factor": 0.5)"),
+                "'" + std::string(key) + ".partial_rotary_factor' is 0.5");
+  }
+  const std::string inside = R"(, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}";
+  CHECK(parse(with(R"("original_max_position_embeddings": 4096)" + inside)) == scaled);
+  CHECK(parse(with(R"("original_max_position_embeddings": 64)")) == c);
+  CHECK_ERROR(parse(with(R"("original_max_position_embeddings": 64)" + inside)),
+              "'original_max_position_embeddings' is 64; legal is 4096");
 }
 
 TEST_CASE("what is not supported is refused by key") {

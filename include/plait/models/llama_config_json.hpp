@@ -240,12 +240,15 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
   if (c.has("rope_scaling") && c.has("rope_parameters")) {
     fail(source + ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing");
   }
-  if (c.has("rope_scaling")) out.rope = detail::parse_rope_scaling(c.object("rope_scaling"));
-  if (c.has("rope_parameters")) {
-    const auto rope = c.object("rope_parameters");
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!c.has(key)) continue;
+    const auto rope = c.object(key);
+    rope.only("partial_rotary_factor", 1.0);
     out.rope = detail::parse_rope_scaling(rope);
-    out.rope_theta = rope.number("rope_theta", out.rope_theta);
+    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before that of the top level
   }
+  if (out.rope.kind == rope_kind::llama3)
+    c.only("original_max_position_embeddings", out.rope.original_max_position);  // may go before the one inside
   validate(out, source);
   return out;
 }
