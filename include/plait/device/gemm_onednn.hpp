@@ -6,23 +6,92 @@
 extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header still links oneDNN's runtime
 #endif
 
+// The C interface: its C++ wrapper costs every translation unit over half a second of compile time.
+#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl_debug.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {
+
+namespace detail {
+
+template <auto Destroy>
+struct onednn_destroy {
+  template <class Object>
+  void operator()(Object* object) const {
+    Destroy(object);
+  }
+};
+/// Owns one of oneDNN's objects.
+template <class Object, auto Destroy>
+using onednn_owner = std::unique_ptr<Object, onednn_destroy<Destroy>>;
+
+using onednn_engine = onednn_owner<dnnl_engine, dnnl_engine_destroy>;
+using onednn_stream = onednn_owner<dnnl_stream, dnnl_stream_destroy>;
+using onednn_memory = onednn_owner<dnnl_memory, dnnl_memory_destroy>;
+using onednn_primitive = onednn_owner<dnnl_primitive, dnnl_primitive_destroy>;
+using onednn_primitive_desc = onednn_owner<dnnl_primitive_desc, dnnl_primitive_desc_destroy>;
+using onednn_attributes = onednn_owner<dnnl_primitive_attr, dnnl_primitive_attr_destroy>;
+using onednn_post_ops = onednn_owner<dnnl_post_ops, dnnl_post_ops_destroy>;
+
+/// Throws `plait::error`, "`what`: could not `act` (oneDNN's word for the reason)", unless `status` is success.
+inline void onednn_check(dnnl_status_t status, const std::string& what, const char* act) {
+  if (status != dnnl_success) fail(what + ": could not " + act + " (" + dnnl_status2str(status) + ")");
+}
+
+/// How a matrix lies in memory, as oneDNN describes it: a value in its version 2, an object in version 3.
+class onednn_matrix {
+ public:
+  /// `refused` begins the text of an error.
+  onednn_matrix(const std::string& refused, std::int64_t rows, std::int64_t columns, dnnl_data_type_t type,
+                std::int64_t row_stride, std::int64_t column_stride) {
+    const dnnl_dims_t sizes = {rows, columns}, strides = {row_stride, column_stride};
+    const char* const act = "describe a matrix";
+#if DNNL_VERSION_MAJOR >= 3
+    dnnl_memory_desc_t made = nullptr;
+    onednn_check(dnnl_memory_desc_create_with_strides(&made, 2, sizes, type, strides), refused, act);
+    held_.reset(made);
+#else
+    onednn_check(dnnl_memory_desc_init_by_strides(&held_, 2, sizes, type, strides), refused, act);
+#endif
+  }
+
+#if DNNL_VERSION_MAJOR >= 3
+  const_dnnl_memory_desc_t get() const { return held_.get(); }
+
+ private:
+  onednn_owner<dnnl_memory_desc, dnnl_memory_desc_destroy> held_;
+#else
+  const dnnl_memory_desc_t* get() const { return &held_; }
+
+ private:
+  dnnl_memory_desc_t held_;
+#endif
+};
+
+}  // namespace detail
 
 /// Float products, and bf16 products with float results, by oneDNN's matmul. Compiled primitives are kept by problem: a
 /// new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Splitting m or n does not change a bit of the result.
 /// Belongs to one thread.
 class onednn_gemm {
  public:
-  onednn_gemm() : engine_(process_engine()), stream_(engine_) {}
+  onednn_gemm() {
+    dnnl_stream_t made = nullptr;
+    detail::onednn_check(dnnl_stream_create(&made, process_engine(), dnnl_stream_default_flags), "oneDNN",
+                         "create a stream");
+    stream_.reset(made);
+  }
 
   /// `problem` has been checked and has no size of zero. `In` is float or bf16.
   template <class In>
@@ -34,12 +103,13 @@ class onednn_gemm {
       found = entries_.emplace(key, make_entry(key)).first;
     }
     entry& e = found->second;
-    e.a.set_data_handle(const_cast<In*>(a));  // oneDNN has one memory type for inputs and outputs
-    e.b.set_data_handle(const_cast<In*>(b));
-    e.c.set_data_handle(c);
     const dnnl_exec_arg_t args[] = {
         {DNNL_ARG_SRC, e.a.get()}, {DNNL_ARG_WEIGHTS, e.b.get()}, {DNNL_ARG_DST, e.c.get()}};
-    if (dnnl_primitive_execute(e.primitive.get(), stream_.get(), 3, args) != dnnl_success) {
+    // oneDNN has one memory type for inputs and outputs.
+    if (dnnl_memory_set_data_handle(e.a.get(), const_cast<In*>(a)) != dnnl_success ||
+        dnnl_memory_set_data_handle(e.b.get(), const_cast<In*>(b)) != dnnl_success ||
+        dnnl_memory_set_data_handle(e.c.get(), c) != dnnl_success ||
+        dnnl_primitive_execute(e.primitive.get(), stream_.get(), 3, args) != dnnl_success) {
       fail(problem.text() + ": oneDNN could not execute this product");
     }
   }
@@ -48,8 +118,8 @@ class onednn_gemm {
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16() {
-    const auto isa = static_cast<int>(dnnl::get_effective_cpu_isa());
-    const auto bf16_isa = static_cast<int>(dnnl::cpu_isa::avx512_core_bf16);
+    const auto isa = static_cast<int>(dnnl_get_effective_cpu_isa());
+    const auto bf16_isa = static_cast<int>(dnnl_cpu_isa_avx512_core_bf16);
     return (isa & bf16_isa) == bf16_isa;
   }
 
@@ -84,53 +154,88 @@ class onednn_gemm {
     }
   };
   struct entry {
-    dnnl::matmul primitive;
-    dnnl::memory a, b, c;
+    detail::onednn_primitive primitive;
+    detail::onednn_memory a, b, c;
   };
 
-  static const dnnl::engine& process_engine() {
-    static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    return engine;
+  static dnnl_engine_t process_engine() {
+    static const detail::onednn_engine engine = [] {
+      dnnl_engine_t made = nullptr;
+      detail::onednn_check(dnnl_engine_create(&made, dnnl_cpu, 0), "oneDNN", "create an engine of the processor");
+      return detail::onednn_engine(made);
+    }();
+    return engine.get();
   }
 
   /// One thread at a time: oneDNN shares compiled primitives between threads, in a way that thread sanitizer cannot
   /// follow.
-  entry make_entry(const entry_key& key) {
+  static entry make_entry(const entry_key& key) {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
-    using dnnl::memory;
     const gemm_problem& p = key.problem;
-    const auto in_type = key.type == dtype::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-    const auto strides = [](bool transposed, std::int64_t ld) {
-      return transposed ? memory::dims{1, ld} : memory::dims{ld, 1};
+    const std::string refused = p.text() + ": oneDNN refuses this product";
+    const auto in_type = key.type == dtype::bf16 ? dnnl_bf16 : dnnl_f32;
+    const auto matrix = [&](std::int64_t rows, std::int64_t columns, dnnl_data_type_t type, bool transposed,
+                            std::int64_t ld) {
+      return detail::onednn_matrix(refused, rows, columns, type, transposed ? 1 : ld, transposed ? ld : 1);
     };
-    try {
-      const memory::desc a({p.m, p.k}, in_type, strides(p.trans_a, p.lda));
-      const memory::desc b({p.k, p.n}, in_type, strides(p.trans_b, p.ldb));
-      const memory::desc c({p.m, p.n}, memory::data_type::f32, strides(false, p.ldc));
-      dnnl::post_ops post;
-#if DNNL_VERSION_MAJOR >= 3
-      if (key.alpha != 1.0f) post.append_eltwise(dnnl::algorithm::eltwise_linear, key.alpha, 0.0f);
-#else
-      if (key.alpha != 1.0f) post.append_eltwise(1.0f, dnnl::algorithm::eltwise_linear, key.alpha, 0.0f);
-#endif
-      if (key.beta != 0.0f) post.append_sum(key.beta);
-      dnnl::primitive_attr attributes;
-      attributes.set_post_ops(post);
-#if DNNL_VERSION_MAJOR >= 3
-      const dnnl::matmul::primitive_desc description(engine_, a, b, c, attributes);
-#else
-      const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine_);
-#endif
-      return {dnnl::matmul(description), memory(a, engine_, nullptr), memory(b, engine_, nullptr),
-              memory(c, engine_, nullptr)};
-    } catch (const dnnl::error& e) {
-      fail(p.text() + ": oneDNN refuses this product: " + e.what());
-    }
+    const detail::onednn_matrix a = matrix(p.m, p.k, in_type, p.trans_a, p.lda);
+    const detail::onednn_matrix b = matrix(p.k, p.n, in_type, p.trans_b, p.ldb);
+    const detail::onednn_matrix c = matrix(p.m, p.n, dnnl_f32, false, p.ldc);
+
+    dnnl_primitive_t made = nullptr;
+    const detail::onednn_primitive_desc description =
+        describe(refused, a, b, c, attributes(refused, key.alpha, key.beta));
+    detail::onednn_check(dnnl_primitive_create(&made, description.get()), refused, "create a matmul primitive");
+    detail::onednn_primitive primitive(made);
+    const auto memory = [&](const detail::onednn_matrix& shape) {
+      dnnl_memory_t created = nullptr;
+      detail::onednn_check(dnnl_memory_create(&created, shape.get(), process_engine(), DNNL_MEMORY_NONE), refused,
+                           "create a memory object");
+      return detail::onednn_memory(created);
+    };
+    return {std::move(primitive), memory(a), memory(b), memory(c)};
   }
 
-  dnnl::engine engine_;
-  dnnl::stream stream_;
+  /// What makes C = alpha * A B + beta * C of C = A B: the scale comes before the sum.
+  static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta) {
+    const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
+    dnnl_post_ops_t made = nullptr;
+    check(dnnl_post_ops_create(&made));
+    const detail::onednn_post_ops post(made);
+#if DNNL_VERSION_MAJOR >= 3
+    if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, dnnl_eltwise_linear, alpha, 0.0f));
+    if (beta != 0.0f) check(dnnl_post_ops_append_sum(made, beta, 0, dnnl_data_type_undef));
+#else
+    if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, 1.0f, dnnl_eltwise_linear, alpha, 0.0f));
+    if (beta != 0.0f) check(dnnl_post_ops_append_sum(made, beta));
+#endif
+    dnnl_primitive_attr_t created = nullptr;
+    check(dnnl_primitive_attr_create(&created));
+    detail::onednn_attributes with(created);
+    check(dnnl_primitive_attr_set_post_ops(created, made));  // copies them
+    return with;
+  }
+
+  static detail::onednn_primitive_desc describe(const std::string& refused, const detail::onednn_matrix& a,
+                                                const detail::onednn_matrix& b, const detail::onednn_matrix& c,
+                                                const detail::onednn_attributes& with) {
+    const char* const act = "create a descriptor for a matmul primitive";
+    dnnl_primitive_desc_t made = nullptr;
+#if DNNL_VERSION_MAJOR >= 3
+    detail::onednn_check(
+        dnnl_matmul_primitive_desc_create(&made, process_engine(), a.get(), b.get(), nullptr, c.get(), with.get()),
+        refused, act);
+#else
+    dnnl_matmul_desc_t matmul;
+    detail::onednn_check(dnnl_matmul_desc_init(&matmul, a.get(), b.get(), nullptr, c.get()), refused, act);
+    detail::onednn_check(dnnl_primitive_desc_create(&made, &matmul, with.get(), process_engine(), nullptr), refused,
+                         act);
+#endif
+    return detail::onednn_primitive_desc(made);
+  }
+
+  detail::onednn_stream stream_;
   std::unordered_map<entry_key, entry, entry_hash> entries_;
 };
 
