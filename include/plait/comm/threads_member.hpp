@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -21,6 +22,21 @@ namespace plait::threads {
 using counts = std::span<const std::size_t>;
 
 namespace detail {
+
+/// Refers to what writes a rank's part, for the length of one call. A template in its place would compile the posting
+/// of an operation anew for each kind of it.
+class filling {
+ public:
+  template <class Fill>
+    requires std::invocable<const Fill&, part&>
+  filling(const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
+      : fill_(&fill), call_([](const void* f, part& p) { (*static_cast<const Fill*>(f))(p); }) {}
+  void operator()(part& p) const { call_(fill_, p); }
+
+ private:
+  const void* fill_;
+  void (*call_)(const void*, part&);
+};
 
 /// One rank of one group: posts operations, shares their work, and waits for them.
 class member {
@@ -44,8 +60,7 @@ class member {
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
   /// does the work, or opens it to those who wait.
-  template <class Fill>
-  operation* post(signature s, std::uint64_t bytes, const Fill& fill) {
+  operation* post(signature s, std::uint64_t bytes, const filling& fill) {
     operation* op;
     bool last;
     s.on_device = engine_ != nullptr && s.what != action::split;
@@ -70,8 +85,7 @@ class member {
 
   /// Joins the oldest message of the same sender, receiver and tag that lacks this side (0 sends, 1 receives), or
   /// begins one.
-  template <class Fill>
-  operation* post_message(int side, int peer, signature s, const Fill& fill) {
+  operation* post_message(int side, int peer, signature s, const filling& fill) {
     s.on_device = engine_ != nullptr;
     const int source = side == 0 ? rank_ : peer, target = side == 0 ? peer : rank_;
     const char* const name = side == 0 ? "send" : "receive";
