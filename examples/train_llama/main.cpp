@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "agreed.hpp"
 #include "plait/comm/nccl_environment.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
@@ -128,19 +130,35 @@ int train_mpi(int argc, char** argv) {
   plait::mpi::communicator world = plait::mpi::communicator::world();
   options opt;
   std::optional<setup> s;
+  std::vector<plait::knob> knobs;
   std::string why;
   bool helped = false;
   try {
     // Only rank 0 answers --help; the others parse for the errors.
     helped = !parse(argc, argv, opt, world.rank() == 0);
     if (!helped) s.emplace(ready(opt, world.size()));
+    if (!helped) knobs = agreed_knobs(*s);
   } catch (const std::exception& e) {
     why = e.what();
   }
-  int speaker = why.empty() ? world.size() : world.rank();
+  int speaker = why.empty() ? world.size() : world.rank(), refusing = why.empty() ? 0 : 1;
   world.all_reduce(&speaker, &speaker, 1, plait::dtype::i32, plait::reduce_op::min);
-  if (speaker == world.rank()) complain(why.c_str());
+  world.all_reduce(&refusing, &refusing, 1, plait::dtype::i32, plait::reduce_op::sum);
+  if (speaker == world.rank()) {
+    if (refusing < world.size()) why = fmt::format("rank {}: {}", speaker, why);  // others can do as they were told
+    complain(why.c_str());
+  }
   if (speaker < world.size()) return 1;
+  try {
+    plait::any_communicator ranks(world);
+    std::vector<plait::knob> help;  // first, as who was asked for it has looked at nothing else
+    if (helped) help.push_back({"--help", ""});
+    plait::require_agreement(ranks, help);
+    plait::require_agreement(ranks, knobs);
+  } catch (const plait::disagreement& e) {
+    if (world.rank() == 0) complain(e.what());
+    return 1;
+  }
   if (helped) return 0;
   if (opt.dry_run) {
     if (world.rank() == 0) print_plan(*s, plan_of(*s));
@@ -185,6 +203,9 @@ int train_nccl(int argc, char** argv) {
     };
     launched ? start_launched(s, body) : start_on_all_gpus(s, body);
     return finish(problem, place.rank == 0);
+  } catch (const plait::disagreement& e) {  // all ranks know it
+    if (place.rank == 0) complain(e.what());
+    return 1;
   } catch (const std::exception& e) {
     if (place.size == 1) throw;
     plait::fail(fmt::format("rank {}: {}", place.rank, e.what()));

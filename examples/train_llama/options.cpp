@@ -123,6 +123,30 @@ std::vector<std::string> last_data(int argc, char** argv) {
 
 }  // namespace
 
+namespace {
+
+/// The options of a parsed command line by name: numbers in their shortest form, so that 1e-3 is 0.001, no text as '',
+/// and of switches those that are on.
+std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& app) {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const CLI::Option* o : app.get_options()) {
+    if (o == app.get_help_ptr()) continue;
+    if (o->get_items_expected_max() == 0) {
+      if (o->count() > 0) all.emplace_back(o->get_name(), "");
+      continue;
+    }
+    std::string value = o->count() > 0 ? "" : o->get_default_str();
+    if (o->count() > 0)
+      for (const std::string& word : o->reduced_results()) value += (value.empty() ? "" : " ") + word;
+    if (o->get_type_name() == "FLOAT") value = fmt::format("{}", std::stod(value));
+    if (o->get_type_name() == "INT") value = fmt::format("{}", std::stoll(value));
+    all.emplace_back(o->get_name(), value.empty() ? "''" : std::move(value));
+  }
+  return all;
+}
+
+}  // namespace
+
 bool parse(int argc, char** argv, options& opt, bool speaks) {
   CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it.",
                "train_llama"};
@@ -201,6 +225,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   } catch (const CLI::ParseError& e) {
     plait::fail(std::string(e.what()) + " (--help lists the options)");
   }
+  opt.by_name = named_values(app);
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});

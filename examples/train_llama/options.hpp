@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/data/sampler.hpp"
@@ -55,6 +56,10 @@ struct options {
   double temperature = 0.8;
   std::string prompt = "And ";
   bool dry_run = false;
+
+  /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
+  /// compare (agreed.hpp).
+  std::vector<std::pair<std::string, std::string>> by_name;
 };
 
 /// What all ranks share: the options, and what they name.

@@ -1,4 +1,7 @@
 // Ranks with a GPU each, or that there are none. PLAIT_WITH_NCCL is set where plait::nccl is there.
+#include <utility>
+
+#include "agreed.hpp"
 #include "cuda_device.hpp"
 #ifdef PLAIT_WITH_NCCL
 #include "plait/comm/nccl_start.hpp"
@@ -41,7 +44,9 @@ void start_on_all_gpus(const setup& s, const rank_body& body) {
 
 void start_launched(const setup& s, const rank_body& body) {
   plait::cuda device(device_options(s, gpu_of(plait::nccl::place_from_environment().local_rank)));
-  run_on_gpu(s, device, plait::nccl::from_environment(device), body);
+  plait::any_communicator ranks(plait::nccl::from_environment(device));
+  plait::require_agreement(device, ranks, agreed_knobs(s));
+  run_on_gpu(s, device, std::move(ranks), body);
 }
 
 #ifdef PLAIT_WITH_MPI

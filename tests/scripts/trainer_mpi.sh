@@ -39,6 +39,46 @@ refused 'dp=2 \* pp=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --da
 refused '--nosuch' --data "$text" --mesh dp=2,tp=2 --nosuch
 refused "cannot open 'missing.txt'" --data missing.txt --mesh dp=2,tp=2
 
+# Ranks that are given different options: found before the first step, and said once.
+odd_one="timeout 20 mpirun --allow-run-as-root --oversubscribe"
+ours="$trainer --backend mpi --model config.json --data $text --seq 32 --global-batch 8 --steps 5 --sample 0 --mesh dp=2,tp=2"
+# disagree TEXT ARGUMENTS...: rank 2 of four alone has ARGUMENTS.
+disagree() {
+  expected=$1
+  shift
+  code=0
+  # shellcheck disable=SC2086
+  $odd_one -n 2 $ours --log bad.jsonl : -n 1 $ours "$@" : -n 1 $ours >bad.out 2>bad.err || code=$?
+  case $code in 0 | 124) fail "rank 2 with $*: exit code $code" ;; esac
+  [ "$(grep -c '^train_llama: ' bad.err)" = 1 ] || fail "rank 2 with $*: not one message: $(cat bad.err)"
+  grep -q "^train_llama: .*$expected" bad.err || fail "rank 2 with $*: '$expected' is not in: $(cat bad.err)"
+  ! ls bad.jsonl* 2>/dev/null || fail "rank 2 with $*: left files"
+}
+all="; every rank needs the same options$"
+disagree "rank 2 was started with --lr 0.01, ranks 0, 1, 3 with --lr 0.003$all" --lr 0.01
+disagree "rank 2 was started with --steps 7, ranks 0, 1, 3 with --steps 5$all" --steps 7
+disagree "rank 2 was started with --seed 4611686018427387904, ranks 0, 1, 3 with --seed 1$all" --seed 4611686018427387904
+disagree "rank 2 was started with --dry-run, ranks 0, 1, 3 without --dry-run$all" --dry-run
+disagree "rank 2 was started with --trace, ranks 0, 1, 3 without --trace$all" --trace trace.json
+disagree "rank 2 was started with --help, ranks 0, 1, 3 without --help$all" --help
+disagree "rank 2 was started with --prompt '', ranks 0, 1, 3 with --prompt 'And '$all" --prompt ''
+mkdir elsewhere
+sed '1s/./#/' "$text" >elsewhere/kjv.txt # of the same name and size
+disagree "rank 2 was started with --data 'kjv.txt of [0-9]* bytes, digest [0-9a-f]*', ranks 0, 1, 3 with --data 'kjv.txt of" \
+  --data elsewhere/kjv.txt
+sed 's/"rms_norm_eps": [^,]*,//; s/{/{"rms_norm_eps": 1e-4, /' config.json >elsewhere/config.json
+disagree "rank 2 was started with --model's rms_norm_eps 0.0001, ranks 0, 1, 3 with --model's rms_norm_eps" \
+  --model elsewhere/config.json
+# What a rank cannot do is said for it.
+disagree "rank 2: --data: cannot open 'missing.txt'" --data missing.txt
+# The same in other words, and what may differ, trains: another folder, another spelling, what only rank 0 writes.
+cp "$text" elsewhere/kjv.txt
+cp config.json elsewhere/same.json
+# shellcheck disable=SC2086
+$odd_one -n 2 $ours --log one.jsonl : -n 2 $ours --lr 3e-3 --data elsewhere/kjv.txt --model elsewhere/same.json \
+  --threads 2 --peak-tflops 1 >same.out 2>same.err || fail "the same options in other words: $(cat same.err)"
+[ "$(logs get one.jsonl steps)" = 5 ] || fail "the same options in other words: not 5 steps"
+
 # Forgotten --backend mpi: four trainings of one rank each, into the same files. Each process finds out by itself.
 # shellcheck disable=SC2086
 ! $launch --backend threads --data "$text" --log bad.jsonl >bad.out 2>bad.err || fail "lonely processes train"

@@ -1,0 +1,139 @@
+#include "agreed.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/data/mapped_file.hpp"
+#include "plait/schedule/csv.hpp"
+
+namespace {
+
+enum class compared { by_value, not_at_all, by_what_it_names, by_whether_it_is_given };
+
+/// How options are compared that ranks may be given differently; all others are compared as they are.
+constexpr struct {
+  std::string_view option;
+  compared how;
+} exceptions[] = {
+    {"--log", compared::not_at_all},                   // rank 0 writes it
+    {"--plot", compared::not_at_all},                  // likewise
+    {"--peak-tflops", compared::not_at_all},           // rank 0 reports by it
+    {"--threads", compared::not_at_all},               // machines may have more or fewer cores; no result depends on it
+    {"--trace", compared::by_whether_it_is_given},     // rank 0 writes it, but every rank looks at the step
+    {"--timeline", compared::by_whether_it_is_given},  // likewise
+    {"--model", compared::by_what_it_names},           // files may lie in other folders on other machines
+    {"--data", compared::by_what_it_names},            // likewise
+};
+
+compared how_to_compare(std::string_view option) {
+  for (const auto& e : exceptions)
+    if (e.option == option) return e.how;
+  return compared::by_value;
+}
+
+/// Multiplies word by word: any one word that differs gives another digest.
+std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
+  while (!bytes.empty()) {
+    std::uint64_t word = 0;
+    const std::size_t n = std::min(bytes.size(), sizeof word);
+    std::memcpy(&word, bytes.data(), n);
+    digest = (digest ^ word) * 0x9E3779B97F4A7C15ull;
+    digest ^= digest >> 32;
+    bytes = bytes.subspan(n);
+  }
+  return digest;
+}
+
+/// "kjv.txt of 4432803 bytes, digest 0123456789abcdef". Of a file of more than 64 MiB the digest covers the first MiB,
+/// with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed token here or
+/// there may not be.
+std::string content_text(const std::string& path) {
+  constexpr std::size_t whole = std::size_t{64} << 20, end = std::size_t{1} << 20, piece = 4096, pieces = 4096;
+  const plait::mapped_file file(path, "--data");
+  const std::span<const std::byte> bytes = file.bytes();
+  std::uint64_t digest = bytes.size();
+  if (bytes.size() <= whole) {
+    digest = digest_of(bytes, digest);
+  } else {
+    digest = digest_of(bytes.first(end), digest);
+    for (std::size_t i = 0; i < pieces; ++i)
+      digest = digest_of(bytes.subspan(end + (bytes.size() - 2 * end - piece) / pieces * i, piece), digest);
+    digest = digest_of(bytes.last(end), digest);
+  }
+  return fmt::format("{} of {} bytes, digest {:016x}", std::filesystem::path(path).filename().string(), bytes.size(),
+                     digest);
+}
+
+/// The files that a --data names: itself, or Megatron's two.
+std::vector<std::string> files_of(const std::string& path) {
+  std::string stem = path;
+  if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
+  std::vector<std::string> files;
+  std::error_code ignored;
+  for (const std::string& file : {path, stem + ".bin", stem + ".idx"})
+    if (std::filesystem::is_regular_file(file, ignored) && std::find(files.begin(), files.end(), file) == files.end())
+      files.push_back(file);
+  return files;
+}
+
+void add_model(std::vector<plait::knob>& knobs, const plait::llama_config& c) {
+  const auto add = [&](const char* key, auto value) {
+    knobs.push_back({std::string("--model's ") + key, fmt::format("{}", value)});
+  };
+  add("vocab_size", c.vocab);
+  add("hidden_size", c.hidden);
+  add("num_hidden_layers", c.layers);
+  add("num_attention_heads", c.heads);
+  add("num_key_value_heads", c.kv_heads);
+  add("head_dim", c.head_dim);
+  add("intermediate_size", c.ffn);
+  add("max_position_embeddings", c.max_position);
+  add("rms_norm_eps", c.rms_eps);
+  add("rope_theta", c.rope_theta);
+  add("rope_scaling.rope_type", c.rope.kind == plait::rope_kind::llama3 ? "llama3" : "none");
+  add("rope_scaling.factor", c.rope.factor);
+  add("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
+  add("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
+  add("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
+  add("tie_word_embeddings", c.tie_embeddings);
+  add("attention_bias", c.attention_bias);
+  add("mlp_bias", c.mlp_bias);
+  add("initializer_range", c.initializer_range);
+}
+
+}  // namespace
+
+std::vector<plait::knob> agreed_knobs(const setup& s) {
+  std::vector<plait::knob> knobs = {
+      {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
+  for (const auto& [name, value] : s.opt.by_name) {
+    const compared how = how_to_compare(name);
+    if (how == compared::by_value) knobs.push_back({name, value});
+    if (how == compared::by_whether_it_is_given && value != "''") knobs.push_back({name, ""});
+  }
+  add_model(knobs, s.config);
+  std::vector<std::string> files;
+  for (const std::string& path : s.opt.data)
+    for (std::string& file : files_of(path)) files.push_back(std::move(file));
+  for (std::size_t i = 0; i < files.size(); ++i)
+    knobs.push_back({i == 0 ? "--data" : fmt::format("--data's file {}", i + 1), content_text(files[i])});
+  // What a rank makes of the options follows from them and the model, but is what must be the same.
+  std::string layers;
+  for (const plait::stage_layers& part : s.stages) layers += (layers.empty() ? "" : ",") + std::to_string(part.size());
+  const std::string schedule = plait::to_csv(s.schedule);
+  const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
+  knobs.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
+  knobs.push_back({"--split's layers", layers});
+  if (s.as_graph) knobs.push_back({"steps replayed as a graph", ""});
+  if (s.cudnn) knobs.push_back({"cuDNN's attention", ""});
+  return knobs;
+}

@@ -1,0 +1,215 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/core/error.hpp"
+#include "plait/device/buffer.hpp"
+
+namespace plait {
+
+/// Something that every rank of a run must have been given alike: an option, a size of the model, a digest of a file.
+struct knob {
+  std::string name;
+  std::string value;  ///< short, as an error shows it; empty for a switch, which a rank has or lacks
+  bool operator==(const knob&) const = default;
+};
+
+/// What `require_agreement` throws, with the same text on every rank: one rank's saying it is enough.
+class disagreement : public error {
+ public:
+  using error::error;
+};
+
+namespace detail {
+
+/// Sorted by name, a name that is given several times once with all its values: lists that say the same are equal.
+inline std::vector<knob> sorted_knobs(std::span<const knob> knobs) {
+  std::vector<knob> all(knobs.begin(), knobs.end()), out;
+  std::stable_sort(all.begin(), all.end(), [](const knob& a, const knob& b) { return a.name < b.name; });
+  for (knob& k : all) {
+    if (!out.empty() && out.back().name == k.name)
+      out.back().value += ", " + k.value;
+    else
+      out.push_back(std::move(k));
+  }
+  return out;
+}
+
+/// Each word after its length: no two lists are the same bytes.
+inline std::string packed_knobs(const std::vector<knob>& knobs) {
+  std::string bytes;
+  for (const knob& k : knobs)
+    for (const std::string* word : {&k.name, &k.value}) {
+      const std::uint64_t length = word->size();
+      bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(*word);
+    }
+  return bytes;
+}
+inline std::vector<knob> unpacked_knobs(std::string_view bytes) {
+  std::vector<knob> knobs;
+  const auto word = [&] {
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof length);
+    std::string text(bytes.substr(sizeof length, length));
+    bytes.remove_prefix(sizeof length + text.size());
+    return text;
+  };
+  while (!bytes.empty()) {
+    knob& k = knobs.emplace_back();
+    k.name = word();
+    k.value = word();
+  }
+  return knobs;
+}
+
+/// FNV-1a.
+inline std::uint64_t hash_of(std::string_view bytes) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+/// "rank 3", "ranks 0 to 2, 5".
+inline std::string ranks_text(const std::vector<std::size_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0, runs = 0; i < ranks.size(); ++runs) {
+    if (runs == 8) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - i < 3) end = i + 1;
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+    if (end - i > 1) text += " to " + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+/// Who has which value of the knob `name`, those that most ranks have last; empty if all have the same.
+inline std::string difference_text(const std::vector<std::vector<knob>>& of_ranks, const std::string& name) {
+  struct party {
+    const knob* has;  // null: the rank lacks it
+    std::vector<std::size_t> ranks;
+  };
+  std::vector<party> parties;
+  for (std::size_t r = of_ranks.size(); r-- > 0;) {  // among equals, rank 0 comes last
+    const auto& all = of_ranks[r];
+    const auto at = std::find_if(all.begin(), all.end(), [&](const knob& k) { return k.name == name; });
+    const knob* const has = at == all.end() ? nullptr : &*at;
+    const auto same = std::find_if(parties.begin(), parties.end(), [&](const party& p) {
+      return p.has == nullptr || has == nullptr ? p.has == has : p.has->value == has->value;
+    });
+    party& joined = same == parties.end() ? parties.emplace_back(party{has, {}}) : *same;
+    joined.ranks.insert(joined.ranks.begin(), r);
+  }
+  if (parties.size() < 2) return {};
+  std::stable_sort(parties.begin(), parties.end(),
+                   [](const party& a, const party& b) { return a.ranks.size() < b.ranks.size(); });
+  constexpr std::size_t most = 4;
+  if (parties.size() > most) {  // three, and those that most ranks have
+    std::swap(parties[most - 1], parties.back());
+  }
+  std::string text;
+  for (std::size_t i = 0; i < parties.size() && i < most; ++i) {
+    const party& p = parties[i];
+    text += (i == 0 ? "" : ", ") + ranks_text(p.ranks);
+    if (i == 0) text += p.ranks.size() == 1 ? " was started" : " were started";
+    text += (p.has ? " with " : " without ") + name;
+    if (!p.has || p.has->value.empty()) continue;
+    const bool plain = p.has->value.find_first_of(" \t\n") == std::string::npos;
+    text += plain ? " " + p.has->value : " '" + p.has->value + "'";
+  }
+  if (parties.size() > most) text += ", and there are " + std::to_string(parties.size() - most) + " other values";
+  return text;
+}
+
+/// What differs between ranks: up to three knobs in full, eleven by name.
+inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ranks) {
+  std::vector<std::string> names;
+  for (const auto& all : of_ranks)
+    for (const knob& k : all)
+      if (std::find(names.begin(), names.end(), k.name) == names.end()) names.push_back(k.name);
+  std::string text, others;
+  std::size_t found = 0;
+  for (const std::string& name : names) {
+    const std::string difference = difference_text(of_ranks, name);
+    if (difference.empty()) continue;
+    if (found++ < 3)
+      text += (text.empty() ? "" : "; ") + difference;
+    else if (found <= 11)
+      others += (others.empty() ? "; they differ in " : ", ") + name;
+  }
+  if (found > 11) others += " and " + std::to_string(found - 11) + " more";
+  return text + others + (others.empty() ? "" : ", too") + "; every rank needs the same options";
+}
+
+/// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
+/// out, bytes)` collects the bytes of all.
+template <class Greatest, class Gather>
+void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greatest, Gather&& gather) {
+  const std::string mine = packed_knobs(sorted_knobs(knobs));
+  const auto hash = static_cast<std::int64_t>(hash_of(mine));
+  std::int64_t most[] = {hash, ~hash};  // the greatest complement is that of the least
+  greatest(most, 2);
+  if (most[0] == ~most[1]) return;
+
+  std::int64_t sizes[] = {static_cast<std::int64_t>(mine.size())};
+  greatest(sizes, 1);
+  const std::size_t size = static_cast<std::size_t>(sizes[0]), record = sizeof(std::uint64_t) + size;
+  std::string out(record, '\0'), all(record * static_cast<std::size_t>(ranks), '\0');
+  const std::uint64_t length = mine.size();
+  std::memcpy(out.data(), &length, sizeof length);
+  std::memcpy(out.data() + sizeof length, mine.data(), mine.size());
+  gather(out.data(), all.data(), record);
+  std::vector<std::vector<knob>> of_ranks;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
+    std::uint64_t used = 0;
+    std::memcpy(&used, all.data() + r * record, sizeof used);
+    of_ranks.push_back(unpacked_knobs(std::string_view(all).substr(r * record + sizeof used, used)));
+  }
+  throw disagreement(disagreement_text(of_ranks));
+}
+
+}  // namespace detail
+
+/// Throws `disagreement` on every rank unless all were given the same knobs; the text names the ranks, the knobs and
+/// the values. Their order does not matter. Where all agree it costs one reduction of two numbers. Collective over
+/// `ranks`, which use the host's memory: threads and MPI.
+inline void require_agreement(any_communicator& ranks, std::span<const knob> knobs) {
+  if (ranks.size() == 1) return;
+  detail::require_agreement(
+      ranks.size(), knobs,
+      [&](std::int64_t* values, std::size_t n) { ranks.all_reduce(values, values, n, dtype::i64, reduce_op::max); },
+      [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); });
+}
+
+/// The same for ranks that communicate through the memory of their devices, as NCCL's do. Waits for the main stream.
+template <compute_device Device>
+void require_agreement(Device& device, any_communicator& ranks, std::span<const knob> knobs) {
+  if (ranks.size() == 1) return;
+  const auto stream = device.main_stream();
+  detail::require_agreement(
+      ranks.size(), knobs,
+      [&](std::int64_t* values, std::size_t n) {
+        auto there = make_buffer<std::int64_t>(device, n);
+        device.upload(there.data(), values, there.bytes(), stream);
+        ranks.all_reduce(there.data(), there.data(), n, dtype::i64, reduce_op::max);
+        device.download(values, there.data(), there.bytes(), stream);
+      },
+      [&](const char* in, char* out, std::size_t bytes) {
+        buffer<Device> mine(device, bytes), all(device, bytes * static_cast<std::size_t>(ranks.size()));
+        device.upload(mine.data(), in, bytes, stream);
+        ranks.all_gather(mine.data(), all.data(), bytes, dtype::u8);
+        device.download(out, all.data(), all.bytes(), stream);
+      });
+}
+
+}  // namespace plait
