@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 
 #include "plait/data/atomic_file.hpp"
@@ -132,17 +133,52 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
   for (const CLI::Option* o : app.get_options()) {
     if (o == app.get_help_ptr()) continue;
     if (o->get_items_expected_max() == 0) {
-      if (o->count() > 0) all.emplace_back(o->get_name(), "");
+      if (o->count() > 0 && o->as<bool>()) all.emplace_back(o->get_name(), "");
       continue;
     }
     std::string value = o->count() > 0 ? "" : o->get_default_str();
     if (o->count() > 0)
       for (const std::string& word : o->reduced_results()) value += (value.empty() ? "" : " ") + word;
-    if (o->get_type_name() == "FLOAT") value = fmt::format("{}", std::stod(value));
-    if (o->get_type_name() == "INT") value = fmt::format("{}", std::stoll(value));
+    if (o->get_type_name() == "FLOAT") value = fmt::format("{}", std::strtod(value.c_str(), nullptr));
+    if (o->get_type_name() == "INT") value = fmt::format("{}", std::strtoll(value.c_str(), nullptr, 0));
     all.emplace_back(o->get_name(), value.empty() ? "''" : std::move(value));
   }
   return all;
+}
+
+}  // namespace
+
+namespace {
+
+/// What is wrong with a command line that CLI11 cannot read, by the option that is meant.
+std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const std::vector<std::string>& words) {
+  const std::string why = e.what(), unread = "Could not convert: ", name = why.substr(0, why.find(" = "));
+  if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
+    for (const std::string& word : words)  // the first that looks like an option and is none
+      if (word.size() > 1 && word[0] == '-' && word.find_first_of("0123456789.") != 1 &&
+          app.get_option_no_throw(word.substr(0, word.find('='))) == nullptr)
+        return "there is no option " + word;
+  }
+  if (dynamic_cast<const CLI::ConversionError*>(&e) != nullptr && name.starts_with(unread)) {
+    if (const CLI::Option* const o = app.get_option_no_throw(name.substr(unread.size()))) {
+      const std::string type = o->get_type_name();
+      return o->get_name() + " is '" + (o->results().empty() ? std::string() : o->results().back()) + "', which is " +
+             (type == "INT"     ? "no whole number, or too large a one"
+              : type == "FLOAT" ? "no number"
+                                : "neither true nor false");
+    }
+  }
+  return why;
+}
+
+/// Whether two paths lead to one file, which need not be there.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(a, b, ignored)) return true;
+  const auto plain = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  };
+  return plain(a) == plain(b);
 }
 
 }  // namespace
@@ -215,15 +251,15 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
+  const std::vector<std::string> words = last_data(argc, argv);
   try {
-    std::vector<std::string> words = last_data(argc, argv);
-    std::reverse(words.begin(), words.end());  // the order in which CLI11 takes them
-    app.parse(words);
+    std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
+    app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     if (speaks) fmt::print("{}", app.help());
     return false;
   } catch (const CLI::ParseError& e) {
-    plait::fail(std::string(e.what()) + " (--help lists the options)");
+    plait::fail(reading_error(app, e, words) + " (--help lists the options)");
   }
   opt.by_name = named_values(app);
   one_of("--device", opt.device, {"cpu", "cuda"});
@@ -402,14 +438,21 @@ setup prepare(const options& opt, std::int64_t ranks) {
           fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "
                       "--sample 0",
                       static_cast<int>(byte), c.vocab));
-  writable("--log", opt.log);
   const std::pair<const char*, const std::string*> outputs[] = {
       {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
+  std::vector<std::pair<const char*, std::string>> inputs;
+  for (const std::string& path : opt.data)
+    for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
+  inputs.emplace_back("--model", opt.model);
+  if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
   for (const auto& [knob, path] : outputs)
-    if (knob != outputs[0].first) writable(knob, *path);
+    for (const auto& [other, input] : inputs)
+      if (!path->empty() && same_file(*path, input))
+        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
+  for (const auto& [knob, path] : outputs) writable(knob, *path);
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, same] : outputs)
-      if (knob != other && !path->empty() && *path == *same)
+      if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
         plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
   return s;
 }

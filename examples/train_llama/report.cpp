@@ -233,8 +233,8 @@ std::string train(const setup& s, model_run& run) {
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share});
     if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm)) {  // as all ranks see it
       problem = fmt::format(
-          "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or --clip (now {})",
-          end.steps, r.loss, r.gradient_norm, s.opt.lr, s.opt.clip);
+          "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
+          r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
       break;
     }
   }

@@ -13,6 +13,7 @@
 #include "../support/conformance.hpp"
 #include "../support/device_memory.hpp"
 #include "../support/nccl_devices.hpp"
+#include "plait/comm/agreement.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/nccl_memory.hpp"
 #include "plait/comm/nccl_start.hpp"
@@ -265,3 +266,24 @@ TEST_CASE("nccl's stand-in refuses communicators that are over or not ready") {
   CHECK(ncclGroupEnd() == ncclInvalidUsage);
 }
 #endif
+
+TEST_CASE("nccl: ranks that were started differently learn it through their devices' memory") {
+  if (devices(3).empty()) return;
+  for (const int odd : {-1, 2}) {
+    CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {
+      any_communicator all(comm);
+      const knob knobs[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
+      std::string said;
+      try {
+        require_agreement(device, all, knobs);
+      } catch (const disagreement& e) {
+        said = e.what();
+      }
+      const std::string expected =
+          "rank 2 was started with --lr 0.01, ranks 0, 1 with --lr 0.001; every rank needs the "
+          "same options";
+      test::expect(said == (odd < 0 ? "" : expected), "what a rank is told");
+      comm.barrier();
+    }));
+  }
+}

@@ -69,12 +69,16 @@ refused "--recompute 'x' is unknown; legal are none, selective, full" --recomput
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
 refused "--data-format: unknown format 'x'; legal are" --data-format x
 refused "--model: unknown model 'llama-9'; presets are tiny, small, .*config.json" --model llama-9
-refused "--nosuch" --nosuch 3
+refused "there is no option --nosuch" --nosuch 3
+refused "there is no option --lrate=3" --lrate=3
+refused "there is no option -lr" -lr 3
 refused "extra" extra
 
 # Numbers.
 refused '--steps is -1; at least 0' --steps -1
-refused '--steps' --steps ten
+refused "--steps is 'ten', which is no whole number" --steps ten
+refused "--steps is '1.5', which is no whole number" --steps 1.5
+refused "--threads is '4294967297', which is no whole number, or too large a one" --threads 4294967297
 refused '--seq is 0; at least 1' --seq 0
 refused '--micro-batch is 0; at least 1' --micro-batch 0
 refused '--micro-batch is 9000000000000000000; at most' --micro-batch 9000000000000000000
@@ -85,7 +89,9 @@ refused '--sample is -1; at least 0' --sample -1
 refused '--lr: nan is no learning rate' --lr nan
 refused '--lr: inf is no learning rate' --lr inf
 refused '--lr: 0.0* is no learning rate' --lr 0
-refused '--lr' --lr fast
+refused '--lr: inf is no learning rate' --lr 1e400
+refused "--lr is 'fast', which is no number" --lr fast
+refused "--tf32 is 'maybe', which is neither true nor false" --tf32=maybe
 refused '--warmup is 3; at most 2' --warmup 3
 refused '--warmup is -2; at least 0' --warmup -2
 refused '--min-lr-ratio: 1.5' --min-lr-ratio 1.5
@@ -153,6 +159,24 @@ refused "--plot: cannot write '/nosuch/loss.svg': No such file" --plot /nosuch/l
 refused "--log: 'out' is a folder" --log out
 refused "--plot: 'out' is a folder" --plot out
 refused "--log and --plot both name 'out/same'" --log out/same --plot out/same
+refused "--log and --plot both name 'out/same'" --log out/same --plot ./out/same
+
+# An output that is an input: it stays.
+unharmed() { # unharmed FILE TEXT ARGUMENTS...
+  kept=$1
+  cp "$kept" before
+  shift
+  refused "$@"
+  cmp -s "$kept" before || fail "$*: $kept was overwritten"
+}
+head -c 4000 "$text" >small.txt
+ln -s small.txt link.txt
+unharmed small.txt "--log would overwrite './small.txt', which --data reads" --data small.txt --log ./small.txt
+unharmed small.txt "--plot would overwrite 'link.txt', which --data reads" --data small.txt --plot link.txt
+unharmed config.json "--trace would overwrite 'config.json', which --model reads" --trace config.json
+printf '0F0,0B0\n' >alone.csv
+unharmed alone.csv "--timeline would overwrite 'alone.csv', which --schedule reads" --schedule alone.csv \
+  --timeline alone.csv
 
 # Pipelines and long sequences.
 refused "--schedule 1f1b has 4 stages on pp=4 ranks, but the model has 2 layers" --mesh pp=4
