@@ -1,4 +1,5 @@
 // expect: the output of a layer does not lie as the next one takes it: let their policies agree
+// expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
 // errors-at-most: 1
 #include "plait/models/strategies.hpp"
 #include "plait/nn/attention.hpp"

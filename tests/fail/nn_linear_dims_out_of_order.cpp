@@ -1,4 +1,7 @@
 // expect: the dims are not the ones expected here, in this order
+// expect: of_operand<plait::operand::weight>
+// expect: expected_dims<plait::ffn, plait::hidden>
+// expect: given_dims<plait::hidden, plait::ffn>
 // expect: up_policy
 // errors-at-most: 1
 #include "plait/nn/linear.hpp"

@@ -1,4 +1,7 @@
 // expect: a residual branch must end as it began: norm, layer and the residual stream need one spec
+// expect: on_axis<plait::tp>, plait::on_dim<plait::seq>, plait::states<plait::state::invariant, plait::state::varying>
+// expect: output_of_layer<1, plait::sequential<
+// expect: input_of_layer<0, plait::rms_norm<float
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/norm.hpp"

@@ -1,4 +1,7 @@
 // expect: the output of a layer does not lie as the next one takes it: let their policies agree, or put a redistribution between them
+// expect: on_axis<plait::tp>, plait::on_dim<plait::ffn>, plait::states<plait::state::varying, plait::state::replicated>
+// expect: output_of_layer<0, plait::linear<float, up_policy
+// expect: input_of_layer<1, plait::linear<float, down_policy
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
 

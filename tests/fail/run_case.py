@@ -7,7 +7,12 @@ Leading comments:
     // expect: TEXT            in the messages of every compiler
     // expect-gcc: TEXT        ... of g++ only
     // expect-clang: TEXT      ... of clang++ only
-    // errors-at-most: N       a mistake is reported once, not twenty times
+    // errors-at-most: N       a mistake is reported once, not twenty times: N is the number of mistakes
+    // lines-at-most: N        ... in all that a compiler prints, with the lines of source that it echoes; if not said,
+                               30 for each mistake
+
+The first of the texts must stand within the first 12 lines (of several mistakes, any), and no message may speak of
+macros.
 
 Messages are compared with runs of white space made one blank and quotes made plain; lines of source that compilers echo
 are not part of them.
@@ -19,7 +24,10 @@ import re
 import subprocess
 import sys
 
-DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|errors-at-most):\s*(.*?)\s*$")
+LINES_AT_MOST, TEXT_WITHIN = 30, 12
+GCC_ECHO = re.compile(r"^\s*\d*\s*\|")
+CLANG_MESSAGE = re.compile(r"^(\S+:\d+:\d+: |In file included from |\d+ (error|warning)s? )")
+DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|errors-at-most|lines-at-most):\s*(.*?)\s*$")
 
 
 def directives(path: pathlib.Path) -> list[tuple[str, str]]:
@@ -42,11 +50,15 @@ def is_clang(compiler: str) -> bool:
     return "clang" in os.path.basename(compiler)
 
 
+def without_echo(compiler: str, line: str) -> str:
+    """The line, or nothing if it is one of the source that the compiler shows with its message."""
+    echoed = not CLANG_MESSAGE.match(line) if is_clang(compiler) else GCC_ECHO.match(line)
+    return "" if echoed else line
+
+
 def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool) -> tuple[int, str]:
-    quiet = "-fno-caret-diagnostics" if is_clang(compiler) else "-fno-diagnostics-show-caret"
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", quiet]
-    if not is_clang(compiler):
-        command.append("-fdiagnostics-color=never")
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra"]
+    command.append("-fno-color-diagnostics" if is_clang(compiler) else "-fdiagnostics-color=never")
     command += [f"-I{directory}" for directory in include]
     if fixed:
         command += ["-DPLAIT_FAIL_FIX", "-Werror", "-Wno-unused"]
@@ -69,12 +81,22 @@ def check(compiler: str, include: list[str], source: pathlib.Path) -> list[str]:
     code, output = compile_case(compiler, include, source, fixed=False)
     if code == 0:
         return [*complaints, f"{compiler}: compiles, and was to be refused"]
-    messages = plain(output)
+    printed = [without_echo(compiler, line) for line in output.splitlines()]
+    messages = plain("\n".join(printed))
     complaints += [f"{compiler}: no message holds: {text}" for text in expected if plain(text) not in messages]
-    errors = len(re.findall(r"(?:^|\s)(?:fatal )?error: ", output))
-    for key, limit in wanted:
-        if key == "errors-at-most" and errors > int(limit):
-            complaints.append(f"{compiler}: {errors} errors, and at most {limit} are wanted")
+    limits = {key: int(value) for key, value in wanted if key in {"errors-at-most", "lines-at-most"}}
+    mistakes = limits.get("errors-at-most", 1)
+    most_lines = limits.get("lines-at-most", LINES_AT_MOST * mistakes)
+    errors = len(re.findall(r"(?:^|\s)(?:fatal )?error: ", messages))
+    if "errors-at-most" in limits and errors > mistakes:
+        complaints.append(f"{compiler}: {errors} errors, and at most {mistakes} are wanted")
+    if len(printed) > most_lines:
+        complaints.append(f"{compiler}: {len(printed)} lines, and at most {most_lines} are wanted")
+    head = plain("\n".join(printed[:TEXT_WITHIN]))
+    if not any(plain(text) in head for text in (expected if mistakes > 1 else expected[:1])):
+        complaints.append(f"{compiler}: the text is not within the first {TEXT_WITHIN} lines: {expected[0]}")
+    if "in expansion of macro" in messages or "expanded from macro" in messages:
+        complaints.append(f"{compiler}: the messages speak of macros")
     if complaints:
         complaints.append(f"what {compiler} said:\n{output}")
     return complaints

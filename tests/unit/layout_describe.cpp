@@ -25,9 +25,9 @@ TEST_CASE("a plan reads as its steps") {
         "<shard<seq, tp>, hidden> -> <seq, hidden, replicate<tp>>\n"
         "  all_gather of seq over tp (varying -> replicated): <seq, hidden, replicate<tp>>");
   CHECK(describe(make_plan(a, a)) == "<shard<seq, tp>, hidden> -> <shard<seq, tp>, hidden>: nothing to do");
-  CHECK(
-      describe(make_plan(a, layout_v<spec<hidden, seq>>)) ==
-      "<shard<seq, tp>, hidden> -> <hidden, seq>: the dims are not the ones expected here, in this order [dim hidden]");
+  CHECK(describe(make_plan(a, layout_v<spec<hidden, seq>>)) ==
+        "<shard<seq, tp>, hidden> -> <hidden, seq>: the dims are not the ones expected here, in this order "
+        "[output: <seq, hidden> expected, <hidden, seq> given]");
 }
 
 TEST_CASE("a verdict reads as the rule and its facts, and throws as that") {
@@ -36,6 +36,9 @@ TEST_CASE("a verdict reads as the rule and its facts, and throws as that") {
   const std::string text = std::string(text_of(rule::partial_plus_other)) + " [axis tp, partial and invariant]";
   CHECK(describe(bias.verdict) == text);
   CHECK_THROWS_WITH_AS(enforce(bias.verdict, "mlp.down.bias"), ("mlp.down.bias: " + text).c_str(), error);
+  const dim_list own_first{dim_of<ffn>, dim_of<hidden>}, contracted_first{dim_of<hidden>, dim_of<ffn>};
+  CHECK(describe(compare_dims(operand::weight, own_first, contracted_first)) ==
+        std::string(text_of(rule::dims_differ)) + " [weight: <ffn, hidden> expected, <hidden, ffn> given]");
   CHECK(describe(verdict{}) == "ok");
   CHECK_NOTHROW(enforce(verdict{}, "nowhere"));
 }

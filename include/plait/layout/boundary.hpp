@@ -22,6 +22,8 @@ struct mesh_tags {
 /// Refuses to compile unless `Spec` mentions every axis of `Mesh` and no other. `Where` is the policy or layer whose
 /// boundary this is; the message names it. Otherwise true.
 template <spec_like Spec, mesh_like Mesh, class Where>
-inline constexpr bool boundary = enforced<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>;
+inline constexpr bool boundary =
+
+    sizeof(detail::later_consequence<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>) > 0;
 
 }  // namespace plait

@@ -44,14 +44,26 @@ inline std::string describe(const step& s) {
   return text + " over " + describe(s.axes) + " (" + name_of(s.from) + " -> " + name_of(s.to) + ")";
 }
 
-/// The rule that was broken, then its facts: " [axis tp, dim hidden, varying and replicated]".
+/// "<batch, seq, hidden>".
+inline std::string describe(const dim_list& dims) {
+  std::string text;
+  for (dim_id dim : dims) text += (text.empty() ? "" : ", ") + std::string(dim.text());
+  return "<" + text + ">";
+}
+
+/// The rule that was broken, then its facts: " [axis tp, dim hidden, varying and replicated]", or, where dims differ,
+/// " [weight: <ffn, hidden> expected, <hidden, ffn> given]".
 inline std::string describe(const verdict& v) {
   std::string facts;
   const auto add = [&facts](const std::string& fact) { facts += (facts.empty() ? "" : ", ") + fact; };
   if (v.axis) add(std::string("axis ") + v.axis.text());
-  if (v.dim) add(std::string("dim ") + v.dim.text());
+  const bool lists = !v.expected.empty() || !v.given.empty();
+  if (v.dim && !lists) add(std::string("dim ") + v.dim.text());
   if (v.first != state::invariant || v.second != state::invariant)
     add(v.first == v.second ? name_of(v.first) : std::string(name_of(v.first)) + " and " + name_of(v.second));
+  if (lists)
+    add((v.of == operand::none ? "" : std::string(name_of(v.of)) + ": ") + describe(v.expected) + " expected, " +
+        describe(v.given) + " given");
   return text_of(v.code) + (v.ok() || facts.empty() ? "" : " [" + facts + "]");
 }
 

@@ -1,63 +1,116 @@
 #pragma once
 
+#include "plait/layout/errors.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/layout/spec.hpp"
 
 namespace plait {
 
-/// The facts of a refusal, as types that a compiler prints.
+/// The facts of a refusal, as types that a compiler prints; those that a rule does not know are left out.
 template <class Axis>
 struct on_axis {};
 template <class Dim>
 struct on_dim {};
 template <state First, state Second>
 struct states {};
+template <operand Operand>
+struct of_operand {};
+template <class... Dims>
+struct expected_dims {};
+template <class... Dims>
+struct given_dims {};
 template <class... Specs>
 struct among {};
-struct no_particular_axis {};
-struct no_particular_dim {};
+struct unknown_tag {};
 
-/// Instantiated when a layout is refused: one specialisation for each rule, whose text the run-time exception shares.
-template <rule Rule, class... Facts>
-struct refused {};
-#define PLAIT_REFUSE(code, text)                 \
-  template <class... Facts>                      \
-  struct refused<rule::code, Facts...> {         \
-    static_assert(always_false<Facts...>, text); \
-  };
-PLAIT_LAYOUT_ERRORS(PLAIT_REFUSE)
-#undef PLAIT_REFUSE
+/// Whether a check has refused `Where`, a policy or a strategy, before anything was derived from it: then checks of
+/// what was derived are silent, so that one mistake is one error.
+template <class Where>
+inline constexpr bool refused_before = false;
 
 namespace detail {
 
-template <std::size_t I, class List, class None>
-struct type_or {
+template <std::size_t I, class List>
+struct tag_or_unknown {
   using type = type_at<I, List>;
 };
-template <std::size_t I, class List, class None>
+template <std::size_t I, class List>
   requires(I >= List::size)
-struct type_or<I, List, None> {
-  using type = None;
+struct tag_or_unknown<I, List> {
+  using type = unknown_tag;
 };
 
-template <class Verdict, class Dims, class Axes, class Where>
-constexpr bool enforce() {
-  constexpr verdict v = Verdict::value;
-  if constexpr (!v.ok()) {
-    using axis = typename type_or<index_of_axis(v.axis, Axes{}), Axes, no_particular_axis>::type;
-    using dim = typename type_or<index_of_dim(v.dim, Dims{}), Dims, no_particular_dim>::type;
-    // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
-    return requires { sizeof(refused<v.code, on_axis<axis>, on_dim<dim>, states<v.first, v.second>, Where>); } || true;
+/// The facts of the verdict `Verdict::value`, whose tags are among `Dims` and `Axes`.
+template <class Verdict, class Dims, class Axes>
+struct facts {
+  static constexpr verdict v = Verdict::value;
+
+  template <dim_id Dim>
+  using dim_tag_of = typename tag_or_unknown<index_of_dim(Dim, Dims{}), Dims>::type;
+  template <template <class...> class List, std::size_t... Is>
+  static List<dim_tag_of<v.expected[Is]>...> expected(std::index_sequence<Is...>);
+  template <template <class...> class List, std::size_t... Is>
+  static List<dim_tag_of<v.given[Is]>...> given(std::index_sequence<Is...>);
+
+  static constexpr auto axis() {
+    if constexpr (static_cast<bool>(v.axis))
+      return type_list<on_axis<typename tag_or_unknown<index_of_axis(v.axis, Axes{}), Axes>::type>>{};
+    else
+      return type_list<>{};
   }
-  return true;
-}
+  static constexpr auto dim() {
+    if constexpr (static_cast<bool>(v.dim) && v.code != rule::dims_differ)
+      return type_list<on_dim<dim_tag_of<v.dim>>>{};
+    else
+      return type_list<>{};
+  }
+  static constexpr auto both_states() {
+    if constexpr (v.first != state::invariant || v.second != state::invariant)
+      return type_list<states<v.first, v.second>>{};
+    else
+      return type_list<>{};
+  }
+  static constexpr auto lists() {
+    if constexpr (v.expected.empty() && v.given.empty())
+      return type_list<>{};
+    else
+      return type_list<of_operand<v.of>,
+                       decltype(expected<expected_dims>(std::make_index_sequence<v.expected.size()>{})),
+                       decltype(given<given_dims>(std::make_index_sequence<v.given.size()>{}))>{};
+  }
+  using type = concat<decltype(axis()), decltype(dim()), decltype(both_states()), decltype(lists())>;
+};
+
+template <rule Rule, class Facts>
+struct refused_with;
+template <rule Rule, class... Facts>
+struct refused_with<Rule, type_list<Facts...>> {
+  using type = refused<Rule, Facts...>;
+};
+
+struct accepted {};
+template <bool Ok, class Verdict, class Where, class... Specs>
+struct consequence_of {
+  using type = accepted;
+};
+template <class Verdict, class Where, class... Specs>
+struct consequence_of<false, Verdict, Where, Specs...> {
+  using found = facts<Verdict, concat<typename Specs::dims...>, concat<typename Specs::axes...>>;
+  using type = typename refused_with<found::v.code, concat<typename found::type, type_list<Where>>>::type;
+};
+/// `accepted`, or the class whose instantiation is the error.
+template <class Verdict, class Where, class... Specs>
+using consequence = typename consequence_of<Verdict::value.ok(), Verdict, Where, Specs...>::type;
+/// The same, and silent after an earlier refusal.
+template <class Verdict, class Where, class... Specs>
+using later_consequence =
+    typename consequence_of<refused_before<Where> || Verdict::value.ok(), Verdict, Where, Specs...>::type;
 
 }  // namespace detail
 
 /// Refuses to compile unless the verdict `Verdict::value` is ok; the message shows the offending axis and dim, looked
 /// up among the tags of `Specs`, the states that met there, and `Where`, the policy or layer that is wrong.
 template <class Verdict, class Where, class... Specs>
-inline constexpr bool enforced =
-    detail::enforce<Verdict, concat<typename Specs::dims...>, concat<typename Specs::axes...>, Where>();
+inline constexpr bool enforced = sizeof(detail::later_consequence<Verdict, Where, Specs...>) > 0;
 
 }  // namespace plait

@@ -398,7 +398,7 @@ constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape&
   result.from = from;
   result.to = to;
   if (!(from.dim_order() == to.dim_order())) {
-    result.verdict = {rule::dims_differ, {}, to.dims.empty() ? dim_id{} : to.dims[0].dim};
+    result.verdict = compare_dims(operand::output, from.dim_order(), to.dim_order());
     return result;
   }
   axis_list moving = differing_axes(from, to);

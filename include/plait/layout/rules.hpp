@@ -222,7 +222,7 @@ constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id
   const axis_list over = logits.axes_of(classes);
   r.result = logits;
   r.result.dims.erase(static_cast<std::size_t>(at));
-  if (!(r.result.dim_order() == labels.dim_order())) r.verdict.worsen({rule::dims_differ, {}, classes});
+  r.verdict.worsen(compare_dims(operand::labels, r.result.dim_order(), labels.dim_order()));
   for (axis_id axis : over) r.result.set(axis, state::invariant);
   for (axis_id axis : detail::axes_of({&logits, &labels})) {
     const state s = logits.state_of(axis);

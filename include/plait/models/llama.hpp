@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plait/kernels/rope_frequencies.hpp"
+#include "plait/layout/errors.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
@@ -48,7 +49,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
 /// Llama (Touvron et al. 2023) under a strategy, from token ids to the summed loss: embedding, blocks of attention and
 /// SwiGLU MLP on a residual stream, final norm, output projection (the embedding's table if tied), cross-entropy.
 /// Parameters have Hugging Face's names and shapes. An object is a whole model, or one stage of a pipeline.
-template <class Precision, strategy S, compute_device Device = cpu>
+template <class Precision, class S, compute_device Device = cpu>
 class llama {
   using T = activation_of<Precision>;
 

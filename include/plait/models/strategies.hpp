@@ -4,6 +4,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/layout/errors.hpp"
 #include "plait/nn/strategy.hpp"
 
 namespace plait {

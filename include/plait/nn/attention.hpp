@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/context_parallel/chosen.hpp"
 #include "plait/nn/recompute.hpp"
 #include "plait/nn/sublayer.hpp"
@@ -40,7 +41,7 @@ struct attention_options {
 /// so. Where it leaves the sequence sharded, its policy `S::attention` says how attention sees all of it.
 ///
 /// Rotary positions are those of the text, counted from the beginning of the sequence, also where documents are packed.
-template <class Precision, strategy S, compute_device Device = cpu>
+template <class Precision, class S, compute_device Device = cpu>
 class self_attention {
   using T = activation_of<Precision>;
   using statistic = statistic_of<Precision>;
@@ -80,6 +81,7 @@ class self_attention {
              {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(ctx, name + ".o_proj",
                                                                                               output_init, bias)}),
         documents_(options.documents) {
+    enforce_boundary<input>(ctx, name + ": input");
     const std::int64_t rank = ctx.ranks.rank();
     const mesh_shape& mesh = ctx.ranks.shape();
     const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);

@@ -6,7 +6,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/dropout.hpp"
+#include "plait/nn/layer_requirements.hpp"
+#include "plait/nn/layers_fit.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 namespace plait {
@@ -67,21 +70,28 @@ template <class T, class Spec, class Device>
 std::int64_t tensor_bytes(const context<Device>& ctx) {
   return local_elements(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes) * static_cast<std::int64_t>(sizeof(T));
 }
+/// Where a combinator is given what is no layer: says what it lacks.
 template <class... Layers>
-inline constexpr bool fit_together = true;
-template <class A, class B, class... Rest>
-inline constexpr bool fit_together<A, B, Rest...> =
-    equivalent(layout_v<typename A::output>, layout_v<typename B::input>) && fit_together<B, Rest...>;
+inline constexpr bool all_layers = (sizeof(layer_consequence<layer<Layers>, Layers>) + ...) > 0;
 }  // namespace detail
 
 /// Layers one after the other.
+template <class... Layers>
+class sequential {
+  static_assert(sizeof...(Layers) > 0, "a sequential needs at least one layer");
+  static_assert(detail::all_layers<Layers...>);
+
+ public:
+  explicit sequential(Layers...) {}
+};
+template <class... Layers>
+sequential(Layers...) -> sequential<Layers...>;
+
 template <layer... Layers>
   requires(sizeof...(Layers) > 0)
-class sequential {
+class sequential<Layers...> {
   static constexpr std::size_t count = sizeof...(Layers);
-  static_assert(detail::fit_together<Layers...>,
-                "the output of a layer does not lie as the next one takes it: let their policies agree, or put a "
-                "redistribution between them");
+  static_assert(detail::fit_together<0, Layers...>);
   template <std::size_t I>
   using nth = std::tuple_element_t<I, std::tuple<Layers...>>;
 
@@ -186,15 +196,24 @@ class sequential {
 };
 
 /// y = x + dropout(layer(norm(x))): the residual branch of a transformer.
-template <layer Norm, layer Layer>
+template <class Norm, class Layer>
 class residual {
+  static_assert(detail::all_layers<Norm, Layer>);
+
+ public:
+  template <class... Dropout>
+  residual(Norm, Layer, const Dropout&...) {}
+};
+
+template <layer Norm, layer Layer>
+class residual<Norm, Layer> {
  public:
   using value_type = typename Norm::value_type;
   using device = typename Norm::device;
   using input = typename Norm::input;
   using output = input;
-  static_assert(detail::fit_together<Norm, Layer, Norm>,
-                "a residual branch must end as it began: norm, layer and the residual stream need one spec");
+  static_assert(detail::fits<rule::branch_ends_elsewhere, 0, Norm, 1, Layer>);
+  static_assert(detail::fits<rule::branch_ends_elsewhere, 1, Layer, 0, Norm>);
   template <class Spec>
   using tensor_of = tensor<value_type, Spec, device>;
 
@@ -275,8 +294,17 @@ class residual {
 
 /// Several layers with one input, which is redistributed once, from `Boundary` to the spec that all of them take. Going
 /// back, their gradients, which are partial where that spec is replicated, are added first and reduced once.
-template <spec_like Boundary, layer First, layer... Rest>
+template <spec_like Boundary, class First, class... Rest>
 class fan_out {
+  static_assert(detail::all_layers<First, Rest...>);
+
+ public:
+  template <class Context>
+  fan_out(Context&, First, Rest...) {}
+};
+
+template <spec_like Boundary, layer First, layer... Rest>
+class fan_out<Boundary, First, Rest...> {
  public:
   using value_type = typename First::value_type;
   using device = typename First::device;
@@ -298,7 +326,9 @@ class fan_out {
   fan_out(context<device>& ctx, First first, Rest... rest)
       : gather_(layout_v<Boundary>, layout_v<gathered>, ctx.ranks, ctx.sizes, "fan_out"),
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of fan_out"),
-        layers_(std::move(first), std::move(rest)...) {}
+        layers_(std::move(first), std::move(rest)...) {
+    enforce_boundary<Boundary>(ctx, "fan_out: input");
+  }
 
   outputs forward(context<device>& ctx, const tensor_of<input>& x, saved* keep = nullptr,
                   recompute policy = recompute::none) {

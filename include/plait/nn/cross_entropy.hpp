@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/linear.hpp"
 
 namespace plait {
@@ -60,6 +61,8 @@ class cross_entropy_loss {
   /// `vocab` is the true number of classes; logits beyond it are padding.
   cross_entropy_loss(context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {})
       : settings_(settings) {
+    enforce_boundary<Logits>(ctx, "cross_entropy: logits");
+    enforce_boundary<Labels>(ctx, "cross_entropy: labels");
     enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
     const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const auto last = static_cast<std::size_t>(part.dims - 1);

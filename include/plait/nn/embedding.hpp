@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/linear.hpp"
 
 namespace plait {
@@ -19,7 +20,7 @@ constexpr lookup_derivation derive_lookup(const layout& ids, const layout& table
   const ruled product = lookup(d.table, ids, table.dims[0].dim);
   d.product = product.result;
   d.verdict = product.verdict;
-  if (!(d.product.dim_order() == output.dim_order())) d.verdict.worsen({rule::dims_differ, {}, table.dims[0].dim});
+  d.verdict.worsen(compare_dims(operand::output, d.product.dim_order(), output.dim_order()));
   if (d.verdict.ok()) d.verdict.worsen(only_moves(d.product, output, table.dims[0].axes));
   return d;
 }
@@ -48,6 +49,7 @@ class embedding {
   using weight_spec = typename Policy::weight;
   using output = typename Policy::output;
   using token = std::int64_t;
+  static_assert(detail::policy_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);

@@ -10,8 +10,10 @@
 
 #include "plait/device/range.hpp"
 #include "plait/layout/boundary.hpp"
+#include "plait/layout/errors.hpp"
 #include "plait/nn/linear_rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/policy_check.hpp"
 #include "plait/nn/recompute.hpp"
 
 namespace plait {
@@ -302,8 +304,8 @@ struct linear_value {
 };
 template <class Policy>
 inline constexpr bool has_bias = [] {
-  if constexpr (requires { Policy::bias; })
-    return bool{Policy::bias};
+  if constexpr (requires { typename std::bool_constant<Policy::bias>; })
+    return Policy::bias;
   else
     return false;
 }();
@@ -316,7 +318,7 @@ template <class Given, class Expected>
 struct dual_value_check {
   static constexpr verdict value = [] {
     const layout given = layout_v<Given>, expected = dual(layout_v<Expected>);
-    if (!(given.dim_order() == expected.dim_order())) return verdict{rule::dims_differ, {}, expected.dims[0].dim};
+    if (const verdict v = compare_dims(operand::gradient, expected.dim_order(), given.dim_order()); !v.ok()) return v;
     for (axis_id axis : differing_axes(given, expected))
       return verdict{rule::wrong_dual, axis, given.sharded_by(axis), given.state_of(axis), expected.state_of(axis)};
     return verdict{};
@@ -350,6 +352,7 @@ class linear {
   using output = typename Policy::output;
   using saved = linear_saved<Device>;
   static constexpr linear_derivation<1> derivation = value::derivation;
+  static_assert(detail::policy_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight, output>);
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);

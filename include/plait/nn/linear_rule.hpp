@@ -89,20 +89,24 @@ constexpr axis_list sharding_axes(const layout& a) {
 namespace detail {
 
 /// The dims must be: input = rest, contracted; weight = own, contracted; output = rest, own; each in this order.
-constexpr bool dims_of_linear(const layout& input, const layout& weight, const layout& output) {
-  dim_list rest, summed, own, expected;
+constexpr verdict check_dims_of_linear(const layout& input, const layout& weight, const layout& output) {
+  dim_list rest, summed, own;
   for (dim_id dim : input.dim_order()) (weight.has(dim) ? summed : rest).push_back(dim);
   for (dim_id dim : weight.dim_order())
     if (!input.has(dim)) own.push_back(dim);
-  expected = rest;
-  for (dim_id dim : summed) expected.push_back(dim);
-  if (summed.empty() || !(input.dim_order() == expected)) return false;
-  expected = own;
-  for (dim_id dim : summed) expected.push_back(dim);
-  if (!(weight.dim_order() == expected)) return false;
-  expected = rest;
-  for (dim_id dim : own) expected.push_back(dim);
-  return output.dim_order() == expected;
+  const auto followed_by = [](dim_list list, const dim_list& more) {
+    for (dim_id dim : more) list.push_back(dim);
+    return list;
+  };
+  if (summed.empty() && !rest.empty()) {  // the weight must contract something: the input's last dim, with its own last
+    if (!own.empty()) own.pop_back();
+    own.push_back(rest.back());
+    return compare_dims(operand::weight, own, weight.dim_order());
+  }
+  verdict v = compare_dims(operand::input, followed_by(rest, summed), input.dim_order());
+  if (v.ok()) v = compare_dims(operand::weight, followed_by(own, summed), weight.dim_order());
+  if (v.ok()) v = compare_dims(operand::output, followed_by(rest, own), output.dim_order());
+  return v;
 }
 
 }  // namespace detail
@@ -128,8 +132,8 @@ constexpr linear_derivation<N> derive_linear(const layout& input, const std::arr
     linear_layouts& b = d.branches[i];
     b.weight = detail::used_with(weights[i], d.gathered);
     b.output = outputs[i];
-    if (!detail::dims_of_linear(input, weights[i], outputs[i])) {
-      d.verdict.worsen({rule::dims_differ, {}, weights[i].dims.empty() ? dim_id{} : weights[i].dims[0].dim});
+    if (const verdict v = detail::check_dims_of_linear(input, weights[i], outputs[i]); !v.ok()) {
+      d.verdict.worsen(v);
       continue;
     }
     const ruled product = contract(d.gathered, b.weight, outputs[i].dim_order());

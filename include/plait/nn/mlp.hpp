@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/recompute.hpp"
 #include "plait/nn/sublayer.hpp"
 
@@ -10,7 +11,7 @@ namespace plait {
 
 /// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
-template <class Precision, strategy S, compute_device Device = cpu>
+template <class Precision, class S, compute_device Device = cpu>
 class swiglu_mlp {
   using T = activation_of<Precision>;
   using specs = transformer_specs<S>;
@@ -39,7 +40,9 @@ class swiglu_mlp {
              detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias)}),
         down_(ctx, down_value::derivation,
               {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init,
-                                                                                   bias)}) {}
+                                                                                   bias)}) {
+    enforce_boundary<input>(ctx, name + ": input");
+  }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
   tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,

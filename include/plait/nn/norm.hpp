@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/layout/errors.hpp"
 #include "plait/nn/linear.hpp"
 
 namespace plait {
@@ -47,6 +48,7 @@ class norm_core {
   norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
             const std::string& name, bool with_bias, const parameter_memory<Precision>& foreign)
       : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
+    enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];

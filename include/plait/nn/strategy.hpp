@@ -9,6 +9,7 @@
 #include "plait/nn/attention_policy.hpp"
 #include "plait/nn/linear_rule.hpp"
 #include "plait/nn/sequence_order.hpp"
+#include "plait/nn/strategy_check.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
@@ -96,13 +97,14 @@ struct sharded_further {
 template <class Weight, class Dim, class... Axes>
 using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, Weight, placed<shard<Dim, Axes...>>>;
 
-/// All the specs that follow from a strategy.
-template <strategy S>
+/// All the specs that follow from a strategy. Says what is wrong with a class that is none, or whose parts do not go
+/// together; what layers derive from it is silent then.
+template <class Strategy>
 struct transformer_specs {
+  static_assert(detail::strategy_accepted<Strategy>);
+  using S = typename detail::strategy_or_stand_in<Strategy>::type;
   using residual = typename S::residual;
   using attention = typename detail::attention_of_strategy<S>::type;
-  static_assert(attention_policy<attention>,
-                "a strategy's attention is a policy: a type that names axes = type_list<...> and an engine");
   /// The dim that counts the tokens of a sequence.
   static constexpr dim_id sequence = layout_v<residual>.has(dim_of<zseq>) ? dim_of<zseq> : dim_of<seq>;
   using query_dims = spec<typename S::heads, head_dim>;
@@ -114,13 +116,13 @@ struct transformer_specs {
   using logits = spec_from<detail::inside_value<residual, spec<typename S::vocab>, spec<typename S::vocab>>, residual,
                            spec<typename S::vocab>>;
   using tokens = spec_from<detail::tokens_value<residual, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
-  static_assert(boundary<residual, typename S::mesh, S>);
 
   template <class Weight>
   using stored = typename detail::stored_under<S, Weight>::type;
 
   template <class Input, class Weight, class Output>
   struct policy {
+    using derived_from = Strategy;
     using mesh = typename S::mesh;
     using input = Input;
     using weight = Weight;

@@ -21,7 +21,8 @@ struct optimizer_value {
     for (axis_id axis : gradient.partial)
       v.worsen({rule::unresolved_partial, axis, {}, state::partial, dual(stored.state_of(axis))});
     if (!v.ok()) return v;
-    if (!(gradient.dim_order() == stored.dim_order())) return verdict{rule::dims_differ, {}, stored.dims[0].dim};
+    if (const verdict dims = compare_dims(operand::gradient, stored.dim_order(), gradient.dim_order()); !dims.ok())
+      return dims;
     for (axis_id axis : differing_axes(gradient, dual(stored)))
       v.worsen(
           {rule::wrong_dual, axis, gradient.sharded_by(axis), gradient.state_of(axis), dual(stored.state_of(axis))});

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "plait/core/type_list.hpp"
+#include "plait/schedule/errors.hpp"
+// The errors first: a compiler prints the way to them.
 #include "plait/schedule/controllable_memory.hpp"
 #include "plait/schedule/dualpipe_v.hpp"
 #include "plait/schedule/one_f_one_b.hpp"
@@ -34,17 +35,6 @@ struct nearest_legal {};
 struct no_particular_action {};
 struct no_nearest {};
 
-/// Instantiated when a schedule is refused: one specialisation for each rule, whose text the run-time exception shares.
-template <schedule_rule Rule, class... Facts>
-struct schedule_refused {};
-#define PLAIT_REFUSE(code, text)                           \
-  template <class... Facts>                                \
-  struct schedule_refused<schedule_rule::code, Facts...> { \
-    static_assert(always_false<Facts...>, text);           \
-  };
-PLAIT_SCHEDULE_ERRORS(PLAIT_REFUSE)
-#undef PLAIT_REFUSE
-
 namespace detail {
 
 template <class Policy, int Ranks, int Microbatches>
@@ -71,18 +61,18 @@ constexpr auto nearest_fact() {
     return no_nearest{};
 }
 
-template <schedule_verdict V, class Policy, class... Arguments>
-constexpr bool enforce_schedule() {
-  if constexpr (!V.ok()) {
-    using action = decltype(action_fact<V>());
-    using nearest = decltype(nearest_fact<V>());
-    // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
-    return requires {
-      sizeof(schedule_refused<V.code, Policy, Arguments..., at_rank<V.rank>, at_position<V.position>, action, nearest>);
-    } || true;
-  }
-  return true;
-}
+struct schedule_accepted {};
+template <bool Ok, class Verifier, class... Arguments>
+struct schedule_consequence {
+  using type = schedule_accepted;
+};
+/// The class whose instantiation is the error.
+template <class Verifier, class... Arguments>
+struct schedule_consequence<false, Verifier, Arguments...> {
+  static constexpr schedule_verdict v = Verifier::verdict;
+  using type = schedule_refused<v.code, Arguments..., at_rank<v.rank>, at_position<v.position>,
+                                decltype(action_fact<v>()), decltype(nearest_fact<v>())>;
+};
 
 template <class Policy, class... Arguments>
 struct verifier;
@@ -109,8 +99,11 @@ struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>, activations_a
 ///                                 plait::activations_at_most<4>>());
 template <schedule_policy Policy, class Stages, class Microbatches, class... Limits>
 constexpr bool verify() {
-  return detail::enforce_schedule<detail::verifier<Policy, Stages, Microbatches, Limits...>::verdict, Policy, Stages,
-                                  Microbatches, Limits...>();
+  using verifier = detail::verifier<Policy, Stages, Microbatches, Limits...>;
+  using consequence =
+      detail::schedule_consequence<verifier::verdict.ok(), verifier, Policy, Stages, Microbatches, Limits...>;
+  // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
+  return requires { sizeof(typename consequence::type); } || true;
 }
 
 }  // namespace plait

@@ -8,10 +8,7 @@ namespace plait {
 namespace detail {
 template <class From, class To>
 struct redistribution {
-  static constexpr verdict value =
-      layout_v<From>.dim_order() == layout_v<To>.dim_order()
-          ? verdict{}
-          : verdict{rule::dims_differ, {}, layout_v<To>.dims.empty() ? dim_id{} : layout_v<To>.dims[0].dim};
+  static constexpr verdict value = compare_dims(operand::output, layout_v<From>.dim_order(), layout_v<To>.dim_order());
 };
 }  // namespace detail
 

@@ -7,8 +7,8 @@
 #ifndef __CUDACC__
 #include "plait/device/cpu.hpp"
 #endif
-#include "plait/layout/bytes.hpp"
 #include "plait/layout/spec.hpp"
+#include "plait/tensor/boundary_check.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
@@ -22,14 +22,14 @@ class tensor {
   using spec = Spec;
 
   tensor() = default;
-  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims.
+  /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. As the others, throws if the
+  /// spec mentions an axis that the context's mesh does not have.
   explicit tensor(context<Device>& ctx)
-      : part_(local_box(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank())),
+      : part_(detail::part_of<Spec>(ctx)),
         own_(ctx.device, static_cast<std::size_t>(part_.local_size()) * sizeof(T)),
         data_(own_.template data<T>()) {}
   /// A view of the caller's memory, which holds this rank's part.
-  tensor(context<Device>& ctx, T* data)
-      : part_(local_box(layout_v<Spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank())), data_(data) {}
+  tensor(context<Device>& ctx, T* data) : part_(detail::part_of<Spec>(ctx)), data_(data) {}
   /// Takes over memory that holds this rank's part.
   tensor(context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
     own_ = std::move(memory);

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <type_traits>
+
+#include "plait/layout/spec.hpp"
+#include "plait/mesh/mesh.hpp"
+
+namespace plait {
+namespace detail {
+
+/// Says which members of a linear's or an embedding's policy mean nothing, or are of the wrong kind: the optional ones
+/// would be dropped in silence. A name that is near to an optional member's is refused where that member is missing.
+template <class P>
+struct policy_requirements {
+  static constexpr bool names_bias = requires { P::bias; } || requires { typename P::bias; };
+  static_assert(
+      !names_bias || requires { typename std::bool_constant<P::bias>; },
+      "a policy's `bias` is a constant: static constexpr bool bias = true;");
+  static_assert(
+      names_bias || !requires { P::has_bias; },
+      "the policy has a member `has_bias`, which means nothing: did you mean `bias`?");
+  static_assert(
+      names_bias || !requires { P::use_bias; },
+      "the policy has a member `use_bias`, which means nothing: did you mean `bias`?");
+  static_assert(
+      names_bias || !requires { P::with_bias; },
+      "the policy has a member `with_bias`, which means nothing: did you mean `bias`?");
+  static_assert(
+      names_bias || !requires { P::add_bias; },
+      "the policy has a member `add_bias`, which means nothing: did you mean `bias`?");
+  static_assert(
+      names_bias || !requires { P::Bias; },
+      "the policy has a member `Bias`, which means nothing: did you mean `bias`?");
+
+  static constexpr bool names_stored = requires { typename P::stored; };
+  static_assert(
+      !names_stored || requires { requires spec_like<typename P::stored>; },
+      "a policy's `stored` is a spec: how the weight lies between steps");
+  static_assert(
+      !requires { &P::stored; }, "a policy's `stored` is a type: using stored = spec<...>;");
+  static_assert(
+      names_stored || !requires { typename P::store; },
+      "the policy has a member `store`, which means nothing: did you mean `stored`?");
+  static_assert(
+      names_stored || !requires { typename P::Stored; },
+      "the policy has a member `Stored`, which means nothing: did you mean `stored`?");
+  static_assert(
+      names_stored || !requires { typename P::storage; },
+      "the policy has a member `storage`, which means nothing: did you mean `stored`?");
+  static_assert(
+      names_stored || !requires { typename P::stored_as; },
+      "the policy has a member `stored_as`, which means nothing: did you mean `stored`?");
+
+  static constexpr bool names_mesh = requires { typename P::mesh; };
+  static_assert(
+      !names_mesh || requires { requires mesh_like<typename P::mesh>; },
+      "a policy's `mesh` is a plait::mesh<axis<...>...>");
+  static_assert(
+      names_mesh || !requires { typename P::Mesh; },
+      "the policy has a member `Mesh`, which means nothing: did you mean `mesh`?");
+  static_assert(
+      names_mesh || !requires { typename P::device_mesh; },
+      "the policy has a member `device_mesh`, which means nothing: did you mean `mesh`?");
+  static_assert(
+      names_mesh || !requires { typename P::mesh_type; },
+      "the policy has a member `mesh_type`, which means nothing: did you mean `mesh`?");
+};
+
+/// Instantiates the requirements.
+template <class Policy>
+inline constexpr bool policy_checked = sizeof(policy_requirements<Policy>) > 0;
+
+}  // namespace detail
+}  // namespace plait

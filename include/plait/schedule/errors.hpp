@@ -1,0 +1,243 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "plait/core/type_list.hpp"
+#include "plait/schedule/pipeline_shape.hpp"
+
+namespace plait {
+
+/// Every way in which a schedule can be refused.
+enum class schedule_rule : std::uint8_t {
+  ok,
+  shape_illegal,
+  placement_differs,
+  microbatches_do_not_divide,
+  too_few_microbatches,
+  unknown_chunk,
+  unknown_microbatch,
+  done_twice,
+  two_backwards,
+  backward_before_forward,
+  weight_before_input,
+  forward_missing,
+  backward_missing,
+  over_activation_limit,
+  never_ready,
+  send_misplaced,
+  receive_misplaced,
+  transfer_twice,
+  transfer_missing,
+  messages_cross,
+  deadlock,
+};
+
+/// A rule's text is written once: the exception has it from `text_of`, the `static_assert` from `refused`. Each is a
+/// specialisation of its own, because compilers show the line of the source that refuses, and a line that a macro wrote
+/// for all rules would be pages long.
+template <schedule_rule Rule>
+inline constexpr const char* schedule_rule_text = nullptr;
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::ok> = "ok";
+/// Instantiated when a schedule is refused. `Facts` are types that a compiler prints: where, and by whom.
+template <schedule_rule Rule, class... Facts>
+struct schedule_refused {};
+
+#define PLAIT_TEXT                                                                                                 \
+  "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which " \
+  "the product is at most 4194304, and a schedule has one list of actions for each rank"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::shape_illegal> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::shape_illegal, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "the policy has another number of chunks, or places them otherwise, than the shape says"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::placement_differs> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::placement_differs, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT                                                                                      \
+  "interleaved 1F1B passes groups of as many microbatches as there are pipeline stages: the number of " \
+  "microbatches must be divisible by the number of stages"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::microbatches_do_not_divide> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::microbatches_do_not_divide, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "this schedule fills both directions of the pipeline: it needs more microbatches"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::too_few_microbatches> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::too_few_microbatches, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "an action names a chunk that its rank does not have"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::unknown_chunk> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::unknown_chunk, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "an action names a microbatch that the step does not have"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::unknown_microbatch> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::unknown_microbatch, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "an action comes twice: each stage computes each microbatch once"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::done_twice> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::done_twice, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a microbatch has both a whole backward B and a split one, I and W, in one stage"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::two_backwards> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::two_backwards, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a backward comes before the forward of its microbatch in the same stage"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::backward_before_forward> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::backward_before_forward, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a weight gradient W comes before the input gradient I of its microbatch in the same stage"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::weight_before_input> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::weight_before_input, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a forward is missing: each stage needs one F of each microbatch"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::forward_missing> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::forward_missing, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a backward is missing: each stage needs one B, or one I and one W, of each microbatch"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::backward_missing> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::backward_missing, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a forward would keep more activations than the limit allows"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::over_activation_limit> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::over_activation_limit, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "the schedule cannot finish: ranks wait for each other's actions in a circle"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::never_ready> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::never_ready, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a send stands before the action that makes it, or nothing makes it"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::send_misplaced> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::send_misplaced, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a receive stands after the action that needs it, or nothing needs it"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::receive_misplaced> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::receive_misplaced, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "a rank sends or receives one message twice"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::transfer_twice> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::transfer_twice, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "an action needs a message that its rank never receives, or a message is never sent"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::transfer_missing> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::transfer_missing, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "two ranks expect different messages first: they would receive each other's data in the wrong order"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::messages_cross> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::messages_cross, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+#define PLAIT_TEXT "the messages deadlock under this posting rule: ranks wait for each other's in a circle"
+template <>
+inline constexpr const char* schedule_rule_text<schedule_rule::deadlock> = PLAIT_TEXT;
+template <class... Facts>
+struct schedule_refused<schedule_rule::deadlock, Facts...> {
+  static_assert(always_false<Facts...>, PLAIT_TEXT);
+};
+#undef PLAIT_TEXT
+
+/// The text of a rule, as the `static_assert` has it.
+constexpr const char* text_of(schedule_rule r) {
+  constexpr std::size_t count = static_cast<std::size_t>(schedule_rule::deadlock) + 1;  // the last of them
+  constexpr auto texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
+    static_assert((schedule_rule_text<static_cast<schedule_rule>(Is)> && ...), "a rule has no text");
+    return std::array<const char*, count>{schedule_rule_text<static_cast<schedule_rule>(Is)>...};
+  }(std::make_index_sequence<count>{});
+  return texts[static_cast<std::size_t>(r)];
+}
+
+}  // namespace plait

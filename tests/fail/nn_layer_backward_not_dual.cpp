@@ -1,0 +1,37 @@
+// expect: a layer's `backward(ctx, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of dual_t<input>
+// expect: mine
+// errors-at-most: 1
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+using stream = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
+
+template <class Spec>
+struct half_a_layer {
+  using value_type = float;
+  using device = cpu;
+  using input = Spec;
+  using output = Spec;
+  struct saved {};
+  tensor<float, Spec> forward(context<cpu>& ctx, const tensor<float, Spec>&, saved*, recompute) {
+    return tensor<float, Spec>(ctx);
+  }
+  std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
+  template <class F>
+  void visit(F&&) {}
+};
+struct mine : half_a_layer<stream> {
+#ifdef PLAIT_FAIL_FIX
+  tensor<float, dual_t<stream>> backward(context<cpu>& ctx, const tensor<float, stream>&, saved&,
+                                         const tensor<float, dual_t<stream>>&) {
+    return tensor<float, dual_t<stream>>(ctx);
+  }
+#else  // the gradient has the dual spec: partial where the value is replicated
+  tensor<float, stream> backward(context<cpu>& ctx, const tensor<float, stream>&, saved&, const tensor<float, stream>&) {
+    return tensor<float, stream>(ctx);
+  }
+#endif
+};
+using net = sequential<rms_norm<float, stream>, mine>;
+net make(context<cpu>& ctx) { return net(rms_norm<float, stream>(ctx), mine{}); }

@@ -1,0 +1,23 @@
+// expect: attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its order
+// expect: on_axis<plait::cp>, plait::on_dim<plait::seq>
+// expect: my_strategy
+// errors-at-most: 1
+#include "plait/nn/attention.hpp"
+
+using namespace plait;
+
+// cp must be major: the ring passes whole runs of the sequence on.
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+#else
+  using residual = spec<shard<batch, dp>, shard<seq, tp, cp>, hidden>;
+#endif
+  using heads = shard<plait::heads, tp>;
+  using kv_heads = shard<plait::kv_heads, tp>;
+  using ffn = shard<plait::ffn, tp>;
+  using vocab = shard<plait::vocab, tp>;
+  using attention = ring<cp>;
+};
+template class plait::self_attention<float, my_strategy>;

@@ -1,0 +1,65 @@
+// Layers and tensors whose specs do not suit the mesh that they meet when a program runs.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+namespace {
+
+/// What `action` throws in a context on a mesh of one rank with the axes dp and tp.
+std::string refusal(const std::function<void(context<cpu>&)>& action) {
+  std::string text;
+  threads::run(1, [&](threads::communicator c) {
+    world ranks(mesh<axis<dp>, axis<tp>>{1, 1}.shape(), c);
+    cpu device;
+    context<cpu> ctx{device, ranks, sizes_of<batch, hidden, vocab>(2, 4, 8), 1};
+    try {
+      action(ctx);
+    } catch (const error& e) {
+      text = e.what();
+    }
+  });
+  return text;
+}
+void check_says(const std::string& text, const std::string& where, rule code, const std::string& axis) {
+  CHECK_MESSAGE(text.find(where + ": " + text_of(code) + " [axis " + axis) != std::string::npos, text);
+}
+
+using forgets_tp = spec<shard<batch, dp>, hidden>;
+using logits = spec<shard<batch, dp>, shard<vocab, tp>>;
+
+}  // namespace
+
+TEST_CASE("a layer refuses a boundary that forgets an axis of the mesh") {
+  check_says(refusal([](context<cpu>& ctx) {
+               rms_norm<float, forgets_tp>{ctx, 1e-5, "first"};
+             }),
+             "first: input", rule::axis_unmentioned, "tp");
+  check_says(refusal([](context<cpu>& ctx) {
+               layer_norm<float, forgets_tp>{ctx, 1e-5, "second"};
+             }),
+             "second: input", rule::axis_unmentioned, "tp");
+  check_says(refusal([](context<cpu>& ctx) {
+               cross_entropy_loss<float, spec<batch, shard<vocab, tp>>, spec<batch>>{ctx, 8};
+             }),
+             "cross_entropy: logits", rule::axis_unmentioned, "dp");
+  check_says(refusal([](context<cpu>& ctx) {
+               cross_entropy_loss<float, logits, spec<shard<batch, dp>>>{ctx, 8};
+             }),
+             "cross_entropy: labels", rule::axis_unmentioned, "tp");
+}
+
+TEST_CASE("a tensor refuses an axis that the mesh does not have, and may leave others unmentioned") {
+  check_says(refusal([](context<cpu>& ctx) { tensor<float, spec<shard<batch, cp>, hidden>>{ctx}; }),
+             "tensor <shard<batch, cp>, hidden>", rule::axis_unknown, "cp");
+  check_says(refusal([](context<cpu>& ctx) { tensor<float, spec<batch, hidden, partial<ep>>>{ctx}; }),
+             "tensor <batch, hidden, partial<ep>>", rule::axis_unknown, "ep");
+  CHECK(refusal([](context<cpu>& ctx) { tensor<float, forgets_tp>{ctx}; }).empty());
+}
