@@ -48,7 +48,7 @@ struct policy_{i} {{
   using weight = spec<{weight}>;
   using output = spec<shard<batch, dp>, {output}>;
 }};
-void train(context<cpu>& ctx, linear<float, policy_{i}>& f, const tensor<float, policy_{i}::input>& x,
+void train(const context<cpu>& ctx, linear<float, policy_{i}>& f, const tensor<float, policy_{i}::input>& x,
            const tensor<float, dual_t<policy_{i}::output>>& dy) {{
   linear<float, policy_{i}>::saved kept;
   f.forward(ctx, x, &kept);

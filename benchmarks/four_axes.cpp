@@ -53,16 +53,16 @@ speed measure(const layout_of_ranks& l, const llama_config& c, std::int64_t seq_
     const llama_part_times parts = llama_part_flops(c, seq_length);
     const auto split = split_layers(stage_costs_of(parts, c.layers), plan.shape.stages());
     pipeline<model_type> model(
-        ranks.along(), plan, split,
+        ctx, ranks.along(), plan, split,
         [&](stage_layers part, model_type* first) {
           return std::make_unique<model_type>(ctx, c, llama_options{}, part, first);
         },
         schedule_costs_of(parts, split));
     adamw<float> optimizer;
     model.visit([&](auto& p) { p.initialize(ctx); });
-    training_step step(ctx, model, optimizer, microbatches, 1.0);
+    training_step step(ctx, model, optimizer, 1.0);
     for (std::int64_t i = 0; i <= rounds; ++i) {  // the first one warms up
-      step.load(ctx, [&](std::int64_t k, auto& ids, auto& labels) {
+      step.load(ctx, i * microbatches, [&](std::int64_t k, auto& ids, auto& labels) {
         for (std::int64_t t = 0; t < ids.size(); ++t)
           ids.data()[t] = (t * 31 + k) % c.vocab, labels.data()[t] = (t * 17 + k) % c.vocab;
       });

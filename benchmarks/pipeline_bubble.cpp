@@ -24,7 +24,7 @@ struct number {
   using value_type = double;
   buffer<cpu> memory;
   number() = default;
-  explicit number(context<cpu>& ctx) : memory(make_buffer<double>(ctx.device, 1)) { *data() = 0; }
+  explicit number(const context<cpu>& ctx) : memory(make_buffer<double>(ctx.device, 1)) { *data() = 0; }
   double* data() { return memory.data<double>(); }
   std::int64_t size() const { return memory.empty() ? 0 : 1; }
   explicit operator bool() const { return !memory.empty(); }
@@ -33,7 +33,7 @@ struct number {
 /// Sleeps as long as the costs say; the sleeps of a rank add up to their sum, whatever the overrun of each.
 struct sleeper {
   using activation = number;
-  using slope = number;
+  using gradient = number;
   struct saved {};
   using clock = std::chrono::steady_clock;
 
@@ -47,19 +47,18 @@ struct sleeper {
     std::this_thread::sleep_until(until - std::chrono::microseconds(100));
     while (clock::now() < until) std::this_thread::yield();
   }
-  number input(context<cpu>& ctx, int) { return number(ctx); }
-  number output_slope(context<cpu>& ctx, int) { return number(ctx); }
-  number forward(context<cpu>& ctx, int chunk, int, number, saved*) {
+  number input(const context<cpu>& ctx, int) { return number(ctx); }
+  number output_gradient(const context<cpu>& ctx, int) { return number(ctx); }
+  number forward(const context<cpu>& ctx, int chunk, int, number, saved*) {
     work(1);
     return shape.stage_of(rank, chunk) + 1 < shape.stages() ? number(ctx) : number();
   }
-  number backward(context<cpu>& ctx, int chunk, int, saved&, number) {
-    const bool put_off = ctx.deferred != nullptr;
-    work(put_off ? 1 : 2);
-    if (put_off) ctx.on_weights([this] { work(1); });
+  number backward(const context<cpu>& ctx, int chunk, int, saved&, number, weight_work* deferred) {
+    work(deferred ? 1 : 2);
+    if (deferred) deferred->add([this] { work(1); });
     return shape.stage_of(rank, chunk) > 0 ? number(ctx) : number();
   }
-  void finished(context<cpu>&, int) {}
+  void finished(const context<cpu>&, int) {}
 };
 
 /// Seconds from the first start to the last end over all ranks.

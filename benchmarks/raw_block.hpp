@@ -94,8 +94,7 @@ class raw_block {
     k::swiglu_backward(device_, gate_up_, dact_, dgate_up_, rows_, ffn_);
     unproject(dgate_up_, w_[4], 2 * ffn_);
     add_weight_gradient(dgate_up_, ranks_ > 1 ? g2_ : n2_, d_[4], 2 * ffn_, s_.hidden);
-    norm_backward(inner_, w_[3], inv2_, dinner_, d_[3]);
-    k::accumulate(device_, dy, dinner_, own_ * s_.hidden);
+    k::rms_norm_backward(device_, inner_, w_[3], dn_, inv2_, dinner_, d_[3], own_, s_.hidden, dy);
 
     d = gather(dinner_, gathered_);
     times(d, w_[2], dattended_, width_, s_.hidden);
@@ -105,8 +104,8 @@ class raw_block {
     k::rope_backward(device_, dqkv_, cosine_, sine_, rows_, 2 * heads_, s_.head_dim, 3 * width_, s_.seq);
     unproject(dqkv_, w_[1], 3 * width_);
     add_weight_gradient(dqkv_, ranks_ > 1 ? g1_ : n1_, d_[1], 3 * width_, s_.hidden);
-    norm_backward(x, w_[0], inv1_, dx_, d_[0]);
-    k::accumulate(device_, dinner_, dx_, own_ * s_.hidden);
+    k::rms_norm_backward(device_, x, w_[0], dn_, inv1_, dx_, d_[0], own_, s_.hidden,
+                         static_cast<const float*>(dinner_));
   }
 
   /// The norms' weights saw this rank's part of the sequence only.
@@ -142,10 +141,6 @@ class raw_block {
   void unproject(const float* d, const float* w, std::int64_t n) {
     times(d, w, ranks_ > 1 ? product_ : dn_, s_.hidden, n);
     if (ranks_ > 1) scatter(product_, dn_);
-  }
-  void norm_backward(const float* x, const float* w, const float* inv, float* dx, float* dw) {
-    plait::kernels::rms_norm_backward(device_, x, w, dn_, inv, dx, static_cast<float*>(nullptr), own_, s_.hidden);
-    plait::kernels::rms_norm_backward_dweight(device_, x, dn_, inv, dw, own_, s_.hidden);
   }
 
   /// The whole sequence from the ranks' parts [batch, seq / ranks, hidden]: gathered, then put in order per sample.

@@ -35,7 +35,7 @@ struct pass_times {
 template <class Policy>
 class passes {
  public:
-  passes(context<cpu>& ctx, const sizes& s)
+  passes(const context<cpu>& ctx, const sizes& s)
       : ctx_(ctx), attention_(ctx, shape_of(s), sequence_order::zigzag(s.tokens * s.ranks, s.ranks)) {
     const auto n = static_cast<std::size_t>(s.tokens * s.heads * s.head_dim), kv = n / 4;
     for (std::vector<float>* v : {&q_, &o_, &d_o_, &dq_}) v->assign(n, 0.01f);
@@ -56,7 +56,7 @@ class passes {
   }
   attention_inputs<float> inputs() const { return {q_.data(), k_.data(), v_.data()}; }
 
-  context<cpu>& ctx_;
+  const context<cpu>& ctx_;
   context_attention<float, Policy> attention_;
   typename context_attention<float, Policy>::saved kept_;
   std::vector<float> q_, k_, v_, o_, d_o_, dq_, dk_, dv_;

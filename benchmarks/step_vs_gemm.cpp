@@ -81,7 +81,7 @@ void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64
     model.visit([&](auto& p) { p.initialize(ctx); });
     std::mt19937 random(1);
     const auto step = [&] {
-      plait::train_step(ctx, model, optimizer, microbatches, 1e-4, 1.0, [&](int64_t, auto& ids, auto& labels) {
+      plait::train_step(ctx, model, optimizer, microbatches, 1e-4, 1.0, 0, [&](int64_t, auto& ids, auto& labels) {
         for (int64_t t = 0; t < ids.size(); ++t) {
           ids.data()[t] = static_cast<int64_t>(random() % static_cast<std::uint32_t>(c.vocab));
           labels.data()[t] = static_cast<int64_t>(random() % static_cast<std::uint32_t>(c.vocab));

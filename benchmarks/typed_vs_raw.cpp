@@ -23,14 +23,13 @@ using model_type = plait::llama<float, strategy>;
 using norm = plait::rms_norm<float, strategy::residual>;
 using activation = plait::tensor<float, strategy::residual>;
 
-model_type::block typed_block(plait::context<cpu>& ctx, const plait::llama_config& c) {
-  const auto frequencies = plait::kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, std::nullopt);
-  model_type::attention_branch attention(norm(ctx, c.rms_eps, "norm_1"),
-                                         plait::self_attention<float, strategy>(ctx, "attention", frequencies),
-                                         {0.0, "attention"});
-  model_type::mlp_branch mlp(norm(ctx, c.rms_eps, "norm_2"), plait::swiglu_mlp<float, strategy>(ctx, "mlp"),
-                             {0.0, "mlp"});
-  return model_type::block(std::move(attention), std::move(mlp));
+model_type::block typed_block(const plait::context<cpu>& ctx, const plait::llama_config& c) {
+  plait::attention_options options;
+  options.frequencies = plait::kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, std::nullopt);
+  using attention = plait::self_attention<float, strategy>;
+  using mlp = plait::swiglu_mlp<float, strategy>;
+  return model_type::block({norm(ctx, c.rms_eps, "norm_1"), attention(ctx, "attention", options)},
+                           {norm(ctx, c.rms_eps, "norm_2"), mlp(ctx, "mlp")});
 }
 
 struct outcome {
@@ -46,6 +45,7 @@ outcome compare(const plait::llama_config& c, int ranks, int64_t sequences, int6
     plait::context<cpu> ctx{device, w, plait::llama_sizes<strategy>(c, w.shape(), sequences, seq), 1};
     model_type::block block = typed_block(ctx, c);
     block.visit([&](auto& p) { p.initialize(ctx); });
+    plait::gather_parameters(ctx, block);
 
     bench::raw_block raw(device, comm, {sequences, seq, c.hidden, c.heads, c.head_dim, c.ffn, c.rms_eps, c.rope_theta});
     float* weight = raw.weights();
@@ -59,11 +59,11 @@ outcome compare(const plait::llama_config& c, int ranks, int64_t sequences, int6
     plait::kernels::fill_normal(device, x.data(), x.part(), 1, 1, 0.0, 1.0);
     plait::kernels::fill_normal(device, dy.data(), dy.part(), 1, 2, 0.0, 1.0);
     const auto run_typed = [&] {
-      block.visit([&](auto& p) { p.zero_gradient(ctx); });
+      plait::zero_gradients(ctx, block);
       model_type::block::saved kept;
       y = block.forward(ctx, x, &kept);
       dx = block.backward(ctx, x, kept, dy);
-      block.visit([&](auto& p) { p.reduce(ctx); });
+      block.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
     };
     const auto run_raw = [&] {
       raw.zero_gradients();

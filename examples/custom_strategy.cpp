@@ -45,13 +45,11 @@ double run(const mesh& shape) {
   pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator ranks) {
     pl::world world(shape.shape(), ranks);
     pl::cpu device;
-    pl::context<pl::cpu> ctx{device, world, {}, /*seed=*/1};
-    ctx.sizes.set(pl::dim_of<batch>, 8);
-    ctx.sizes.set(pl::dim_of<hidden>, 24);
-    ctx.sizes.set(pl::dim_of<ffn>, 48);
+    const pl::context<pl::cpu> ctx{device, world, pl::sizes_of<batch, hidden, ffn>(8, 24, 48), /*seed=*/1};
     branch block(norm(ctx), mlp(pl::linear<double, up>(ctx, "up"), pl::linear<double, down>(ctx, "down")));
     block.visit([&](auto& p) {
       p.initialize(ctx);
+      p.gather(ctx);
       p.zero_gradient(ctx);
       if (world.rank() == 0 && shape.size() > 1)
         std::printf("  %-12s stored %s\n  %12s gradient %s\n", p.name().c_str(), pl::describe(p.stored()).c_str(), "",
@@ -68,8 +66,8 @@ double run(const mesh& shape) {
 
     double sum = 0;  // a number in which every element of every gradient has its own weight
     block.visit([&](auto& p) {
-      p.reduce(ctx);
-      const auto whole = pl::gather_whole(ctx, p, p.gradient());
+      const auto gradient = p.reduce(ctx);
+      const auto whole = pl::gather_whole(ctx, p, gradient.data());
       for (std::size_t i = 0; i < whole.size(); ++i) sum += std::sin(static_cast<double>(i)) * whole[i];
     });
     if (world.rank() == 0) result = sum;

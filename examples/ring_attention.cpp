@@ -24,12 +24,12 @@ class broadcast_attention {
   };
 
   broadcast_attention() = default;
-  broadcast_attention(pl::context<Device>& ctx, const pl::attention_part& part, const pl::axis_list& axes)
+  broadcast_attention(const pl::context<Device>& ctx, const pl::attention_part& part, const pl::axis_list& axes)
       : part_(part), axes_(axes), comm_(&ctx.ranks.group(axes)) {}
 
   bool keeps_inputs() const { return true; }
 
-  void forward(pl::context<Device>& ctx, const pl::attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const pl::context<Device>& ctx, const pl::attention_inputs<T>& in, T* o, saved* keep) {
     auto lse = pl::make_buffer<S>(ctx.device, rows());
     pl::attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>());
     each_block(ctx, in, [&](std::size_t, const pl::key_block<T>& keys) { sum.add(keys); });
@@ -38,32 +38,19 @@ class broadcast_attention {
   }
 
   template <class G>
-  void backward(pl::context<Device>& ctx, const pl::attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
-                pl::attention_gradients<G> out) {
+  void backward(const pl::context<Device>& ctx, const pl::attention_inputs<T>& in, const T* o, const T* d_o,
+                saved& kept, pl::attention_gradients<G> out) {
     pl::attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                       kept.lse.template data<S>(), d_o);
-    auto slope = pl::make_buffer<S>(ctx.device, block_size());
-    S* const d = slope.template data<S>();
+    auto gradient = pl::make_buffer<S>(ctx.device, block_size());
+    S* const d = gradient.template data<S>();
     each_block(ctx, in, [&](std::size_t owner, const pl::key_block<T>& keys) {
-      ctx.device.zero(d, slope.bytes(), ctx.device.main_stream());
+      ctx.device.zero(d, gradient.bytes(), ctx.device.main_stream());
       sum.add(keys, d, d + width(), 2 * width());
       comm_->all_reduce(d, d, block_size(), pl::dtype_of<S>, pl::reduce_op::sum);
       if (owner == part_.mine) pl::write_key_gradients(ctx.device, d, part_.shape, out);
     });
     sum.finish(out.dq);
-  }
-
-  std::int64_t saved_bytes() const { return static_cast<std::int64_t>(rows() * sizeof(S)); }
-  template <class F>
-  void visit_collectives(F&& f) const {
-    const auto cost = [&](pl::collective kind, std::size_t bytes) {
-      return pl::collective_cost{kind, axes_, bytes, pl::wire_bytes(kind, comm_->size(), bytes)};
-    };
-    for (std::size_t owner = 0; owner < part_.blocks.size(); ++owner) {
-      for (const char* pass : {"forward", "backward"})
-        f(pass, cost(pl::collective::broadcast, block_size() * sizeof(T)));
-      f("backward", cost(pl::collective::all_reduce, block_size() * sizeof(S)));
-    }
   }
 
  private:
@@ -77,7 +64,7 @@ class broadcast_attention {
   }
 
   template <class Use>
-  void each_block(pl::context<Device>& ctx, const pl::attention_inputs<T>& in, Use&& use) {
+  void each_block(const pl::context<Device>& ctx, const pl::attention_inputs<T>& in, Use&& use) {
     auto block = pl::make_buffer<T>(ctx.device, block_size());
     T* const keys = block.template data<T>();
     for (std::size_t owner = 0; owner < part_.blocks.size(); ++owner) {

@@ -37,10 +37,7 @@ void train(const mesh& shape) {
   pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator ranks) {
     pl::world world(shape.shape(), ranks);
     pl::cpu device;
-    pl::context<pl::cpu> ctx{device, world, {}, /*seed=*/42};
-    ctx.sizes.set(pl::dim_of<batch>, 64);
-    ctx.sizes.set(pl::dim_of<hidden>, 32);
-    ctx.sizes.set(pl::dim_of<ffn>, 128);
+    const pl::context<pl::cpu> ctx{device, world, pl::sizes_of<batch, hidden, ffn>(64, 32, 128), /*seed=*/42};
 
     pl::sequential mlp{pl::linear<double, up>(ctx, "up"), pl::linear<double, down>(ctx, "down")};
     pl::adamw<double> optimizer;
@@ -52,25 +49,24 @@ void train(const mesh& shape) {
       pl::tensor<double, features> x(ctx);
       pl::kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
       decltype(mlp)::saved kept;
-      mlp.visit([&](auto& p) { p.zero_gradient(ctx); });
+      pl::gather_parameters(ctx, mlp);  // a layer reads no parameter that has changed since
+      pl::zero_gradients(ctx, mlp);
       const auto y = mlp.forward(ctx, x, &kept);
-      pl::tensor<double, pl::dual_t<features>> slope(ctx);
+      pl::tensor<double, pl::dual_t<features>> dy(ctx);
       double loss = 0;
       const std::int64_t columns = x.part().local[1];
       for (std::int64_t i = 0; i < x.size(); ++i) {
         const double wanted = x.data()[i - i % columns + (i + 1) % columns];
         const double error = y.data()[i] - wanted;
         loss += error * error / (64 * 32);
-        slope.data()[i] = 2 * error / (64 * 32);
+        dy.data()[i] = 2 * error / (64 * 32);
       }
-      mlp.backward(ctx, x, kept, slope);
+      mlp.backward(ctx, x, kept, dy);
 
-      // The gradients' reductions, over dp, follow from the types of the parameters.
+      // The gradients' reductions, over dp, follow from the types of the parameters. None can be forgotten: what
+      // `reduce` returns is the only thing that the optimizer takes.
       optimizer.begin_step(ctx, 1e-2);
-      mlp.visit([&](auto& p) {
-        p.reduce(ctx);
-        optimizer.update(ctx, p);
-      });
+      mlp.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
       pl::axis_list over{pl::axis_of<dp>};
       if (shape.shape().size(over) > 1)
         world.group(over).all_reduce(&loss, &loss, 1, pl::dtype::f64, pl::reduce_op::sum);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 
@@ -67,7 +68,7 @@ __global__ void relu_backward(const float* y, const float* dy, float* dx, int n)
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
-/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its slope.
+/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
 __global__ void distance(const float* x, const float* z, float* squares, float* dz, int rows, int columns,
                          float count) {
   const int i = place();
@@ -110,9 +111,6 @@ struct gpu {
     check(cudaMalloc(reinterpret_cast<void**>(&rooms.back()), static_cast<std::size_t>(n) * sizeof(float)));
     return rooms.back();
   }
-  void clear(float* values, int n) {
-    check(cudaMemsetAsync(values, 0, static_cast<std::size_t>(n) * sizeof(float), stream));
-  }
 
   /// What kernel<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
   template <class... Parameters, class... Arguments>
@@ -143,8 +141,8 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   g.launch(width * my_inner, fill, down, width, my_inner, 0, rank * my_inner, 2, 0.2f);
 
   pl::rms_norm<float, some_tokens, pl::cuda> norm(here, 1e-5, "norm", weight, dweight);
-  pl::linear<float, up_layout, pl::cuda> up_layer(here, "up", {}, up, dup);
-  pl::linear<float, down_layout, pl::cuda> down_layer(here, "down", {}, down, ddown);
+  pl::linear<float, up_layout, pl::cuda> up_layer(here, "up", {.memory = {up, dup}});
+  pl::linear<float, down_layout, pl::cuda> down_layer(here, "down", {.memory = {down, ddown}});
 
   std::vector<float> losses;
   for (int step = 0; step < steps; ++step) {
@@ -158,14 +156,13 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
     down_layer.forward(here, active, z, &down_saved);
     g.launch(my_tokens * width, distance, x, z, squares, dz, my_tokens, width, float{tokens * width});
 
-    g.clear(dweight, width);
-    g.clear(dup, my_inner * width);
-    g.clear(ddown, width * my_inner);
+    const auto clear = [&](auto& parameter) { parameter.zero_gradient(here); };
+    norm.visit(clear), up_layer.visit(clear), down_layer.visit(clear);
     down_layer.backward(here, active, down_saved, dz, dactive);
     g.launch(tokens * my_inner, relu_backward, active, dactive, wide, tokens * my_inner);
     up_layer.backward(here, normed, up_saved, wide, dnormed);
     norm.backward(here, x, norm_saved, dnormed, nullptr);
-    const auto reduce = [&](auto& parameter) { parameter.reduce(here); };
+    const auto reduce = [&](auto& parameter) { static_cast<void>(parameter.reduce(here)); };  // in dweight, dup, ddown
     norm.visit(reduce), up_layer.visit(reduce), down_layer.visit(reduce);
 
     g.launch(width, descend, weight, dweight, width);

@@ -61,7 +61,7 @@ __global__ void relu_backward(const float* y, const float* dy, float* dx, int n)
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
-/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its slope.
+/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
 __global__ void distance(const float* x, const float* z, float* squares, float* dz, int rows, int columns,
                          float count) {
   const int i = place();

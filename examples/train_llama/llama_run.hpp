@@ -17,7 +17,6 @@
 #include "plait/parallel/pipeline_world.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/weights_hash.hpp"
-#include "plait/plan/step_traffic.hpp"
 #include "signals.hpp"
 
 inline plait::llama_options model_options(const setup& s) {
@@ -66,10 +65,10 @@ std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 class llama_run final : public model_run {
   using stage_type = plait::llama<Precision, Strategy, Device>;
-  using model_type = plait::pipeline<stage_type, Device>;
+  using model_type = plait::pipeline<stage_type>;
   using tokens = typename model_type::tokens;
   using activation = plait::activation_of<Precision>;
-  using step_type = plait::training_step<model_type, Precision, Device>;
+  using step_type = plait::training_step<stage_type>;
 
  public:
   llama_run(const setup& s, Device& device, plait::any_communicator ranks)
@@ -81,7 +80,7 @@ class llama_run final : public model_run {
              plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq), s.opt.seed},
         order_(plait::sequence_order_of<Strategy>(world_.stage().shape(), ctx_.sizes)),
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
-        model_(world_.along(), s.schedule, stages_,
+        model_(ctx_, world_.along(), s.schedule, stages_,
                [&](plait::stage_layers part, stage_type* first) {
                  return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
                }),
@@ -92,12 +91,11 @@ class llama_run final : public model_run {
 
   plait::step_result step(std::int64_t index) override {
     if (!step_) {
-      step_.emplace(ctx_, model_, optimizer_, s_.microbatches, s_.opt.clip);
+      step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
       repeated_.emplace(ctx_, *step_, s_.as_graph);
     }
     const std::int64_t first = index * s_.microbatches * s_.sequences;
-    ctx_.first_sample = first;
-    step_->load(ctx_, [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels) {
+    step_->load(ctx_, first, [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels) {
       fill(ids, labels,
            [&](std::int64_t row, auto... rest) { s_.data->fill(first + i * s_.sequences + row, rest...); });
     });
@@ -112,10 +110,11 @@ class llama_run final : public model_run {
 
   std::optional<double> evaluate() override {
     gather();
-    auto sum = plait::make_buffer<double>(device_, 1);
-    double* const there = sum.template data<double>();
-    device_.zero(there, sizeof(double), device_.main_stream());
     const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
+    typename model_type::mean mean(ctx_);
+    mean.count(ctx_,
+               batches * plait::local_elements(plait::layout_v<typename tokens::spec>, ctx_.ranks.shape(), ctx_.sizes));
+    mean.begin(ctx_);
     typename model_type::batch batch;  // as many microbatches as fill the pipeline go through it together
     for (std::int64_t i = 0; i < batches; ++i) {
       auto& [ids, labels] = batch.emplace_back(tokens(ctx_), tokens(ctx_));
@@ -126,14 +125,15 @@ class llama_run final : public model_run {
       plait::upload(ctx_, host_labels, labels);
       if (static_cast<int>(batch.size()) < 4 * model_.shape().stages() && i + 1 < batches) continue;
       if (stop_asked()) return {};
-      model_.evaluate(ctx_, batch, there);
+      model_.evaluate(ctx_, batch, mean);
       batch.clear();
     }
-    model_.sum_over_stages(ctx_, there);
-    plait::resolve_in_place(ctx_, plait::layout_v<typename model_type::loss_sum::spec>.partial, there);
-    double total = 0;
-    device_.download(&total, there, sizeof total, device_.main_stream());
-    return total / static_cast<double>(batches * s_.sequences * s_.opt.seq);
+    model_.sum_over_stages(ctx_, mean.pending_sum());
+    mean.finish(ctx_);
+    double sum = 0, count = 0;
+    device_.download(&sum, mean.loss_sum(), sizeof sum, device_.main_stream());
+    device_.download(&count, mean.tokens(), sizeof count, device_.main_stream());
+    return sum / count;
   }
 
   std::vector<std::int64_t> sample() override {
@@ -168,9 +168,6 @@ class llama_run final : public model_run {
     return plait::gather_events(device_, world_.root(), seen_);
   }
   std::int64_t counted_steps() const override { return counted_; }
-  plait::ledger predicted_traffic() override {
-    return plait::predict_step_traffic(ctx_, model_, optimizer_, s_.microbatches);
-  }
   std::size_t peak_bytes() const override { return device_.peak_bytes(); }
   std::string device_name() const override { return name_of_device(device_); }
 
@@ -205,7 +202,7 @@ class llama_run final : public model_run {
   }
 
   void gather() {
-    if (!gathered_) model_.visit([&](auto& p) { p.gather(ctx_); });
+    if (!gathered_) plait::gather_parameters(ctx_, model_);
     gathered_ = true;
   }
   /// Whether the run was interrupted on any rank: an answer that all ranks share.
@@ -244,6 +241,10 @@ class llama_run final : public model_run {
     }
     const double top = agree(best, plait::reduce_op::max);
     const double winner = agree(best == top ? static_cast<double>(token) : -1.0, plait::reduce_op::max);
+    if (winner < 0)
+      plait::fail(
+          "sampling: no token has a finite score, so the last step's update has ruined the weights; try a smaller "
+          "--lr");
     return static_cast<std::int64_t>(winner);
   }
 

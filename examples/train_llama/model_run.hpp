@@ -42,8 +42,6 @@ class model_run {
   /// The mesh of the model's tensors, of one stage; its ledger has counted `counted_steps` of the steps that ran.
   virtual plait::world& world() = 0;
   virtual std::int64_t counted_steps() const = 0;
-  /// What a step sends, from the types.
-  virtual plait::ledger predicted_traffic() = 0;
   /// The most memory that this rank has used on its device.
   virtual std::size_t peak_bytes() const = 0;
   /// What the device is called; empty for the CPU.

@@ -229,6 +229,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
   app.add_option("--lr-schedule", opt.lr_schedule, "cosine, linear or constant")->capture_default_str();
   app.add_option("--clip", opt.clip, "limit of the global gradient norm; 0: none")->capture_default_str();
+  app.add_option("--on-nonfinite", opt.on_nonfinite,
+                 "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
+      ->capture_default_str();
   app.add_option("--weight-decay", opt.weight_decay, "of matrices")->capture_default_str();
   app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
   app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
@@ -292,6 +295,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
+  one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   in_range("--temperature", opt.temperature, 0, 1e6);
   in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);

@@ -13,7 +13,7 @@
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention_policy.hpp"
 #include "plait/optim/lr_schedule.hpp"
-#include "plait/parallel/stage.hpp"
+#include "plait/parallel/layer_split.hpp"
 #include "plait/schedule/schedule.hpp"
 
 /// What the command line says, checked as far as that is possible without ranks.
@@ -41,6 +41,7 @@ struct options {
   double min_lr_ratio = 0.1;
   std::string lr_schedule = "cosine";
   double clip = 1.0;
+  std::string on_nonfinite = "stop";
   double weight_decay = 0.1;
   double dropout = 0;
   double label_smoothing = 0;

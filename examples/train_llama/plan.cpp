@@ -6,24 +6,23 @@
 #include <vector>
 
 #include "llama_run.hpp"
+#include "plait/plan/dry_run.hpp"
 
-// A model on a mesh that does not run is asked, and nothing in it touched. The CPU's stands for the GPU's, too: the
-// types are the same.
+// A step runs on a device and in a world that only count: what it sends, keeps and allocates is what a real one will.
 namespace {
 
-/// The plan of the rank that is first in the pipeline's stage `at`.
+/// The plan of one rank, with the layers of its pipeline in these stages.
 template <class Precision, plait::strategy S>
-run_plan plan_for(const setup& s, std::int64_t at) {
+run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
   using specs = plait::transformer_specs<S>;
-  using stage_type = plait::llama<Precision, S>;
-  const std::int64_t inner = s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) /
-                             s.mesh.extent(plait::axis_of<plait::dp>);  // ranks of cp, tp and tp_rep
-  plait::pipeline_world ranks = plait::pipeline_world::planned(s.mesh, at * inner);
+  using device_type = plait::counting_device;
+  using stage_type = plait::llama<Precision, S, device_type>;
+  plait::pipeline_world ranks = plait::pipeline_world::counting(s.mesh, rank);
   plait::world& w = ranks.stage();
-  plait::cpu device;
-  plait::context<plait::cpu> ctx{device, w, plait::llama_sizes<S>(s.config, w.shape(), s.sequences, s.opt.seq),
-                                 s.opt.seed};
-  plait::pipeline<stage_type> model(ranks.along(), s.schedule, s.stages,
+  device_type device;
+  const plait::context<device_type> ctx{device, w, plait::llama_sizes<S>(s.config, w.shape(), s.sequences, s.opt.seq),
+                                        s.opt.seed};
+  plait::pipeline<stage_type> model(ctx, ranks.along(), s.schedule, stages,
                                     [&](plait::stage_layers part, stage_type* first) {
                                       return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
                                     });
@@ -52,44 +51,47 @@ run_plan plan_for(const setup& s, std::int64_t at) {
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });
-  plan.kept = static_cast<double>(model.saved_bytes(ctx));
-  const plait::adamw<Precision> optimizer;
-  plan.traffic = plait::predict_step_traffic(ctx, model, optimizer, s.microbatches);
+  const plait::step_plan step = plait::dry_run_step(ctx, model);
+  plan.kept = static_cast<double>(step.kept_bytes);
+  plan.traffic = step.traffic;
   return plan;
 }
 
-/// Of the rank that holds most; parameters of all stages.
 template <class Precision, plait::strategy Strategy>
-run_plan plan_under(const setup& s) {
+run_plan placed_plan(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
+  if constexpr (has_text_order<Strategy, plait::cpu>)
+    if (!s.zigzag) return plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, rank, stages);
+  return plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, rank, stages);
+}
+
+template <class Precision>
+run_plan plan_in(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
+  const bool sp = s.opt.strategy == "sp";
+  if (s.opt.store == "sharded")
+    return sp ? placed_plan<Precision, plait::stored_over_dp<plait::megatron_sp>>(s, rank, stages)
+              : placed_plan<Precision, plait::stored_over_dp<plait::megatron_tp>>(s, rank, stages);
+  return sp ? placed_plan<Precision, plait::megatron_sp>(s, rank, stages)
+            : placed_plan<Precision, plait::megatron_tp>(s, rank, stages);
+}
+
+}  // namespace
+
+run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
+  return s.opt.precision == "float"    ? plan_in<float>(s, rank, stages)
+         : s.opt.precision == "double" ? plan_in<double>(s, rank, stages)
+                                       : plan_in<plait::bf16>(s, rank, stages);
+}
+
+run_plan plan_of(const setup& s) {
+  const std::int64_t inner = s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) /
+                             s.mesh.extent(plait::axis_of<plait::dp>);  // ranks of cp, tp and tp_rep
   std::optional<run_plan> most;
   std::vector<run_plan::parameter> parameters;
   for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {
-    run_plan plan;
-    if constexpr (has_text_order<Strategy, plait::cpu>)
-      plan = s.zigzag ? plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at)
-                      : plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, at);
-    else
-      plan = plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, at);
+    run_plan plan = plan_of_rank(s, at * inner, s.stages);
     parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
     if (!most || plan.bytes() > most->bytes()) most = std::move(plan);
   }
   most->parameters = std::move(parameters);
   return *most;
-}
-
-template <class Precision>
-run_plan plan_in(const setup& s) {
-  const bool sp = s.opt.strategy == "sp";
-  if (s.opt.store == "sharded")
-    return sp ? plan_under<Precision, plait::stored_over_dp<plait::megatron_sp>>(s)
-              : plan_under<Precision, plait::stored_over_dp<plait::megatron_tp>>(s);
-  return sp ? plan_under<Precision, plait::megatron_sp>(s) : plan_under<Precision, plait::megatron_tp>(s);
-}
-
-}  // namespace
-
-run_plan plan_of(const setup& s) {
-  return s.opt.precision == "float"    ? plan_in<float>(s)
-         : s.opt.precision == "double" ? plan_in<double>(s)
-                                       : plan_in<plait::bf16>(s);
 }

@@ -30,4 +30,7 @@ struct run_plan {
   double bytes() const { return weights + gradients + moments + kept; }
 };
 
+/// Of one rank, with the layers of its pipeline in these stages.
+run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
+/// Of the rank that holds most; the parameters are those of all stages.
 run_plan plan_of(const setup& s);

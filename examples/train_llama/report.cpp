@@ -110,7 +110,7 @@ struct traffic {
 
 traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   plait::world& w = run.world();
-  const plait::ledger predicted = run.predicted_traffic();
+  const plait::ledger predicted = plan_of_rank(s, run.rank(), run.stages()).traffic;
   traffic out;
   const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
   for (const auto& row : predicted.rows) w.ledger().of(row.label);  // what was predicted and not sent counts too
@@ -151,6 +151,7 @@ class reporter {
 
   struct ending {
     std::int64_t steps = 0;
+    std::int64_t skipped = 0;
     double last_loss = 0;
     double seconds = 0;
     bool diverged = false;
@@ -168,6 +169,7 @@ class reporter {
     summary.add("steps", e.steps).add("loss", e.last_loss).add("parameters", plait::parameter_count(s_.config));
     summary.add("seconds", e.seconds);
     if (e.held_out) summary.add("held_out_loss", *e.held_out);
+    summary.add("skipped_steps", e.skipped);
     summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
     summary.add("bytes_as_predicted", e.sent.as_predicted);
     summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
@@ -180,6 +182,7 @@ class reporter {
                counted(e.steps, "step"),
                e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
     if (e.steps > 0) fmt::print(", last loss {:.4f}", e.last_loss);
+    if (e.skipped > 0) fmt::print(", {} skipped", counted(e.skipped, "step"));
     if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
     if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
     fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\nhash of the weights: {:016x}\n{}",
@@ -230,8 +233,10 @@ std::string train(const setup& s, model_run& run) {
     end.steps = step + 1;
     end.last_loss = r.loss;
     if (report)
-      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share});
-    if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm)) {  // as all ranks see it
+      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
+                    r.skipped});
+    end.skipped += r.skipped;
+    if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
       problem = fmt::format(
           "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
           r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);

@@ -20,8 +20,8 @@ scenario small_scenario() {
 
 using model_type = llama<bf16, megatron_sp, cuda>;
 
-/// The losses of six steps, and the weights after them.
-std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph) {
+/// The losses of six steps, and the weights after them. With `interrupted`, all weights are set anew before the fifth.
+std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph, bool interrupted = false) {
   std::pair<std::vector<double>, std::uint64_t> out;
   threads::run(1, cuda::options{}, [&](threads::communicator c, cuda& device) {
     world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
@@ -33,7 +33,8 @@ std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_g
     training_step step(ctx, model, optimizer, s.microbatches, 1.0);
     graph_step replayed(ctx, step);
     for (std::int64_t i = 0; i < 6; ++i) {
-      step.load(ctx, [&](std::int64_t m, auto& ids, auto& labels) {
+      if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
+      step.load(ctx, i * s.batch, [&](std::int64_t m, auto& ids, auto& labels) {
         fill_tokens(s, i * s.batch + m * s.batch / s.microbatches, ids, labels);
       });
       optimizer.begin_step(ctx, 1e-3 * static_cast<double>(i + 1));
@@ -57,6 +58,14 @@ TEST_CASE("a replayed step has the same bits as the step") {
   CHECK(graph.first == plain.first);
   CHECK(graph.second == plain.second);
   CHECK(plain.first.back() != plain.first.front());
+}
+
+TEST_CASE("values that somebody sets between replays are those of the next step") {
+  const scenario s = small_scenario();
+  const auto plain = train(s, false, true), graph = train(s, true, true);
+  CHECK(graph.first == plain.first);
+  CHECK(graph.second == plain.second);
+  CHECK(plain.first != train(s, false).first);
 }
 
 TEST_CASE("dropout is refused") {

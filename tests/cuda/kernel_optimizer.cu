@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -20,6 +22,7 @@ using plait::cuda;
 using plait::kernels::adamw_scalars;
 using plait::kernels::adamw_settings;
 using plait::kernels::adamw_tensor;
+using plait::kernels::clip_numbers;
 using plait::kernels::const_elements;
 using std::int64_t;
 
@@ -83,6 +86,13 @@ std::vector<values> train(cuda& device, const adamw_settings& settings, bool com
   return made;
 }
 
+clip_numbers clip_on_gpu(cuda& device, double squares, double limit) {
+  number_array<double> from(device, values{squares});
+  device_array<clip_numbers> out(device, {{-1, -1, -1}});
+  plait::kernels::clip(device, from.data(), limit, out.data());
+  return out.read()[0];
+}
+
 }  // namespace
 
 TEST_CASE("adamw equals the processor's, for many tensors at a time") {
@@ -138,17 +148,17 @@ TEST_CASE_TEMPLATE("squares of many tensors are added to what is there", T, floa
 
 TEST_CASE("norms, factors and reciprocals are made on the device") {
   cuda device;
-  number_array<double> numbers(device, 3);
+  number_array<double> inverse(device, 1);
   for (const double squares : {0.0, 16.0, 1e-30}) {
     for (const double limit : {0.0, 1.0, 5.0}) {
       number_array<double> from(device, values{squares});
-      plait::kernels::clip(device, from.data(), limit, numbers.data(), numbers.data() + 1);
-      plait::kernels::reciprocal(device, from.data(), numbers.data() + 2);
-      const clipped expected = clip_on_cpu(squares, limit);
-      const values got = numbers.read();
-      CHECK(got[0] == expected.norm);
-      CHECK(got[1] == doctest::Approx(expected.factor).epsilon(1e-15));
-      CHECK(got[2] == (squares > 0 ? 1 / squares : 0.0));
+      plait::kernels::reciprocal(device, from.data(), inverse.data());
+      const clip_numbers expected = clip_on_cpu(squares, limit), got = clip_on_gpu(device, squares, limit);
+      CHECK(got.norm == expected.norm);
+      CHECK(got.factor == doctest::Approx(expected.factor).epsilon(1e-15));
+      CHECK(got.update == 1.0);
+      CHECK(expected.update == 1.0);
+      CHECK(inverse.read()[0] == (squares > 0 ? 1 / squares : 0.0));
     }
   }
   number_array<double> value(device, values{0.1});
@@ -158,4 +168,50 @@ TEST_CASE("norms, factors and reciprocals are made on the device") {
   CHECK(got[0] == 0.10009765625);
   CHECK(got[999] == got[0]);
   CHECK(got[1000] == 0.0);
+}
+
+TEST_CASE("squares that are not finite skip the step, as on the processor") {
+  cuda device;
+  const double infinite = std::numeric_limits<double>::infinity(), none = std::numeric_limits<double>::quiet_NaN();
+  for (const double squares : {infinite, none, -none}) {
+    for (const double limit : {0.0, 1.0}) {
+      const clip_numbers expected = clip_on_cpu(squares, limit), got = clip_on_gpu(device, squares, limit);
+      CAPTURE(squares);
+      CHECK(got.update == 0.0);
+      CHECK(got.factor == 0.0);
+      CHECK(std::isnan(got.norm) == std::isnan(squares));
+      CHECK(expected.update == got.update);
+      CHECK(expected.factor == got.factor);
+      CHECK(std::isnan(expected.norm) == std::isnan(got.norm));
+    }
+  }
+  CHECK(clip_on_gpu(device, std::numeric_limits<double>::max(), 1.0).update == 1.0);
+}
+
+TEST_CASE_TEMPLATE("a step that is skipped changes nothing, whatever its gradients", T, float, double) {
+  cuda device;
+  const adamw_settings settings{0.9, 0.95, 1e-8};
+  adamw_scalars scalars = plait::kernels::adamw_scalars_of(settings, 0.01, 1, std::numeric_limits<double>::quiet_NaN());
+  for (const double update : {0.0, 1.0}) {
+    scalars.update = update;
+    for (const int64_t n : {1, 5, 8193, 40003}) {
+      const auto size = static_cast<std::size_t>(n);
+      adamw_numbers expected{random_values<T>(n, 1), random_values<T>(n, 2), random_values<T>(n, 3)};
+      const adamw_numbers before = expected;
+      number_array<T> master(device, before.master), m(device, before.m), v(device, before.v),
+          gradient(device, values(size, std::numeric_limits<double>::infinity())), weight(device, values(size, 0.5));
+      device_array<adamw_scalars> numbers(device, {scalars});
+      const adamw_tensor<T, T, T> one{master.data(), gradient.data(), m.data(), v.data(), weight.data(), n, 0.1};
+      plait::kernels::adamw_update(device, std::span(&one, 1), settings, numbers.data());
+      adamw_on_cpu(expected, values(size, std::numeric_limits<double>::infinity()), 0.1, settings, scalars);
+      CAPTURE(n);
+      CHECK((master.read() == before.master) == (update == 0));
+      CHECK((m.read() == before.m) == (update == 0));
+      CHECK((v.read() == before.v) == (update == 0));
+      CHECK((weight.read() == values(size, 0.5)) == (update == 0));
+      CHECK((expected.master == before.master) == (update == 0));
+      CHECK((expected.m == before.m) == (update == 0));
+      CHECK((expected.v == before.v) == (update == 0));
+    }
+  }
 }

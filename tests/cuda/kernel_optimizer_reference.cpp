@@ -17,10 +17,10 @@ void adamw_on_cpu(adamw_numbers& tensor, const std::vector<double>& gradient, do
   kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
 }
 
-clipped clip_on_cpu(double squares, double limit) {
+kernels::clip_numbers clip_on_cpu(double squares, double limit) {
   cpu device;
-  clipped made{};
-  kernels::clip(device, &squares, limit, &made.norm, &made.factor);
+  kernels::clip_numbers made{-1, -1, -1};
+  kernels::clip(device, &squares, limit, &made);
   return made;
 }
 

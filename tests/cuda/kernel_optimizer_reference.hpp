@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plait/kernels/adamw_settings.hpp"
+#include "plait/kernels/elements.hpp"
 
 namespace plait::test {
 
@@ -16,10 +17,7 @@ struct adamw_numbers {
 void adamw_on_cpu(adamw_numbers& tensor, const std::vector<double>& gradient, double weight_decay,
                   const kernels::adamw_settings& settings, const kernels::adamw_scalars& scalars);
 
-/// sqrt(squares) and the factor that the processor clips with.
-struct clipped {
-  double norm, factor;
-};
-clipped clip_on_cpu(double squares, double limit);
+/// What the processor clips with.
+kernels::clip_numbers clip_on_cpu(double squares, double limit);
 
 }  // namespace plait::test

@@ -153,29 +153,25 @@ void check_linear(context<cuda>& ctx) {
   const auto forward = nodes(ctx.device, [&] { bare.forward(ctx, x); });
   const bool fused = !std::is_same_v<T, double>;
   CHECK(nodes(ctx.device, [&] { biased.forward(ctx, x); }) == forward + (fused ? 0 : 1));
-  CHECK(nodes(ctx.device, [&] { bare.forward(ctx, x, nullptr, recompute::none, &first); }) == forward);
+  CHECK(nodes(ctx.device, [&] { bare.forward(ctx, x, nullptr, &first); }) == forward);
   const auto backward = nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy); });
   CHECK(nodes(ctx.device, [&] { bare.backward(ctx, x, kept, dy, &other); }) == backward);
 
-  const auto sum = biased.forward(ctx, x, nullptr, recompute::none, &first);
+  const auto sum = biased.forward(ctx, x, nullptr, &first);
   CHECK(difference(read(ctx, sum), plus(read(ctx, biased.forward(ctx, x)), read(ctx, first))) < tolerance<T>);
   const auto dsum = biased.backward(ctx, x, kept, dy, &other);
   CHECK(difference(read(ctx, dsum), plus(read(ctx, biased.backward(ctx, x, kept, dy)), read(ctx, other))) <
         tolerance<T>);
 
   // The bias is what it is where it is added by itself.
-  typename parameter_base<Precision, cuda>::weight_type* bias = nullptr;
-  biased.visit([&](auto& p) {
-    if (p.name() == "biased.bias") bias = p.used_value();
-  });
-  REQUIRE(bias != nullptr);
+  auto& bias = *biased.bias();
+  const auto by_product = biased.forward(ctx, x);
+  kernels::fill(ctx.device, bias.value(), bias.size(), master_of<Precision>{0});
+  bias.gather(ctx);
   auto by_hand = biased.forward(ctx, x);
-  auto without = biased.forward(ctx, x);
-  ctx.device.zero(bias, 64 * sizeof(*bias), ctx.device.main_stream());
-  without = biased.forward(ctx, x);
   fill(ctx, biased);
-  kernels::add_bias(ctx.device, bias, without.data(), 32, 64, 64);
-  CHECK(difference(read(ctx, by_hand), read(ctx, without)) < tolerance<T>);
+  kernels::add_bias(ctx.device, bias.used_value(), by_hand.data(), 32, 64, 64);
+  CHECK(difference(read(ctx, by_product), read(ctx, by_hand)) < tolerance<T>);
 }
 
 }  // namespace
@@ -201,7 +197,7 @@ TEST_CASE("fusions: layers one after the other pass on what is to be added") {
     tensor<float, rows, cuda> y, sum;
     tensor<float, dual_t<rows>, cuda> dx, dsum;
     const std::size_t forward = nodes(ctx.device, [&] { y = both.forward(ctx, x, &kept); });
-    CHECK(nodes(ctx.device, [&] { sum = both.forward(ctx, x, &kept, recompute::none, &x); }) == forward);
+    CHECK(nodes(ctx.device, [&] { sum = both.forward(ctx, x, &kept, &x); }) == forward);
     const std::size_t backward = nodes(ctx.device, [&] { dx = both.backward(ctx, x, kept, dy); });
     CHECK(nodes(ctx.device, [&] { dsum = both.backward(ctx, x, kept, dy, &dy); }) == backward);
     CHECK(difference(read(ctx, sum), plus(read(ctx, y), read(ctx, x))) < 1e-5);
@@ -217,22 +213,30 @@ TEST_CASE("fusions: a bias and an addend run with the product") {
   });
 }
 
-TEST_CASE("fusions: the gradients of a fan-out are added by the products") {
+TEST_CASE("fusions: branches that share their input are added by the products, and so are their gradients") {
   on_one_rank([](context<cuda>& ctx) {
     using branch = linear<float, up_policy<gathered, false>, cuda>;
-    fan_out<rows, branch, branch> both(ctx, branch(ctx, "a"), branch(ctx, "b"));
+    using both_type = sum<rows, branch::output, branch, branch>;
+    both_type both(ctx, "both", branch(ctx, "a"), branch(ctx, "b"));
     fill(ctx, both);
-    branch alone(ctx, "a");
-    fill(ctx, alone);
+    branch a(ctx, "a"), b(ctx, "b");
+    fill(ctx, a);
+    fill(ctx, b);
     const auto x = random_tensor<rows>(ctx, 1);
-    typename decltype(both)::saved kept;
-    both.forward(ctx, x, &kept);
-    typename decltype(both)::gradients dy{random_tensor<dual_t<branch::output>>(ctx, 2),
-                                          random_tensor<dual_t<branch::output>>(ctx, 3)};
+    const tensor<float, gathered, cuda> shared(ctx, const_cast<float*>(x.data()));
+    const auto dy = random_tensor<dual_t<branch::output>>(ctx, 2);
+    both_type::saved kept;
     linear_saved<cuda> none;
-    const std::size_t one = nodes(ctx.device, [&] { alone.backward(ctx, kept.shared, none, std::get<0>(dy)); });
-    const std::size_t two = nodes(ctx.device, [&] { both.backward(ctx, kept, dy); });
-    CHECK(two == 2 * one + 1);  // and the move back to the boundary, on one rank a copy
+    tensor<float, branch::output, cuda> y;
+    tensor<float, dual_t<rows>, cuda> dx;
+    const std::size_t forward = nodes(ctx.device, [&] { y = both.forward(ctx, x, &kept); });
+    CHECK(forward == 2 * nodes(ctx.device, [&] { a.forward(ctx, shared); }));
+    const std::size_t backward = nodes(ctx.device, [&] { dx = both.backward(ctx, x, kept, dy); });
+    CHECK(backward == 2 * nodes(ctx.device, [&] { a.backward(ctx, shared, none, dy); }) + 1);
+    // ... the move of the gradient back to the boundary, on one rank a copy
+    CHECK(difference(read(ctx, y), plus(read(ctx, a.forward(ctx, shared)), read(ctx, b.forward(ctx, shared)))) < 1e-5);
+    CHECK(difference(read(ctx, dx), plus(read(ctx, a.backward(ctx, shared, none, dy)),
+                                         read(ctx, b.backward(ctx, shared, none, dy)))) < 1e-5);
   });
 }
 
@@ -246,23 +250,24 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
     norm.forward(ctx, x, &kept);
     const auto gradient = [&] {
       std::vector<float> host(32);
-      ctx.device.download(host.data(), norm.weight().gradient(), 128, ctx.device.main_stream());
-      norm.weight().zero_gradient(ctx);
+      ctx.device.download(host.data(), norm.weight()->gradient(), 128, ctx.device.main_stream());
+      norm.weight()->zero_gradient(ctx);
       return values(host.begin(), host.end());
     };
     const std::size_t at_once = nodes(ctx.device, [&] { norm.backward(ctx, x, kept, dy); });
-    norm.weight().zero_gradient(ctx);
+    norm.weight()->zero_gradient(ctx);
     norm.backward(ctx, x, kept, dy);
     const values expected = gradient();
     weight_work later;
-    ctx.deferred = &later;
-    const std::size_t put_off = nodes(ctx.device, [&] {
-      norm.backward(ctx, x, kept, dy);
+    microbatch<cuda> mb = ctx;
+    mb.deferred = &later;
+    const std::size_t deferred = nodes(ctx.device, [&] {
+      norm.backward(mb, x, kept, dy);
       later.run();
     });
-    CHECK(at_once + 1 < put_off);  // dx, and a copy of dy besides
-    norm.weight().zero_gradient(ctx);
-    norm.backward(ctx, x, kept, dy);
+    CHECK(at_once + 1 < deferred);  // dx, and a copy of dy besides
+    norm.weight()->zero_gradient(ctx);
+    norm.backward(mb, x, kept, dy);
     later.run();
     CHECK(difference(gradient(), expected) < 1e-5);
   });

@@ -29,7 +29,7 @@ struct split {
 using specs = transformer_specs<split>;
 using rows = split::residual;
 
-/// Every kind of layer but attention, forward and backward, on one of two ranks. Weight gradients are put off.
+/// Every kind of layer but attention, forward and backward, on one of two ranks. Weight gradients are deferred.
 void run_block(context<cuda>& ctx) {
   using norm = rms_norm<float, rows, cuda>;
   using mlp = swiglu_mlp<float, split, cuda>;
@@ -48,26 +48,27 @@ void run_block(context<cuda>& ctx) {
   tensor<std::int64_t, specs::tokens, cuda> ids(ctx);
   ctx.device.zero(ids.data(), static_cast<std::size_t>(ids.size()) * 8, ctx.device.main_stream());
   weight_work later;
-  ctx.deferred = &later;
+  microbatch<cuda> mb = ctx;
+  mb.deferred = &later;
   residual<norm, mlp>::saved kept;
   layer_norm<float, rows, cuda>::saved last_kept;
   linear_saved<cuda> head_kept;
   decltype(loss)::saved loss_kept;
-  const auto x = embed.forward(ctx, ids);
-  const auto y = block.forward(ctx, x, &kept);
-  const auto z = last.forward(ctx, y, &last_kept);
-  auto logits = head.forward(ctx, z, &head_kept);
-  loss.forward(ctx, logits, ids, &loss_kept);
-  tensor<double, dual_t<decltype(loss)::output>, cuda> seed(ctx);
-  kernels::fill(ctx.device, seed.data(), 1, 1.0);
-  const auto dlogits = loss.backward(ctx, std::move(logits), ids, loss_kept, seed);
-  const auto dz = head.backward(ctx, z, head_kept, dlogits);
-  const auto dy = last.backward(ctx, y, last_kept, dz);
-  const auto dx = block.backward(ctx, x, kept, dy);
-  embed.backward(ctx, ids, dx);
+  const auto x = embed.forward(mb, ids);
+  const auto y = block.forward(mb, x, &kept);
+  const auto z = last.forward(mb, y, &last_kept);
+  auto logits = head.forward(mb, z, &head_kept);
+  token_mean<decltype(loss)::output, specs::tokens, cuda> mean(ctx);
+  mean.count(ctx, ids.size());
+  mean.begin(ctx);
+  mean.add(ctx, loss.forward(mb, logits, ids, &loss_kept));
+  const auto dlogits = loss.backward(mb, std::move(logits), ids, loss_kept, mean.seed());
+  const auto dz = head.backward(mb, z, head_kept, dlogits);
+  const auto dy = last.backward(mb, y, last_kept, dz);
+  const auto dx = block.backward(mb, x, kept, dy);
+  embed.backward(mb, ids, dx);
   later.run();
-  ctx.deferred = nullptr;
-  block.visit([&](auto& p) { p.reduce(ctx); });
+  block.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
   ctx.device.synchronize();
 }
 

@@ -61,7 +61,7 @@ block_outcome run_block(world& ranks, Device& device) {
   constexpr layout norm_stored = layout_v<typename specs::norm_weight>;
   sequential<branch, norm, head> block(
       branch(norm(ctx, 1e-5, "first", norm_stored), mlp(ctx, "mlp", {0, 0.2}, true), {0.1, "dropout"}),
-      norm(ctx, 1e-5, "last", norm_stored), head(ctx, "head", {}, nullptr, nullptr, {0, 0.2}));
+      norm(ctx, 1e-5, "last", norm_stored), head(ctx, "head", {.init = {0, 0.2}}));
   block.visit([&](auto& p) {
     kernels::fill_normal(device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.1, 0.3);
     p.gather(ctx);
@@ -79,8 +79,8 @@ block_outcome run_block(world& ranks, Device& device) {
   out.push_back(read_part(ctx, "output", y.part(), y.data()));
   out.push_back(read_part(ctx, "input's gradient", dx.part(), dx.data()));
   block.visit([&](auto& p) {
-    p.reduce(ctx);
-    out.push_back(read_part(ctx, p.name(), p.part(), p.gradient()));
+    const auto complete = p.reduce(ctx);
+    out.push_back(read_part(ctx, p.name(), p.part(), complete.data()));
   });
   device.synchronize();
   return out;

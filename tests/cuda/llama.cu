@@ -81,7 +81,7 @@ TEST_CASE("ranks that share a GPU compute what one does") {
       INFO("dp=" << ranks / tp_ranks << " tp=" << tp_ranks);
       for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, ranks / tp_ranks, tp_ranks)) {
         check_parity(one, r, 1e-5);
-        check_ledger(r.measured, r.predicted);
+        CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
         CHECK(r.saved_measured == r.saved_predicted);
       }
     }
@@ -93,7 +93,7 @@ TEST_CASE("so do ranks that share a sequence") {
   const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
   for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, 1, 2, 2)) {
     check_parity(one, r, 1e-5);
-    check_ledger(r.measured, r.predicted);
+    CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
     CHECK(r.saved_measured == r.saved_predicted);
   }
   const rank_outcome half = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1, 4)[0]);

@@ -149,8 +149,8 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   mw1.write(w1, width, rank * f, 0, stream);
   mw2.write(w2, inner, 0, rank * f, stream);
 
-  linear<float, up_policy, cuda> up(here, "up", {}, mw1.data, mdw1.data);
-  linear<float, down_policy, cuda> down(here, "down", {}, mw2.data, mdw2.data);
+  linear<float, up_policy, cuda> up(here, "up", {.memory = {mw1.data, mdw1.data}});
+  linear<float, down_policy, cuda> down(here, "down", {.memory = {mw2.data, mdw2.data}});
   linear_saved<cuda> up_kept, down_kept;
   here.device().reset_peak();
   CHECK(here.device().bytes_in_use() == 0);  // the layers own nothing
@@ -209,7 +209,7 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
         *my_gradients = gradients.data;
   // clang-format off
   auto here = pl::attach(mesh, my_comm, my_stream, sizes);    // an ncclComm_t and a cudaStream_t; nothing is owned
-  pl::linear<float, up_projection, pl::cuda> up(here, "up", {}, my_weights, my_gradients);
+  pl::linear<float, up_projection, pl::cuda> up(here, "up", {.memory = {my_weights, my_gradients}});
   up.forward(here, my_activations, my_output);                // in my_stream, and the host waits for nothing
   // clang-format on
   CHECK(output.off(values(64, 4.0), 8, 0, 0, my_stream) == 0);
@@ -251,7 +251,7 @@ TEST_CASE("attach: norms on the caller's parameters") {
           decltype(norm)::saved kept;
           norm.forward(here, x.data, y.data, &kept);
           norm.backward(here, x.data, kept, x.data, dx.data);
-          norm.weight().reduce(here);  // partial over tp: the rows vary, the weight does not
+          static_cast<void>(norm.weight()->reduce(here));  // partial over tp: the rows vary, the weight does not
           CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
           CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
         }) == "");
@@ -280,8 +280,8 @@ TEST_CASE("attach: a bias and a table of the caller's") {
           table.write(values(6 * width, 2.0), width, 0, 0, stream);
           w.write(values(inner * width, 1.0), width, 0, 0, stream);
           b.write(values(inner, 0.5), inner, 0, rank * f, stream);
-          embedding<float, table_policy, cuda> embed(here, 6, "embed", {}, {table.data, dtable.data});
-          linear<float, biased_policy, cuda> up(here, "up", {}, {w.data, dw.data, b.data, db.data});
+          embedding<float, table_policy, cuda> embed(here, 6, "embed", {.memory = {table.data, dtable.data}});
+          linear<float, biased_policy, cuda> up(here, "up", {.memory = {w.data, dw.data, b.data, db.data}});
           CHECK(here.device().bytes_in_use() == 0);
           const auto* tokens_of_zero = reinterpret_cast<const std::int64_t*>(ids.data);
           linear_saved<cuda> kept;
@@ -310,8 +310,8 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
                 dw2(width, f, stream);
             w1.write(random_values<float>(inner * width, 2), width, rank * f, 0, stream);
             w2.write(random_values<float>(width * inner, 3), inner, 0, rank * f, stream);
-            linear<float, up_policy, cuda> up(here, "up", {}, w1.data, dw1.data);
-            linear<float, down_policy, cuda> down(here, "down", {}, w2.data, dw2.data);
+            linear<float, up_policy, cuda> up(here, "up", {.memory = {w1.data, dw1.data}});
+            linear<float, down_policy, cuda> down(here, "down", {.memory = {w2.data, dw2.data}});
             const auto step = [&] {
               linear_saved<cuda> up_kept, down_kept;
               for (const matrix* m : {&dw1, &dw2}) here.device().zero(m->data, m->bytes(), here.device().main_stream());

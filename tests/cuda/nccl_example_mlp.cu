@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/tensor/nccl_attach.hpp"
 

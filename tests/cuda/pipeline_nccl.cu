@@ -27,7 +27,7 @@ struct numbers {
   buffer<cuda> memory;
 
   numbers() = default;
-  explicit numbers(context<cuda>& ctx) : memory(make_buffer<double>(ctx.device, width)) {}
+  explicit numbers(const context<cuda>& ctx) : memory(make_buffer<double>(ctx.device, width)) {}
   double* data() { return memory.data<double>(); }
   std::int64_t size() const { return memory.empty() ? 0 : static_cast<std::int64_t>(width); }
   explicit operator bool() const { return !memory.empty(); }
@@ -37,23 +37,23 @@ struct numbers {
 /// with what it got.
 struct doubling {
   using activation = numbers;
-  using slope = numbers;
+  using gradient = numbers;
   struct saved {};
 
   const pipeline_shape& shape;
   int rank;
-  std::vector<double> first_slopes;  ///< of each microbatch, on the rank that has the first stage
+  std::vector<double> first_gradients;  ///< of each microbatch, on the rank that has the first stage
   int wrong = 0;
 
-  numbers input(context<cuda>& ctx, int) { return numbers(ctx); }
-  numbers output_slope(context<cuda>& ctx, int) { return numbers(ctx); }
-  numbers doubled(context<cuda>& ctx, numbers x) {
+  numbers input(const context<cuda>& ctx, int) { return numbers(ctx); }
+  numbers output_gradient(const context<cuda>& ctx, int) { return numbers(ctx); }
+  numbers doubled(const context<cuda>& ctx, numbers x) {
     numbers y(ctx);
     ctx.device.copy(y.data(), x.data(), y.memory.bytes(), ctx.device.main_stream());
     kernels::accumulate(ctx.device, static_cast<const double*>(x.data()), y.data(), static_cast<std::int64_t>(width));
     return y;
   }
-  numbers forward(context<cuda>& ctx, int chunk, int microbatch, numbers x, saved*) {
+  numbers forward(const context<cuda>& ctx, int chunk, int microbatch, numbers x, saved*) {
     const int stage = shape.stage_of(rank, chunk);
     if (stage == 0) {
       x = numbers(ctx);
@@ -66,7 +66,7 @@ struct doubling {
     last[static_cast<std::size_t>(microbatch)] = std::move(x);
     return {};
   }
-  numbers backward(context<cuda>& ctx, int chunk, int microbatch, saved&, numbers dy) {
+  numbers backward(const context<cuda>& ctx, int chunk, int microbatch, saved&, numbers dy, weight_work*) {
     const int stage = shape.stage_of(rank, chunk);
     if (stage + 1 == shape.stages()) dy = std::move(last[static_cast<std::size_t>(microbatch)]);
     dy = doubled(ctx, std::move(dy));
@@ -75,10 +75,10 @@ struct doubling {
     ctx.device.download(values.data(), dy.data(), dy.memory.bytes(), ctx.device.main_stream());
     const double expected = (microbatch + 1) * std::ldexp(1.0, 2 * shape.stages());
     wrong += static_cast<int>(width) - static_cast<int>(std::count(values.begin(), values.end(), expected));
-    first_slopes.push_back(values[0]);
+    first_gradients.push_back(values[0]);
     return {};
   }
-  void finished(context<cuda>&, int) {}
+  void finished(const context<cuda>&, int) {}
 
   std::vector<numbers> last{};
 };
@@ -101,7 +101,8 @@ void check(int ranks, int microbatches) {
                             device.synchronize();
                             CHECK(stages.wrong == 0);
                             const bool has_first = plan.shape.rank_of(0) == comm.rank();
-                            CHECK(stages.first_slopes.size() == static_cast<std::size_t>(has_first ? microbatches : 0));
+                            CHECK(stages.first_gradients.size() ==
+                                  static_cast<std::size_t>(has_first ? microbatches : 0));
                           }));
 }
 

@@ -10,16 +10,13 @@ class forward_only {
  public:
   struct saved {};
   forward_only() = default;
-  forward_only(context<Device>&, const attention_part&, const axis_list&) {}
+  forward_only(const context<Device>&, const attention_part&, const axis_list&) {}
   bool keeps_inputs() const { return true; }
-  void forward(context<Device>&, const attention_inputs<Precision>&, Precision*, saved*) {}
+  void forward(const context<Device>&, const attention_inputs<Precision>&, Precision*, saved*) {}
 #ifdef PLAIT_FAIL_FIX
   template <class G>
-  void backward(context<Device>&, const attention_inputs<Precision>&, const Precision*, const Precision*, saved&, attention_gradients<G>) {}
+  void backward(const context<Device>&, const attention_inputs<Precision>&, const Precision*, const Precision*, saved&, attention_gradients<G>) {}
 #endif
-  std::int64_t saved_bytes() const { return 0; }
-  template <class F>
-  void visit_collectives(F&&) const {}
 };
 struct my_policy {
   using axes = type_list<cp>;

@@ -14,7 +14,7 @@ using reduced = spec<hidden, invariant<dp, tp>>;
 #else
 using reduced = spec<hidden, partial<dp>, invariant<tp>>;
 #endif
-void optimizer_step(context<cpu>& ctx, adamw<float>& optimizer, tensor<float, stored>& weight, tensor<float, gradient>& slope) {
-  const auto sum = redistribute<reduced>(ctx, slope);
-  optimizer.update(ctx, weight, sum);
+void optimizer_step(context<cpu>& ctx, adamw<float>& optimizer, tensor<float, stored>& weight, tensor<float, gradient>& partial_gradient) {
+  const auto sum = redistribute<reduced>(ctx, partial_gradient);
+  optimizer.update(ctx, "weight", weight, sum);
 }

@@ -1,4 +1,4 @@
-// expect: a layer's `backward(ctx, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of dual_t<input>
+// expect: a layer's `backward(mb, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of dual_t<input>
 // expect: mine
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
@@ -14,22 +14,21 @@ struct half_a_layer {
   using input = Spec;
   using output = Spec;
   struct saved {};
-  tensor<float, Spec> forward(context<cpu>& ctx, const tensor<float, Spec>&, saved*, recompute) {
-    return tensor<float, Spec>(ctx);
+  tensor<float, Spec> forward(const microbatch<cpu>& mb, const tensor<float, Spec>&, saved*) {
+    return tensor<float, Spec>(mb.ctx);
   }
-  std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
   template <class F>
   void visit(F&&) {}
 };
 struct mine : half_a_layer<stream> {
 #ifdef PLAIT_FAIL_FIX
-  tensor<float, dual_t<stream>> backward(context<cpu>& ctx, const tensor<float, stream>&, saved&,
+  tensor<float, dual_t<stream>> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&,
                                          const tensor<float, dual_t<stream>>&) {
-    return tensor<float, dual_t<stream>>(ctx);
+    return tensor<float, dual_t<stream>>(mb.ctx);
   }
 #else  // the gradient has the dual spec: partial where the value is replicated
-  tensor<float, stream> backward(context<cpu>& ctx, const tensor<float, stream>&, saved&, const tensor<float, stream>&) {
-    return tensor<float, stream>(ctx);
+  tensor<float, stream> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&, const tensor<float, stream>&) {
+    return tensor<float, stream>(mb.ctx);
   }
 #endif
 };

@@ -1,4 +1,4 @@
-// expect: a layer needs a member `backward(ctx, x, saved, dy)` that returns a tensor of dual_t<input>
+// expect: a layer needs a member `backward(mb, x, saved, dy)` that returns a tensor of dual_t<input>
 // expect: mine
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
@@ -14,18 +14,17 @@ struct half_a_layer {
   using input = Spec;
   using output = Spec;
   struct saved {};
-  tensor<float, Spec> forward(context<cpu>& ctx, const tensor<float, Spec>&, saved*, recompute) {
-    return tensor<float, Spec>(ctx);
+  tensor<float, Spec> forward(const microbatch<cpu>& mb, const tensor<float, Spec>&, saved*) {
+    return tensor<float, Spec>(mb.ctx);
   }
-  std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
   template <class F>
   void visit(F&&) {}
 };
 struct mine : half_a_layer<stream> {
 #ifdef PLAIT_FAIL_FIX
-  tensor<float, dual_t<stream>> backward(context<cpu>& ctx, const tensor<float, stream>&, saved&,
+  tensor<float, dual_t<stream>> backward(const microbatch<cpu>& mb, const tensor<float, stream>&, saved&,
                                          const tensor<float, dual_t<stream>>&) {
-    return tensor<float, dual_t<stream>>(ctx);
+    return tensor<float, dual_t<stream>>(mb.ctx);
   }
 #endif
 };

@@ -4,6 +4,7 @@
 // expect: input_of_layer<0, plait::rms_norm<float
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
 using namespace plait;

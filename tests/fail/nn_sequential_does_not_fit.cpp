@@ -4,6 +4,7 @@
 // expect: input_of_layer<1, plait::linear<float, down_policy
 // errors-at-most: 1
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
 
 using namespace plait;
 

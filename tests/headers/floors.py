@@ -9,7 +9,7 @@ import re
 import sys
 
 FLOORS = ["core", "mesh", "layout", "schedule", "device", "kernels", "comm", "data", "tensor", "nn",
-          "optim", "parallel", "checkpoint", "plan", "observe", "models"]
+          "optim", "parallel", "checkpoint", "plan", "observe", "models", "testing"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 

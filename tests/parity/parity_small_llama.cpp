@@ -1,5 +1,5 @@
 // timeout: 120
-// Small enough for thread sanitizer: one step on a mesh of 2 x 2 ranks against one rank, and put-off weight gradients.
+// Small enough for thread sanitizer: one step on a mesh of 2 x 2 ranks against one rank, and deferred weight gradients.
 #include "../support/llama_parity.hpp"
 
 using namespace plait;
@@ -16,9 +16,9 @@ scenario tiny() {
   return s;
 }
 
-/// The gradients of one microbatch, with weight gradients at once or put off until the end of the backward pass.
+/// The gradients of one microbatch, with weight gradients at once or deferred until the end of the backward pass.
 template <strategy S>
-std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_off, std::int64_t dp_ranks,
+std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool deferred, std::int64_t dp_ranks,
                                                     std::int64_t tp_ranks) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   const typename S::mesh mesh{dp_ranks, 1, split.tp, split.tp_rep};
@@ -26,7 +26,7 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
     cpu device;
-    context<cpu> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), s.batch, s.seq), 3};
+    const context<cpu> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), s.batch, s.seq), 3};
     llama<double, S> model(ctx, s.config, s.options);
     model.visit([&](auto& p) {
       p.initialize(ctx);
@@ -36,30 +36,29 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool put_
     typename llama<double, S>::tokens ids(ctx), labels(ctx);
     fill_tokens(s, 0, ids, labels);
     typename llama<double, S>::saved kept;
-    model.forward(ctx, ids, labels, &kept);
     weight_work later;
-    ctx.deferred = put_off ? &later : nullptr;
-    typename llama<double, S>::loss_seed seed(ctx);
-    *seed.data() = 1.0 / 64;
-    model.backward(ctx, ids, labels, kept, seed);
-    if (put_off) {
+    microbatch<cpu> mb(ctx);
+    mb.deferred = deferred ? &later : nullptr;
+    model.forward(mb, ids, labels, &kept);
+    const auto seed = llama<double, S>::mean::seed_type::weighted(ctx, 1.0 / 64);
+    model.backward(mb, ids, labels, kept, seed);
+    if (deferred) {
       CHECK(later.size() > 0);
       later.run();
       CHECK(later.size() == 0);
     }
-    model.visit([&](auto& p) { p.reduce(ctx); });
-    ctx.deferred = nullptr;
+    model.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
     all[static_cast<std::size_t>(ranks.rank())] = gather_gradients(ctx, model);
   });
   return all;
 }
 
 template <strategy S>
-void check_put_off(const scenario& s, double tolerance) {
+void check_deferred(const scenario& s, double tolerance) {
   for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 2}}) {
     const auto now = gradients_of<S>(s, false, dp_ranks, tp_ranks),
                later = gradients_of<S>(s, true, dp_ranks, tp_ranks);
-    for (std::size_t r = 0; r < now.size(); ++r) check_tensors(later[r], now[r], tolerance, "put-off gradient");
+    for (std::size_t r = 0; r < now.size(); ++r) check_tensors(later[r], now[r], tolerance, "deferred gradient");
   }
 }
 
@@ -70,19 +69,19 @@ TEST_CASE("dp 2 x tp 2") {
   check_mesh<double, megatron_sp>(s, train_one<double, megatron_sp>(s), 2, 2);
 }
 
-TEST_CASE("weight gradients that are put off are the same bits") {
+TEST_CASE("deferred weight gradients are the same bits") {
   scenario s = tiny();
   s.config.attention_bias = s.config.mlp_bias = true;
   for (const recompute policy : {recompute::none, recompute::selective, recompute::full}) {
     s.options.keep = policy;
-    check_put_off<megatron_sp>(s, 0.0);
-    check_put_off<megatron_tp>(s, 0.0);
+    check_deferred<megatron_sp>(s, 0.0);
+    check_deferred<megatron_tp>(s, 0.0);
   }
 }
 
-TEST_CASE("a tied table adds its two gradients in one order, put off or not") {
+TEST_CASE("a tied table adds its two gradients in one order, deferred or not") {
   scenario s = tiny();
   s.config.tie_embeddings = true;
   s.config.vocab = 7;  // tokens repeat, so that rows of the table sum more than two terms
-  check_put_off<megatron_sp>(s, 0.0);
+  check_deferred<megatron_sp>(s, 0.0);
 }

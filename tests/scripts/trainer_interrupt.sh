@@ -59,3 +59,17 @@ grep -q '^train_llama: step [1-9][0-9]* has the loss .* try a smaller --lr (now 
 [ "$(logs get nan.jsonl interrupted)" = false ] || fail "a run that diverges counts as interrupted"
 [ "$(logs get nan.jsonl steps)" -lt 50 ] || fail "a run that diverges goes on"
 [ -s nan.svg ] || fail "a run that diverges leaves no picture"
+
+# One that is told to skip such steps goes on to the end with the weights that it had, and counts them.
+code=0
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 12 --mesh dp=2,tp=2 --lr 1e8 --clip 0 \
+  --on-nonfinite skip --log skip.jsonl --sample 8 >skip.out 2>skip.err || code=$?
+case $code in
+  0) ;;
+  1) grep -q '^train_llama: .*no token has a finite score' skip.err || fail "a run that skips says: $(cat skip.err)" ;;
+  *) fail "exit code $code of a run that skips steps: $(cat skip.err)" ;;
+esac
+[ "$(logs get skip.jsonl steps)" = 12 ] || fail "a run that skips steps ends after $(logs get skip.jsonl steps)"
+[ "$(logs get skip.jsonl skipped_steps)" -gt 0 ] || fail "no step was skipped"
+[ "$(grep -c '"skipped": *true' skip.jsonl)" = "$(logs get skip.jsonl skipped_steps)" ] || fail "skipped steps in the log"
+grep -q 'skipped' skip.out || fail "the summary does not tell of skipped steps"

@@ -33,7 +33,9 @@ struct attention_case {
     s.set(dim_of<kv_heads>, kv_size);
     return s;
   }
-  attention_options options() const { return {mask == masking::window ? 7 : 0, mask >= masking::documents}; }
+  attention_options options() const {
+    return {.window = mask == masking::window ? 7 : 0, .documents = mask >= masking::documents};
+  }
   /// Three documents in each sequence; or one, whose last quarter (all of some ranks) sees nothing.
   std::int32_t document_start(std::int64_t sample, std::int64_t position) const {
     if (mask == masking::masked_ranks) return static_cast<std::int32_t>(position < seq_size * 3 / 4 ? 0 : seq_size);
@@ -61,34 +63,62 @@ template <class T>
 std::vector<T> as_type(const std::vector<double>& v) {
   return std::vector<T>(v.begin(), v.end());
 }
-template <class T>
-std::vector<double> collect_as_double(context<cpu>& ctx, const layout& from, const T* local) {
-  const executor moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
-  std::vector<T> out(static_cast<std::size_t>(moves.to().local_size()));
-  moves.run(ctx.device, local, out.data(), dtype_of<T>);
-  return std::vector<double>(out.begin(), out.end());
+
+/// The layer of a case; `document_starts` of its tokens must live as long as the microbatch.
+template <class T, strategy S, class Device>
+self_attention<T, S, Device> attention_of(const context<Device>& ctx, const attention_case& c) {
+  attention_options how = c.options();
+  how.frequencies = kernels::rope_inverse_frequencies(4, 100.0, {});
+  return self_attention<T, S, Device>(ctx, "attention", std::move(how));
+}
+
+/// What the layer keeps and sends, without anything running.
+template <class T, strategy S>
+layer_plan plan_of_attention(const mesh_shape& mesh, std::int64_t rank, const attention_case& c) {
+  world ranks = world::counting(mesh, rank);
+  counting_device device;
+  const context<counting_device> ctx{device, ranks, c.sizes(), 99};
+  auto layer = attention_of<T, S>(ctx, c);
+  gather_parameters(ctx, layer);
+  zero_gradients(ctx, layer);
+  ranks.ledger().clear();
+  using input = typename decltype(layer)::input;
+  const tensor<T, input, counting_device> x(ctx);
+  const tensor<T, dual_t<input>, counting_device> dy(ctx);
+  const std::int32_t nothing = 0;
+  microbatch<counting_device> mb(ctx);
+  if (c.options().documents) mb.document_starts = &nothing;
+  layer_plan plan;
+  typename decltype(layer)::saved kept;
+  const auto before = static_cast<std::int64_t>(device.bytes_in_use());
+  {
+    const auto y = layer.forward(mb, x, &kept);
+    plan.kept_bytes =
+        static_cast<std::int64_t>(device.bytes_in_use()) - before - y.size() * static_cast<std::int64_t>(sizeof(T));
+  }
+  plan.forward = ranks.ledger();
+  ranks.ledger().clear();
+  layer.backward(mb, x, kept, dy);
+  plan.backward = ranks.ledger();
+  return plan;
 }
 
 /// One rank's share: everything in the order of the text. What is kept and what is communicated is as predicted.
 template <class T, strategy S>
 layer_values attend_on_rank(world& ranks, const attention_case& c) {
   cpu device;
-  context<cpu> ctx{device, ranks, c.sizes(), 99};
-  const std::vector<double> frequencies = kernels::rope_inverse_frequencies(4, 100.0, {});
-  using layer_type = self_attention<T, S>;
-  layer_type layer(ctx, "attention", frequencies, {}, {}, false, c.options());
-  layer.visit([&](auto& p) {
-    kernels::fill_normal(device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.2, 0.4);
-    p.gather(ctx);
-    p.zero_gradient(ctx);
-  });
+  const context<cpu> ctx{device, ranks, c.sizes(), 99};
+  auto layer = attention_of<T, S>(ctx, c);
+  using layer_type = decltype(layer);
+  fill_parameters(ctx, layer, {});
   const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);
   const box part = local_box(layout_v<typename transformer_specs<S>::tokens>, ranks.shape(), ctx.sizes, ranks.rank());
   const std::vector<std::int64_t> positions = text_positions<S>(ctx);
   std::vector<std::int32_t> starts;
   for (std::int64_t b = 0; b < part.local[0]; ++b)
     for (const std::int64_t p : positions) starts.push_back(c.document_start(part.offset[0] + b, p));
-  if (c.options().documents) ctx.document_starts = starts.data();
+  microbatch<cpu> mb(ctx);
+  if (c.options().documents) mb.document_starts = starts.data();
 
   using input = typename layer_type::input;
   const auto x =
@@ -99,28 +129,21 @@ layer_values attend_on_rank(world& ranks, const attention_case& c) {
   ranks.ledger().clear();
   typename layer_type::saved kept;
   const std::size_t before = device.bytes_in_use();
-  const auto y = layer.forward(ctx, x, &kept);
+  const auto y = layer.forward(mb, x, &kept);
   const auto held =
       static_cast<std::int64_t>(device.bytes_in_use() - before) - y.size() * static_cast<std::int64_t>(sizeof(T));
-  CHECK(held == layer.saved_bytes(ctx));
   const ledger forward = ranks.ledger();
   ranks.ledger().clear();
-  ctx.document_starts = nullptr;  // the backward pass knows them from the forward pass
-  const auto dx = layer.backward(ctx, x, kept, dy);
-  ledger expected_forward, expected_backward;
-  layer.visit_collectives([&](const char* pass, const collective_cost& cost) {
-    if (ranks.pruned(cost.axes).empty()) return;
-    (pass[0] == 'f' ? expected_forward : expected_backward)
-        .of(label_of(ranks.pruned(cost.axes)))
-        .kinds[static_cast<std::size_t>(cost.kind)] += {1, cost.payload, cost.wire, 0.0};
-  });
-  check_books(forward, expected_forward);
-  check_books(ranks.ledger(), expected_backward);
-  out.y = reordered(collect_as_double(ctx, layout_v<input>, y.data()), c, order, true);
-  out.dx = reordered(collect_as_double(ctx, layout_v<dual_t<input>>, dx.data()), c, order, true);
+  const auto dx = layer.backward(mb, x, kept, dy);
+  const layer_plan plan = plan_of_attention<T, S>(ranks.shape(), ranks.rank(), c);
+  CHECK(held == plan.kept_bytes);
+  CHECK(compare_ledgers(forward, plan.forward).text() == "");
+  CHECK(compare_ledgers(ranks.ledger(), plan.backward).text() == "");
+  out.y = reordered(collect_full(ctx, layout_v<input>, y.data()), c, order, true);
+  out.dx = reordered(collect_full(ctx, layout_v<dual_t<input>>, dx.data()), c, order, true);
   layer.visit([&](auto& p) {
-    p.reduce(ctx);
-    out.gradients.emplace_back(p.name(), collect_as_double(ctx, dual(p.stored()), p.gradient()));
+    const auto gradient = p.reduce(ctx);
+    out.gradients.emplace_back(p.name(), collect_full(ctx, dual(p.stored()), gradient.data()));
   });
   return out;
 }
@@ -143,17 +166,18 @@ template <class T, strategy S>
 sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) {
   sent_bytes sum;
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
-    cpu device;
-    world ranks = world::planned(mesh.shape(), r);
-    context<cpu> ctx{device, ranks, c.sizes(), 99};
-    const self_attention<T, S> layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false,
-                                     c.options());
-    layer.visit_collectives([&](const char* pass, const collective_cost& cost) {
-      if (cost.axes.empty() || !(cost.axes[0] == axis_of<cp>)) return;
-      const bool whole_group = cost.kind != collective::send;  // whose wire bytes are those of all its ranks
-      (pass[0] == 'f' ? sum.forward : sum.backward) +=
-          cost.wire / (whole_group ? static_cast<std::uint64_t>(mesh.shape().size(cost.axes)) : 1);
-    });
+    const layer_plan plan = plan_of_attention<T, S>(mesh.shape(), r, c);
+    for (const auto& [book, bytes] : {std::pair{&plan.forward, &sum.forward}, {&plan.backward, &sum.backward}})
+      for (const ledger::row& row : book->rows) {
+        if (!row.label.starts_with("cp")) continue;
+        for (int k = 0; k < collective_kinds; ++k) {
+          const auto kind = static_cast<collective>(k);
+          const std::uint64_t wire = row.kinds[static_cast<std::size_t>(k)].wire;
+          // The wire bytes of a send are its own; of a collective, those of all ranks of the group.
+          *bytes +=
+              wire / (kind == collective::send ? 1 : static_cast<std::uint64_t>(mesh.shape().extent(axis_of<cp>)));
+        }
+      }
   }
   return sum;
 }
@@ -163,9 +187,11 @@ template <class T, strategy S>
 std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
   try {
     cpu device;
-    world ranks = world::planned(mesh.shape(), 0);
-    context<cpu> ctx{device, ranks, c.sizes(), 99};
-    self_attention<T, S> layer(ctx, "layer", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, options);
+    world ranks = world::counting(mesh.shape(), 0);
+    const context<cpu> ctx{device, ranks, c.sizes(), 99};
+    attention_options how = options;
+    how.frequencies = kernels::rope_inverse_frequencies(4, 100.0, {});
+    self_attention<T, S> layer(ctx, "layer", std::move(how));
   } catch (const error& e) {
     return e.what();
   }

@@ -12,10 +12,13 @@
 #include "plait/models/llama.hpp"
 #include "plait/models/strategies.hpp"
 #include "plait/parallel/weights_hash.hpp"
-#include "plait/plan/step_traffic.hpp"
+#include "plait/plan/dry_run.hpp"
+#include "plait/testing/placing.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {
+
+using namespace plait::testing;
 
 /// What is trained. Every token is a function of its global sample and position, so that all meshes see the same data.
 struct scenario {
@@ -101,7 +104,7 @@ inline void fill_starts(const scenario& s, std::int64_t first_sample, host_start
 
 /// All of a parameter or its gradient, of which `local` is this rank's part, without its padding.
 template <class Parameter, class E, class Device>
-named_values gather_full(context<Device>& ctx, const Parameter& p, const E* local) {
+named_values gather_full(const context<Device>& ctx, const Parameter& p, const E* local) {
   const std::vector<E> all = gather_whole(ctx, p, local);
   std::size_t logical = 1;
   for (std::int64_t n : p.info().shape) logical *= static_cast<std::size_t>(n);
@@ -112,23 +115,51 @@ named_values gather_full(context<Device>& ctx, const Parameter& p, const E* loca
 }
 
 template <class Device, class Model>
-std::vector<named_values> gather_values(context<Device>& ctx, Model& model) {
+std::vector<named_values> gather_values(const context<Device>& ctx, Model& model) {
   std::vector<named_values> all;
   model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, std::as_const(p).value())); });
   return all;
 }
+/// Reduced gradients, as the last step has left them.
 template <class Device, class Model>
-std::vector<named_values> gather_gradients(context<Device>& ctx, Model& model) {
+std::vector<named_values> gather_gradients(const context<Device>& ctx, Model& model) {
   std::vector<named_values> all;
-  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, p.gradient())); });
+  model.visit([&](auto& p) { all.push_back(gather_full(ctx, p, std::as_const(p).gradient())); });
   return all;
+}
+
+/// What one rank will send in a step, and keep between the forward and the backward pass of a microbatch.
+struct plans {
+  step_plan step;
+  std::int64_t kept_bytes = 0;
+};
+template <class T, strategy S>
+plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
+  world ranks = world::counting(mesh, rank);
+  counting_device device;
+  const context<counting_device> ctx{device, ranks, llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq), 0};
+  using model_type = llama<T, S, counting_device>;
+  model_type model(ctx, s.config, s.options);
+  pipeline<model_type> whole(ctx, model, static_cast<int>(s.microbatches));
+  plans found;
+  found.step = dry_run_step(ctx, whole);
+  gather_parameters(ctx, model);
+  const typename model_type::tokens ids(ctx);
+  const typename model_type::document_starts starts(ctx);
+  microbatch<counting_device> mb(ctx);
+  if (s.documents) mb.document_starts = starts.data();
+  const auto before = static_cast<std::int64_t>(device.bytes_in_use());
+  typename model_type::saved kept;
+  const auto sum = model.forward(mb, ids, ids, &kept);
+  found.kept_bytes = static_cast<std::int64_t>(device.bytes_in_use()) - before - 8;  // but for the sum
+  return found;
 }
 
 /// Trains on one rank's share of `ranks`.
 template <class T, strategy S, class Device>
 rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   const std::int64_t microbatch = s.batch / s.microbatches;
-  context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
+  const context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
   llama<T, S, Device> model(ctx, s.config, s.options);
   adamw<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
@@ -137,9 +168,8 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
   for (std::int64_t step = 0; step < s.steps; ++step) {
-    ctx.first_sample = step * s.batch;
     ranks.ledger().clear();
-    out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0,
+    out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0, step * s.batch,
                                    [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
                                      fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
                                      fill_starts(s, step * s.batch + i * microbatch, starts, order);
@@ -147,12 +177,17 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
     out.measured = ranks.ledger();
     if (step == 0) out.first_gradients = gather_gradients(ctx, model);
   }
-  out.predicted = predict_step_traffic(ctx, model, optimizer, s.microbatches);
+  const plans predicted = plan_of<T, S>(s, ranks.shape(), ranks.rank());
+  out.predicted = predicted.step.traffic;
+  out.saved_predicted = predicted.kept_bytes;
   out.last_gradients = gather_gradients(ctx, model);
   out.weights = gather_values(ctx, model);
 
-  model.visit([&](auto& p) { p.gather(ctx); });
-  if (s.documents) return out;
+  gather_parameters(ctx, model);
+  if (s.documents) {
+    out.saved_predicted = 0;
+    return out;
+  }
   typename llama<T, S, Device>::tokens ids(ctx), labels(ctx);
   host_tokens host_ids(ids.part()), host_labels(ids.part());
   fill_tokens(s, 0, host_ids, host_labels, order);
@@ -164,7 +199,6 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
     const auto sum = model.forward(ctx, ids, labels, &kept);
     out.saved_measured = static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double));  // and the sum
   }
-  out.saved_predicted = model.saved_bytes(ctx);
   return out;
 }
 
@@ -184,18 +218,6 @@ std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, s
 }
 #endif
 
-/// |a - b| / |b| in the Euclidean norm; |a| where b is zero.
-inline double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  if (a.size() != b.size()) return INFINITY;
-  double difference = 0, size = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    difference += (a[i] - b[i]) * (a[i] - b[i]);
-    size += b[i] * b[i];
-  }
-  const double d = std::sqrt(difference);
-  return std::isfinite(d) ? (size > 0 ? d / std::sqrt(size) : d) : INFINITY;
-}
-
 inline void check_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance,
                           const char* what) {
   REQUIRE(a.size() == b.size());
@@ -205,20 +227,6 @@ inline void check_tensors(const std::vector<named_values>& a, const std::vector<
     CHECK(a[i].clean_padding);
     CHECK(relative_difference(a[i].values, b[i].values) <= tolerance);
   }
-}
-
-/// Every label and kind: calls, payload and wire bytes are those predicted from the layouts.
-inline void check_ledger(const ledger& measured, const ledger& predicted) {
-  for (const ledger* book : {&measured, &predicted})
-    for (const ledger::row& row : book->rows)
-      for (int k = 0; k < collective_kinds; ++k) {
-        const auto kind = static_cast<collective>(k);
-        const ledger::entry m = measured.total(row.label, kind), p = predicted.total(row.label, kind);
-        INFO(row.label << " " << name_of(kind));
-        CHECK(m.calls == p.calls);
-        CHECK(m.payload == p.payload);
-        CHECK(m.wire == p.wire);
-      }
 }
 
 /// Compares what each rank saw with one rank. Random numbers do not depend on the mesh, so initial weights are equal
@@ -249,7 +257,7 @@ void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_rank
   for (std::size_t r = 0; r < all.size(); ++r) {
     INFO("rank " << r);
     check_parity(one, all[r], parity_tolerance<T>);
-    check_ledger(all[r].measured, all[r].predicted);
+    CHECK(compare_ledgers(all[r].measured, all[r].predicted, true).text() == "");
     CHECK(all[r].saved_measured == all[r].saved_predicted);
   }
 }

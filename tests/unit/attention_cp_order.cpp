@@ -380,22 +380,26 @@ TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
   sizes.set(dim_of<hidden>, 3);
   cpu device;
   const auto fill = [](auto& x) { std::fill_n(x.data(), x.size(), 1.0); };
-  world one = world::planned(mesh<axis<dp>>{1}.shape(), 0);
-  context<cpu> alone{device, one, sizes, 7, 12};
+  world one = world::counting(mesh<axis<dp>>{1}.shape(), 0);
+  const context<cpu> alone{device, one, sizes, 7};
+  microbatch<cpu> all(alone);
+  all.first_sample = 12;
   tensor<double, text> whole(alone);
   fill(whole);
-  dropout<double, text>(0.5, "layer").forward(alone, whole);
+  dropout<double, text>(0.5, "layer").forward(all, whole);
   const mesh_shape shape = mesh<axis<dp>, axis<cp>, axis<tp>>{2, 3, 2}.shape();
   const sequence_order order = sequence_order::zigzag(24, 3);
   std::int64_t kept = 0;
   for (std::int64_t r = 0; r < shape.size(); ++r) {
-    world ranks = world::planned(shape, r);
-    context<cpu> ctx{device, ranks, sizes, 7, 12};
+    world ranks = world::counting(shape, r);
+    const context<cpu> ctx{device, ranks, sizes, 7};
+    microbatch<cpu> mb(ctx);
+    mb.first_sample = 12;
     tensor<double, zig> x(ctx), dy(ctx);
     fill(x), fill(dy);
     const dropout<double, zig> drop(0.5, "layer", order);
-    drop.forward(ctx, x);
-    drop.backward(ctx, dy);
+    drop.forward(mb, x);
+    drop.backward(mb, dy);
     const box& part = x.part();
     const std::int64_t width = part.local[2];
     for (std::int64_t i = 0; i < x.size(); ++i) {

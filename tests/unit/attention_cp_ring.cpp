@@ -52,7 +52,7 @@ TEST_CASE(
 
 TEST_CASE("what cannot be is refused by name and value") {
   attention_case c;
-  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {-1, false})
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.window = -1})
             .find("layer: attention_window is -1; at least 1") == 0);
   c.seq_size = 36;
   using zig = with_context<megatron_sp, ring<cp>, zigzag>;
@@ -73,19 +73,21 @@ TEST_CASE("documents are neither forgotten nor ignored") {
     attention_case c;
     threads::run(1, [&](threads::communicator comm) {
       world ranks(four{1, 1, 1, 1}.shape(), comm);
-      context<cpu> ctx{device, ranks, c.sizes(), 99};
+      const context<cpu> ctx{device, ranks, c.sizes(), 99};
       using layer_type = self_attention<double, alone>;
-      layer_type layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, {0, expected});
+      layer_type layer(ctx, "attention", {.documents = expected});
+      gather_parameters(ctx, layer);
       const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size));
-      if (!expected) ctx.document_starts = starts.data();
+      microbatch<cpu> mb(ctx);
+      if (!expected) mb.document_starts = starts.data();
       const tensor<double, layer_type::input> x(ctx);
       try {
-        layer.forward(ctx, x);
+        layer.forward(mb, x);
       } catch (const error& e) {
         text = e.what();
       }
     });
-    CHECK(text.find(expected ? "the context has no document_starts" : "attention_options::documents is not set") !=
+    CHECK(text.find(expected ? "the microbatch has no document_starts" : "attention_options::documents is not set") !=
           std::string::npos);
   }
 }
@@ -97,19 +99,21 @@ TEST_CASE("where one rank fails, the others do not wait for its keys") {
     threads::run(4, [&](threads::communicator comm) {
       world ranks(four{1, 4, 1, 1}.shape(), comm);
       cpu device;
-      context<cpu> ctx{device, ranks, c.sizes(), 99};
+      const context<cpu> ctx{device, ranks, c.sizes(), 99};
       using layer_type = self_attention<double, megatron_sp>;
-      layer_type layer(ctx, "attention", kernels::rope_inverse_frequencies(4, 100.0, {}), {}, {}, false, c.options());
+      layer_type layer(ctx, "attention", c.options());
+      gather_parameters(ctx, layer);
       const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
-      if (ranks.rank() != 1) ctx.document_starts = starts.data();
+      microbatch<cpu> mb(ctx);
+      if (ranks.rank() != 1) mb.document_starts = starts.data();
       tensor<double, layer_type::input> x(ctx);
       std::fill_n(x.data(), x.size(), 0.5);
-      layer.forward(ctx, x);
+      layer.forward(mb, x);
     });
   } catch (const error& e) {
     text = e.what();
   }
-  CHECK(text.find("rank 1: attention_options::documents is set, but the context has no document_starts") !=
+  CHECK(text.find("rank 1: attention_options::documents is set, but the microbatch has no document_starts") !=
         std::string::npos);
 }
 

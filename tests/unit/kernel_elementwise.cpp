@@ -51,14 +51,22 @@ TEST_CASE_TEMPLATE("arithmetic", T, float, double) {
 TEST_CASE("a clipping factor and a reciprocal are made from numbers in memory") {
   cpu device;
   const double squares = 16, zero = 0;
-  double norm = 0, factor = 0, inverse = 7;
-  kernels::clip(device, &squares, 1.0, &norm, &factor);
-  CHECK(norm == 4.0);
-  CHECK(factor == 1.0 / (4.0 + 1e-6));
-  kernels::clip(device, &squares, 5.0, &norm, &factor);
-  CHECK(factor == 1.0);
-  kernels::clip(device, &squares, 0.0, &norm, &factor);
-  CHECK(factor == 1.0);
+  double inverse = 7;
+  const auto clip = [&](double sum, double limit) {
+    kernels::clip_numbers out{7, 7, 7};
+    kernels::clip(device, &sum, limit, &out);
+    return out;
+  };
+  CHECK(clip(squares, 1.0).norm == 4.0);
+  CHECK(clip(squares, 1.0).factor == 1.0 / (4.0 + 1e-6));
+  CHECK(clip(squares, 5.0).factor == 1.0);
+  CHECK(clip(squares, 0.0).factor == 1.0);
+  CHECK(clip(squares, 0.0).update == 1.0);
+  for (const double sum : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), -1.0}) {
+    CHECK(clip(sum, 1.0).update == 0.0);
+    CHECK(clip(sum, 1.0).factor == 0.0);
+    CHECK(clip(sum, 0.0).update == 0.0);
+  }
   kernels::reciprocal(device, &squares, &inverse);
   CHECK(inverse == 1.0 / 16);
   kernels::reciprocal(device, &zero, &inverse);

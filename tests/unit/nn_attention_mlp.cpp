@@ -13,26 +13,23 @@ namespace {
 
 using four = megatron_sp::mesh;
 
-/// A strategy of a user's own: the residual stream is sharded along hidden, gathered for each sublayer.
-struct hidden_sharded : megatron_sp {
-  using residual = spec<shard<batch, dp>, shard<seq, cp>, shard<hidden, tp, tp_rep>>;
-};
-
 template <class Make>
 void check_sublayer(Make make, std::initializer_list<four> meshes) {
   const dim_sizes sizes = transformer_sizes(2, 8);
-  const layer_values one = check_differences(four{1, 1, 1, 1}, sizes, make, 25);
-  for (const four& mesh : meshes)
-    for (const recompute keep : {recompute::none, recompute::selective}) check_layer(mesh, sizes, one, make, keep);
+  const layer_values one = check_one(four{1, 1, 1, 1}, sizes, make, 25);
+  check_meshes(meshes, sizes, one, make);
 }
 
-template <class S, bool Bias, bool Scaled>
-void check_attention() {
-  const auto make = [](context<cpu>& ctx) {
-    std::optional<kernels::llama3_rope_scaling> scaling;
-    if (Scaled) scaling = {8.0, 1.0, 4.0, 16.0};
-    const std::vector<double> frequencies = kernels::rope_inverse_frequencies(4, 100.0, scaling);
-    return self_attention<double, S>(ctx, "attention", frequencies, {}, {}, Bias);
+attention_options rotated(std::optional<kernels::llama3_rope_scaling> scaling = {}) {
+  attention_options how;
+  how.frequencies = kernels::rope_inverse_frequencies(4, 100.0, scaling);
+  return how;
+}
+
+template <class S>
+void check_attention(const attention_options& how) {
+  const auto make = [how](const auto& ctx) {
+    return self_attention<double, S, device_of<decltype(ctx)>>(ctx, "attention", how);
   };
   check_sublayer(make, {four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 1, 2}, four{1, 1, 2, 2}, four{2, 1, 2, 1},
                         four{2, 1, 2, 2}, four{1, 1, 1, 4}});
@@ -40,18 +37,44 @@ void check_attention() {
 
 template <class S, bool Bias>
 void check_mlp() {
-  const auto make = [](context<cpu>& ctx) { return swiglu_mlp<double, S>(ctx, "mlp", {}, Bias); };
+  const auto make = [](const auto& ctx) {
+    return swiglu_mlp<double, S, device_of<decltype(ctx)>>(ctx, "mlp", {}, Bias);
+  };
   check_sublayer(make, {four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 2, 2}, four{2, 1, 4, 1}, four{1, 1, 2, 4}});
 }
 
 }  // namespace
 
 TEST_CASE("attention") {
-  check_attention<megatron_sp, false, false>();
-  check_attention<megatron_tp, true, false>();
+  check_attention<megatron_sp>(rotated());
+  attention_options biased = rotated();
+  biased.qkv_bias = biased.output_bias = true;
+  check_attention<megatron_tp>(biased);
 }
 
-TEST_CASE("attention with Llama-3 rope scaling and biases") { check_attention<megatron_sp, true, true>(); }
+TEST_CASE("attention with Llama-3 rope scaling and biases") {
+  attention_options how = rotated(kernels::llama3_rope_scaling{8.0, 1.0, 4.0, 16.0});
+  how.qkv_bias = how.output_bias = true;
+  check_attention<megatron_sp>(how);
+}
+
+TEST_CASE("attention with biases on queries, keys and values alone, with norms of queries and keys") {
+  attention_options how = rotated();
+  how.qkv_bias = true;
+  check_attention<megatron_sp>(how);
+  how.qkv_bias = false;
+  how.qk_norm_epsilon = 1e-5;
+  check_attention<megatron_sp>(how);
+  check_attention<stored_over_dp<megatron_tp>>(how);
+}
+
+TEST_CASE("attention without rotation, without a mask, with a window") {
+  check_attention<megatron_sp>({});
+  check_attention<megatron_sp>({.causal = false});
+  attention_options how = rotated();
+  how.window = 3;
+  check_attention<megatron_sp>(how);
+}
 
 TEST_CASE("SwiGLU MLP") {
   check_mlp<megatron_sp, false>();
@@ -84,10 +107,7 @@ bool has(const std::string& text, const char* part) {
 }  // namespace
 
 TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
-  const auto attention = [](context<cpu>& ctx) {
-    const std::vector<double> frequencies = kernels::rope_inverse_frequencies(4, 100.0, {});
-    self_attention<double, megatron_sp>(ctx, "attention", frequencies);
-  };
+  const auto attention = [](context<cpu>& ctx) { self_attention<double, megatron_sp>(ctx, "attention", rotated()); };
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<heads>, 12), sizes.set(dim_of<kv_heads>, 3), sizes.set(dim_of<seq>, 6);
   const std::string split = refused_at(four{1, 1, 1, 2}, sizes, attention);
@@ -97,7 +117,7 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   CHECK(has(refused_at(four{1, 1, 3, 1}, sizes, attention),
             "heads is 4, sharded over tp=3 = 3 ranks; the nearest sizes that divide are 3 and 6"));
   const auto wrong_frequencies = [](context<cpu>& ctx) {
-    self_attention<double, megatron_sp>(ctx, "attention", std::vector<double>{1.0});
+    self_attention<double, megatron_sp>(ctx, "attention", {.frequencies = {1.0}});
   };
   CHECK(has(refused_at(four{1, 1, 1, 1}, transformer_sizes(), wrong_frequencies),
             "1 rotary frequencies for head_dim = 4"));
@@ -140,9 +160,9 @@ TEST_CASE("a layer on a mesh whose axes it does not mention, a size the context 
 
 TEST_CASE("a parameter may not be stored replicated or partial") {
   const auto make = [](context<cpu>& ctx) {
-    double memory[16];
     const layout stored = layout_v<spec<hidden, replicate<dp>>>;
-    parameter_base<double, cpu>(ctx, {"w", {8}, {}, true}, stored, stored, memory, memory + 8);
+    const layout met = layout_v<spec<shard<batch, dp>, hidden, invariant<cp, tp, tp_rep>>>;
+    parameter<double, cpu>(ctx, {"w", {8}, {}, true}, stored, layout_v<spec<hidden>>, met);
   };
   CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make), "parameter w: a forgotten reduction"));
 }

@@ -25,35 +25,31 @@ std::vector<std::int64_t> token_list(const context<cpu>& ctx, std::int64_t ignor
 }
 
 /// An embedding as a layer of the harness, with an input that does nothing.
-template <class Policy>
-struct lookup_layer {
-  using value_type = double;
-  using device = cpu;
+template <class Policy, class Device>
+struct lookup_layer : layer_types<double, typename Policy::output, typename Policy::output, Device> {
   using input = typename Policy::output;
   using output = typename Policy::output;
+  using ids = tensor<std::int64_t, typename Policy::input, Device>;
   struct saved {};
-  embedding<double, Policy> table;
+  embedding<double, Policy, Device> table;
+  ids tokens;
 
-  explicit lookup_layer(context<cpu>& ctx) : table(ctx, true_vocab, "table") {}
-  auto ids(context<cpu>& ctx) { return place_full<typename Policy::input>(ctx, token_list(ctx)); }
-  tensor<double, output> forward(context<cpu>& ctx, const tensor<double, input>&, saved*, recompute) {
-    return table.forward(ctx, ids(ctx));
+  explicit lookup_layer(const context<Device>& ctx) : table(ctx, true_vocab, "table"), tokens(ctx) {
+    if constexpr (!only_counts<Device>) tokens = place_full<typename Policy::input>(ctx, token_list(ctx));
   }
-  tensor<double, dual_t<input>> backward(context<cpu>& ctx, const tensor<double, input>&, saved&,
-                                         const tensor<double, dual_t<output>>& dy) {
-    table.backward(ctx, ids(ctx), dy);
-    tensor<double, dual_t<input>> dx(ctx);
-    ctx.device.zero(dx.data(), static_cast<std::size_t>(dx.size()) * sizeof(double));
+  tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<double, input, Device>&, saved*) {
+    return table.forward(mb, tokens);
+  }
+  tensor<double, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<double, input, Device>&,
+                                                 saved&, const tensor<double, dual_t<output>, Device>& dy) {
+    table.backward(mb, tokens, dy);
+    tensor<double, dual_t<input>, Device> dx(mb.ctx);
+    mb.ctx.device.zero(dx.data(), static_cast<std::size_t>(dx.size()) * sizeof(double));
     return dx;
   }
-  std::int64_t saved_bytes(const context<cpu>&, recompute) const { return 0; }
   template <class F>
   void visit(F&& f) {
     table.visit(f);
-  }
-  template <class F>
-  void visit_collectives(F&& f, recompute) const {
-    table.visit_collectives(f);
   }
 };
 
@@ -72,19 +68,21 @@ using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
 
 template <class Policy>
 void check_lookup() {
-  const auto make = [](context<cpu>& ctx) { return lookup_layer<Policy>(ctx); };
+  const auto make = [](const auto& ctx) { return lookup_layer<Policy, device_of<decltype(ctx)>>(ctx); };
   const dim_sizes sizes = transformer_sizes();
   layer_values one = run_on(two{1, 1}, sizes, make)[0];
   one.dx.clear();
   for (std::int64_t i = 0; i < 96; i += 5) {
-    const double up = run_on(two{1, 1}, sizes, make, {"table.weight", i, 1e-5}, recompute::none, false)[0].loss;
-    const double down = run_on(two{1, 1}, sizes, make, {"table.weight", i, -1e-5}, recompute::none, false)[0].loss;
+    const double up = run_on(two{1, 1}, sizes, make, {.change = {"table.weight", i, 1e-5}, .backward = false})[0].loss;
+    const double down =
+        run_on(two{1, 1}, sizes, make, {.change = {"table.weight", i, -1e-5}, .backward = false})[0].loss;
     CHECK(std::abs((up - down) / 2e-5 - one.gradients[0].second[static_cast<std::size_t>(i)]) < 1e-7);
   }
   for (const auto& mesh : {two{1, 2}, two{2, 1}, two{2, 2}, two{4, 4}, two{1, 1}}) {
     for (const layer_values& got : run_on(mesh, sizes, make)) {
       check_near(got.y, one.y, 1e-13, "output");
       check_near(got.gradients[0].second, one.gradients[0].second, 1e-13, "gradient of the table");
+      CHECK(got.found.text() == "");
     }
   }
 }
@@ -112,7 +110,7 @@ struct loss_of {
   loss_of(world& ranks, const dim_sizes& sizes, cross_entropy_settings settings, const std::vector<double>& logits,
           const std::vector<std::int64_t>& labels_full, std::int64_t classes, bool with_gradient = true) {
     cpu device;
-    context<cpu> ctx{device, ranks, sizes, 1};
+    const context<cpu> ctx{device, ranks, sizes, 1};
     loss layer(ctx, classes, settings);
     auto scores = place_full<Logits>(ctx, logits);
     const auto labels = place_full<Labels>(ctx, labels_full);
@@ -120,18 +118,26 @@ struct loss_of {
     ranks.ledger().clear();
     const std::size_t before = device.bytes_in_use();
     const auto total = layer.forward(ctx, scores, labels, &kept);
-    CHECK(static_cast<std::int64_t>(device.bytes_in_use() - before - sizeof(double)) == layer.saved_bytes());
+    const std::size_t held = device.bytes_in_use() - before;
     const ledger measured = ranks.ledger();
-    ledger expected;
-    layer.visit_collectives([&](const char*, const collective_cost& c) {
-      expected.of(label_of(ranks.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] +=
-          {1, c.payload, c.wire, 0.0};
-    });
-    check_books(measured, expected);
+    {
+      world same = world::counting(ranks.shape(), ranks.rank());
+      counting_device counter;
+      const context<counting_device> there{counter, same, sizes, 1};
+      using counted = cross_entropy_loss<double, Logits, Labels, counting_device>;
+      counted planned(there, classes, settings);
+      const tensor<double, Logits, counting_device> no_scores(there);
+      const tensor<std::int64_t, Labels, counting_device> no_labels(there);
+      typename counted::saved keep;
+      const std::size_t empty = counter.bytes_in_use();
+      const auto nothing = planned.forward(there, no_scores, no_labels, &keep);
+      CHECK(held == counter.bytes_in_use() - empty);
+      CHECK(compare_ledgers(measured, same.ledger()).text() == "");
+    }
     sum = collect_full(ctx, layout_v<typename loss::output>, total.data())[0];
     if (!with_gradient) return;
-    const auto slope = place_full<dual_t<typename loss::output>>(ctx, std::vector<double>{seed});
-    const auto d = layer.backward(ctx, std::move(scores), labels, kept, slope);
+    const auto weight = loss_seed<typename loss::output>::weighted(ctx, seed);
+    const auto d = layer.backward(ctx, std::move(scores), labels, kept, weight);
     dlogits = collect_full(ctx, layout_v<dual_t<Logits>>, d.data());
   }
 };

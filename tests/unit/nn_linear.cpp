@@ -1,5 +1,6 @@
 // Linears under strategies, the library's and a user's own: finite differences on one rank, meshes equal one rank.
 #include "../support/layer_check.hpp"
+#include "plait/nn/linear.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -28,11 +29,10 @@ using whole_weight = spec<ffn, hidden>;
 
 template <class Policy, class Mesh = two>
 void check_linear() {
-  const auto make = [](context<cpu>& ctx) { return linear<double, Policy>(ctx, "layer"); };
+  const auto make = [](const auto& ctx) { return linear<double, Policy, device_of<decltype(ctx)>>(ctx, "layer"); };
   const dim_sizes sizes = transformer_sizes();
-  const layer_values one = check_differences(Mesh{1, 1}, sizes, make);
-  for (const auto& mesh : {Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 8}, Mesh{1, 1}})
-    for (const recompute keep : {recompute::none, recompute::selective}) check_layer(mesh, sizes, one, make, keep);
+  const layer_values one = check_one(Mesh{1, 1}, sizes, make);
+  check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 8}, Mesh{1, 1}}, sizes, one, make);
 }
 
 }  // namespace
@@ -71,9 +71,11 @@ struct stored_elsewhere_policy : policy<rows_split, column, wide, true> {
 
 TEST_CASE("a weight stored in another layout than it is used in") {
   check_linear<stored_policy>();
-  const auto make = [](context<cpu>& ctx) { return linear<double, stored_elsewhere_policy>(ctx, "layer"); };
-  const layer_values one = check_differences(two{1, 1}, transformer_sizes(), make);
-  for (const auto& mesh : {two{1, 2}, two{2, 2}, two{2, 4}}) check_layer(mesh, transformer_sizes(), one, make);
+  const auto make = [](const auto& ctx) {
+    return linear<double, stored_elsewhere_policy, device_of<decltype(ctx)>>(ctx, "layer");
+  };
+  const layer_values one = check_one(two{1, 1}, transformer_sizes(), make);
+  check_meshes({two{1, 2}, two{2, 2}, two{2, 4}}, transformer_sizes(), one, make);
 }
 
 namespace {
@@ -99,10 +101,11 @@ struct grid_scatter_policy : grid_policy {
 
 TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims") {
   check_linear<grid_policy, grid>();
-  const auto make = [](context<cpu>& ctx) { return linear<double, grid_scatter_policy>(ctx, "layer"); };
-  const layer_values one = check_differences(grid{1, 1}, transformer_sizes(), make);
-  for (const auto& mesh : {grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}})
-    check_layer(mesh, transformer_sizes(), one, make);
+  const auto make = [](const auto& ctx) {
+    return linear<double, grid_scatter_policy, device_of<decltype(ctx)>>(ctx, "layer");
+  };
+  const layer_values one = check_one(grid{1, 1}, transformer_sizes(), make);
+  check_meshes({grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}}, transformer_sizes(), one, make);
 }
 
 TEST_CASE("a linear over the caller's memory owns no weights") {
@@ -119,10 +122,10 @@ TEST_CASE("a linear over the caller's memory owns no weights") {
       for (std::size_t o = 0; o < 8; ++o)
         for (std::size_t k = 0; k < 8; ++k) expected[r * 8 + o] += x[r * 8 + k] * weight[o * 8 + k];
     const std::vector<double> weight_before = weight;
-    column_linear layer(ctx, "layer", {}, weight.data(), gradient.data());
+    column_linear layer(ctx, "layer", {.memory = {weight.data(), gradient.data()}});
     CHECK(device.bytes_in_use() == 0);
-    CHECK(layer.parameter().value() == weight.data());
-    CHECK(layer.parameter().gradient() == gradient.data());
+    CHECK(std::as_const(*layer.weight()).value() == weight.data());
+    CHECK(layer.weight()->gradient() == gradient.data());
     layer.forward(ctx, x.data(), y.data());
     CHECK(device.bytes_in_use() == 0);
     check_near(y, expected, 1e-14, "output");
@@ -130,7 +133,8 @@ TEST_CASE("a linear over the caller's memory owns no weights") {
     std::vector<double> dx(x.size());
     layer.backward(ctx, x.data(), kept, y.data(), dx.data());
     CHECK(gradient[0] != 0);
-    layer.parameter().reduce(ctx);
+    const auto reduced = layer.weight()->reduce(ctx);
+    CHECK(reduced.data() == gradient.data());
     CHECK(weight == weight_before);
   });
 }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <deque>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -32,26 +33,32 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     cpu device;
     dim_sizes sizes;
     sizes.set(dim_of<matrix_rows>, 5), sizes.set(dim_of<matrix_cols>, 3), sizes.set(dim_of<vector_dim>, 7);
-    context<cpu> ctx{device, w, sizes, 1};
+    const context<cpu> ctx{device, w, sizes, 1};
     const auto& s = golden.at("settings");
     adamw<double> optimizer({s.at("beta1"), s.at("beta2"), s.at("eps"), s.at("weight_decay")});
     std::vector<double> matrix = numbers(golden.at("start").at("matrix")),
                         vector = numbers(golden.at("start").at("vector"));
     std::vector<double> dmatrix(15), dvector(7);
     const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
-    parameter_base<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, matrix.data(), dmatrix.data());
-    parameter_base<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, vector.data(), dvector.data());
+    const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // what it meets is the same on all ranks
+    parameter<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, alike,
+                              {matrix.data(), dmatrix.data(), true, true});
+    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike,
+                              {vector.data(), dvector.data(), true, true});
     for (std::size_t i = 0; i < steps.size(); ++i) {
       std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
       std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
+      pm.begin_gradient();
+      pv.begin_gradient();
+      auto gm = pm.reduce(ctx), gv = pv.reduce(ctx);
       gradient_norm<double> norm;
-      norm.add(ctx, pm);
-      norm.add(ctx, pv);
+      norm.add(ctx, gm);
+      norm.add(ctx, gv);
       const double total = norm.total(ctx);
       CHECK(total == doctest::Approx(steps[i].at("grad_norm").get<double>()).epsilon(1e-13));
       optimizer.begin_step(ctx, s.at("lr"), clip_factor(total, limit));
-      optimizer.update(ctx, pm);
-      optimizer.update(ctx, pv);
+      optimizer.update(ctx, std::move(gm));
+      optimizer.update(ctx, std::move(gv));
       check_close(matrix.data(), numbers(steps[i].at("matrix")), 1e-13);
       check_close(vector.data(), numbers(steps[i].at("vector")), 1e-13);
     }
@@ -80,13 +87,16 @@ TEST_CASE("the norm counts every element once, however it is stored") {
       context<cpu> ctx{device, w, sizes, 1};
       std::vector<double> value(64, 0), gradient(64, 1.0);
       gradient_norm<double> norm;
+      std::deque<parameter<double, cpu>> all;
       for (const layout& stored :
            {layout_v<spec<matrix_rows, matrix_cols>>, layout_v<spec<shard<matrix_rows, tp>, matrix_cols>>,
             layout_v<spec<shard<matrix_rows, tp>, shard<matrix_cols, dp>>>,
             layout_v<spec<shard<matrix_rows, tp, dp>, matrix_cols>>,
             layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
-        parameter_base<double, cpu> p(ctx, {"p", {8, 8}, {}, true}, stored, stored, value.data(), gradient.data());
-        norm.add(ctx, p);
+        const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;
+        all.emplace_back(ctx, parameter_info{"p", {8, 8}, {}, true}, stored, stored, alike,
+                         used_memory<double>{value.data(), gradient.data(), true, true});
+        norm.add(ctx, all.back().reduce(ctx));
       }
       CHECK(norm.total(ctx) == doctest::Approx(std::sqrt(5 * 64.0)).epsilon(1e-14));
     });

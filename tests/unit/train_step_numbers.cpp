@@ -1,4 +1,6 @@
-// The training step: initial weights, learning on a text, seeds, weights that nobody counts twice, put-off gradients.
+// The training step: initial weights, learning on a text, seeds, steps that are skipped.
+#include <limits>
+
 #include "../support/llama_parity.hpp"
 
 using namespace plait;
@@ -56,7 +58,7 @@ TEST_CASE("the gradient of the loss matches differences of the loss, through the
         if (p.name() == name) p.value()[index] += by;
       });
       adamw<double> optimizer;
-      loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, [&](std::int64_t, auto& ids, auto& labels) {
+      loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0, [&](std::int64_t, auto& ids, auto& labels) {
                fill_tokens(base, 0, ids, labels);
              }).loss;
       if (gradient)
@@ -91,4 +93,64 @@ TEST_CASE("a model learns: the loss falls well below that of a guess") {
   CHECK(all[0].steps.front().loss > 2.5);
   CHECK(all[0].steps.back().loss < 1.5);
   CHECK(all[0].steps.back().tokens == all[3].steps.back().tokens);
+}
+
+TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, and leaves no trace") {
+  scenario s{small_config(4, 2)};
+  s.config.hidden = 16, s.config.ffn = 32, s.config.layers = 1;
+  s.batch = s.seq = 4;
+  struct seen {
+    std::vector<step_result> steps;
+    std::vector<named_values> weights;
+    std::int64_t counted = 0;
+  };
+  const auto run = [&](bool poisoned) {
+    std::vector<seen> all(4);
+    threads::run(4, [&](threads::communicator c) {
+      world ranks(megatron_sp::mesh{2, 1, 2, 1}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch, s.seq), 4};
+      llama<double, megatron_sp> model(ctx, s.config, s.options);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, 1, 1.0);
+      seen& mine = all[static_cast<std::size_t>(ranks.rank())];
+      const auto one_step = [&](std::int64_t number) {
+        step.load(ctx, number * s.batch, [&](std::int64_t, auto& ids, auto& labels) {
+          fill_tokens(s, number * s.batch, ids, labels);
+        });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+        return step.result(ctx);
+      };
+      mine.steps.push_back(one_step(0));
+      if (poisoned) {
+        auto& gate = model.block_at(0).template get<1>().inner();
+        double* weight = nullptr;
+        gate.visit([&](auto& p) {
+          if (p.name().ends_with("gate_proj.weight")) weight = p.value();
+        });
+        const double before = weight[3];
+        if (ranks.rank() == 1) weight[3] = std::numeric_limits<double>::infinity();  // of one tensor-parallel rank
+        mine.steps.push_back(one_step(1));
+        weight[3] = before;
+        CHECK(optimizer.step() == 1);
+      }
+      mine.steps.push_back(one_step(1));
+      mine.weights = gather_values(ctx, model);
+      mine.counted = optimizer.step();
+    });
+    return all;
+  };
+  const std::vector<seen> clean = run(false), poisoned = run(true);
+  for (std::size_t r = 0; r < 4; ++r) {
+    CHECK(!poisoned[r].steps[0].skipped);
+    CHECK(poisoned[r].steps[1].skipped);
+    CHECK(!std::isfinite(poisoned[r].steps[1].gradient_norm));
+    CHECK(!poisoned[r].steps[2].skipped);
+    CHECK(poisoned[r].steps[2].loss == clean[r].steps[1].loss);
+    CHECK(poisoned[r].counted == 2);
+    for (std::size_t i = 0; i < clean[r].weights.size(); ++i)
+      CHECK(poisoned[r].weights[i].values == clean[r].weights[i].values);
+  }
 }

@@ -65,7 +65,7 @@ void each_run(const box& part, F&& f) {
 /// converted to its master type; rows of padding become zero. Throws `error` that starts with `source` and names the
 /// tensor if its shape is not the parameter's or its elements are no floating-point numbers.
 template <class Precision, compute_device Device>
-void load_parameter(context<Device>& ctx, parameter_base<Precision, Device>& p, const safetensors_entry& full,
+void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p, const safetensors_entry& full,
                     const std::string& source) {
   using T = master_of<Precision>;
   if (full.shape != p.info().shape)
@@ -94,7 +94,7 @@ void load_parameter(context<Device>& ctx, parameter_base<Precision, Device>& p, 
 /// changed if a parameter has no tensor or one of another shape, or a tensor belongs to no parameter. A tensor under
 /// the first name of an alias may be absent; where it is present it must hold the same as the second.
 template <compute_device Device, class Model>
-void load_weights(context<Device>& ctx, Model& model, std::span<const safetensors_entry> entries,
+void load_weights(const context<Device>& ctx, Model& model, std::span<const safetensors_entry> entries,
                   const std::string& source, const parameter_aliases& aliases = {}) {
   std::vector<std::string> names;
   std::string missing;

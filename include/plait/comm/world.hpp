@@ -7,7 +7,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counted.hpp"
-#include "plait/comm/planned.hpp"
+#include "plait/comm/counting.hpp"
 #include "plait/mesh/mesh.hpp"
 
 namespace plait {
@@ -35,8 +35,8 @@ class world {
            std::to_string(root_.size()) + ": the extents of the axes must multiply to the number of ranks");
     make_groups();
   }
-  /// The view of `rank` on a mesh that does not run: everything can be asked, nothing communicated.
-  static world planned(const mesh_shape& shape, std::int64_t rank = 0) { return world(shape, rank); }
+  /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
+  static world counting(const mesh_shape& shape, std::int64_t rank = 0) { return world(shape, rank); }
   world(const world&) = delete;
   world& operator=(const world&) = delete;
 
@@ -76,9 +76,9 @@ class world {
 
   world(const mesh_shape& shape, std::int64_t rank)
       : shape_(shape),
-        root_(planned_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
+        root_(counting_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
         ledger_(std::make_shared<plait::ledger>()),
-        planned_(true) {
+        counting_(true) {
     make_groups();
   }
 
@@ -92,13 +92,10 @@ class world {
   }
 
   any_communicator& make(const axis_list& axes) {
-    if (planned_) {
-      groups_.push_back({axes, planned_communicator(static_cast<int>(shape_.index_in(rank(), axes)),
-                                                    static_cast<int>(shape_.size(axes)), label_of(axes))});
-      return groups_.back().comm;
-    }
-    any_communicator part = root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
-                                        static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
+    any_communicator part = counting_ ? counting_communicator(static_cast<int>(shape_.index_in(rank(), axes)),
+                                                              static_cast<int>(shape_.size(axes)), label_of(axes))
+                                      : root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
+                                                    static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
     groups_.push_back({axes, count(std::move(part))});
     return groups_.back().comm;
   }
@@ -108,7 +105,7 @@ class world {
   std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
-  bool planned_ = false;
+  bool counting_ = false;
 };
 
 }  // namespace plait

@@ -99,5 +99,11 @@ struct kv_heads : dim_tag<"kv_heads"> {};
 struct head_dim : dim_tag<"head_dim"> {};
 struct ffn : dim_tag<"ffn"> {};
 struct vocab : dim_tag<"vocab"> {};
+/// The rows of a table of learned positions.
+struct position : dim_tag<"position"> {};
+/// The sequence that an encoder made, as a decoder's cross-attention sees it.
+struct source_seq : dim_tag<"source_seq"> {};
+/// The width of a low-rank adapter.
+struct rank_dim : dim_tag<"rank"> {};
 
 }  // namespace plait

@@ -43,4 +43,8 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   { e.done() } -> std::convertible_to<bool>;
 };
 
+/// Whether a device computes nothing, and is there to find out what a program would do (device/counting.hpp).
+template <class D>
+inline constexpr bool only_counts = requires { D::only_counts; };
+
 }  // namespace plait

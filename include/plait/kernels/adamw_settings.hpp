@@ -22,6 +22,7 @@ struct adamw_scalars {
   double correction1 = 1.0;     ///< 1 - beta1^step, the bias of the first average
   double correction2 = 1.0;     ///< 1 - beta2^step, the bias of the second
   double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
+  double update = 1.0;          ///< 0: the step is skipped, and nothing changes
 };
 
 /// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
@@ -29,7 +30,8 @@ inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double lea
                                       double gradient_scale = 1.0) {
   if (step < 1) fail("adamw: step = " + std::to_string(step) + ", must be at least 1");
   const auto power = static_cast<double>(step);
-  return {learning_rate, 1.0 - std::pow(settings.beta1, power), 1.0 - std::pow(settings.beta2, power), gradient_scale};
+  return {learning_rate, 1.0 - std::pow(settings.beta1, power), 1.0 - std::pow(settings.beta2, power), gradient_scale,
+          1.0};
 }
 
 /// One tensor that a step updates: `size` elements of each array. M is the type of the numbers that are kept, G that of

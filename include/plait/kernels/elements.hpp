@@ -13,4 +13,11 @@ struct const_elements {
   std::int64_t size = 0;
 };
 
+/// What `clip` finds out about the gradients of a step, in a device's memory.
+struct clip_numbers {
+  double norm = 0;
+  double factor = 0;  ///< that gradients are multiplied with
+  double update = 0;  ///< 1, or 0 where the norm is not finite
+};
+
 }  // namespace plait::kernels

@@ -23,3 +23,5 @@
 #if defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)
 #include "plait/kernels/cuda/kernels.hpp"
 #endif
+
+#include "plait/kernels/counting.hpp"

@@ -30,34 +30,30 @@ constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t 
 /// Seconds of the parts on this mesh, measured with a model of one layer: the shortest of `rounds`, of the slowest
 /// rank. Collective over the mesh of the stage; the result is the same on its ranks.
 template <class Precision, strategy S, compute_device Device>
-llama_part_times measure_llama_parts(context<Device>& ctx, const llama_config& config, const llama_options& options,
-                                     int rounds = 3) {
+llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_config& config,
+                                     const llama_options& options, int rounds = 3) {
   using model_type = llama<Precision, S, Device>;
   using clock = std::chrono::steady_clock;
   llama_config one = config;
   one.layers = 1;
   model_type model(ctx, one, options);
-  model.visit([&](auto& p) {
-    p.initialize(ctx);
-    p.gather(ctx);
-    p.zero_gradient(ctx);
-  });
+  const auto ready = [&](model_type& m) {
+    m.visit([&](auto& p) { p.initialize(ctx); });
+    gather_parameters(ctx, m);
+    zero_gradients(ctx, m);
+  };
+  ready(model);
   model_type layer(ctx, one, options, {0, 1, false, false});
-  layer.visit([&](auto& p) {
-    p.initialize(ctx);
-    p.gather(ctx);
-    p.zero_gradient(ctx);
-  });
+  ready(layer);
   typename model_type::tokens ids(ctx), labels(ctx);
   ctx.device.zero(ids.data(), static_cast<std::size_t>(ids.size()) * sizeof(std::int64_t), ctx.device.main_stream());
   ctx.device.zero(labels.data(), static_cast<std::size_t>(labels.size()) * sizeof(std::int64_t),
                   ctx.device.main_stream());
-  typename model_type::loss_seed seed(ctx);
-  ctx.device.zero(seed.data(), sizeof(double), ctx.device.main_stream());
+  const auto seed = model_type::mean::seed_type::weighted(ctx, 0.0);
 
   weight_work later;
-  weight_work* const outer = ctx.deferred;
-  ctx.deferred = &later;
+  microbatch<Device> mb(ctx);
+  mb.deferred = &later;
   const auto timed = [&](double& best, auto&& work) {
     ctx.device.synchronize();
     const auto start = clock::now();
@@ -71,26 +67,25 @@ llama_part_times measure_llama_parts(context<Device>& ctx, const llama_config& c
     {
       typename model_type::saved kept;
       typename model_type::activation x;
-      typename model_type::slope dy;
-      timed(whole.forward, [&] { x = model.forward_layers(ctx, ids, {}, &kept); });
-      timed(head.forward, [&] { model.forward_loss(ctx, std::move(x), labels, &kept); });
-      timed(head.input_backward, [&] { dy = model.backward_loss(ctx, labels, kept, seed); });
+      typename model_type::gradient dy;
+      timed(whole.forward, [&] { x = model.forward_layers(mb, ids, {}, &kept); });
+      timed(head.forward, [&] { model.forward_loss(mb, std::move(x), labels, &kept); });
+      timed(head.input_backward, [&] { dy = model.backward_loss(mb, labels, kept, seed); });
       timed(head.weight_backward, [&] { later.run(); });
-      timed(whole.input_backward, [&] { model.backward_layers(ctx, ids, kept, std::move(dy)); });
+      timed(whole.input_backward, [&] { model.backward_layers(mb, ids, kept, std::move(dy)); });
       timed(whole.weight_backward, [&] { later.run(); });
     }
     {
       typename model_type::saved kept;
       typename model_type::activation x(ctx);
-      typename model_type::slope dy(ctx);
+      typename model_type::gradient dy(ctx);
       ctx.device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(*x.data()), ctx.device.main_stream());
       ctx.device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(*dy.data()), ctx.device.main_stream());
-      timed(alone.forward, [&] { x = layer.forward_layers(ctx, ids, std::move(x), &kept); });
-      timed(alone.input_backward, [&] { dy = layer.backward_layers(ctx, ids, kept, std::move(dy)); });
+      timed(alone.forward, [&] { x = layer.forward_layers(mb, ids, std::move(x), &kept); });
+      timed(alone.input_backward, [&] { dy = layer.backward_layers(mb, ids, kept, std::move(dy)); });
       timed(alone.weight_backward, [&] { later.run(); });
     }
   }
-  ctx.deferred = outer;
   const auto shared = [&](action_times t) {
     for (double* time : {&t.forward, &t.input_backward, &t.weight_backward})
       *time = agree(ctx, std::max(*time, 0.0), reduce_op::max);

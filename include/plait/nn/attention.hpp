@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -8,7 +10,9 @@
 
 #include "plait/layout/errors.hpp"
 #include "plait/nn/context_parallel/chosen.hpp"
-#include "plait/nn/recompute.hpp"
+#include "plait/nn/head_norms.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/local_heads.hpp"
 #include "plait/nn/sublayer.hpp"
 
 namespace plait {
@@ -23,26 +27,38 @@ struct attend_value {
 };
 }  // namespace detail
 
-/// What bounds the tokens that a token sees, beside the causal mask.
+/// What a self-attention is, beside its strategy.
 struct attention_options {
   /// A token sees itself and window - 1 tokens before it; 0: all before it.
   std::int64_t window = 0;
-  /// Whether sequences are packed from documents, which do not see each other: then `context::document_starts` names
+  /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
   /// the first token of each token's document.
   bool documents = false;
   /// What `chosen_context` is.
   context_choice context = context_choice::ring;
+  /// Whether a token sees none behind it. Without a mask the sequence must be whole.
+  bool causal = true;
+  /// Inverse rotary frequencies, head_dim / 2 of them; none: queries and keys are not rotated.
+  std::vector<double> frequencies{};
+  bool qkv_bias = false;
+  bool output_bias = false;
+  /// The epsilon of an RMSNorm of each head's query and key before the rotation; 0: none.
+  double qk_norm_epsilon = 0;
+  initializer init{};
+  initializer output_init{};
 };
 
-/// Grouped-query causal self-attention with rotary positions under a strategy: queries, keys and values are one product
-/// over one gathered input; attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the
-/// output projection brings the result back to the residual. Where the strategy shards heads over more axes than kv
-/// heads, keys and values are replicated over the rest, and their gradients are summed there because their types say
-/// so. Where it leaves the sequence sharded, its policy `S::attention` says how attention sees all of it.
+/// Grouped-query self-attention under a strategy: queries, keys and values are one product over one gathered input;
+/// attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the output projection brings
+/// the result back. Where the strategy shards heads over more axes than kv heads, keys and values are replicated over
+/// the rest, and their gradients are summed there because their types say so. Where it leaves the sequence sharded, its
+/// policy `S::attention` says how attention sees all of it.
 ///
 /// Rotary positions are those of the text, counted from the beginning of the sequence, also where documents are packed.
+/// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`, `q_norm` and `k_norm`.
 template <class Precision, class S, compute_device Device = cpu>
-class self_attention {
+class self_attention : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
+                                          typename transformer_specs<S>::branch_output, Device> {
   using T = activation_of<Precision>;
   using statistic = statistic_of<Precision>;
   using specs = transformer_specs<S>;
@@ -53,10 +69,8 @@ class self_attention {
                 "the engine of a strategy's attention policy must model plait::attention_engine");
 
  public:
-  using value_type = T;
-  using device = Device;
-  using input = typename specs::residual;
-  using output = typename specs::residual;
+  using input = typename specs::branch_input;
+  using output = typename specs::branch_output;
   static_assert(enforced<qkv_value, S, input, typename specs::queries, typename specs::keys>);
   static_assert(enforced<detail::attend_value<S>, S, typename specs::queries, typename specs::keys>);
   static_assert(enforced<out_value, S, input, typename specs::queries>);
@@ -65,51 +79,44 @@ class self_attention {
     linear_saved<Device> in, out;
     buffer<Device> qkv;       ///< [rows, (heads + 2 kv_heads) local, head_dim], q and k rotated; if the engine needs it
     buffer<Device> attended;  ///< [rows, heads local, head_dim]
+    detail::head_norms_saved<Device> norms;
     typename engine::saved engine_saved;
-    const std::int32_t* document_starts = nullptr;  ///< the caller's, who keeps it as he does the input
   };
 
-  /// `frequencies` are the inverse rotary frequencies, head_dim / 2 of them. Positions are 0 ... seq - 1.
-  self_attention(context<Device>& ctx, const std::string& name, std::span<const double> frequencies,
-                 initializer init = {}, initializer output_init = {}, bool bias = false, attention_options options = {})
+  self_attention(const context<Device>& ctx, const std::string& name, attention_options options = {})
       : names_(name),
         qkv_(ctx, qkv_value::derivation,
-             {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", init, bias),
-              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", init, bias),
-              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", init, bias)}),
+             {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", options.init,
+                                                                                   options.qkv_bias),
+              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", options.init,
+                                                                                 options.qkv_bias),
+              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", options.init,
+                                                                                 options.qkv_bias)}),
         out_(ctx, out_value::derivation,
-             {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(ctx, name + ".o_proj",
-                                                                                              output_init, bias)}),
+             {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(
+                 ctx, name + ".o_proj", options.output_init, options.output_bias)}),
+        rotates_(!options.frequencies.empty()),
         documents_(options.documents) {
     enforce_boundary<input>(ctx, name + ": input");
     const std::int64_t rank = ctx.ranks.rank();
     const mesh_shape& mesh = ctx.ranks.shape();
     const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);
     const box k = local_box(layout_v<typename specs::keys>, mesh, ctx.sizes, rank);
-    const std::int64_t local_heads = q.local[2], local_kv = k.local[2];
-    const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
-    // The queries here may need only some of the kv heads here, where kv heads are replicated over further axes.
-    const std::int64_t first = q.offset[2] / group - k.offset[2];
-    const std::int64_t used = local_heads >= group ? local_heads / group : 1;
-    if (q.global[2] % k.global[2] != 0 || (local_heads >= group ? local_heads % group : group % local_heads) != 0)
-      fail(name + ": heads = " + std::to_string(q.global[2]) + ", kv_heads = " + std::to_string(k.global[2]) + " and " +
-           std::to_string(local_heads) +
-           " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank "
-           "must be whole groups or a whole part of one group of " +
-           std::to_string(group));
-    key_at_ = (local_heads + first) * q.local[3];
-    value_at_ = (local_heads + local_kv + first) * q.local[3];
-    kv_width_ = local_kv * q.local[3];
+    const detail::local_heads own = detail::share_of_heads(q, k, name);
+    kv_heads_ = k.local[2];
+    key_at_ = (q.local[2] + own.first) * q.local[3];
+    value_at_ = (q.local[2] + kv_heads_ + own.first) * q.local[3];
     shape_.batch = q.local[0];
     shape_.q_len = shape_.k_len = q.local[1];
-    shape_.heads = local_heads;
-    shape_.kv_heads = used;
+    shape_.heads = q.local[2];
+    shape_.kv_heads = own.used;
     shape_.head_dim = q.local[3];
     shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
     shape_.window = options.window;
-    if (static_cast<std::int64_t>(frequencies.size()) * 2 != shape_.head_dim)
-      fail(name + ": " + std::to_string(frequencies.size()) +
+    shape_.causal = options.causal;
+    if (rotates_ && static_cast<std::int64_t>(options.frequencies.size()) * 2 != shape_.head_dim)
+      fail(name + ": " + std::to_string(options.frequencies.size()) +
            " rotary frequencies for head_dim = " + std::to_string(shape_.head_dim) + ", must be half of it");
     if (options.window < 0)
       fail(name + ": attention_window is " + std::to_string(options.window) + "; at least 1, or 0 for none");
@@ -118,71 +125,69 @@ class self_attention {
     attention_part part{shape_,     {},   static_cast<std::size_t>(mesh.index_in(rank, axes)),
                         documents_, name, options.context};
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
+    if (!options.causal && part.blocks.size() > 1)
+      fail(name + ": attention without a causal mask needs the whole sequence on each rank; here it is cut into " +
+           std::to_string(part.blocks.size()));
     engine_ = engine(ctx, part, axes);
+    if (options.qk_norm_epsilon > 0)
+      norms_.emplace(ctx, name, layout_v<typename specs::queries>, layout_v<typename specs::keys>,
+                     options.qk_norm_epsilon, shape_.batch * shape_.q_len, shape_.heads, kv_heads_, shape_.head_dim,
+                     qkv_.columns());
+    if (!rotates_) return;
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);
-    rotations_ = make_buffer<statistic>(ctx.device, positions.size() * frequencies.size() * 2);
-    kernels::rope_table(ctx.device, positions.data(), shape_.q_len, frequencies, cosine(), sine());
+    rotations_ = make_buffer<statistic>(ctx.device, positions.size() * options.frequencies.size() * 2);
+    kernels::rope_table(ctx.device, positions.data(), shape_.q_len, std::span<const double>(options.frequencies),
+                        cosine(), sine());
   }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute policy = recompute::none,
-                                    const tensor<T, output, Device>* addend = nullptr) {
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, names_.forward());
+    check_documents(mb);
     auto qkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     T* const q = qkv.template data<T>();
-    qkv_.forward(ctx, x.data(), q, keep && policy == recompute::none ? &keep->in : nullptr);
+    qkv_.forward(mb, x.data(), q, keep ? &keep->in : nullptr);
+    if (norms_) norms_->forward(ctx, q, keep ? &keep->norms : nullptr);
     rotate(ctx, q, [](auto&&... a) { kernels::rope_forward(a...); });
-    const std::int32_t* const documents = document_starts(ctx);
-    engine_.forward(ctx, inputs(q, documents), attended.template data<T>(), keep ? &keep->engine_saved : nullptr);
+    engine_.forward(ctx, inputs(q, mb), attended.template data<T>(), keep ? &keep->engine_saved : nullptr);
     if (keep && engine_.keeps_inputs()) keep->qkv = std::move(qkv);
     qkv.reset();
     tensor<T, output, Device> y(ctx);
-    out_.forward(ctx, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr,
+    out_.forward(mb, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr,
                  addend ? addend->data() : nullptr);
-    if (keep) {
-      keep->attended = std::move(attended);
-      keep->document_starts = documents;
-    }
+    if (keep) keep->attended = std::move(attended);
     return y;
   }
 
   template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy) {
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, names_.backward());
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();
     T* const dq = dqkv.template data<T>();
-    out_.backward(ctx, kept.attended.template data<T>(), kept.out, dy.data(), dattended.template data<T>());
-    if (shape_.kv_heads * shape_.head_dim != kv_width_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
-    engine_.backward(ctx, inputs(q, kept.document_starts), kept.attended.template data<T>(),
-                     dattended.template data<T>(), kept.engine_saved,
-                     attention_gradients<T>{dq, dq + key_at_, dq + value_at_});
+    out_.backward(mb, kept.attended.template data<T>(), kept.out, dy.data(), dattended.template data<T>());
+    if (shape_.kv_heads != kv_heads_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
+    engine_.backward(ctx, inputs(q, mb), kept.attended.template data<T>(), dattended.template data<T>(),
+                     kept.engine_saved, attention_gradients<T>{dq, dq + key_at_, dq + value_at_});
     rotate(ctx, dq, [](auto&&... a) { kernels::rope_backward(a...); });
+    if (norms_) norms_->backward(mb, dq, kept.norms);
     tensor<T, dual_t<input>, Device> dx(ctx);
-    qkv_.backward(ctx, x.data(), kept.in, dq, dx.data());
+    qkv_.backward(mb, x.data(), kept.in, dq, dx.data());
     return dx;
   }
 
-  std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
-    const std::int64_t inputs = engine_.keeps_inputs() ? qkv_.output_size() : 0;
-    return (inputs + attended_size()) * static_cast<std::int64_t>(sizeof(T)) + engine_.saved_bytes() +
-           out_.saved_bytes() + (policy == recompute::none ? qkv_.saved_bytes() : 0);
-  }
   template <class F>
   void visit(F&& f) {
     qkv_.visit(f);
+    if (norms_) norms_->visit(f);
     out_.visit(f);
-  }
-  template <class F>
-  void visit_collectives(F&& f, recompute policy = recompute::none) const {
-    qkv_.visit_collectives(f, policy);
-    engine_.visit_collectives(f);
-    out_.visit_collectives(f);
   }
 
  private:
@@ -190,25 +195,24 @@ class self_attention {
   statistic* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }
   std::int64_t attended_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
 
-  attention_inputs<T> inputs(const T* q, const std::int32_t* documents) const {
-    return q ? attention_inputs<T>{q, q + key_at_, q + value_at_, documents}
-             : attention_inputs<T>{nullptr, nullptr, nullptr, documents};
+  attention_inputs<T> inputs(const T* q, const microbatch<Device>& mb) const {
+    return q ? attention_inputs<T>{q, q + key_at_, q + value_at_, mb.document_starts}
+             : attention_inputs<T>{nullptr, nullptr, nullptr, mb.document_starts};
   }
-  const std::int32_t* document_starts(const context<Device>& ctx) const {
-    if ((ctx.document_starts != nullptr) != documents_)
-      fail(documents_
-               ? "attention_options::documents is set, but the context has no document_starts for this microbatch"
-               : "the context has document_starts, but attention_options::documents is not set: this model would "
-                 "ignore them");
-    return ctx.document_starts;
+  void check_documents(const microbatch<Device>& mb) const {
+    if ((mb.document_starts != nullptr) == documents_) return;
+    fail(documents_
+             ? "attention_options::documents is set, but the microbatch has no document_starts"
+             : "the microbatch has document_starts, but attention_options::documents is not set: this model would "
+               "ignore them");
   }
 
   /// Applies a rotation to queries and to all local keys, which lie side by side.
   template <class F>
-  void rotate(context<Device>& ctx, T* qkv, F kernel) {
-    const std::int64_t turned = shape_.heads + kv_width_ / shape_.head_dim;
+  void rotate(const context<Device>& ctx, T* qkv, F kernel) {
+    if (!rotates_) return;
     kernel(ctx.device, qkv, static_cast<const statistic*>(cosine()), static_cast<const statistic*>(sine()),
-           shape_.batch * shape_.q_len, turned, shape_.head_dim, qkv_.columns(), shape_.q_len);
+           shape_.batch * shape_.q_len, shape_.heads + kv_heads_, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
   range_names names_;
@@ -216,8 +220,10 @@ class self_attention {
   linear_core<Precision, Device, 1> out_;
   kernels::attention_shape shape_;
   engine engine_;
-  bool documents_ = false;
-  std::int64_t key_at_ = 0, value_at_ = 0, kv_width_ = 0;  ///< in elements of a row of qkv
+  std::optional<detail::head_norms<Precision, Device>> norms_;
+  bool rotates_ = false, documents_ = false;
+  std::int64_t key_at_ = 0, value_at_ = 0;  ///< in elements of a row of qkv
+  std::int64_t kv_heads_ = 0;               ///< on this rank, used or not
   buffer<Device> rotations_;
 };
 

@@ -49,19 +49,17 @@ struct attention_gradients {
 /// What computes attention for one layer under a policy: local queries against the whole sequence. It is constructed
 /// from (context, attention_part, axes of the policy). `forward` writes o and keeps what `backward` needs; `backward`
 /// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
-/// and v for it. `saved_bytes` and `visit_collectives` say beforehand what is kept and communicated.
+/// and v for it.
 template <class E, class Precision, class Device>
 concept attention_engine =
-    std::constructible_from<E, context<Device>&, const attention_part&, const axis_list&> &&
+    std::constructible_from<E, const context<Device>&, const attention_part&, const axis_list&> &&
     std::default_initializable<typename E::saved> &&
-    requires(E& e, const E& c, context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
+    requires(E& e, const E& c, const context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
              activation_of<Precision>* o, typename E::saved& kept,
-             attention_gradients<activation_of<Precision>> gradients, void (*f)(const char*, const collective_cost&)) {
+             attention_gradients<activation_of<Precision>> gradients) {
       e.forward(ctx, in, o, &kept);
       e.backward(ctx, in, o, o, kept, gradients);
       { c.keeps_inputs() } -> std::convertible_to<bool>;
-      { c.saved_bytes() } -> std::convertible_to<std::int64_t>;
-      c.visit_collectives(f);
     };
 
 namespace detail {
@@ -263,7 +261,7 @@ class attention_gradient_sum {
       kernels::attention_backward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
                                   keys.v + k.at * keys.stride, o_ + q.at * width(), lse_ + q.at, d_o_ + q.at * width(),
                                   dq_.template data<S>() + q.at * width(), dk + k.at * stride, dv + k.at * stride,
-                                  piece, {true, true}, delta_.template data<S>() + q.at);
+                                  piece, kernels::attention_accumulate{true, true}, delta_.template data<S>() + q.at);
     }
   }
 
@@ -355,7 +353,7 @@ class whole_attention {
   };
 
   whole_attention() = default;
-  whole_attention(context<Device>&, const attention_part& part, const axis_list&) : shape_(part.shape) {
+  whole_attention(const context<Device>&, const attention_part& part, const axis_list&) : shape_(part.shape) {
     if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
       fail(part.name + ": attention over the whole sequence was given a part of it");
     shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
@@ -363,21 +361,17 @@ class whole_attention {
 
   bool keeps_inputs() const { return true; }
 
-  void forward(context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
     if (keep) keep->lse = std::move(lse);
   }
   template <class G>
-  void backward(context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk,
                                 out.dv, with(in));
   }
-
-  std::int64_t saved_bytes() const { return rows() * static_cast<std::int64_t>(sizeof(S)); }
-  template <class F>
-  void visit_collectives(F&&) const {}
 
  private:
   std::int64_t rows() const { return shape_.batch * shape_.heads * shape_.q_len; }

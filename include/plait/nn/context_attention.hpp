@@ -30,7 +30,7 @@ class context_attention {
 
   /// `shape` is of this rank's tokens: q_len, k_len and offsets follow from `order` and the ranks along the policy's
   /// axes. Throws where the sequence does not divide by them.
-  context_attention(context<Device>& ctx, kernels::attention_shape shape, const sequence_order& order,
+  context_attention(const context<Device>& ctx, kernels::attention_shape shape, const sequence_order& order,
                     bool documents = false, std::string name = "attention") {
     const axis_list& axes = context_axes<Policy>;
     const std::int64_t ranks = ctx.ranks.shape().size(axes), length = order.length(), own = length / ranks;
@@ -53,20 +53,13 @@ class context_attention {
   const std::vector<std::int64_t>& positions() const { return positions_; }
 
   /// `kept` is for `backward`; null if there will be none. q, k and v must live until then.
-  void forward(context<Device>& ctx, const attention_inputs<value_type>& in, value_type* o, saved* kept) {
+  void forward(const context<Device>& ctx, const attention_inputs<value_type>& in, value_type* o, saved* kept) {
     engine_.forward(ctx, in, o, kept);
   }
   /// Overwrites the gradients.
-  void backward(context<Device>& ctx, const attention_inputs<value_type>& in, const value_type* o,
+  void backward(const context<Device>& ctx, const attention_inputs<value_type>& in, const value_type* o,
                 const value_type* d_o, saved& kept, const attention_gradients<value_type>& out) {
     engine_.backward(ctx, in, o, d_o, kept, out);
-  }
-
-  std::int64_t saved_bytes() const { return engine_.saved_bytes(); }
-  /// Calls f(pass, cost) for every collective and message of a forward and a backward pass.
-  template <class F>
-  void visit_collectives(F&& f) const {
-    engine_.visit_collectives(f);
   }
 
  private:

@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "plait/layout/errors.hpp"
-#include "plait/nn/linear.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/token_mean.hpp"
 
 namespace plait {
 
@@ -40,8 +41,7 @@ struct loss_sum {
 /// Softmax cross-entropy over the last dim of `Logits`, which may be sharded (vocabulary-parallel: two small reductions
 /// of statistics, never a gathered vocabulary) and padded, against integer labels. Its value is the *sum* over the
 /// counted tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no
-/// layout can weigh tokens differently. The seed of the backward pass, 1 / (counted tokens of the global batch), has
-/// the dual type.
+/// layout can weigh tokens differently. The seed of the backward pass is made by `token_mean`.
 template <class Precision, spec_like Logits, spec_like Labels, compute_device Device = cpu>
 class cross_entropy_loss {
   using T = activation_of<Precision>;
@@ -49,7 +49,9 @@ class cross_entropy_loss {
   using value = detail::loss_value<Logits, Labels>;
 
  public:
+  using precision_type = Precision;
   using input = Logits;
+  using labels_spec = Labels;
   using output = spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>;
   using label = std::int64_t;
   static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
@@ -59,7 +61,7 @@ class cross_entropy_loss {
   };
 
   /// `vocab` is the true number of classes; logits beyond it are padding.
-  cross_entropy_loss(context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {})
+  cross_entropy_loss(const context<Device>& ctx, std::int64_t vocab, cross_entropy_settings settings = {})
       : settings_(settings) {
     enforce_boundary<Logits>(ctx, "cross_entropy: logits");
     enforce_boundary<Labels>(ctx, "cross_entropy: labels");
@@ -69,12 +71,12 @@ class cross_entropy_loss {
     range_ = {part.local[last], part.offset[last], vocab};
     rows_ = part.local_size() / part.local[last];
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
-    axes_ = sharing;
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
   }
 
-  tensor<double, output, Device> forward(context<Device>& ctx, const tensor<T, Logits, Device>& logits,
+  tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, "cross_entropy forward");
     const std::int64_t n = rows_;
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
@@ -105,11 +107,12 @@ class cross_entropy_loss {
   }
 
   /// Overwrites the logits with their gradient and returns it. `seed` is the gradient of the sum.
-  template <spec_like Seed>
-  tensor<T, dual_t<Logits>, Device> backward(context<Device>& ctx, tensor<T, Logits, Device>&& logits,
+  template <spec_like Sum>
+  tensor<T, dual_t<Logits>, Device> backward(const microbatch<Device>& mb, tensor<T, Logits, Device>&& logits,
                                              const tensor<label, Labels, Device>& labels, saved& kept,
-                                             const tensor<double, Seed, Device>& seed) {
-    static_assert(enforced<detail::dual_value_check<Seed, output>, among<Logits, Labels>, Seed, output>);
+                                             const loss_seed<Sum, Device>& seed) {
+    static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, "cross_entropy backward");
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
@@ -119,23 +122,13 @@ class cross_entropy_loss {
     return std::move(logits).into_dual();
   }
 
-  std::int64_t saved_bytes() const { return 2 * rows_ * static_cast<std::int64_t>(sizeof(S)); }
-  template <class F>
-  void visit_collectives(F&& f) const {
-    if (!group_) return;
-    for (const std::int64_t per_row : {1, settings_.label_smoothing != 0 ? 3 : 2}) {
-      const auto bytes = static_cast<std::uint64_t>(per_row * rows_) * sizeof(S);
-      f("forward", collective_cost{collective::all_reduce, axes_, bytes,
-                                   wire_bytes(collective::all_reduce, group_->size(), bytes)});
-    }
-  }
+  const cross_entropy_settings& settings() const { return settings_; }
 
  private:
   cross_entropy_settings settings_;
   kernels::vocabulary_range range_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
-  axis_list axes_;
 };
 
 }  // namespace plait

@@ -6,16 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "plait/nn/linear.hpp"
+#include "plait/layout/errors.hpp"
+#include "plait/nn/activation.hpp"
+#include "plait/nn/parameter.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {
-namespace detail {
-template <class Spec>
-struct nonlinear_value {
-  static constexpr verdict value = pointwise(combine::nonlinear, {&layout_v<Spec>}).verdict;
-};
-}  // namespace detail
 
 /// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
 /// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
@@ -31,26 +27,28 @@ class dropout {
   /// Elements are dropped with probability `p`, 0 <= p < 1. `order` is that of the sequence dim `zseq`, if there is
   /// one.
   dropout(double p, std::string_view name, sequence_order order = {})
-      : p_(p), stream_(parameter_base<T, Device>::stream_of(name)), names_(name), order_(order) {
+      : p_(p), stream_(parameter<T, Device>::stream_of(name)), names_(name), order_(order) {
     kernels::check_dropout(p);
     if (p > 0 && zigzag_at >= 0 && order.length() == 0)
       fail(std::string(name) + ": dropout of tokens in zigzag order needs their sequence_order");
   }
 
   /// In place.
-  void forward(context<Device>& ctx, tensor<T, Spec, Device>& x) const {
+  void forward(const microbatch<Device>& mb, tensor<T, Spec, Device>& x) const {
     if (p_ == 0) return;
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, names_.forward());
-    each_part(ctx, x.part(), [&](const box& part, std::int64_t at) {
+    each_part(mb, x.part(), [&](const box& part, std::int64_t at) {
       kernels::dropout_forward(ctx.device, x.data() + at, x.data() + at, part, ctx.seed, stream_, p_);
     });
   }
   template <spec_like Gradient>
-  void backward(context<Device>& ctx, tensor<T, Gradient, Device>& dy) const {
+  void backward(const microbatch<Device>& mb, tensor<T, Gradient, Device>& dy) const {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
     if (p_ == 0) return;
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, names_.backward());
-    each_part(ctx, dy.part(), [&](const box& part, std::int64_t at) {
+    each_part(mb, dy.part(), [&](const box& part, std::int64_t at) {
       kernels::dropout_backward(ctx.device, dy.data() + at, dy.data() + at, part, ctx.seed, stream_, p_);
     });
   }
@@ -62,9 +60,9 @@ class dropout {
   /// Calls f(part, offset) for parts of the local array that are boxes in the order of the text, samples counted over
   /// all steps.
   template <class F>
-  void each_part(const context<Device>& ctx, box part, F&& f) const {
-    part.offset[0] += ctx.first_sample;
-    part.global[0] += ctx.first_sample;
+  void each_part(const microbatch<Device>& mb, box part, F&& f) const {
+    part.offset[0] += mb.first_sample;
+    part.global[0] += mb.first_sample;
     if (zigzag_at < 0 || order_.is_text()) return f(part, std::int64_t{0});
     constexpr auto z = static_cast<std::size_t>(zigzag_at < 0 ? 0 : zigzag_at);
     std::int64_t outer = 1, inner = 1;

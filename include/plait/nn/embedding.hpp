@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/layout/errors.hpp"
 #include "plait/nn/linear.hpp"
@@ -15,7 +18,7 @@ struct lookup_derivation {
 };
 constexpr lookup_derivation derive_lookup(const layout& ids, const layout& table, const layout& output) {
   lookup_derivation d;
-  d.table = used_with(table, ids);
+  d.table = use_of(table, ids);
   d.output = output;
   const ruled product = lookup(d.table, ids, table.dims[0].dim);
   d.product = product.result;
@@ -34,6 +37,14 @@ struct embedding_value {
 
 }  // namespace detail
 
+/// How an embedding begins, and whose memory its table is; see `linear_options`.
+template <class Precision>
+struct embedding_options {
+  initializer init{};
+  parameter_memory<Precision> memory{};
+  bool tied_across_stages = false;
+};
+
 /// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
 /// vocabulary that is sharded makes the lookup partial; the output says how that is resolved: all-reduced, or
 /// reduce-scattered onto the sequence.
@@ -41,23 +52,23 @@ template <class Precision, class Policy, compute_device Device = cpu>
 class embedding {
   using value = detail::embedding_value<Policy>;
   using T = activation_of<Precision>;
-  using W = weight_of<Precision>;
-  using G = gradient_of<Precision>;
 
  public:
+  using precision_type = Precision;
+  using value_type = T;
+  using device = Device;
   using input = typename Policy::input;
   using weight_spec = typename Policy::weight;
   using output = typename Policy::output;
   using token = std::int64_t;
+  using options = embedding_options<Precision>;
   static_assert(detail::policy_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
-  /// `foreign` is for a table of the caller's.
-  embedding(context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", initializer init = {},
-            const parameter_memory<Precision>& foreign = {})
+  embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
       : names_(name),
         vocab_(vocab),
         resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
@@ -71,81 +82,75 @@ class embedding {
     first_ = used.offset[0];
     rows_ = used.local[0];
     width_ = used.local[1];
-    const auto n = static_cast<std::size_t>(rows_ * width_);
-    if (!foreign.weight) memory_ = make_buffer<W>(ctx.device, n);
-    if (!foreign.gradient) gradient_memory_ = make_buffer<G>(ctx.device, n);
-    table_ = {ctx,
-              {name + ".weight", {vocab_, used.global[1]}, init, true},
-              layout_v<typename detail::stored_weight<Policy>::type>,
-              value::derivation.table,
-              foreign.weight ? foreign.weight : memory_.template data<W>(),
-              foreign.gradient ? foreign.gradient : gradient_memory_.template data<G>()};
+    table_ = std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages},
+        layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
+        used_memory<Precision>{how.memory.weight, how.memory.gradient, how.memory.weight != nullptr,
+                               how.memory.gradient != nullptr});
     tokens_ = resolve_.from().local_size() / width_;
   }
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<token, input, Device>& ids) {
-    tensor<T, output, Device> y(ctx);
-    forward(ctx, ids.data(), y.data());
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
+    tensor<T, output, Device> y(mb.ctx);
+    forward(mb, ids.data(), y.data());
     return y;
   }
   /// The same on the caller's memory: this rank's part of the ids and of the output.
-  void forward(context<Device>& ctx, const token* ids, T* y) {
-    const range shown(ctx.device, names_.forward());
+  void forward(const microbatch<Device>& mb, const token* ids, T* y) {
+    Device& on = mb.ctx.device;
+    const range shown(on, names_.forward());
     buffer<Device> product;
     T* out = y;
     if (!resolve_.trivial()) {
-      product = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
+      product = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
       out = product.template data<T>();
     }
-    kernels::embedding_forward(ctx.device, ids, table_.used_value(), out, tokens_, width_, first_, rows_, vocab_);
-    if (out != y) resolve_.run(ctx.device, out, y, dtype_of<T>);
+    kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
+    if (out != y) resolve_.run(on, out, y, dtype_of<T>);
   }
 
-  /// Adds to the table's gradient; ids have none. Put off, it stays behind the gradient that a tied output projection
-  /// puts off before it, so that the sum has the same bits; ids must live until then.
+  /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
+  /// run in order, so that the gradient of a tied output projection is added first.
   template <spec_like Gradient>
-  void backward(context<Device>& ctx, const tensor<token, input, Device>& ids, const tensor<T, Gradient, Device>& dy) {
+  void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
+                const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
-    backward(ctx, ids.data(), dy.data());
+    backward(mb, ids.data(), dy.data());
   }
   /// The same on the caller's memory.
-  void backward(context<Device>& ctx, const token* ids, const T* dy) {
-    const range shown(ctx.device, names_.backward());
-    buffer<Device> slope;
+  void backward(const microbatch<Device>& mb, const token* ids, const T* dy) {
+    if (!table_->trainable()) return;
+    Device& on = mb.ctx.device;
+    const range shown(on, names_.backward());
+    buffer<Device> resolved;
     const T* d = dy;
     if (!unresolve_.trivial()) {
-      slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
-      unresolve_.run(ctx.device, dy, slope.data(), dtype_of<T>);
-      d = slope.template data<T>();
+      resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
+      unresolve_.run(on, dy, resolved.data(), dtype_of<T>);
+      d = resolved.template data<T>();
     }
-    if (ctx.deferred && slope.empty()) {
-      slope = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens_ * width_));
-      ctx.device.copy(slope.data(), dy, slope.bytes(), ctx.device.main_stream());
-      d = slope.template data<T>();
+    if (mb.deferred && resolved.empty()) {
+      resolved = make_buffer<T>(on, static_cast<std::size_t>(tokens_ * width_));
+      on.copy(resolved.data(), dy, resolved.bytes(), on.main_stream());
+      d = resolved.template data<T>();
     }
-    ctx.on_weights([this, &ctx, ids, d, slope = std::move(slope)] {
-      const range weights_shown(ctx.device, names_.weights());
-      kernels::embedding_backward(ctx.device, ids, d, table_.used_gradient(), tokens_, width_, first_, rows_, vocab_);
+    mb.on_weights([this, &on, ids, d, resolved = std::move(resolved)] {
+      const range weights_shown(on, names_.weights());
+      kernels::embedding_backward(on, ids, d, table_->used_gradient(), tokens_, width_, first_, rows_, vocab_);
     });
   }
 
-  parameter_base<Precision, Device>& weight() { return table_; }
+  const parameter_ptr<Precision, Device>& weight() const { return table_; }
   template <class F>
   void visit(F&& f) {
-    f(table_);
-  }
-  template <class F>
-  void visit_collectives(F&& f) const {
-    resolve_.visit_collectives([&](const collective_cost& c) { f("forward", c); }, sizeof(T));
-    unresolve_.visit_collectives([&](const collective_cost& c) { f("backward", c); }, sizeof(T));
+    f(*table_);
   }
 
  private:
   range_names names_;
   std::int64_t vocab_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
-  buffer<Device> memory_, gradient_memory_;
-  parameter_base<Precision, Device> table_;
+  parameter_ptr<Precision, Device> table_;
 };
 
 }  // namespace plait

@@ -2,8 +2,8 @@
 
 #include <type_traits>
 
+#include "plait/layout/errors.hpp"
 #include "plait/layout/spec.hpp"
-#include "plait/nn/recompute.hpp"
 #include "plait/tensor/tensor.hpp"
 
 namespace plait {
@@ -40,21 +40,27 @@ concept names_layer_types = spec_like<typename L::input> && spec_like<typename L
 
 template <class L>
 concept forwards =
-    requires(L& l, context<typename L::device>& ctx,
+    requires(L& l, const microbatch<typename L::device>& mb,
              const tensor<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved) {
       {
-        l.forward(ctx, x, &saved, recompute::none)
+        l.forward(mb, x, &saved)
       } -> std::same_as<tensor<typename L::value_type, typename L::output, typename L::device>>;
     };
 template <class L>
 concept backwards =
-    requires(L& l, context<typename L::device>& ctx,
+    requires(L& l, const microbatch<typename L::device>& mb,
              const tensor<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved,
              const tensor<typename L::value_type, dual_t<typename L::output>, typename L::device>& dy) {
       {
-        l.backward(ctx, x, saved, dy)
+        l.backward(mb, x, saved, dy)
       } -> std::same_as<tensor<typename L::value_type, dual_t<typename L::input>, typename L::device>>;
     };
+
+/// Anybody who visits parameters: nvcc takes no generic lambda in a concept.
+struct any_visitor {
+  template <class Parameter>
+  void operator()(Parameter&) const {}
+};
 
 }  // namespace detail
 
@@ -73,9 +79,9 @@ struct layer_requirements {
       requires { requires std::is_default_constructible_v<typename L::saved>; },
       "a layer names its `saved`, what a forward pass keeps beside the input: a type that can be made of nothing");
   static_assert(!detail::lacks_forward<L>,
-                "a layer needs a member `forward(ctx, x, saved, ...)` that returns a tensor of its `output`");
+                "a layer needs a member `forward(mb, x, saved)` that returns a tensor of its `output`");
   static_assert(!detail::lacks_backward<L>,
-                "a layer needs a member `backward(ctx, x, saved, dy)` that returns a tensor of dual_t<input>");
+                "a layer needs a member `backward(mb, x, saved, dy)` that returns a tensor of dual_t<input>");
   static_assert(!detail::lacks_visit<L>, "a layer needs a member `visit(f)` that calls f with each of its parameters");
   static constexpr bool askable = detail::names_layer_types<L>;
   static constexpr bool forward_fits = [] {
@@ -86,11 +92,10 @@ struct layer_requirements {
     if constexpr (askable && !detail::lacks_backward<L>) return detail::backwards<L>;
     return true;
   }();
-  static_assert(
-      forward_fits,
-      "a layer's `forward(ctx, x, saved, ...)` takes a tensor of its `input` and returns one of its `output`");
+  static_assert(forward_fits,
+                "a layer's `forward(mb, x, saved)` takes a tensor of its `input` and returns one of its `output`");
   static_assert(backward_fits,
-                "a layer's `backward(ctx, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of "
+                "a layer's `backward(mb, x, saved, dy)` takes dy as a tensor of dual_t<output> and returns one of "
                 "dual_t<input>");
 };
 

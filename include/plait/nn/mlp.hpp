@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "plait/layout/errors.hpp"
-#include "plait/nn/recompute.hpp"
 #include "plait/nn/sublayer.hpp"
 
 namespace plait {
@@ -12,17 +11,16 @@ namespace plait {
 /// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class Precision, class S, compute_device Device = cpu>
-class swiglu_mlp {
+class swiglu_mlp : public layer_types<activation_of<Precision>, typename transformer_specs<S>::branch_input,
+                                      typename transformer_specs<S>::branch_output, Device> {
   using T = activation_of<Precision>;
   using specs = transformer_specs<S>;
   using gate_up_value = detail::linear_value<typename specs::up, typename specs::up>;
   using down_value = detail::linear_value<typename specs::down>;
 
  public:
-  using value_type = T;
-  using device = Device;
-  using input = typename specs::residual;
-  using output = typename specs::residual;
+  using input = typename specs::branch_input;
+  using output = typename specs::branch_output;
   static_assert(enforced<gate_up_value, S, input, typename specs::up::weight>);
   static_assert(enforced<down_value, S, input, typename specs::down::weight>);
 
@@ -32,7 +30,7 @@ class swiglu_mlp {
     buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
   };
 
-  swiglu_mlp(context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
+  swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
       : names_(name),
         gate_up_(
             ctx, gate_up_value::derivation,
@@ -45,29 +43,29 @@ class swiglu_mlp {
   }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute policy = recompute::none,
-                                    const tensor<T, output, Device>* addend = nullptr) {
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, names_.forward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
-    gate_up_.forward(ctx, x.data(), gate_up.template data<T>(),
-                     keep && policy == recompute::none ? &keep->in : nullptr);
+    gate_up_.forward(mb, x.data(), gate_up.template data<T>(), keep ? &keep->in : nullptr);
     kernels::swiglu_forward(ctx.device, gate_up.template data<T>(), activated.template data<T>(), rows, width);
     tensor<T, output, Device> y(ctx);
-    down_.forward(ctx, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr,
+    down_.forward(mb, activated.template data<T>(), y.data(), keep ? &keep->out : nullptr,
                   addend ? addend->data() : nullptr);
     if (keep) {
       keep->gate_up = std::move(gate_up);
-      if (policy == recompute::none) keep->activated = std::move(activated);
+      if (mb.policy == recompute::none) keep->activated = std::move(activated);
     }
     return y;
   }
 
   template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy) {
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy) {
+    const context<Device>& ctx = mb.ctx;
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
     const range shown(ctx.device, names_.backward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
@@ -77,29 +75,19 @@ class swiglu_mlp {
                               width);
     }
     auto dactivated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
-    down_.backward(ctx, kept.activated.template data<T>(), kept.out, dy.data(), dactivated.template data<T>());
+    down_.backward(mb, kept.activated.template data<T>(), kept.out, dy.data(), dactivated.template data<T>());
     auto dgate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     kernels::swiglu_backward(ctx.device, kept.gate_up.template data<T>(), dactivated.template data<T>(),
                              dgate_up.template data<T>(), rows, width);
     tensor<T, dual_t<input>, Device> dx(ctx);
-    gate_up_.backward(ctx, x.data(), kept.in, dgate_up.template data<T>(), dx.data());
+    gate_up_.backward(mb, x.data(), kept.in, dgate_up.template data<T>(), dx.data());
     return dx;
   }
 
-  /// Bytes that a forward pass keeps besides its input.
-  std::int64_t saved_bytes(const context<Device>&, recompute policy = recompute::none) const {
-    const std::int64_t cell = gate_up_.rows() * gate_up_.columns() / 2 * static_cast<std::int64_t>(sizeof(T));
-    return 2 * cell + down_.saved_bytes() + (policy == recompute::none ? cell + gate_up_.saved_bytes() : 0);
-  }
   template <class F>
   void visit(F&& f) {
     gate_up_.visit(f);
     down_.visit(f);
-  }
-  template <class F>
-  void visit_collectives(F&& f, recompute policy = recompute::none) const {
-    gate_up_.visit_collectives(f, policy);
-    down_.visit_collectives(f);
   }
 
  private:

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
+#include "plait/device/range.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/linear.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/linear_core.hpp"
 
 namespace plait {
 namespace detail {
@@ -17,7 +21,7 @@ struct norm_derivation {
 constexpr norm_derivation derive_norm(const layout& x) {
   norm_derivation d;
   d.stored.dims.push_back(x.dims.back());
-  d.used = used_with(d.stored, x);
+  d.used = use_of(d.stored, x);
   d.verdict = normalize(x, d.used, x.dims.back().dim).verdict;
   return d;
 }
@@ -28,13 +32,14 @@ struct norm_value {
   static constexpr verdict value = derivation.verdict;
 };
 
-/// Runs `work(dy)` as a weight gradient; if it is put off, on a copy of dy that the task owns.
+/// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
 template <class T, compute_device Device, class F>
-void with_gradient_kept(context<Device>& ctx, const T* dy, std::int64_t count, F work) {
-  if (!ctx.deferred) return work(dy);
-  auto copy = make_buffer<T>(ctx.device, static_cast<std::size_t>(count));
-  ctx.device.copy(copy.data(), dy, copy.bytes(), ctx.device.main_stream());
-  ctx.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
+void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
+  if (!mb.deferred) return work(dy);
+  Device& device = mb.ctx.device;
+  auto copy = make_buffer<T>(device, static_cast<std::size_t>(count));
+  device.copy(copy.data(), dy, copy.bytes(), device.main_stream());
+  mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
 
 /// What both norms share: sizes, the group that shares a row, and parameters of the last dim.
@@ -45,8 +50,8 @@ class norm_core {
   using G = gradient_of<Precision>;
   using S = statistic_of<Precision>;
 
-  norm_core(context<Device>& ctx, const layout& input, const layout& stored, const layout& used,
-            const std::string& name, bool with_bias, const parameter_memory<Precision>& foreign)
+  norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
+            const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
       : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
     enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
     const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
@@ -54,18 +59,15 @@ class norm_core {
     columns = part.local[static_cast<std::size_t>(part.dims - 1)];
     rows = part.local_size() / columns;
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
-    row_axes = sharing;
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    weight = {
-        ctx,  {name + ".weight", {columns_global}, {1, 0}, false}, stored,
-        used, memory(ctx, weight_memory_, foreign.weight),         memory(ctx, gradient_memory_, foreign.gradient)};
-    if (!with_bias) return;
-    bias = {ctx,
-            {name + ".bias", {columns_global}, {0, 0}, false},
-            stored,
-            used,
-            memory(ctx, bias_memory_, foreign.bias),
-            memory(ctx, bias_gradient_memory_, foreign.bias_gradient)};
+    const auto make = [&](const char* which, double start, weight_of<Precision>* value,
+                          gradient_of<Precision>* gradient) {
+      return std::make_shared<parameter<Precision, Device>>(
+          ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
+          used_memory<Precision>{value, gradient, value != nullptr, gradient != nullptr});
+    };
+    weight = make(".weight", 1, callers.weight, callers.gradient);
+    if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient);
   }
 
   /// Sums per-row values over the ranks that share the rows.
@@ -75,29 +77,12 @@ class norm_core {
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   any_communicator* row_group = nullptr;
-  axis_list row_axes;
   range_names names;
+  parameter_ptr<Precision, Device> weight, bias;
 
-  /// The reductions of per-row statistics, `per_row` values each.
-  template <class F>
-  void visit_row_sum(F&& f, const char* pass, std::int64_t per_row) const {
-    if (!row_group) return;
-    const auto bytes = static_cast<std::uint64_t>(per_row * rows) * sizeof(S);
-    f(pass, collective_cost{collective::all_reduce, row_axes, bytes,
-                            wire_bytes(collective::all_reduce, row_group->size(), bytes)});
-  }
-
-  parameter_base<Precision, Device> weight, bias;
-
- private:
-  template <class Number>
-  Number* memory(context<Device>& ctx, buffer<Device>& own, Number* foreign) {
-    if (foreign) return foreign;
-    own = make_buffer<Number>(ctx.device, static_cast<std::size_t>(columns));
-    return own.template data<Number>();
-  }
-
-  buffer<Device> weight_memory_, gradient_memory_, bias_memory_, bias_gradient_memory_;
+  /// Where gradients are added; null for a frozen parameter, or if they are deferred.
+  G* weight_gradient(bool now = true) const { return now && weight->trainable() ? weight->used_gradient() : nullptr; }
+  G* bias_gradient(bool now = true) const { return now && bias->trainable() ? bias->used_gradient() : nullptr; }
 };
 
 }  // namespace detail
@@ -106,47 +91,47 @@ class norm_core {
 /// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
 /// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class rms_norm {
+class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Device> {
   using value = detail::norm_value<Input>;
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
 
  public:
-  using value_type = T;
-  using device = Device;
   using input = Input;
   using output = Input;
+  static constexpr bool cheap = true;
   struct saved {
     buffer<Device> inv_rms;  ///< [rows]
   };
   static_assert(enforced<value, among<Input>, Input>);
 
   /// `stored` is how the weight lies between steps; by default, as the last dim.
-  explicit rms_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                    const layout& stored = value::derivation.stored, const parameter_memory<Precision>& foreign = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, false, foreign), eps_(eps) {}
+  explicit rms_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
+                    const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
+      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, false, callers), eps_(eps) {}
   /// On the caller's weight and gradient: this rank's part of the last dim.
-  rms_norm(context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
+  rms_norm(const context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
            gradient_of<Precision>* gradient)
       : rms_norm(ctx, eps, name, value::derivation.stored, {weight, gradient}) {}
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute = recompute::none) {
-    tensor<T, output, Device> y(ctx);
-    forward(ctx, x.data(), y.data(), keep);
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    tensor<T, output, Device> y(mb.ctx);
+    forward(mb, x.data(), y.data(), keep);
     return y;
   }
   /// The same on the caller's memory.
-  void forward(context<Device>& ctx, const T* x, T* y, saved* keep = nullptr) {
+  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, core_.names.forward());
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
-      kernels::rms_norm_forward(ctx.device, x, core_.weight.used_value(), y, r, core_.rows, core_.columns, eps_);
+      kernels::rms_norm_forward(ctx.device, x, core_.weight->used_value(), y, r, core_.rows, core_.columns, eps_);
     } else {
       kernels::row_sum_squares(ctx.device, x, r, core_.rows, core_.columns);
       core_.sum_rows(r, core_.rows);
-      kernels::rms_apply(ctx.device, x, r, core_.weight.used_value(), y, core_.rows, core_.columns,
+      kernels::rms_apply(ctx.device, x, r, core_.weight->used_value(), y, core_.rows, core_.columns,
                          core_.columns_global, eps_);
       kernels::rms_inverse(ctx.device, r, r, core_.rows, core_.columns_global, eps_);
     }
@@ -155,50 +140,43 @@ class rms_norm {
 
   /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
   template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy,
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy,
                                             const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    tensor<T, dual_t<input>, Device> dx(ctx);
-    backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    tensor<T, dual_t<input>, Device> dx(mb.ctx);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
   /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
-  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, core_.names.backward());
     const S* const inv = kept.inv_rms.template data<S>();
-    if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is put off
-      kernels::rms_norm_backward(ctx.device, x, core_.weight.used_value(), dy, inv, dx,
-                                 ctx.deferred ? nullptr : core_.weight.used_gradient(), core_.rows, core_.columns,
-                                 addend);
-      if (!ctx.deferred) return;
+    if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
+      kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
+                                 core_.weight_gradient(!mb.deferred), core_.rows, core_.columns, addend);
+      if (!mb.deferred) return;
     } else if (dx) {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
-      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight.used_value(), dy, dot.template data<S>(), core_.rows,
+      kernels::rms_norm_backward_dot(ctx.device, x, core_.weight->used_value(), dy, dot.template data<S>(), core_.rows,
                                      core_.columns);
       core_.sum_rows(dot.template data<S>(), core_.rows);
-      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, inv, dot.template data<S>(), dx,
+      kernels::rms_norm_backward_dx(ctx.device, x, core_.weight->used_value(), dy, inv, dot.template data<S>(), dx,
                                     core_.rows, core_.columns, core_.columns_global, addend);
     }
-    detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
+    if (!core_.weight->trainable()) return;
+    detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight.used_gradient(), core_.rows,
+      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(), core_.rows,
                                          core_.columns);
     });
   }
 
-  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
-    return core_.rows * static_cast<std::int64_t>(sizeof(S));
-  }
-  parameter_base<Precision, Device>& weight() { return core_.weight; }
+  const parameter_ptr<Precision, Device>& weight() const { return core_.weight; }
   template <class F>
   void visit(F&& f) {
-    f(core_.weight);
-  }
-  template <class F>
-  void visit_collectives(F&& f, recompute = recompute::none) const {
-    core_.visit_row_sum(f, "forward", 1);
-    core_.visit_row_sum(f, "backward", 1);
+    f(*core_.weight);
   }
 
  private:
@@ -209,42 +187,43 @@ class rms_norm {
 /// LayerNorm (Ba et al. 2016) over the last dim of `Input`: y = (x - mean) / sqrt(var + eps) w + b, with the input's
 /// spec. If the last dim is sharded, the sum and then the centred squares are reduced inside.
 template <class Precision, spec_like Input, compute_device Device = cpu>
-class layer_norm {
+class layer_norm : public layer_types<activation_of<Precision>, Input, Input, Device> {
   using value = detail::norm_value<Input>;
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
 
  public:
-  using value_type = T;
-  using device = Device;
   using input = Input;
   using output = Input;
+  static constexpr bool cheap = true;
   struct saved {
     buffer<Device> statistics;  ///< mean [rows], then 1 / deviation [rows]
   };
   static_assert(enforced<value, among<Input>, Input>);
 
   /// `stored` as for `rms_norm`.
-  explicit layer_norm(context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
-                      const layout& stored = value::derivation.stored, const parameter_memory<Precision>& foreign = {})
-      : core_(ctx, layout_v<Input>, stored, value::derivation.used, name, true, foreign), eps_(eps) {}
+  explicit layer_norm(const context<Device>& ctx, double eps = 1e-5, const std::string& name = "norm",
+                      const layout& stored = value::derivation.stored, const parameter_memory<Precision>& callers = {})
+      : core_(ctx, layout_v<Input>, stored, value::derivation.stored, name, true, callers), eps_(eps) {}
   /// On the caller's parameters.
-  layer_norm(context<Device>& ctx, double eps, const std::string& name, const parameter_memory<Precision>& foreign)
-      : layer_norm(ctx, eps, name, value::derivation.stored, foreign) {}
+  layer_norm(const context<Device>& ctx, double eps, const std::string& name,
+             const parameter_memory<Precision>& callers)
+      : layer_norm(ctx, eps, name, value::derivation.stored, callers) {}
 
-  tensor<T, output, Device> forward(context<Device>& ctx, const tensor<T, input, Device>& x, saved* keep = nullptr,
-                                    recompute = recompute::none) {
-    tensor<T, output, Device> y(ctx);
-    forward(ctx, x.data(), y.data(), keep);
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    tensor<T, output, Device> y(mb.ctx);
+    forward(mb, x.data(), y.data(), keep);
     return y;
   }
   /// The same on the caller's memory.
-  void forward(context<Device>& ctx, const T* x, T* y, saved* keep = nullptr) {
+  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, core_.names.forward());
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
-    const auto *w = core_.weight.used_value(), *b = core_.bias.used_value();
+    const auto *w = core_.weight->used_value(), *b = core_.bias->used_value();
     if (!core_.row_group) {
       kernels::layer_norm_forward(ctx.device, x, w, b, y, mean, inv, core_.rows, core_.columns, eps_);
     } else {
@@ -260,53 +239,50 @@ class layer_norm {
 
   /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
   template <spec_like Gradient>
-  tensor<T, dual_t<input>, Device> backward(context<Device>& ctx, const tensor<T, input, Device>& x, saved& kept,
-                                            const tensor<T, Gradient, Device>& dy,
+  tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
+                                            saved& kept, const tensor<T, Gradient, Device>& dy,
                                             const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    tensor<T, dual_t<input>, Device> dx(ctx);
-    backward(ctx, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    tensor<T, dual_t<input>, Device> dx(mb.ctx);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
   /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
-  void backward(context<Device>& ctx, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
     const range shown(ctx.device, core_.names.backward());
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {
-      kernels::layer_norm_backward(ctx.device, x, core_.weight.used_value(), dy, mean, inv, dx,
-                                   ctx.deferred ? nullptr : core_.weight.used_gradient(),
-                                   ctx.deferred ? nullptr : core_.bias.used_gradient(), core_.rows, core_.columns,
+      const bool now = !mb.deferred && core_.weight->trainable();  // in the same pass
+      kernels::layer_norm_backward(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dx,
+                                   core_.weight_gradient(now), core_.bias_gradient(now), core_.rows, core_.columns,
                                    addend);
-      if (!ctx.deferred) return;
+      if (now) return;
     } else if (dx) {
       auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
-      kernels::layer_norm_backward_dots(ctx.device, x, core_.weight.used_value(), dy, mean, inv,
+      kernels::layer_norm_backward_dots(ctx.device, x, core_.weight->used_value(), dy, mean, inv,
                                         dots.template data<S>(), core_.rows, core_.columns);
       core_.sum_rows(dots.template data<S>(), 2 * core_.rows);
-      kernels::layer_norm_backward_dx(ctx.device, x, core_.weight.used_value(), dy, mean, inv, dots.template data<S>(),
+      kernels::layer_norm_backward_dx(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dots.template data<S>(),
                                       dx, core_.rows, core_.columns, core_.columns_global, addend);
     }
-    detail::with_gradient_kept(ctx, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv](const T* d) {
+    const bool weight = core_.weight->trainable(), bias = core_.bias->trainable();
+    if (!weight && !bias) return;
+    detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight.used_gradient(),
-                                           core_.bias.used_gradient(), core_.rows, core_.columns);
+      if (weight)
+        kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(),
+                                             core_.bias_gradient(), core_.rows, core_.columns);
+      else
+        kernels::bias_gradient(ctx.device, d, core_.bias_gradient(), core_.rows, core_.columns);
     });
   }
 
-  std::int64_t saved_bytes(const context<Device>&, recompute = recompute::none) const {
-    return 2 * core_.rows * static_cast<std::int64_t>(sizeof(S));
-  }
   template <class F>
   void visit(F&& f) {
-    f(core_.weight);
-    f(core_.bias);
-  }
-  template <class F>
-  void visit_collectives(F&& f, recompute = recompute::none) const {
-    core_.visit_row_sum(f, "forward", 1);
-    core_.visit_row_sum(f, "forward", 1);
-    core_.visit_row_sum(f, "backward", 2);
+    f(*core_.weight);
+    f(*core_.bias);
   }
 
  private:

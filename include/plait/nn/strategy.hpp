@@ -24,9 +24,13 @@ namespace plait {
 ///       using ffn = shard<plait::ffn, tp>;
 ///       using vocab = shard<plait::vocab, tp>;
 ///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
-///       template <class Weight> using stored = Weight;                      // how parameters lie between steps;
-///       optional
+///       template <class Weight> using stored = Weight;        // how parameters lie between steps; optional
 ///     };
+///
+/// The residual may shard its last dim, `hidden`, over axes of its own: weights then shard it alike, which is
+/// two-dimensional tensor parallelism. `branch_input` and `branch_output`, both or none, are how attention and MLP take
+/// and give their tensors, where that is not as the residual lies: `in_parallel` (nn/strategy_parallel.hpp) makes them
+/// for blocks whose branches share one gather and one reduction.
 template <class S>
 concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {
   typename S::heads;
@@ -37,11 +41,14 @@ concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual
 
 namespace detail {
 
-/// The layout between the linears of a sublayer: the residual's without its last dim and without the axes that shard
-/// the sublayer's own dims, followed by those dims. Axes of the sublayer that do not shard these dims are replicated.
-constexpr layout inside_sublayer(const layout& residual, const layout& own, const axis_list& axes) {
+/// The layout between the linears of a branch: the residual's without its last dim and without the axes that shard the
+/// branch's own dims, followed by those dims. Axes of the branch that do not shard these dims are replicated; those
+/// that shard the residual's last dim are invariant, as products over that dim are completed.
+constexpr layout inside_branch(const layout& residual, const layout& own, const axis_list& axes) {
   layout a = residual;
+  const axis_list features = a.dims.back().axes;
   a.dims.pop_back();
+  for (axis_id axis : features) a.set(axis, state::invariant);
   for (axis_id axis : axes) {
     for (dim_placement& p : a.dims)
       if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
@@ -56,12 +63,12 @@ constexpr layout inside_sublayer(const layout& residual, const layout& own, cons
 
 template <class Residual, class Own, class All>
 struct inside_value {
-  static constexpr layout value = inside_sublayer(layout_v<Residual>, layout_v<Own>, sharding_axes(layout_v<All>));
+  static constexpr layout value = inside_branch(layout_v<Residual>, layout_v<Own>, sharding_axes(layout_v<All>));
 };
 
 /// The token ids and labels that go with a residual: its leading dims, whole where the vocabulary's axes shard them.
 constexpr layout tokens_of(const layout& residual, const axis_list& vocabulary) {
-  layout a = inside_sublayer(residual, {}, vocabulary);
+  layout a = inside_branch(residual, {}, vocabulary);
   for (axis_id axis : vocabulary) a.set(axis, state::invariant);
   return a;
 }
@@ -88,6 +95,34 @@ struct sharded_further {
       for (axis_id axis : {axis_of<Axes>...}) a.append(dim_of<Dim>, axis);
     return a;
   }();
+};
+
+/// `Weight` with its dim `hidden` placed as the residual's last dim is, but for axes that shard another dim of it.
+template <class Residual, class Weight>
+struct on_the_stream {
+  static constexpr layout value = [] {
+    layout a = layout_v<Weight>;
+    const dim_placement features = layout_v<Residual>.dims.back();
+    if (a.has(features.dim))
+      for (axis_id axis : features.axes)
+        if (!a.sharded_by(axis)) a.append(features.dim, axis);
+    return a;
+  }();
+};
+
+template <class S>
+struct branch_of_strategy {
+  using input = typename S::residual;
+  using output = typename S::residual;
+};
+template <class S>
+  requires requires {
+    typename S::branch_input;
+    typename S::branch_output;
+  }
+struct branch_of_strategy<S> {
+  using input = typename S::branch_input;
+  using output = typename S::branch_output;
 };
 
 }  // namespace detail
@@ -129,14 +164,20 @@ struct transformer_specs {
     using output = Output;
     using stored = typename transformer_specs::template stored<Weight>;
   };
-  using embedding = policy<tokens, spec<typename S::vocab, hidden>, residual>;
-  using query = policy<residual, spec<typename S::heads, head_dim, hidden>, queries>;
-  using key = policy<residual, spec<typename S::kv_heads, head_dim, hidden>, keys>;
-  using attention_output = policy<queries, spec<hidden, typename S::heads, head_dim>, residual>;
-  using up = policy<residual, spec<typename S::ffn, hidden>, wide>;
-  using down = policy<wide, spec<hidden, typename S::ffn>, residual>;
-  using head = policy<residual, spec<typename S::vocab, hidden>, logits>;
-  using norm_weight = stored<spec<hidden>>;
+  /// A weight with `hidden` placed as the residual places it.
+  template <class... Items>
+  using weight = spec_from<detail::on_the_stream<residual, spec<Items...>>, residual, spec<Items...>>;
+  using branch_input = typename detail::branch_of_strategy<S>::input;
+  using branch_output = typename detail::branch_of_strategy<S>::output;
+  using embedding = policy<tokens, weight<typename S::vocab, hidden>, residual>;
+  using query = policy<branch_input, weight<typename S::heads, head_dim, hidden>, queries>;
+  using key = policy<branch_input, weight<typename S::kv_heads, head_dim, hidden>, keys>;
+  using attention_output = policy<queries, weight<hidden, typename S::heads, head_dim>, branch_output>;
+  using up = policy<branch_input, weight<typename S::ffn, hidden>, wide>;
+  using down = policy<wide, weight<hidden, typename S::ffn>, branch_output>;
+  using head = policy<residual, weight<typename S::vocab, hidden>, logits>;
+  /// How the weight of a norm of the residual is stored.
+  using norm_weight = stored<weight<hidden>>;
 };
 
 /// The order in which the tokens of a text lie along the sequence dim of a strategy's tensors. Throws where a sequence

@@ -182,17 +182,27 @@ inline constexpr bool strategy_refused = true;
 template <complete_strategy S>
 inline constexpr bool strategy_refused<S> = !strategy_value<S>::value.ok();
 
+template <class Where>
+concept strategy_itself = requires {
+  typename Where::residual;
+  typename Where::heads;
+};
+template <class Where>
+concept derived_from_strategy = requires { typename Where::derived_from; };
+template <class Where>
+constexpr bool refused_with_strategy() {
+  if constexpr (strategy_itself<Where>)
+    return strategy_refused<Where>;
+  else
+    return strategy_refused<typename Where::derived_from>;
+}
+
 }  // namespace detail
 
-/// A strategy, and a policy that `transformer_specs` has derived from one, are refused once.
-template <class S>
-  requires requires {
-    typename S::residual;
-    typename S::heads;
-  }
-inline constexpr bool refused_before<S> = detail::strategy_refused<S>;
-template <class P>
-  requires requires { typename P::derived_from; }
-inline constexpr bool refused_before<P> = detail::strategy_refused<typename P::derived_from>;
+/// A strategy, and a policy that `transformer_specs` has derived from one, are refused once. (One specialisation for
+/// both: nvcc takes a second one for the first with other constraints.)
+template <class Where>
+  requires(detail::strategy_itself<Where> || detail::derived_from_strategy<Where>)
+inline constexpr bool refused_before<Where> = detail::refused_with_strategy<Where>();
 
 }  // namespace plait

@@ -28,7 +28,7 @@ typename linear_core<Precision, Device, N>::branch_info describe_branch(const co
           layout_v<typename Policy::stored>,
           bias,
           {name + ".bias", {shape[0]}, {0, 0}, false},
-          linear_value<Policy>::derivation.branches[0].bias_stored};
+          stored_bias<Policy>::value};
 }
 
 }  // namespace plait::detail

@@ -31,6 +31,7 @@ class json_log {
     line.add("step", record.step).add("loss", record.loss).add("grad_norm", record.grad_norm).add("lr", record.lr);
     line.add("tokens_per_second", record.tokens_per_second).add("comm_share", record.comm_share);
     if (record.mfu > 0) line.add("mfu", record.mfu);
+    if (record.skipped) line.add("skipped", true);
     write(line);
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,

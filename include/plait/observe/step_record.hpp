@@ -14,6 +14,7 @@ struct step_record {
   double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1; NaN: not
                                  ///< measured
   double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
+  bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
 };
 
 }  // namespace plait

@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
@@ -40,8 +41,12 @@ struct adamw_options {
 };
 
 /// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, in the
-/// precision's master type. What changes from step to step lies in the device's memory, so a step waits for nothing and
-/// can be replayed as a graph.
+/// precision's master type, and belongs to a parameter by its name, so that any of them may be left out of any step.
+/// What changes from step to step lies in the device's memory, so a step waits for nothing and can be replayed as a
+/// graph.
+///
+///     optimizer.begin_step(ctx, learning_rate);
+///     layer.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
 template <class Precision, compute_device Device = cpu>
 class adamw {
   using M = master_of<Precision>;
@@ -50,6 +55,8 @@ class adamw {
   using tensor_to_update = kernels::adamw_tensor<M, G, W>;
 
  public:
+  using reduced = reduced_gradient<Precision, Device>;
+
   explicit adamw(adamw_options options = {}) : options_(options) {
     const auto unit = [](const char* name, double value) {
       if (!(value >= 0 && value < 1))
@@ -62,69 +69,96 @@ class adamw {
       fail("adamw: weight_decay = " + std::to_string(options.weight_decay) + ", must be at least 0");
   }
 
-  /// Starts a step; every parameter is then updated once, in the same order in every step. Gradients are multiplied
-  /// with `gradient_scale`.
-  void begin_step(context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
+  /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
+  void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     ++step_;
-    next_ = 0;
+    ++begun_;
     if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
     const auto numbers = kernels::adamw_scalars_of(settings(), learning_rate, step_, gradient_scale);
     ctx.device.upload(scalars_.data(), &numbers, sizeof numbers, ctx.device.main_stream());
   }
-  /// Replaces the step's gradient scale by one in the device's memory.
-  void scale_gradients(context<Device>& ctx, const double* factor) {
+  /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
+  /// step changes nothing.
+  void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) {
     auto* const numbers = scalars_.template data<kernels::adamw_scalars>();
-    ctx.device.copy(&numbers->gradient_scale, factor, sizeof(double), ctx.device.main_stream());
+    const auto stream = ctx.device.main_stream();
+    ctx.device.copy(&numbers->gradient_scale, &clipped->factor, sizeof(double), stream);
+    ctx.device.copy(&numbers->update, &clipped->update, sizeof(double), stream);
   }
-  void update(context<Device>& ctx, parameter_base<Precision, Device>& p) {
-    const tensor_to_update one = describe(ctx, p);
-    run(ctx, std::span(&one, 1));
-  }
-  /// Updates all parameters of a model, together.
-  template <class Model>
-  void update_all(context<Device>& ctx, Model& model) {
+  /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
+  void forget_step() { --step_; }
+
+  void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
+  /// Updates several parameters together.
+  void update(const context<Device>& ctx, std::span<reduced> gradients) {
     std::vector<tensor_to_update> all;
-    next_ = 0;
-    model.visit([&](parameter_base<Precision, Device>& p) { all.push_back(describe(ctx, p)); });
+    all.reserve(gradients.size());
+    for (reduced& g : gradients) {
+      auto& p = g.parameter();
+      const G* const values = g.data();
+      const auto target = p.begin_update();
+      all.push_back(describe(ctx, p.name(), target.master, values, g.size(), p.info().decays, target.rounded));
+    }
     run(ctx, all);
   }
-  /// The same for a tensor of the caller's. A gradient that is still partial over some axis does not compile: that is a
-  /// forgotten reduction.
+  /// A parameter itself is no gradient.
+  template <class Parameter>
+    requires requires(Parameter& p) { p.gather_plan(); }
+  void update(const context<Device>&, Parameter&) {
+    static_assert(always_false<Parameter>,
+                  "an optimizer takes what `reduce` returns, so that no reduction is forgotten: write "
+                  "optimizer.update(ctx, parameter.reduce(ctx))");
+  }
+  /// The same for a tensor of the caller's, whose state is known by `name`. A gradient that is still partial over some
+  /// axis does not compile: that is a forgotten reduction.
   template <spec_like Stored, spec_like Gradient>
-  void update(context<Device>& ctx, tensor<M, Stored, Device>& p, const tensor<G, Gradient, Device>& gradient,
-              bool decays = true) {
+  void update(const context<Device>& ctx, const std::string& name, tensor<M, Stored, Device>& p,
+              const tensor<G, Gradient, Device>& gradient, bool decays = true) {
     static_assert(enforced<detail::optimizer_value<Stored, Gradient>, among<Stored, Gradient>, Gradient, Stored>);
-    const tensor_to_update one = describe(ctx, p.data(), gradient.data(), p.size(), decays, nullptr);
+    const tensor_to_update one = describe(ctx, name, p.data(), gradient.data(), p.size(), decays, nullptr);
     run(ctx, std::span(&one, 1));
   }
+  /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
 
  private:
+  /// First moments, then second ones.
+  struct moments {
+    buffer<Device> memory;
+    std::int64_t size = 0;
+    std::int64_t updated_in = 0;  ///< the step that was begun then
+  };
+
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
-  tensor_to_update describe(context<Device>& ctx, parameter_base<Precision, Device>& p) {
-    M* const value = p.value();
-    return describe(ctx, value, p.gradient(), p.size(), p.info().decays, p.rounded_copy());
-  }
-  tensor_to_update describe(context<Device>& ctx, M* value, const G* gradient, std::int64_t n, bool decays,
-                            W* rounded) {
-    if (next_ == moments_.size()) {
-      moments_.push_back(make_buffer<M>(ctx.device, static_cast<std::size_t>(2 * n)));
-      ctx.device.zero(moments_.back().data(), moments_.back().bytes(), ctx.device.main_stream());
+  tensor_to_update describe(const context<Device>& ctx, const std::string& name, M* value, const G* gradient,
+                            std::int64_t n, bool decays, W* rounded) {
+    if (begun_ == 0) fail("adamw: begin_step comes before the first update");
+    moments& state = moments_[name];
+    if (state.memory.empty()) {
+      state.memory = make_buffer<M>(ctx.device, static_cast<std::size_t>(2 * n));
+      state.size = n;
+      ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
-    M* const m = moments_[next_++].template data<M>();
+    if (state.size != n)
+      fail("adamw: " + name + " has " + std::to_string(n) + " elements on this rank, and its state is of " +
+           std::to_string(state.size) + ": two parameters have this name, or its layout has changed");
+    if (state.updated_in == begun_)
+      fail("adamw: " + name +
+           " is updated twice in one step: two parameters have this name, or begin_step was not called");
+    state.updated_in = begun_;
+    M* const m = state.memory.template data<M>();
     return {value, gradient, m, m + n, rounded, n, decays ? options_.weight_decay : 0};
   }
-  void run(context<Device>& ctx, std::span<const tensor_to_update> tensors) {
-    if (step_ == 0) fail("adamw: begin_step comes before the first update");
+  void run(const context<Device>& ctx, std::span<const tensor_to_update> tensors) {
     kernels::adamw_update(ctx.device, tensors, settings(), scalars_.template data<kernels::adamw_scalars>());
   }
 
   adamw_options options_;
-  std::vector<buffer<Device>> moments_;  ///< first, then second, of each parameter
+  std::unordered_map<std::string, moments> moments_;
   buffer<Device> scalars_;
-  std::size_t next_ = 0;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0;   ///< for the corrections of bias
+  std::int64_t begun_ = 0;  ///< begin_step was called so often
 };
 
 }  // namespace plait

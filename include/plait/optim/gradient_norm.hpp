@@ -16,13 +16,14 @@ class gradient_norm {
   using G = gradient_of<Precision>;
 
  public:
-  /// Adds a parameter's gradient, which must be reduced before the squares are asked for.
-  void add(context<Device>& ctx, parameter_base<Precision, Device>& p) {
-    share(ctx.ranks, p.stored()).gradients.push_back({p.gradient(), p.size()});
+  /// Adds a gradient; one that several stages of a pipeline share only where it counts.
+  void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g) {
+    part& p = share(ctx.ranks, g.parameter().stored());
+    if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
   }
   /// The sum of the squares, the same on every rank: one number in the device's memory, valid as long as this object.
   /// Collective over the mesh.
-  const double* squares(context<Device>& ctx) {
+  const double* squares(const context<Device>& ctx) {
     sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
     double* const all = sums_.template data<double>();
     ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
@@ -35,20 +36,11 @@ class gradient_norm {
     return all;
   }
   /// The norm, on the host.
-  double total(context<Device>& ctx) {
+  double total(const context<Device>& ctx) {
     double sum = 0;
     ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
     return std::sqrt(sum);
   }
-  /// The sets of axes reduced over, as `squares` does.
-  std::vector<axis_list> groups() const {
-    std::vector<axis_list> all;
-    for (const part& s : parts_)
-      if (!s.axes.empty()) all.push_back(s.axes);
-    return all;
-  }
-  /// Makes the entry of a parameter's axes without adding anything.
-  void prepare(context<Device>& ctx, const parameter_base<Precision, Device>& p) { share(ctx.ranks, p.stored()); }
 
  private:
   struct part {

@@ -21,8 +21,23 @@ double agree(Device& device, any_communicator& ranks, double value, reduce_op op
 
 /// The same for all ranks of the mesh; not counted in the ledger.
 template <compute_device Device>
-double agree(context<Device>& ctx, double value, reduce_op op) {
+double agree(const context<Device>& ctx, double value, reduce_op op) {
   return agree(ctx.device, ctx.ranks.root(), value, op);
+}
+
+/// The `count` numbers of every rank, in the order of the ranks; a rank that has fewer adds zeros. The same way.
+template <compute_device Device>
+std::vector<std::uint64_t> gather_all(Device& device, any_communicator& ranks, std::vector<std::uint64_t> own,
+                                      std::size_t count) {
+  own.resize(count);
+  std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(ranks.size()));
+  if (ranks.size() == 1) return own;
+  auto there = make_buffer<std::uint64_t>(device, all.size() + own.size());
+  auto* const first = there.template data<std::uint64_t>();
+  device.upload(first + all.size(), own.data(), own.size() * sizeof(std::uint64_t), device.main_stream());
+  ranks.all_gather(first + all.size(), first, own.size(), dtype::i64);
+  device.download(all.data(), first, all.size() * sizeof(std::uint64_t), device.main_stream());
+  return all;
 }
 
 }  // namespace plait

@@ -4,16 +4,19 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plait/comm/ledger.hpp"
-#include "plait/kernels/kernels.hpp"
+#include "plait/comm/counting.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/parallel/agree.hpp"
+#include "plait/parallel/layer_split.hpp"
+#include "plait/parallel/model.hpp"
 #include "plait/parallel/pipeline_executor.hpp"
-#include "plait/parallel/stage.hpp"
+#include "plait/schedule/one_f_one_b.hpp"
 
 namespace plait {
 
@@ -31,216 +34,180 @@ constexpr schedule forward_schedule(pipeline_shape shape, int microbatches) {
   return plan;
 }
 
-/// A model whose layers are shared out over the ranks of a pipeline, run by a schedule. To `training_step` and whoever
-/// visits parameters it is a model like any other, with this rank's parameters.
-///
-/// `Model` is the type of one stage, such as `llama`: the whole model where there is one stage.
-template <class Model, compute_device Device = cpu>
+/// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
+/// runs, and whoever visits parameters sees as a model with this rank's parameters. Every model is one, of one stage
+/// where nothing else is said.
+template <model Stage>
 class pipeline {
  public:
-  using precision_type = typename Model::precision_type;
-  using tokens = typename Model::tokens;
-  using logits = typename Model::logits;
-  using loss_sum = typename Model::loss_sum;
-  using loss_seed = typename Model::loss_seed;
+  using stage_type = Stage;
+  using precision_type = typename Stage::precision_type;
+  using device = typename Stage::device;
+  using tokens = typename Stage::tokens;
+  using logits = typename Stage::logits;
+  using mean = typename Stage::mean;
   using batch = std::vector<std::pair<tokens, tokens>>;  ///< ids and labels of each microbatch
-  using parameter = parameter_base<precision_type, Device>;
+  using parameter = plait::parameter<precision_type, device>;
+  using gradients = std::vector<reduced_gradient<precision_type, device>>;
 
   /// Collective along the pipeline. `make(part, first_stage)` makes this rank's stages, in the order of their chunks,
-  /// as `std::unique_ptr<Model>`; `first_stage` is the model's first stage if this rank has it, and null otherwise.
+  /// as `std::unique_ptr<Stage>`; `first_stage` is the model's first stage if this rank has it, and null otherwise.
+  /// Throws where two parameters have one name, or those that are tied across stages are not the same on the first and
+  /// the last.
   template <class Make>
-  pipeline(any_communicator along, const schedule& plan, std::span<const stage_layers> parts, Make&& make,
-           const schedule_costs& costs = {})
+  pipeline(const context<device>& ctx, any_communicator along, const schedule& plan,
+           std::span<const stage_layers> parts, Make&& make, const schedule_costs& costs = {})
       : executor_(along, plan, costs), shape_(plan.shape) {
     if (static_cast<int>(parts.size()) != shape_.stages())
       fail("pipeline: the layers are split into " + std::to_string(parts.size()) + " stages, and the schedule " +
            plan.name.str() + " has " + std::to_string(shape_.stages()));
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
       const stage_layers& part = parts[static_cast<std::size_t>(shape_.stage_of(along.rank(), chunk))];
-      Model* const first = !stages_.empty() && stages_[0]->part().first ? stages_[0].get() : nullptr;
-      stages_.push_back(make(part, first));
+      Stage* const first = !stages_.empty() && stages_[0]->part().first ? stages_[0] : nullptr;
+      own_.push_back(make(part, first));
+      stages_.push_back(own_.back().get());
     }
-    // The ranks of the two stages that have the table of tied embeddings sum its gradients.
-    const int first = shape_.rank_of(0), last = shape_.rank_of(shape_.stages() - 1);
-    if (first != last && shape_.ranks > 1)
-      ends_ = along.split(along.rank() == first || along.rank() == last ? 0 : -1, along.rank(), "pp ends");
+    check_names(ctx, along);
+    tie(ctx, along);
+  }
+  /// A whole model as a pipeline of one stage, for so many microbatches in a step. The model must outlive it.
+  pipeline(const context<device>& ctx, Stage& whole, int microbatches)
+      : executor_(counting_communicator(0, 1, "pp"), make_schedule<one_f_one_b>(1, microbatches)),
+        shape_{1, 1, microbatches},
+        stages_{&whole} {
+    if (!whole.part().first || !whole.part().last)
+      fail("pipeline: one stage of several was given as the whole model; its ranks need a schedule");
+    check_names(ctx, executor_.along());
+    tie(ctx, executor_.along());
   }
 
   const pipeline_shape& shape() const { return shape_; }
-  const auto& options() const { return stages_[0]->options(); }
-  pipeline_executor<Device>& executor() { return executor_; }
-  std::span<const std::unique_ptr<Model>> stages() const { return stages_; }
+  pipeline_executor<device>& executor() { return executor_; }
+  std::span<Stage* const> stages() const { return stages_; }
   bool has_last_stage() const { return stages_.back()->part().last; }
+  std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }
+  bool documents() const { return stages_[0]->documents(); }
+  double dropout() const { return stages_[0]->dropout(); }
 
-  /// Forward and backward passes of all microbatches; adds their losses to `*loss`, in the device's memory, on the rank
-  /// that has the last stage. Gradients of a chunk are reduced as soon as its last microbatch is through. `starts` are
-  /// the `context::document_starts` of each microbatch, where sequences are packed from documents.
-  void run(context<Device>& ctx, batch& data, const loss_seed& seed, double* loss,
-           std::span<const std::int32_t* const> starts = {}) {
+  /// Forward and backward passes of all microbatches, the first sample of the first one being `first_sample`. Adds
+  /// their losses to `loss`, on the rank that has the last stage, and takes the seed from it. Returns the reduced
+  /// gradients of this rank's trainable parameters: those of a chunk are reduced as soon as its last microbatch is
+  /// through, those that are tied across stages at the end. `starts` are the `microbatch::document_starts` of each
+  /// microbatch, where sequences are packed from documents.
+  gradients run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
+                std::span<const std::int32_t* const> starts = {}) {
     if (static_cast<int>(data.size()) != shape_.microbatches)
       fail("pipeline: " + std::to_string(data.size()) + " microbatches, and the schedule is for " +
            std::to_string(shape_.microbatches));
-    training work{*this, data, seed, loss, ctx.first_sample, starts};
-    const std::int32_t* const outside = ctx.document_starts;
+    training work{*this, data, loss, first_sample, starts, {}};
     executor_.run(ctx, work);
-    ctx.first_sample = work.first_sample;
-    ctx.document_starts = outside;
+    visit([&](parameter& p) {
+      if (p.info().tied_across_stages && p.trainable()) work.reduced.push_back(p.reduce(ctx));
+    });
+    return std::move(work.reduced);
   }
-  /// Adds the losses of all microbatches to `*loss` as `run` does, without gradients.
-  void evaluate(context<Device>& ctx, batch& data, double* loss) {
+  /// Adds the losses of all microbatches to `loss` as `run` does, without gradients.
+  void evaluate(const context<device>& ctx, batch& data, mean& loss) {
     const auto add = [&](activation x, std::size_t i) {
-      const auto sum = stages_.back()->forward_loss(ctx, std::move(x), data[i].second, nullptr);
-      kernels::accumulate(ctx.device, sum.data(), loss, 1);
+      loss.add(ctx, stages_.back()->forward_loss(ctx, std::move(x), data[i].second, nullptr));
     };
     run_forward(
         ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add);
   }
   /// The scores of one microbatch, on the ranks that have the last stage; empty on the others.
-  logits score(context<Device>& ctx, const tokens& ids) {
+  logits score(const context<device>& ctx, const tokens& ids) {
     logits scores;
-    const auto take = [&](activation x, std::size_t) {
-      scores = stages_.back()->forward_scores(ctx, std::move(x), nullptr);
-    };
+    const auto take = [&](activation x, std::size_t) { scores = stages_.back()->forward_scores(ctx, std::move(x)); };
     run_forward(
         ctx, 1, [&](std::size_t) -> const tokens& { return ids; }, take);
     return scores;
   }
 
-  /// What `run` has left: the gradients of a tied table, of which two stages have one each.
-  void reduce_gradients(context<Device>& ctx) {
-    for (auto& stage : stages_) {
-      parameter* const table = stage->tied_table();
-      if (table == nullptr) continue;
-      table->reduce(ctx);
-      if (ends_)
-        ends_.all_reduce(table->gradient(), table->gradient(), static_cast<std::size_t>(table->size()),
-                         dtype_of<gradient_of<precision_type>>, reduce_op::sum);
-    }
-  }
-  void sum_over_stages(context<Device>&, double* value) {
+  void sum_over_stages(const context<device>&, double* value) {
     if (shape_.ranks > 1) executor_.along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
 
   /// Calls f(parameter) for each that this rank has.
   template <class F>
   void visit(F&& f) {
-    for (auto& stage : stages_) stage->visit(f);
+    for (Stage* stage : stages_) stage->visit(f);
   }
-  /// The same without the copy of a tied table that another rank has too: over all stages, each parameter once.
+  /// The same without the copy of a tied parameter that another rank counts: over all stages, each parameter once.
   template <class F>
   void visit_once(F&& f) {
-    for (auto& stage : stages_) {
-      const parameter* const copy = stage->part().first ? nullptr : stage->tied_table();
-      stage->visit([&](parameter& p) {
-        if (&p != copy) f(p);
-      });
-    }
-  }
-  /// Calls f(pass, cost) for every collective of one microbatch within this rank's stages.
-  template <class F>
-  void visit_collectives(F&& f) const {
-    for (const auto& stage : stages_) stage->visit_collectives(f);
-  }
-  /// Adds to a ledger what a step sends along the pipeline.
-  void add_traffic(context<Device>& ctx, ledger& book) const {
-    if (shape_.ranks == 1) return;
-    const auto add = [&](const std::string& label, collective kind, int ranks, std::uint64_t bytes) {
-      book.of(label).kinds[static_cast<std::size_t>(kind)] += {1, bytes, wire_bytes(kind, ranks, bytes), 0.0};
-    };
-    const std::string label = executor_.along().label();
-    const auto bytes =
-        static_cast<std::uint64_t>(local_elements(layout_v<typename activation::spec>, ctx.ranks.shape(), ctx.sizes)) *
-        sizeof(value_type);
-    for (const program_step& step : executor_.program())
-      if (step.kind != step_kind::compute)
-        add(label, step.kind == step_kind::send ? collective::send : collective::receive, shape_.ranks, bytes);
-    for (int sum = 0; sum < 2; ++sum) add(label, collective::all_reduce, shape_.ranks, sizeof(double));
-    for (const auto& stage : stages_)
-      if (parameter* const table = stage->tied_table(); table && ends_)
-        add(ends_.label(), collective::all_reduce, 2,
-            static_cast<std::uint64_t>(table->size()) * sizeof(gradient_of<precision_type>));
-  }
-
-  /// The most bytes that this rank's microbatches keep at a time, between forward and backward passes.
-  std::int64_t saved_bytes(const context<Device>& ctx) const {
-    std::int64_t now = 0, most = 0;
-    for (const program_step& step : executor_.program()) {
-      if (step.kind != step_kind::compute) continue;
-      const std::int64_t bytes = stages_[step.action.chunk]->saved_bytes(ctx);
-      if (step.action.kind == action_kind::forward) most = std::max(most, now += bytes);
-      if (frees_activations(step.action.kind)) now -= bytes;
-    }
-    return most;
+    visit([&](parameter& p) {
+      if (p.counts()) f(p);
+    });
   }
 
  private:
-  using activation = typename Model::activation;
-  using slope = typename Model::slope;
-  using value_type = typename activation::value_type;
+  using activation = typename Stage::activation;
+  using gradient = typename Stage::gradient;
 
   /// A training step as the executor sees it.
   struct training {
-    using activation = typename Model::activation;
-    using slope = typename Model::slope;
-    using saved = typename Model::saved;
+    using activation = typename Stage::activation;
+    using gradient = typename Stage::gradient;
+    using saved = typename Stage::saved;
 
-    activation input(context<Device>& ctx, int) { return activation(ctx); }
-    slope output_slope(context<Device>& ctx, int) { return slope(ctx); }
-    activation forward(context<Device>& ctx, int chunk, int microbatch, activation x, saved* kept) {
-      auto& [ids, labels] = select(ctx, microbatch);
-      Model& stage = owner.at(chunk);
-      x = stage.forward_layers(ctx, ids, std::move(x), kept);
+    activation input(const context<device>& ctx, int) { return activation(ctx); }
+    gradient output_gradient(const context<device>& ctx, int) { return gradient(ctx); }
+    activation forward(const context<device>& ctx, int chunk, int i, activation x, saved* kept) {
+      const microbatch<device> mb = at(ctx, i);
+      auto& [ids, labels] = data[static_cast<std::size_t>(i)];
+      Stage& stage = owner.at(chunk);
+      x = stage.forward_layers(mb, ids, std::move(x), kept);
       if (!stage.part().last) return x;
-      const auto sum = stage.forward_loss(ctx, std::move(x), labels, kept);
-      kernels::accumulate(ctx.device, sum.data(), loss, 1);
+      loss.add(ctx, stage.forward_loss(mb, std::move(x), labels, kept));
       return {};
     }
-    slope backward(context<Device>& ctx, int chunk, int microbatch, saved& kept, slope dy) {
-      auto& [ids, labels] = select(ctx, microbatch);
-      Model& stage = owner.at(chunk);
-      if (stage.part().last) dy = stage.backward_loss(ctx, labels, kept, seed);
-      return stage.backward_layers(ctx, ids, kept, std::move(dy));
+    gradient backward(const context<device>& ctx, int chunk, int i, saved& kept, gradient dy, weight_work* deferred) {
+      microbatch<device> mb = at(ctx, i);
+      mb.deferred = deferred;
+      auto& [ids, labels] = data[static_cast<std::size_t>(i)];
+      Stage& stage = owner.at(chunk);
+      if (stage.part().last) dy = stage.backward_loss(mb, labels, kept, loss.seed());
+      return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
-    void finished(context<Device>& ctx, int chunk) {
-      Model& stage = owner.at(chunk);
-      const parameter* const later = stage.tied_table();
-      stage.visit([&](parameter& p) {
-        if (&p != later) p.reduce(ctx);
+    void finished(const context<device>& ctx, int chunk) {
+      owner.at(chunk).visit([&](parameter& p) {
+        if (!p.info().tied_across_stages && p.trainable()) reduced.push_back(p.reduce(ctx));
       });
     }
-    std::pair<tokens, tokens>& select(context<Device>& ctx, int microbatch) {
-      ctx.first_sample = first_sample + microbatch * ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
-      if (!starts.empty()) ctx.document_starts = starts[static_cast<std::size_t>(microbatch)];
-      return data[static_cast<std::size_t>(microbatch)];
+    microbatch<device> at(const context<device>& ctx, int i) const {
+      microbatch<device> mb(ctx);
+      mb.first_sample = first_sample + i * ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+      if (!starts.empty()) mb.document_starts = starts[static_cast<std::size_t>(i)];
+      return mb;
     }
 
     pipeline& owner;
     batch& data;
-    const loss_seed& seed;
-    double* loss;
+    mean& loss;
     std::int64_t first_sample;
     std::span<const std::int32_t* const> starts;
+    gradients reduced;
   };
 
   /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.
   template <class Ids, class Last>
   struct inference {
-    using activation = typename Model::activation;
-    using slope = typename Model::slope;
-    using saved = typename Model::saved;
+    using activation = typename Stage::activation;
+    using gradient = typename Stage::gradient;
+    using saved = typename Stage::saved;
 
-    activation input(context<Device>& ctx, int) { return activation(ctx); }
-    slope output_slope(context<Device>&, int) { return {}; }
-    activation forward(context<Device>& ctx, int chunk, int microbatch, activation x, saved*) {
-      Model& stage = owner.at(chunk);
+    activation input(const context<device>& ctx, int) { return activation(ctx); }
+    gradient output_gradient(const context<device>&, int) { return {}; }
+    activation forward(const context<device>& ctx, int chunk, int microbatch, activation x, saved*) {
+      Stage& stage = owner.at(chunk);
       const auto i = static_cast<std::size_t>(microbatch);
       x = stage.forward_layers(ctx, ids(i), std::move(x), nullptr);
       if (!stage.part().last) return x;
       last(std::move(x), i);
       return {};
     }
-    slope backward(context<Device>&, int, int, saved&, slope) { return {}; }
-    void finished(context<Device>&, int) {}
+    gradient backward(const context<device>&, int, int, saved&, gradient, weight_work*) { return {}; }
+    void finished(const context<device>&, int) {}
 
     pipeline& owner;
     Ids& ids;
@@ -248,19 +215,87 @@ class pipeline {
   };
 
   template <class Ids, class Last>
-  void run_forward(context<Device>& ctx, std::size_t microbatches, Ids ids, Last last) {
+  void run_forward(const context<device>& ctx, std::size_t microbatches, Ids ids, Last last) {
     if (!forward_ || forward_->shape().microbatches != static_cast<int>(microbatches))
       forward_.emplace(executor_.along(), forward_schedule(shape_, static_cast<int>(microbatches)));
     inference<Ids, Last> work{*this, ids, last};
     forward_->run(ctx, work, false);
   }
-  Model& at(int chunk) { return *stages_[static_cast<std::size_t>(chunk)]; }
+  Stage& at(int chunk) { return *stages_[static_cast<std::size_t>(chunk)]; }
 
-  pipeline_executor<Device> executor_;
+  /// Parameters have one name each, over all stages, but for those that are tied across stages.
+  void check_names(const context<device>& ctx, any_communicator& along) {
+    std::vector<std::uint64_t> names;
+    std::set<std::string> seen;
+    visit([&](parameter& p) {
+      if (!seen.insert(p.name()).second)
+        fail("pipeline: two parameters are called " + p.name() +
+             ": they would have the same initial values and one entry in a checkpoint; give each its own name, or let "
+             "several layers use one parameter");
+      if (!p.info().tied_across_stages) names.push_back(parameter::stream_of(p.name()));
+    });
+    for (const auto& [rank, name] : find_twice(ctx, along, names))
+      visit([&, rank = rank, name = name](parameter& p) {
+        if (!p.info().tied_across_stages && parameter::stream_of(p.name()) == name)
+          fail("pipeline: the parameter " + p.name() + " is on pipeline ranks " + std::to_string(along.rank()) +
+               " and " + std::to_string(rank) +
+               "; if it is one parameter, both stages must make it with tied_across_stages, and if not, each needs its "
+               "own name");
+      });
+  }
+  /// (another rank, name) for each of `names` that another rank has too. Collective.
+  static std::vector<std::pair<int, std::uint64_t>> find_twice(const context<device>& ctx, any_communicator& along,
+                                                               const std::vector<std::uint64_t>& names) {
+    std::vector<std::pair<int, std::uint64_t>> twice;
+    if (along.size() == 1 || only_counts<device>) return twice;
+    const auto most =
+        static_cast<std::size_t>(agree(ctx.device, along, static_cast<double>(names.size()), reduce_op::max));
+    const std::vector<std::uint64_t> all = gather_all(ctx.device, along, names, most);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const int rank = static_cast<int>(i / most);
+      if (rank != along.rank() && all[i] != 0 && std::find(names.begin(), names.end(), all[i]) != names.end())
+        twice.emplace_back(rank, all[i]);
+    }
+    return twice;
+  }
+
+  /// The ranks of the first and the last stage sum the gradients of what both have.
+  void tie(const context<device>& ctx, any_communicator& along) {
+    const int first = shape_.rank_of(0), last = shape_.rank_of(shape_.stages() - 1);
+    const bool here = along.rank() == first || along.rank() == last;
+    std::uint64_t names = 0;
+    visit([&](parameter& p) {
+      if (!p.info().tied_across_stages) return;
+      names += parameter::stream_of(p.name());
+      if (!here)
+        fail("pipeline: the parameter " + p.name() +
+             " is tied across stages, but only the first and the last stage can share parameters");
+    });
+    if (first == last || shape_.ranks == 1) return;
+    any_communicator ends;
+    if constexpr (only_counts<device>)  // where a split cannot know of how many ranks it is
+      ends = ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, "pp ends"));
+    else
+      ends = along.split(here ? 0 : -1, along.rank(), "pp ends");
+    if (!here) return;
+    if (!only_counts<device>) {
+      for (const std::uint64_t theirs : gather_all(ctx.device, ends, {names}, 1))
+        if (theirs != names)
+          fail(
+              "pipeline: the first and the last stage do not have the same parameters that are tied across stages; "
+              "both "
+              "must make them, with one name");
+    }
+    visit([&](parameter& p) {
+      if (p.info().tied_across_stages) p.join_stages(ends, along.rank() == first);
+    });
+  }
+
+  pipeline_executor<device> executor_;
   pipeline_shape shape_;
-  std::vector<std::unique_ptr<Model>> stages_;  ///< of this rank, by chunk
-  any_communicator ends_;                       ///< of the ranks with the first and the last stage, where they differ
-  std::optional<pipeline_executor<Device>> forward_;
+  std::vector<std::unique_ptr<Stage>> own_;
+  std::vector<Stage*> stages_;  ///< of this rank, by chunk
+  std::optional<pipeline_executor<device>> forward_;
 };
 
 }  // namespace plait

@@ -12,27 +12,28 @@
 #include "plait/device/device.hpp"
 #include "plait/schedule/posting.hpp"
 #include "plait/schedule/program.hpp"
-#include "plait/tensor/context.hpp"
+#include "plait/tensor/microbatch.hpp"
 
 namespace plait {
 
-/// What an executor runs: this rank's stages, by chunk. Activations and their gradients (`slope`) are tensors that may
-/// be of other shapes between other stages; an empty one goes into the first stage and comes out of the last.
+/// What an executor runs: this rank's stages, by chunk. Activations and their gradients are tensors that may be of
+/// other shapes between other stages; an empty one goes into the first stage and comes out of the last.
 ///
 ///     activation input(ctx, chunk)                               memory for what arrives from the stage before
-///     slope      output_slope(ctx, chunk)                        memory for what arrives from the stage behind
-///     activation forward(ctx, chunk, microbatch, activation, saved*)     null: there will be no backward pass
-///     slope      backward(ctx, chunk, microbatch, saved&, slope)         with `ctx.deferred`, weight gradients later
+///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the stage behind
+///     activation forward(ctx, chunk, microbatch, activation, saved*)         null: there will be no backward pass
+///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
 ///     void       finished(ctx, chunk)                            the chunk's gradients are complete
 template <class S, class Device>
-concept pipeline_stages = requires(S& s, context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
-                                   typename S::slope dy, typename S::saved& kept) {
-  { s.input(ctx, chunk) } -> std::same_as<typename S::activation>;
-  { s.output_slope(ctx, chunk) } -> std::same_as<typename S::slope>;
-  { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
-  { s.backward(ctx, chunk, microbatch, kept, std::move(dy)) } -> std::same_as<typename S::slope>;
-  s.finished(ctx, chunk);
-};
+concept pipeline_stages =
+    requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
+             typename S::gradient dy, typename S::saved& kept, weight_work* deferred) {
+      { s.input(ctx, chunk) } -> std::same_as<typename S::activation>;
+      { s.output_gradient(ctx, chunk) } -> std::same_as<typename S::gradient>;
+      { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
+      { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
+      s.finished(ctx, chunk);
+    };
 
 /// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
 /// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
@@ -71,7 +72,7 @@ class pipeline_executor {
   /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
   template <class Stages>
     requires pipeline_stages<Stages, Device>
-  void run(context<Device>& ctx, Stages& stages, bool keeps = true) {
+  void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
     pass<Stages> p(*this, ctx, stages, keeps);
     for (const program_step& step : program_) switch (step.kind) {
         case step_kind::compute:
@@ -92,7 +93,7 @@ class pipeline_executor {
   template <class Stages>
   struct pass {
     using activation = typename Stages::activation;
-    using slope = typename Stages::slope;
+    using gradient = typename Stages::gradient;
     template <class Tensor>
     struct message {
       Tensor data;
@@ -103,20 +104,19 @@ class pipeline_executor {
       typename Stages::saved kept;
       weight_work later;
       message<activation> in, out;
-      message<slope> slope_in, slope_out;
+      message<gradient> gradient_in, gradient_out;
     };
     struct outgoing {
       message<activation> value;
-      message<slope> gradient;
-      request& pending() { return value.pending ? value.pending : gradient.pending; }
-      std::size_t event() const { return value.data ? value.event : gradient.event; }
+      message<gradient> back;
+      request& pending() { return value.pending ? value.pending : back.pending; }
+      std::size_t event() const { return value.data ? value.event : back.event; }
     };
 
-    pass(pipeline_executor& e, context<Device>& context, Stages& s, bool keeping)
+    pass(pipeline_executor& e, const context<Device>& context, Stages& s, bool keeping)
         : owner(e),
           ctx(context),
           stages(s),
-          outer(context.deferred),
           keeps(keeping),
           rank(e.along_.rank()),
           slots(static_cast<std::size_t>(e.shape_.chunks) * static_cast<std::size_t>(e.shape_.microbatches)),
@@ -124,8 +124,6 @@ class pipeline_executor {
       for (const program_step& step : e.program_)
         if (step.kind == step_kind::compute && frees_activations(step.action.kind)) ++left[step.action.chunk];
     }
-
-    ~pass() { ctx.deferred = outer; }  // also where a stage has thrown: `later` goes with its slot
 
     slot& at(int chunk, int microbatch) {
       return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape_.microbatches) +
@@ -149,14 +147,13 @@ class pipeline_executor {
         }
         case action_kind::backward:
         case action_kind::input_backward: {
-          arrive(s.slope_in);
+          arrive(s.gradient_in);
           const std::size_t event = begin(step);
-          if (step.action.kind == action_kind::input_backward) ctx.deferred = &s.later;
-          s.slope_out.data = stages.backward(ctx, chunk, microbatch, s.kept, std::move(s.slope_in.data));
-          if (outer && step.action.kind == action_kind::backward) outer->run();  // what they read goes with `kept`
-          ctx.deferred = outer;
+          weight_work* const deferred = step.action.kind == action_kind::input_backward ? &s.later : nullptr;
+          s.gradient_out.data =
+              stages.backward(ctx, chunk, microbatch, s.kept, std::move(s.gradient_in.data), deferred);
           if (stage > 0 && owner.shape_.rank_of(stage - 1) == rank)
-            at(owner.shape_.chunk_of(stage - 1), microbatch).slope_in.data = std::move(s.slope_out.data);
+            at(owner.shape_.chunk_of(stage - 1), microbatch).gradient_in.data = std::move(s.gradient_out.data);
           if (step.action.kind == action_kind::backward) forget(s, chunk);
           return end(event);
         }
@@ -178,8 +175,8 @@ class pipeline_executor {
         sent.back().value = std::move(s.out);
         start_send(sent.back().value, t, event);
       } else {
-        sent.back().gradient = std::move(s.slope_out);
-        start_send(sent.back().gradient, t, event);
+        sent.back().back = std::move(s.gradient_out);
+        start_send(sent.back().back, t, event);
       }
     }
     void receive(const program_step& step) {
@@ -191,8 +188,8 @@ class pipeline_executor {
         s.in.data = stages.input(ctx, chunk);
         start_receive(s.in, t, event);
       } else {
-        s.slope_in.data = stages.output_slope(ctx, chunk);
-        start_receive(s.slope_in, t, event);
+        s.gradient_in.data = stages.output_gradient(ctx, chunk);
+        start_receive(s.gradient_in, t, event);
       }
     }
 
@@ -262,9 +259,8 @@ class pipeline_executor {
     }
 
     pipeline_executor& owner;
-    context<Device>& ctx;
+    const context<Device>& ctx;
     Stages& stages;
-    weight_work* outer;  ///< the caller's `ctx.deferred`
     bool keeps;
     int rank;
     std::vector<slot> slots;

@@ -18,8 +18,8 @@ class pipeline_world {
         root_(std::move(root)),
         stage_(without(whole, axis), part(whole, root_, whole.others(axis_list(axis)), "stage"), std::move(events)),
         along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {}
-  /// The view of `rank` on a mesh that does not run.
-  static pipeline_world planned(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
+  /// The view of `rank` on a mesh that does not run: what it would send is counted.
+  static pipeline_world counting(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
     return pipeline_world(whole, rank, axis);
   }
 
@@ -33,10 +33,10 @@ class pipeline_world {
  private:
   pipeline_world(const mesh_shape& whole, std::int64_t rank, axis_id axis)
       : whole_(whole),
-        root_(planned_communicator(static_cast<int>(rank), static_cast<int>(whole.size()), "world")),
-        stage_(world::planned(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))))),
-        along_(planned_communicator(static_cast<int>(whole.coordinate(rank, axis)),
-                                    static_cast<int>(whole.extent(axis)), std::string(axis.text()))) {}
+        root_(counting_communicator(static_cast<int>(rank), static_cast<int>(whole.size()), "world")),
+        stage_(world::counting(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))))),
+        along_(stage_.count(counting_communicator(static_cast<int>(whole.coordinate(rank, axis)),
+                                                  static_cast<int>(whole.extent(axis)), std::string(axis.text())))) {}
 
   static mesh_shape without(const mesh_shape& whole, axis_id axis) {
     mesh_shape rest;

@@ -3,34 +3,16 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "plait/optim/adamw.hpp"
 #include "plait/optim/gradient_norm.hpp"
+#include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/step_result.hpp"
 
 namespace plait {
-
-/// Completes a scalar in the device's memory that is partial over `axes`.
-template <compute_device Device>
-void resolve_in_place(context<Device>& ctx, const axis_list& axes, double* value) {
-  axis_list ordered;
-  for (axis_id axis : ctx.ranks.shape().axes)
-    if (axes.contains(axis)) ordered.push_back(axis);
-  ordered = ctx.ranks.pruned(ordered);
-  if (!ordered.empty()) ctx.ranks.group(ordered).all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
-}
-
-/// The same for a number on the host.
-template <compute_device Device>
-double resolve_scalar(context<Device>& ctx, const axis_list& axes, double value) {
-  auto there = make_buffer<double>(ctx.device, 1);
-  ctx.device.upload(there.data(), &value, sizeof value, ctx.device.main_stream());
-  resolve_in_place(ctx, axes, there.template data<double>());
-  ctx.device.download(&value, there.data(), sizeof value, ctx.device.main_stream());
-  return value;
-}
 
 /// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from.
 template <class T>
@@ -49,62 +31,60 @@ class host_numbers {
 };
 /// Token ids or labels.
 using host_tokens = host_numbers<std::int64_t>;
-/// Where the document of each token begins (see `context::document_starts`).
+/// Where the document of each token begins (see `microbatch::document_starts`).
 using host_starts = host_numbers<std::int32_t>;
 
 /// Puts `from` where the model can read it.
 template <class T, class To, compute_device Device>
-void upload(context<Device>& ctx, const host_numbers<T>& from, To& to) {
+void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
   ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(T),
                     ctx.device.main_stream());
 }
 
-/// A model whose layers lie on several ranks, such as `pipeline`: it runs a step's microbatches itself, and what is
-/// known of a part only is summed over its stages.
-template <class Model, class Device>
-concept staged_model = requires(Model& m, context<Device>& ctx, double* value) {
-  m.sum_over_stages(ctx, value);
-  m.reduce_gradients(ctx);
-};
-
 /// One optimizer step over any number of microbatches, in three parts:
 ///
-///     step.load(ctx, fill);      // data to the device
-///     step.run(ctx);             // everything else; waits for nothing, the same work in every step
-///     step.result(ctx);          // the numbers of the step, which waits for it
+///     step.load(ctx, first_sample, fill);     // data to the device
+///     optimizer.begin_step(ctx, learning_rate);
+///     step.run(ctx);                          // everything else; waits for nothing, the same work in every step
+///     step.result(ctx);                       // the numbers of the step, which waits for it
 ///
 /// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
-/// of microbatches; there is no other scale anywhere.
-template <class Model, class Precision, compute_device Device>
+/// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
+/// weight and no state of the optimizer, on all ranks alike, and says so.
+///
+/// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage.
+template <model Stage>
 class training_step {
-  using tokens = typename Model::tokens;
+  using device = typename Stage::device;
+  using precision = typename Stage::precision_type;
+  using tokens = typename Stage::tokens;
+  using pipeline_type = pipeline<Stage>;
 
  public:
-  training_step(context<Device>& ctx, Model& model, adamw<Precision, Device>& optimizer, std::int64_t microbatches,
-                double clip)
-      : model_(model), optimizer_(optimizer), clip_(clip), numbers_(make_buffer<double>(ctx.device, count)) {
-    for (std::int64_t i = 0; i < microbatches; ++i) {
-      batch_.emplace_back(tokens(ctx), tokens(ctx));
-      if (packed())
-        starts_.push_back(make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(batch_[0].first.size())));
-    }
-  }
+  training_step(const context<device>& ctx, pipeline_type& model, adamw<precision, device>& optimizer, double clip)
+      : training_step(ctx, model, nullptr, optimizer, clip) {}
+  training_step(const context<device>& ctx, Stage& whole, adamw<precision, device>& optimizer,
+                std::int64_t microbatches, double clip)
+      : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches)), optimizer,
+                      clip) {}
 
-  /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to `ignore_index` do not count. It is
-  /// called for every microbatch before the first pass, because the number of counted tokens scales the gradients.
-  /// Where sequences are packed from documents (`attention_options::documents`), it is `fill(i, ids, labels, starts)`.
+  /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
+  /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
+  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`. `first_sample` is the
+  /// global index of the step's first sample, over all steps.
   template <class Fill>
-  void load(context<Device>& ctx, Fill&& fill) {
-    const std::int64_t ignored = model_.options().loss.ignore_index;
-    double counted = 0;
+  void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
+    const std::int64_t ignored = model_.ignore_index();
+    first_sample_ = first_sample;
+    std::int64_t counted = 0;
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       host_tokens ids(batch_[i].first.part()), labels(batch_[i].second.part());
       if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
         host_starts starts(ids.part());
         fill(static_cast<std::int64_t>(i), ids, labels, starts);
-        if (packed()) upload(ctx, starts, starts_[i]);
+        if (model_.documents()) upload(ctx, starts, starts_[i]);
       } else {
-        if (packed())
+        if (model_.documents())
           fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
         fill(static_cast<std::int64_t>(i), ids, labels);
       }
@@ -112,103 +92,89 @@ class training_step {
       upload(ctx, ids, batch_[i].first);
       upload(ctx, labels, batch_[i].second);
     }
-    ctx.device.upload(number(own_tokens), &counted, sizeof counted, ctx.device.main_stream());
+    mean_.count(ctx, counted);
   }
 
   /// Forward, backward, reduction, clipping and update. The optimizer's `begin_step` comes before.
-  void run(context<Device>& ctx) {
-    axis_list sharding;
-    for (const dim_placement& p : layout_v<typename tokens::spec>.dims) sharding = union_of(sharding, p.axes);
-    ctx.device.copy(number(all_tokens), number(own_tokens), sizeof(double), ctx.device.main_stream());
-    resolve_in_place(ctx, sharding, number(all_tokens));
-    ctx.device.zero(number(loss), sizeof(double), ctx.device.main_stream());
-    model_.visit([&](parameter_base<Precision, Device>& p) {
-      p.gather(ctx);
-      p.zero_gradient(ctx);
-    });
-    typename Model::loss_seed seed(ctx);
-    kernels::reciprocal(ctx.device, number(all_tokens), seed.data());  // with no token counted there is no gradient
-    if constexpr (staged_model<Model, Device>) {
-      std::vector<const std::int32_t*> starts;
-      for (const buffer<Device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
-      model_.run(ctx, batch_, seed, number(loss), starts);
-      model_.sum_over_stages(ctx, number(loss));
-    } else {
-      run_microbatches(ctx, seed);
-    }
-    resolve_in_place(ctx, layout_v<typename Model::loss_sum::spec>.partial, number(loss));
-
-    gradient_norm<Precision, Device> gradients;
-    if constexpr (staged_model<Model, Device>) {
-      model_.reduce_gradients(ctx);
-      model_.visit_once([&](parameter_base<Precision, Device>& p) { gradients.add(ctx, p); });
-    } else {
-      model_.visit([&](parameter_base<Precision, Device>& p) {
-        p.reduce(ctx);
-        gradients.add(ctx, p);
-      });
-    }
-    ctx.device.copy(number(squares), gradients.squares(ctx), sizeof(double), ctx.device.main_stream());
-    if constexpr (staged_model<Model, Device>) model_.sum_over_stages(ctx, number(squares));
-    kernels::clip(ctx.device, number(squares), clip_, number(norm), number(factor));
-    optimizer_.scale_gradients(ctx, number(factor));
-    optimizer_.update_all(ctx, model_);
+  void run(const context<device>& ctx) {
+    gather_parameters(ctx, model_);
+    zero_gradients(ctx, model_);
+    mean_.begin(ctx);
+    std::vector<const std::int32_t*> starts;
+    for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
+    auto reduced = model_.run(ctx, batch_, mean_, first_sample_, starts);
+    model_.sum_over_stages(ctx, mean_.pending_sum());
+    mean_.finish(ctx);
+    gradient_norm<precision, device> norm;
+    for (const auto& gradient : reduced) norm.add(ctx, gradient);
+    double* const squares = squares_.template data<double>();
+    auto* const clipped = clipped_.template data<kernels::clip_numbers>();
+    ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
+    model_.sum_over_stages(ctx, squares);
+    kernels::clip(ctx.device, squares, clip_, clipped);
+    optimizer_.clip_by(ctx, clipped);
+    optimizer_.update(ctx, reduced);
   }
 
-  step_result result(context<Device>& ctx) {
-    double numbers[count];
+  step_result result(const context<device>& ctx) {
+    double sum = 0, counted = 0;
+    kernels::clip_numbers clipped;
     ctx.device.synchronize();
-    ctx.device.download(numbers, numbers_.data(), sizeof numbers, ctx.device.main_stream());
-    const double tokens_in_all = numbers[all_tokens];
-    return {tokens_in_all > 0 ? numbers[loss] / tokens_in_all : 0.0, numbers[norm],
-            static_cast<std::int64_t>(tokens_in_all)};
+    ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
+    ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
+    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
+    const bool skipped = clipped.update == 0;
+    if (skipped) optimizer_.forget_step();
+    return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
-  const Model& model() const { return model_; }
+  pipeline_type& model() const { return model_; }
 
  private:
-  enum place : std::size_t { own_tokens, all_tokens, loss, squares, norm, factor, count };
-  void run_microbatches(context<Device>& ctx, const typename Model::loss_seed& seed) {
-    const std::int64_t first = ctx.first_sample;
-    const std::int32_t* const outside = ctx.document_starts;
-    for (std::size_t i = 0; i < batch_.size(); ++i) {
-      auto& [ids, labels] = batch_[i];
-      if (packed()) ctx.document_starts = starts_[i].template data<std::int32_t>();
-      typename Model::saved kept;
-      const auto sum = model_.forward(ctx, ids, labels, &kept);
-      kernels::accumulate(ctx.device, sum.data(), number(loss), 1);
-      model_.backward(ctx, ids, labels, kept, seed);
-      if (ctx.deferred) ctx.deferred->run();  // what they read goes with `kept`
-      ctx.first_sample += ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+  training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own, adamw<precision, device>& optimizer,
+                double clip)
+      : training_step(ctx, *own, nullptr, optimizer, clip) {
+    own_ = std::move(own);
+  }
+  training_step(const context<device>& ctx, pipeline_type& model, std::nullptr_t, adamw<precision, device>& optimizer,
+                double clip)
+      : model_(model),
+        optimizer_(optimizer),
+        clip_(clip),
+        mean_(ctx),
+        squares_(make_buffer<double>(ctx.device, 1)),
+        clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)) {
+    for (int i = 0; i < model.shape().microbatches; ++i) {
+      batch_.emplace_back(tokens(ctx), tokens(ctx));
+      if (model.documents())
+        starts_.push_back(make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(batch_[0].first.size())));
     }
-    ctx.first_sample = first;
-    ctx.document_starts = outside;
   }
 
-  /// Whether the model's sequences are packed from documents.
-  bool packed() const {
-    if constexpr (requires { model_.options().attention.documents; })
-      return model_.options().attention.documents;
-    else
-      return false;
-  }
-
-  double* number(place at) { return numbers_.template data<double>() + at; }
-
-  Model& model_;
-  adamw<Precision, Device>& optimizer_;
+  std::unique_ptr<pipeline_type> own_;  ///< around a whole model
+  pipeline_type& model_;
+  adamw<precision, device>& optimizer_;
   double clip_;
-  std::vector<std::pair<tokens, tokens>> batch_;
-  std::vector<buffer<Device>> starts_;  ///< of the documents, for each microbatch, if there are any
-  buffer<Device> numbers_;
+  std::int64_t first_sample_ = 0;
+  typename pipeline_type::batch batch_;
+  std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
+  typename pipeline_type::mean mean_;
+  buffer<device> squares_, clipped_;
 };
 
-/// One step, with what `training_step` says.
-template <class Model, class Precision, compute_device Device, class Fill>
-step_result train_step(context<Device>& ctx, Model& model, adamw<Precision, Device>& optimizer,
-                       std::int64_t microbatches, double learning_rate, double clip, Fill&& fill) {
+template <class Stage, class... Rest>
+training_step(const context<typename Stage::device>&, pipeline<Stage>&, Rest&&...) -> training_step<Stage>;
+template <model Stage, class... Rest>
+training_step(const context<typename Stage::device>&, Stage&, Rest&&...) -> training_step<Stage>;
+
+/// One step of a whole model, with what `training_step` says.
+template <model Stage, class Fill>
+step_result train_step(const context<typename Stage::device>& ctx, Stage& model,
+                       adamw<typename Stage::precision_type, typename Stage::device>& optimizer,
+                       std::int64_t microbatches, double learning_rate, double clip, std::int64_t first_sample,
+                       Fill&& fill) {
   training_step step(ctx, model, optimizer, microbatches, clip);
-  step.load(ctx, fill);
+  step.load(ctx, first_sample, fill);
   optimizer.begin_step(ctx, learning_rate);
   step.run(ctx);
   return step.result(ctx);

@@ -14,7 +14,7 @@ namespace plait {
 /// A parameter's whole value or gradient, gathered on every rank, in host memory: row-major, with padding. `values` is
 /// this rank's part of it, of the parameter's stored layout. Collective over the mesh.
 template <class E, class Precision, compute_device Device>
-std::vector<E> gather_whole(context<Device>& ctx, const parameter_base<Precision, Device>& p, const E* values) {
+std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* values) {
   layout whole = p.stored();
   for (dim_placement& d : whole.dims) {
     for (axis_id axis : d.axes) whole.set(axis, state::invariant);
@@ -32,7 +32,7 @@ std::vector<E> gather_whole(context<Device>& ctx, const parameter_base<Precision
 /// shared out. Each parameter's name and value are hashed (FNV-1a), and the sum of their hashes is the model's.
 /// Collective over the mesh, and over the stages of a pipeline.
 template <compute_device Device, class Model>
-std::uint64_t weights_hash(context<Device>& ctx, Model& model) {
+std::uint64_t weights_hash(const context<Device>& ctx, Model& model) {
   constexpr std::uint64_t prime = 1099511628211ull;
   std::uint64_t sum = 0;
   const auto add = [&](auto& p) {
@@ -44,7 +44,7 @@ std::uint64_t weights_hash(context<Device>& ctx, Model& model) {
     for (std::size_t i = 0; i < count * sizeof(all[0]); ++i) hash = (hash ^ bytes[i]) * prime;
     sum += hash ^ (hash >> 32);
   };
-  if constexpr (!staged_model<Model, Device>) {
+  if constexpr (!requires { model.executor(); }) {
     model.visit(add);
   } else {
     model.visit_once(add);

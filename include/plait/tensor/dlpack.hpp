@@ -106,7 +106,7 @@ managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x)
 /// The foreign tensor must outlive the view, and whatever wrote it must come before the main stream's next work. Throws
 /// `plait::error` unless type, device, shape and strides (row-major without gaps) are those of the part.
 template <class T, spec_like Spec, compute_device Device>
-tensor<T, Spec, Device> import_tensor(context<Device>& ctx, const tensor_view& from, const std::string& name) {
+tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from, const std::string& name) {
   const data_type wanted = detail::type_of(dtype_of<T>);
   if (from.dtype.code != wanted.code || from.dtype.bits != wanted.bits || from.dtype.lanes != 1)
     fail(name + ": the DLPack tensor has elements of code " + std::to_string(from.dtype.code) + ", " +

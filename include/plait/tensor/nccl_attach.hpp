@@ -9,7 +9,7 @@
 #include "plait/comm/nccl_start.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/mesh/mesh.hpp"
-#include "plait/tensor/context.hpp"
+#include "plait/tensor/microbatch.hpp"
 
 namespace plait {
 
@@ -22,8 +22,9 @@ struct attach_options {
 };
 
 /// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
-/// `context<cuda>&` does, and must outlive the layers that are made with it. The communicator and the stream remain the
-/// caller's and must outlive it; nothing else may use the communicator while work of its layers is being issued.
+/// `context<cuda>&` or a `microbatch<cuda>` does, and must outlive the layers that are made with it. The communicator
+/// and the stream remain the caller's and must outlive it; nothing else may use the communicator while work of its
+/// layers is being issued.
 ///
 /// Layers put their work into the caller's stream and wait for nothing. What is plait's own: the workspace, a stream
 /// for started collectives, the communicators of the mesh's groups, a thread that watches for lost ranks, and, while a
@@ -46,6 +47,7 @@ class attached_rank {
   world& ranks() { return ranks_; }
   plait::context<cuda>& context() { return context_; }
   operator plait::context<cuda>&() { return context_; }
+  operator microbatch<cuda>() { return context_; }
 
  private:
   static int device_of(ncclComm_t comm) {

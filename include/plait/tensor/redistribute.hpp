@@ -7,7 +7,7 @@
 namespace plait {
 namespace detail {
 template <class From, class To>
-struct redistribution {
+struct redistribution_value {
   static constexpr verdict value = compare_dims(operand::output, layout_v<From>.dim_order(), layout_v<To>.dim_order());
 };
 }  // namespace detail
@@ -15,8 +15,8 @@ struct redistribution {
 /// Brings a tensor from its spec to `To`, which has the same dims in the same order: the plan of least bytes. Its
 /// adjoint is `redistribute<dual_t<From>>` of a gradient.
 template <spec_like To, class T, spec_like From, compute_device Device>
-tensor<T, To, Device> redistribute(context<Device>& ctx, const tensor<T, From, Device>& x) {
-  static_assert(enforced<detail::redistribution<From, To>, among<From, To>, From, To>);
+tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, From, Device>& x) {
+  static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
   const executor moves(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "redistribute");
   tensor<T, To, Device> y(ctx);
   moves.run(ctx.device, x.data(), y.data(), dtype_of<T>);

@@ -9,7 +9,7 @@
 #endif
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/boundary_check.hpp"
-#include "plait/tensor/context.hpp"
+#include "plait/tensor/microbatch.hpp"
 
 namespace plait {
 
@@ -24,14 +24,14 @@ class tensor {
   tensor() = default;
   /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. As the others, throws if the
   /// spec mentions an axis that the context's mesh does not have.
-  explicit tensor(context<Device>& ctx)
+  explicit tensor(const context<Device>& ctx)
       : part_(detail::part_of<Spec>(ctx)),
         own_(ctx.device, static_cast<std::size_t>(part_.local_size()) * sizeof(T)),
         data_(own_.template data<T>()) {}
   /// A view of the caller's memory, which holds this rank's part.
-  tensor(context<Device>& ctx, T* data) : part_(detail::part_of<Spec>(ctx)), data_(data) {}
+  tensor(const context<Device>& ctx, T* data) : part_(detail::part_of<Spec>(ctx)), data_(data) {}
   /// Takes over memory that holds this rank's part.
-  tensor(context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
+  tensor(const context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
     own_ = std::move(memory);
   }
 
@@ -58,6 +58,15 @@ class tensor {
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   tensor<T, Other, Device> as() && {
     return release_to<Other>();
+  }
+  /// A view of this tensor under an equivalent spec, which must not outlive it.
+  template <spec_like Other>
+    requires(equivalent(layout_v<Spec>, layout_v<Other>))
+  const tensor<T, Other, Device> view_as() const {
+    tensor<T, Other, Device> other;
+    other.part_ = part_;
+    other.data_ = data_;
+    return other;
   }
   /// The same memory as a gradient: a value that has been overwritten with its own gradient.
   tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }

@@ -16,10 +16,12 @@ namespace plait::kernels {
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
-/// `scalars` lies in the device's memory. M and G are the same type, float or double.
+/// Where `scalars->update` is 0, nothing. `scalars` lies in the device's memory. M and G are the same type, float or
+/// double.
 template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {
+  if (scalars->update == 0) return;
   using pack = simd::pack<M>;
   constexpr std::int64_t w = simd::lanes<M>;
   constexpr std::int64_t block = 4096;  // elements after which the rounded copy is made, while they are in the cache

@@ -38,12 +38,14 @@ void fill_from(cpu& device, T* y, std::int64_t n, const double* value) {
   fill(device, y, n, detail::converted<T>(*value));
 }
 
-/// *norm = sqrt(*squares), and *factor = what clipping to `limit` multiplies gradients with: PyTorch's
-/// clip_grad_norm_, limit / (norm + 1e-6) where that is below 1. A limit of 0 does not clip.
-inline void clip(cpu&, const double* squares, double limit, double* norm, double* factor) {
-  *norm = std::sqrt(*squares);
-  const double ratio = limit / (*norm + 1e-6);
-  *factor = limit > 0 && ratio < 1 ? ratio : 1.0;
+/// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,
+/// limit / (norm + 1e-6) where that is below 1 (a limit of 0 does not clip), and update = 1, or 0 where the norm is not
+/// finite: then the step must be skipped, and factor is 0.
+inline void clip(cpu&, const double* squares, double limit, clip_numbers* out) {
+  out->norm = std::sqrt(*squares);
+  const double ratio = limit / (out->norm + 1e-6);
+  out->update = std::isfinite(out->norm) ? 1.0 : 0.0;
+  out->factor = out->update == 0 ? 0.0 : limit > 0 && ratio < 1 ? ratio : 1.0;
 }
 
 }  // namespace plait::kernels

@@ -32,6 +32,7 @@ struct adamw_numbers {
 template <class M, class G, class W>
 __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> table, const adamw_settings settings,
                                   const adamw_scalars* scalars) {
+  if (scalars->update == 0.0) return;
   constexpr int width = vector16<M>::size;
   using masters = element_pack<M, width>;
   using gradients = element_pack<G, width>;
@@ -95,7 +96,8 @@ __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> tabl
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
-/// `scalars` lies in device memory. M, G, W: (float, float, float), (double, double, double), (float, float, bf16).
+/// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, G, W: (float, float, float), (double,
+/// double, double), (float, float, bf16).
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {

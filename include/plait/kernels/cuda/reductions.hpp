@@ -86,11 +86,13 @@ __global__ static void fill_with(T* y, std::int64_t n, const double* value) {
   }
 }
 
-static __global__ void clip_factor_of(const double* squares, double limit, double* norm, double* factor) {
-  const double length = sqrt(*squares);
-  const double ratio = limit / (length + 1e-6);
-  *norm = length;
-  *factor = limit > 0 && ratio < 1 ? ratio : 1.0;
+static __global__ void clip_numbers_of(const double* squares, double limit, clip_numbers* out) {
+  const double norm = sqrt(*squares);
+  const double ratio = limit / (norm + 1e-6);
+  const bool finite = norm - norm == 0;
+  out->norm = norm;
+  out->factor = !finite ? 0.0 : limit > 0 && ratio < 1 ? ratio : 1.0;
+  out->update = finite ? 1.0 : 0.0;
 }
 
 }  // namespace detail
@@ -136,10 +138,11 @@ void fill_from(cuda& device, T* y, std::int64_t n, const double* value) {
   plait::detail::launch(device, {plait::detail::blocks_for(n, 256, 4096), 256}, detail::fill_with<T>, y, n, value);
 }
 
-/// *norm = sqrt(*squares), and *factor = what clipping to `limit` multiplies gradients with: PyTorch's
-/// clip_grad_norm_, limit / (norm + 1e-6) where that is below 1. A limit of 0 does not clip.
-inline void clip(cuda& device, const double* squares, double limit, double* norm, double* factor) {
-  plait::detail::launch(device, {1, 1}, detail::clip_factor_of, squares, limit, norm, factor);
+/// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,
+/// limit / (norm + 1e-6) where that is below 1 (a limit of 0 does not clip), and update = 1, or 0 where the norm is not
+/// finite: then the step must be skipped, and factor is 0.
+inline void clip(cuda& device, const double* squares, double limit, clip_numbers* out) {
+  plait::detail::launch(device, {1, 1}, detail::clip_numbers_of, squares, limit, out);
 }
 
 }  // namespace plait::kernels

@@ -86,7 +86,7 @@ class gathered_attention {
   using saved = typename alone::saved;
 
   gathered_attention() = default;
-  gathered_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
+  gathered_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
@@ -97,7 +97,7 @@ class gathered_attention {
 
   bool keeps_inputs() const { return true; }
 
-  void forward(context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     if (part_.blocks.size() == 1) return alone_.forward(ctx, in, o, keep);
     const buffer<Device> keys = gather(ctx, in);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
@@ -109,7 +109,7 @@ class gathered_attention {
   }
 
   template <class G>
-  void backward(context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (part_.blocks.size() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
     const std::int64_t row = 2 * width() * static_cast<std::int64_t>(sizeof(S));
@@ -130,20 +130,6 @@ class gathered_attention {
     write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
   }
 
-  std::int64_t saved_bytes() const { return rows() * static_cast<std::int64_t>(sizeof(S)); }
-
-  template <class F>
-  void visit_collectives(F&& f) const {
-    const auto ranks = static_cast<int>(part_.blocks.size());
-    if (ranks == 1) return;
-    const auto cost = [&](collective kind, std::uint64_t bytes) {
-      return collective_cost{kind, axes_, bytes, wire_bytes(kind, ranks, bytes)};
-    };
-    const auto own = static_cast<std::uint64_t>(block_size());
-    for (const char* pass : {"forward", "backward"}) f(pass, cost(collective::all_gather, own * sizeof(T)));
-    f("backward", cost(collective::reduce_scatter, own * static_cast<std::uint64_t>(ranks) * sizeof(S)));
-  }
-
  private:
   const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
@@ -152,7 +138,7 @@ class gathered_attention {
   std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
 
   /// All keys and values in the order of the text, [batch, seq, 2, kv_heads, head_dim].
-  buffer<Device> gather(context<Device>& ctx, const attention_inputs<T>& in) {
+  buffer<Device> gather(const context<Device>& ctx, const attention_inputs<T>& in) {
     const auto own = static_cast<std::size_t>(block_size());
     buffer<Device> mine = make_buffer<T>(ctx.device, own);
     buffer<Device> blocks = make_buffer<T>(ctx.device, own * part_.blocks.size());

@@ -26,7 +26,7 @@ class chosen_attention {
   };
 
   chosen_attention() = default;
-  chosen_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes) {
+  chosen_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes) {
     switch (part.context) {
       case context_choice::ring:
         engine_ = ring_engine(ctx, part, axes);
@@ -43,23 +43,16 @@ class chosen_attention {
   bool keeps_inputs() const {
     return with(engine_, [](const auto& e, auto) -> bool { return e.keeps_inputs(); });
   }
-  void forward(context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     with(engine_, [&](auto& e, auto which) {
       e.forward(ctx, in, o, keep ? &keep->kept.template emplace<decltype(which)::value>() : nullptr);
     });
   }
   template <class G>
-  void backward(context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     with(engine_,
          [&](auto& e, auto which) { e.backward(ctx, in, o, d_o, std::get<decltype(which)::value>(kept.kept), out); });
-  }
-  std::int64_t saved_bytes() const {
-    return with(engine_, [](const auto& e, auto) -> std::int64_t { return e.saved_bytes(); });
-  }
-  template <class F>
-  void visit_collectives(F&& f) const {
-    with(engine_, [&](const auto& e, auto) { e.visit_collectives(f); });
   }
 
  private:

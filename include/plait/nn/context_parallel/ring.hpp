@@ -73,7 +73,7 @@ class ring_attention {
   using saved = typename alone::saved;
 
   ring_attention() = default;
-  ring_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
+  ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.window) {
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
@@ -83,7 +83,7 @@ class ring_attention {
 
   bool keeps_inputs() const { return true; }
 
-  void forward(context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     if (route_.ranks() == 1) return alone_.forward(ctx, in, o, keep);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
     attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>());
@@ -94,7 +94,7 @@ class ring_attention {
   }
 
   template <class G>
-  void backward(context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (route_.ranks() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
     attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
@@ -136,26 +136,6 @@ class ring_attention {
     write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
   }
 
-  std::int64_t saved_bytes() const { return rows() * static_cast<std::int64_t>(sizeof(S)); }
-
-  template <class F>
-  void visit_collectives(F&& f) const {
-    const auto message = [&](const char* pass, bool there, bool sends, std::size_t element) {
-      const auto bytes = static_cast<std::uint64_t>(block_size()) * element;
-      const collective kind = sends ? collective::send : collective::receive;
-      if (there) f(pass, collective_cost{kind, axes_, bytes, wire_bytes(kind, route_.ranks(), bytes)});
-    };
-    for (int s = 0; s <= route_.last_step(); ++s) {
-      for (const char* pass : {"forward", "backward"}) {
-        message(pass, route_.sends(s), true, sizeof(T));
-        message(pass, route_.receives(s), false, sizeof(T));
-      }
-      message("backward", route_.gradient_leaves(s), true, sizeof(S));
-      message("backward", route_.gradient_arrives(s), false, sizeof(S));
-      message("backward", route_.gradient_returns(s), false, sizeof(S));
-    }
-  }
-
  private:
   const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
@@ -164,7 +144,7 @@ class ring_attention {
 
   /// Calls use(step, keys and values) for each block that comes by, while the next one is on its way, then after(step).
   template <class Use, class After>
-  void travel(context<Device>& ctx, const attention_inputs<T>& in, Use&& use, After&& after) {
+  void travel(const context<Device>& ctx, const attention_inputs<T>& in, Use&& use, After&& after) {
     buffer<Device> current, next;
     const auto block_of_keys = [&] { return make_buffer<T>(ctx.device, static_cast<std::size_t>(block_size())); };
     if (route_.sends(0)) {

@@ -32,7 +32,7 @@ class exchanged_attention {
   };
 
   exchanged_attention() = default;
-  exchanged_attention(context<Device>& ctx, const attention_part& part, const axis_list& axes)
+  exchanged_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : shape_(part.shape.checked()), documents_(part.documents) {
     axis_list outer = axes;
     outer.pop_back();
@@ -63,7 +63,7 @@ class exchanged_attention {
 
   bool keeps_inputs() const { return ranks_ == 1 && inner_.keeps_inputs(); }
 
-  void forward(context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     if (ranks_ == 1) return inner_.forward(ctx, in, o, keep ? &keep->inner : nullptr);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
@@ -79,7 +79,7 @@ class exchanged_attention {
   }
 
   template <class G>
-  void backward(context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (ranks_ == 1) return inner_.backward(ctx, in, o, d_o, kept.inner, out);
     buffer<Device> blocks = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * o_width()));
@@ -93,30 +93,6 @@ class exchanged_attention {
       backward_as<S>(ctx, kept, slope, out);
     else
       backward_as<G>(ctx, kept, slope, out);
-  }
-
-  std::int64_t saved_bytes() const {
-    if (ranks_ == 1) return inner_.saved_bytes();
-    constexpr auto size = static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t documents = documents_ ? static_cast<std::int64_t>(sizeof(std::int32_t)) : 0;
-    return tokens() * ranks_ * ((width() + o_width()) * size + documents) + inner_.saved_bytes();
-  }
-
-  template <class F>
-  void visit_collectives(F&& f) const {
-    inner_.visit_collectives(f);
-    if (ranks_ == 1) return;
-    const auto cost = [&](collective kind, std::int64_t elements, std::size_t size) {
-      const auto bytes = static_cast<std::uint64_t>(elements) * size;
-      return collective_cost{kind, axes_, bytes, wire_bytes(kind, static_cast<int>(ranks_), bytes)};
-    };
-    const std::size_t back = copies() > 1 ? sizeof(S) : sizeof(T);
-    for (const bool forward : {true, false}) {
-      const char* const pass = forward ? "forward" : "backward";
-      f(pass, cost(collective::all_to_all, tokens() * ranks_ * width(), forward ? sizeof(T) : back));
-      f(pass, cost(collective::all_to_all, tokens() * ranks_ * o_width(), sizeof(T)));
-    }
-    if (documents_) f("forward", cost(collective::all_gather, tokens(), sizeof(std::int32_t)));
   }
 
  private:
@@ -163,25 +139,25 @@ class exchanged_attention {
   }
 
   template <class E>
-  buffer<Device> split(context<Device>& ctx, const E* text, std::int64_t row) const {
+  buffer<Device> split(const context<Device>& ctx, const E* text, std::int64_t row) const {
     buffer<Device> blocks = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
     text_.split(ctx.device, text, blocks.data(), shape_.batch, row * static_cast<std::int64_t>(sizeof(E)));
     return blocks;
   }
   template <class E>
-  buffer<Device> join(context<Device>& ctx, const buffer<Device>& blocks, std::int64_t row) const {
+  buffer<Device> join(const context<Device>& ctx, const buffer<Device>& blocks, std::int64_t row) const {
     buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
     text_.join(ctx.device, blocks.data(), text.data(), shape_.batch, row * static_cast<std::int64_t>(sizeof(E)));
     return text;
   }
   template <class E>
-  buffer<Device> exchange(context<Device>& ctx, buffer<Device> out, std::int64_t row) {
+  buffer<Device> exchange(const context<Device>& ctx, buffer<Device> out, std::int64_t row) {
     buffer<Device> in = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * row));
     comm_->all_to_all(out.data(), in.data(), static_cast<std::size_t>(tokens() * row), dtype_of<E>);
     return in;
   }
 
-  buffer<Device> to_heads(context<Device>& ctx, const attention_inputs<T>& in) {
+  buffer<Device> to_heads(const context<Device>& ctx, const attention_inputs<T>& in) {
     buffer<Device> blocks = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * width()));
     for (std::int64_t p = 0; p < ranks_; ++p) {
       T* const block = blocks.template data<T>() + p * tokens() * width();
@@ -193,7 +169,7 @@ class exchanged_attention {
     return join<T>(ctx, exchange<T>(ctx, std::move(blocks), width()), width());
   }
 
-  buffer<Device> gather_documents(context<Device>& ctx, const std::int32_t* first_visible) {
+  buffer<Device> gather_documents(const context<Device>& ctx, const std::int32_t* first_visible) {
     const auto own = static_cast<std::size_t>(tokens());
     buffer<Device> blocks = make_buffer<std::int32_t>(ctx.device, own * static_cast<std::size_t>(ranks_));
     comm_->all_gather(first_visible, blocks.data(), own, dtype::i32);
@@ -202,7 +178,7 @@ class exchanged_attention {
 
   /// E: the type in which the gradients of q, k and v return.
   template <class E, class G>
-  void backward_as(context<Device>& ctx, saved& kept, const buffer<Device>& slope, attention_gradients<G> out) {
+  void backward_as(const context<Device>& ctx, saved& kept, const buffer<Device>& slope, attention_gradients<G> out) {
     buffer<Device> text = make_buffer<E>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * width()));
     E* const d = text.template data<E>();
     inner_.backward(ctx, exchanged(kept), kept.o.template data<T>(), slope.template data<T>(), kept.inner,

@@ -1,0 +1,89 @@
+#pragma once
+
+#include "plait/models/language_model.hpp"
+#include "plait/nn/activation.hpp"
+#include "plait/nn/attention.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/nn/positions.hpp"
+
+// A model of one's own, composed from plait's layers: GPT-2 (Radford et al. 2019), with learned positions, LayerNorm,
+// biases and an output projection that is the embedding's table. What follows from it: any mesh, any pipeline schedule,
+// recomputation, the plan of a step. gpt2.cpp trains it.
+namespace gpt2 {
+
+namespace pl = plait;
+
+struct config {
+  std::int64_t vocab = 50257, positions = 1024, hidden = 768, layers = 12, heads = 12;
+  double epsilon = 1e-5, deviation = 0.02;
+};
+
+template <pl::strategy S>
+pl::dim_sizes sizes(const config& c, const pl::mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence) {
+  const std::int64_t over = mesh.size(pl::layout_v<pl::spec<typename S::vocab>>.dims[0].axes);
+  return pl::sizes_of<pl::batch, pl::seq, pl::position, pl::hidden, pl::heads, pl::kv_heads, pl::head_dim, pl::ffn,
+                      pl::vocab>(microbatch, sequence, c.positions, c.hidden, c.heads, c.heads, c.hidden / c.heads,
+                                 4 * c.hidden, (c.vocab + over - 1) / over * over);
+}
+
+/// The layers, as types: Precision, a strategy and a device in, a model out.
+template <class P, pl::strategy S, class D>
+struct layers {
+  using specs = pl::transformer_specs<S>;
+  struct up_policy : specs::up {
+    static constexpr bool bias = true;
+  };
+  struct down_policy : specs::down {
+    static constexpr bool bias = true;
+  };
+  using norm = pl::layer_norm<P, typename specs::residual, D>;
+  using attention = pl::self_attention<P, S, D>;
+  using up = pl::linear<P, up_policy, D>;
+  using gelu = pl::activation<P, pl::gelu_tanh, typename specs::wide, D>;
+  using down = pl::linear<P, down_policy, D>;
+  using mlp = pl::sequential<up, gelu, down>;
+  using block = pl::sequential<pl::residual<norm, attention>, pl::residual<norm, mlp>>;
+  using embedding = pl::positioned_embedding<P, typename specs::embedding, D>;
+  using output = pl::linear<P, typename specs::head, D>;
+  using head = pl::sequential<norm, output>;
+  using loss = pl::cross_entropy_loss<P, typename specs::logits, typename specs::tokens, D>;
+  using model = pl::language_model<embedding, block, head, loss>;
+};
+
+/// The whole model, or one stage of a pipeline.
+template <class P, pl::strategy S, class D = pl::cpu>
+class model : public layers<P, S, D>::model {
+  using l = layers<P, S, D>;
+
+ public:
+  model(const pl::context<D>& ctx, const config& c) : model(ctx, c, {0, c.layers, true, true}) {}
+  model(const pl::context<D>& ctx, const config& c, pl::stage_layers part, const model* first_stage = nullptr,
+        pl::language_model_options how = {})
+      : l::model(
+            ctx, c.vocab, part, how, first_stage,
+            [&] {
+              return typename l::embedding(
+                  {ctx, c.vocab, "wte", {.init = {0, c.deviation}, .tied_across_stages = !part.last}},
+                  {ctx, "wpe", pl::sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes), {0, c.deviation}});
+            },
+            [&](std::int64_t i) {
+              const std::string name = "h." + std::to_string(i);
+              const pl::initializer init{0, c.deviation};
+              const pl::attention_options attention{
+                  .qkv_bias = true, .output_bias = true, .init = init, .output_init = init};
+              return typename l::block({typename l::norm(ctx, c.epsilon, name + ".ln_1"),
+                                        typename l::attention(ctx, name + ".attn", attention)},
+                                       {typename l::norm(ctx, c.epsilon, name + ".ln_2"),
+                                        typename l::mlp({ctx, name + ".mlp.c_fc", {.init = init}}, {},
+                                                        {ctx, name + ".mlp.c_proj", {.init = init}})});
+            },
+            [&](const auto& table) {
+              return typename l::head(
+                  typename l::norm(ctx, c.epsilon, "ln_f"),
+                  typename l::output(ctx, "wte",
+                                     {.shape = {c.vocab, c.hidden}, .tied = table, .tied_across_stages = true}));
+            }) {}
+};
+
+}  // namespace gpt2

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/device/allocator.hpp"
+#include "plait/device/device.hpp"
+
+namespace plait {
+
+/// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
+/// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
+/// hold (plan/dry_run.hpp). Its memory is address space that is reserved and never touched.
+class counting_device {
+ public:
+  static constexpr bool only_counts = true;
+
+  class event;
+  class stream {
+   public:
+    void synchronize() const {}
+    void wait(const event&) const {}
+    bool operator==(const stream&) const = default;
+  };
+  class event {
+   public:
+    void record(stream) {}
+    void synchronize() const {}
+    bool done() const { return true; }
+  };
+
+  counting_device() = default;
+  counting_device(const counting_device&) = delete;
+  counting_device& operator=(const counting_device&) = delete;
+
+  stream main_stream() const { return {}; }
+  stream side_stream() const { return {}; }
+  void synchronize() const {}
+
+  void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
+  void release(void* pointer, stream = {}) { allocator_.release(pointer); }
+  void copy(void*, const void*, std::size_t, stream = {}) const {}
+  void zero(void*, std::size_t, stream = {}) const {}
+  void upload(void*, const void*, std::size_t, stream = {}) const {}
+  /// Leaves `to_host` as it is: there is nothing to read.
+  void download(void*, const void*, std::size_t, stream = {}) const {}
+
+  std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
+  std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
+  void reset_peak() { allocator_.reset_peak(); }
+
+  template <class... Arguments>
+  void gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, Arguments&&...) const {}
+  static constexpr bool supports_bf16() { return true; }
+
+ private:
+  struct address_space {
+    void* allocate(std::size_t bytes, std::uintptr_t) const {
+      void* const place =
+          ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (place == MAP_FAILED) fail("counting_device: no address space for " + std::to_string(bytes) + " bytes");
+      return place;
+    }
+    void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }
+  };
+  caching_allocator<address_space> allocator_;
+};
+
+static_assert(compute_device<counting_device>);
+
+}  // namespace plait

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/layout/errors.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/parallel/model.hpp"
+
+namespace plait {
+
+/// What a language model is told beside its layers.
+struct language_model_options {
+  recompute keep = recompute::none;
+  bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)
+  double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
+  cross_entropy_settings loss{};
+};
+
+/// A language model, or one stage of a pipeline of it: `Embedding` takes token ids, a `stack` of `Block`s follows,
+/// `Head` makes scores, `Loss` is a `cross_entropy_loss`. See `model` for how a pipeline uses it; llama.hpp makes one,
+/// and examples/gpt2.hpp is one of a user's own.
+template <class Embedding, layer Block, layer Head, class Loss>
+class language_model {
+  using T = typename Block::value_type;
+
+ public:
+  using precision_type = typename Loss::precision_type;
+  using device = typename Block::device;
+  using embedding_layer = Embedding;
+  using block = Block;
+  using head = Head;
+  using loss_layer = Loss;
+  using tokens = tensor<std::int64_t, typename Embedding::input, device>;
+  /// Where the document of each token begins, as a position in its sequence: see `microbatch::document_starts`.
+  using document_starts = tensor<std::int32_t, typename Embedding::input, device>;
+  using logits = tensor<T, typename Head::output, device>;
+  using loss_sum = tensor<double, typename Loss::output, device>;
+  using mean = token_mean<typename Loss::output, typename Loss::labels_spec, device>;
+  using activation = tensor<T, typename Block::input, device>;
+  using gradient = tensor<T, dual_t<typename Block::input>, device>;
+  using table_ptr = parameter_ptr<precision_type, device>;
+
+  /// Everything that a forward pass keeps.
+  struct saved {
+    activation input;  ///< of the first block
+    typename stack<Block>::saved blocks;
+    activation output;  ///< of the last block, in the last stage
+    typename Head::saved head;
+    logits scores;
+    typename Loss::saved loss;
+  };
+
+  /// `part` says which layers this stage has. `make_embedding()` is called in the first stage, `make_block(i)` for each
+  /// of its blocks, `make_head(table)` in the last one. For a head that is tied to the embedding, `table` is the
+  /// embedding's parameter; it is null where the first stage is on another rank, and then the head makes a copy with
+  /// the same name (both with `tied_across_stages`). `first_stage` is the stage of this rank that has the embedding, if
+  /// it is not this one; `vocab` is the true size of the vocabulary.
+  template <class MakeEmbedding, class MakeBlock, class MakeHead>
+  language_model(const context<device>& ctx, std::int64_t vocab, stage_layers part, language_model_options how,
+                 const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,
+                 MakeHead&& make_head)
+      : part_(part), how_(how) {
+    if (part.begin < 0 || part.begin > part.end)
+      fail("a stage of layers " + std::to_string(part.begin) + " to " + std::to_string(part.end));
+    if (part.first) embedding_.emplace(make_embedding());
+    std::vector<Block> blocks;
+    blocks.reserve(static_cast<std::size_t>(part.size()));
+    for (std::int64_t i = part.begin; i < part.end; ++i) blocks.push_back(make_block(i));
+    blocks_ = stack<Block>(std::move(blocks));
+    if (!part.last) return;
+    const language_model* const owner = part.first ? this : first_stage;
+    const table_ptr table = owner && owner->embedding_ ? owner->embedding_->weight() : table_ptr();
+    table_ = table.get();
+    head_.emplace(make_head(table));
+    loss_.emplace(ctx, vocab, how.loss);
+  }
+
+  const stage_layers& part() const { return part_; }
+  std::int64_t ignore_index() const { return how_.loss.ignore_index; }
+  bool documents() const { return how_.documents; }
+  double dropout() const { return how_.dropout; }
+
+  /// Next-token scores of the whole model; nothing is kept.
+  logits score(const microbatch<device>& mb, const tokens& ids) {
+    return forward_scores(mb, forward_layers(mb, ids, {}, nullptr));
+  }
+  /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null
+  /// if there will be none.
+  loss_sum forward(const microbatch<device>& mb, const tokens& ids, const tokens& labels, saved* kept) {
+    return forward_loss(mb, forward_layers(mb, ids, {}, kept), labels, kept);
+  }
+  /// Adds to every parameter's gradient.
+  void backward(const microbatch<device>& mb, const tokens& ids, const tokens& labels, saved& kept,
+                const typename mean::seed_type& seed) {
+    backward_layers(mb, ids, kept, backward_loss(mb, labels, kept, seed));
+  }
+
+  activation forward_layers(const microbatch<device>& mb, const tokens& ids, activation x, saved* kept) {
+    const microbatch<device> here = mb.keeping(how_.keep);
+    if (embedding_) x = embedding_->forward(here, ids);
+    activation y = blocks_.forward(here, x, kept ? &kept->blocks : nullptr);
+    if (kept) kept->input = std::move(x);
+    return y;
+  }
+  gradient backward_layers(const microbatch<device>& mb, const tokens& ids, saved& kept, gradient dy) {
+    const microbatch<device> here = mb.keeping(how_.keep);
+    dy = blocks_.backward(here, kept.input, kept.blocks, dy);
+    if (!embedding_) return dy;
+    embedding_->backward(here, ids, dy);
+    return {};
+  }
+  logits forward_scores(const microbatch<device>& mb, activation x) { return head_->forward(mb, x, nullptr); }
+  loss_sum forward_loss(const microbatch<device>& mb, activation x, const tokens& labels, saved* kept) {
+    const microbatch<device> here = of_head(mb);
+    logits scores = head_->forward(here, x, kept ? &kept->head : nullptr);
+    loss_sum sum = loss_->forward(here, scores, labels, kept ? &kept->loss : nullptr);
+    if (kept) {
+      kept->output = std::move(x);
+      kept->scores = std::move(scores);
+    }
+    return sum;
+  }
+  gradient backward_loss(const microbatch<device>& mb, const tokens& labels, saved& kept,
+                         const typename mean::seed_type& seed) {
+    const microbatch<device> here = of_head(mb);
+    const auto dscores = loss_->backward(here, std::move(kept.scores), labels, kept.loss, seed);
+    return head_->backward(here, kept.output, kept.head, dscores);
+  }
+
+  /// Calls f(parameter) for each, in the order of the forward pass; for one that several layers share, once, where the
+  /// embedding is.
+  template <class F>
+  void visit(F&& f) {
+    if (embedding_) embedding_->visit(f);
+    blocks_.visit(f);
+    if (!head_) return;
+    head_->visit([&](auto& p) {
+      if (&p != table_) f(p);
+    });
+  }
+
+  Block& block_at(std::size_t i) { return blocks_[i]; }
+  std::optional<Head>& scores_head() { return head_; }
+
+ private:
+  /// The product of the head is dear, so that nothing but what is cheap is made again.
+  microbatch<device> of_head(const microbatch<device>& mb) const {
+    return mb.keeping(how_.keep == recompute::none ? recompute::none : recompute::selective);
+  }
+
+  stage_layers part_;
+  language_model_options how_;
+  std::optional<Embedding> embedding_;
+  stack<Block> blocks_;
+  std::optional<Head> head_;
+  std::optional<Loss> loss_;
+  const parameter<precision_type, device>* table_ = nullptr;  ///< of the embedding on this rank, if the head is here
+};
+
+}  // namespace plait

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "plait/layout/errors.hpp"
+#include "plait/nn/layer.hpp"
+
+namespace plait {
+
+/// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Under `recompute::full` a block
+/// keeps nothing, and the backward pass runs its forward pass again.
+template <layer Block>
+class stack {
+ public:
+  using value_type = typename Block::value_type;
+  using device = typename Block::device;
+  using input = typename Block::input;
+  using output = typename Block::input;
+  static_assert(equivalent(layout_v<input>, layout_v<typename Block::output>),
+                "the blocks of a stack must end as they begin: input and output need one spec");
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    std::vector<tensor_of<input>> inputs;  ///< of all blocks but the first, whose input the caller holds
+    std::vector<typename Block::saved> blocks;
+  };
+
+  stack() = default;
+  explicit stack(std::vector<Block> blocks) : blocks_(std::move(blocks)) {}
+
+  std::size_t size() const { return blocks_.size(); }
+  Block& operator[](std::size_t i) { return blocks_[i]; }
+
+  /// With no block at all, a copy of x.
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    if (keep) keep->blocks.resize(blocks_.size());
+    if (blocks_.empty()) return copy(mb, x);
+    const auto kept = [&](std::size_t i) { return keep && mb.policy != recompute::full ? &keep->blocks[i] : nullptr; };
+    tensor_of<input> current = blocks_[0].forward(mb, x, kept(0)).template as<input>();
+    for (std::size_t i = 1; i < blocks_.size(); ++i) {
+      tensor_of<input> y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
+      if (keep) keep->inputs.push_back(std::move(current));
+      current = std::move(y);
+    }
+    return current;
+  }
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    if (blocks_.empty()) return copy(mb, dy);
+    const bool again = mb.policy == recompute::full;
+    const microbatch<device> now = again ? mb.keeping(recompute::none) : mb;
+    tensor_of<dual_t<input>> d;
+    for (std::size_t i = blocks_.size(); i-- > 0;) {
+      const tensor_of<input>& in = i == 0 ? x : kept.inputs[i - 1];
+      if (again) blocks_[i].forward(now, in, &kept.blocks[i]);
+      d = (i + 1 == blocks_.size()
+               ? blocks_[i].backward(now, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
+               : blocks_[i].backward(now, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));
+      if (mb.deferred) continue;  // which read them later
+      kept.blocks[i] = {};
+      if (i > 0) kept.inputs[i - 1].reset();
+    }
+    return d;
+  }
+  template <class F>
+  void visit(F&& f) {
+    for (Block& b : blocks_) b.visit(f);
+  }
+
+ private:
+  template <class Spec>
+  static tensor_of<Spec> copy(const microbatch<device>& mb, const tensor_of<Spec>& x) {
+    tensor_of<Spec> y(mb.ctx);
+    device& d = mb.ctx.device;
+    d.copy(y.data(), x.data(), static_cast<std::size_t>(x.size()) * sizeof(value_type), d.main_stream());
+    return y;
+  }
+
+  std::vector<Block> blocks_;
+};
+
+}  // namespace plait

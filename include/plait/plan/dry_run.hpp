@@ -1,0 +1,89 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/ledger.hpp"
+#include "plait/device/counting.hpp"
+#include "plait/nn/layer.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/parallel/train_step.hpp"
+
+namespace plait {
+
+/// What a layer does in one forward and one backward pass, on one rank.
+struct layer_plan {
+  ledger forward, backward;     ///< what it sends
+  std::int64_t kept_bytes = 0;  ///< that the forward pass keeps, besides input and output
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, with input, output and parameters
+};
+
+/// Finds out by running a layer on a device and in a world that only count. `make(ctx)` makes it from a
+/// `const context<counting_device>&`; the layer's own code is what is measured, so nothing has to be written for it.
+template <class Make>
+layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,
+                   recompute policy = recompute::none) {
+  world ranks = world::counting(mesh, rank);
+  counting_device device;
+  const context<counting_device> ctx{device, ranks, sizes, 0};
+  auto one = make(ctx);
+  using L = decltype(one);
+  static_assert(layer<L>, "dry_run: make returns a layer on the counting_device");
+  gather_parameters(ctx, one);
+  zero_gradients(ctx, one);
+  ranks.ledger().clear();
+  const microbatch<counting_device> mb = microbatch<counting_device>(ctx).keeping(policy);
+  const typename L::template tensor_of<typename L::input> x(ctx);
+  const typename L::template tensor_of<dual_t<typename L::output>> dy(ctx);
+  layer_plan plan;
+  typename L::saved kept;
+  {
+    const auto before = static_cast<std::int64_t>(device.bytes_in_use());
+    const auto y = one.forward(mb, x, &kept);
+    plan.kept_bytes = static_cast<std::int64_t>(device.bytes_in_use()) - before -
+                      y.size() * static_cast<std::int64_t>(sizeof(typename L::value_type));
+    plan.forward = ranks.ledger();
+  }
+  ranks.ledger().clear();
+  one.backward(mb, x, kept, dy);
+  plan.backward = ranks.ledger();
+  plan.peak_bytes = static_cast<std::int64_t>(device.peak_bytes());
+  return plan;
+}
+
+/// What a training step does on one rank.
+struct step_plan {
+  ledger traffic;
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
+  std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
+};
+
+/// Runs one step of a pipeline that only counts: of stages on the `counting_device`, in a `pipeline_world::counting`.
+template <model Stage>
+step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
+  adamw<typename Stage::precision_type, counting_device> optimizer;
+  training_step step(ctx, stages, optimizer, 1.0);
+  step_plan plan;
+  const auto fill = [](auto&&...) {};
+  for (int i = 0; i < 2; ++i) {  // the second one finds the optimizer's state in place
+    ctx.ranks.ledger().clear();
+    step.load(ctx, 0, fill);
+    optimizer.begin_step(ctx, 1.0);
+    ctx.device.reset_peak();
+    const std::size_t before = ctx.device.bytes_in_use();
+    std::vector<pipeline_event> events;
+    stages.executor().events = &events;
+    step.run(ctx);
+    stages.executor().events = nullptr;
+    plan.peak_bytes = static_cast<std::int64_t>(ctx.device.peak_bytes());
+    for (const pipeline_event& e : events)
+      if (e.memory > before) plan.kept_bytes = std::max(plan.kept_bytes, static_cast<std::int64_t>(e.memory - before));
+  }
+  plan.traffic = ctx.ranks.ledger();
+  return plan;
+}
+
+}  // namespace plait

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/tensor/context.hpp"
+
+namespace plait {
+
+/// What a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to make
+/// again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
+enum class recompute : std::uint8_t { none, selective, full };
+
+constexpr const char* name_of(recompute policy) {
+  return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
+}
+
+/// Deferred weight gradients, in order. Pipeline schedules run them where a rank would be idle.
+class weight_work {
+ public:
+  weight_work() = default;
+  template <class F>
+  void add(F&& work) {
+    tasks_.push_back(std::make_unique<holder<std::decay_t<F>>>(std::forward<F>(work)));
+  }
+  std::size_t size() const { return tasks_.size(); }
+  /// Runs and forgets them.
+  void run() {
+    for (std::unique_ptr<task>& t : tasks_) t->run();
+    tasks_.clear();
+  }
+
+ private:
+  struct task {
+    virtual ~task() = default;
+    virtual void run() = 0;
+  };
+  template <class F>
+  struct holder final : task {
+    explicit holder(F f) : work(std::move(f)) {}
+    void run() override { work(); }
+    F work;
+  };
+  std::vector<std::unique_ptr<task>> tasks_;
+};
+
+/// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
+/// layer hands it on to the layers it is made of. A context converts to a microbatch of its own, so that a layer that
+/// is used by itself takes a context.
+template <compute_device Device>
+struct microbatch {
+  microbatch(const context<Device>& where) : ctx(where) {}  // NOLINT: the conversion is the purpose
+
+  const context<Device>& ctx;
+  /// Global index of its first sample, over all steps: with it, dropout differs from sample to sample, but not from
+  /// mesh to mesh.
+  std::int64_t first_sample = 0;
+  /// For sequences packed from documents: the position of the first token of each token's document, in the device's
+  /// memory, one for each of this rank's tokens; null: none. Must not decrease along the text.
+  const std::int32_t* document_starts = nullptr;
+  /// Where `backward` puts weight gradients; null: it computes them at once.
+  weight_work* deferred = nullptr;
+  /// What a forward pass keeps.
+  recompute policy = recompute::none;
+
+  /// The same microbatch under another policy.
+  microbatch keeping(recompute what) const {
+    microbatch other = *this;
+    other.policy = what;
+    return other;
+  }
+  /// Runs `task` now, or defers it. A task that is deferred outlives this object: it must not refer to it.
+  template <class F>
+  void on_weights(F&& task) const {
+    if (deferred)
+      deferred->add(std::forward<F>(task));
+    else
+      task();
+  }
+};
+
+}  // namespace plait

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// What the checks of plait/testing find: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
+namespace plait::testing {
+
+class findings {
+ public:
+  bool empty() const { return all_.empty(); }
+  std::size_t size() const { return all_.size(); }
+  /// One line each; at most the first twenty.
+  std::string text() const {
+    std::string lines;
+    for (std::size_t i = 0; i < all_.size() && i < 20; ++i) lines += all_[i] + "\n";
+    if (all_.size() > 20) lines += "and " + std::to_string(all_.size() - 20) + " more\n";
+    return lines;
+  }
+  void add(std::string what) { all_.push_back(std::move(what)); }
+  /// Takes over what another check has found, each with `where` in front.
+  void add(const findings& other, const std::string& where) {
+    for (const std::string& what : other.all_) all_.push_back(where + ": " + what);
+  }
+  void require(bool holds, const std::string& what) {
+    if (!holds) add(what);
+  }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+/// The largest difference of two arrays over the largest element of `b` (at least `floor`); infinite where the sizes
+/// differ or a number is not finite.
+inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b, double floor = 1e-3) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0, size = floor;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i])) return INFINITY;
+    difference = std::max(difference, std::abs(a[i] - b[i]));
+    size = std::max(size, std::abs(b[i]));
+  }
+  return difference / size;
+}
+
+/// |a - b| / |b| in the Euclidean norm; |a| where b is zero.
+inline double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  const double d = std::sqrt(difference);
+  return std::isfinite(d) ? (size > 0 ? d / std::sqrt(size) : d) : INFINITY;
+}
+
+}  // namespace plait::testing

@@ -1,0 +1,222 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/plan/dry_run.hpp"
+#include "plait/testing/placing.hpp"
+
+/// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
+/// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>.
+///
+///     const auto make = [](const auto& ctx) { return linear<double, up, device_of<decltype(ctx)>>(ctx, "up"); };
+///     CHECK(check_layer(mesh{1, 1}, {mesh{2, 1}, mesh{2, 4}}, sizes, make).text() == "");
+namespace plait::testing {
+
+namespace detail {
+template <class Context>
+struct device_of_context;
+template <class Device>
+struct device_of_context<context<Device>> {
+  using type = Device;
+};
+}  // namespace detail
+/// The device of the context that a layer is to be made from.
+template <class Context>
+using device_of = typename detail::device_of_context<std::remove_cvref_t<Context>>::type;
+
+/// Adds `by` to element `index` of the input (empty name) or of a parameter.
+struct bump {
+  std::string name;
+  std::int64_t index = -1;
+  double by = 0;
+};
+
+/// How a layer is run.
+struct layer_run {
+  bump change{};
+  recompute policy = recompute::none;
+  bool backward = true;
+  bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient is there
+};
+
+struct layer_values {
+  double loss = 0;
+  std::vector<double> y, dx;
+  std::vector<std::pair<std::string, std::vector<double>>> gradients;
+  findings found;  ///< where what is kept or sent is not what a dry run says
+  ledger sent;     ///< forward and backward
+};
+
+/// Weights around 0.2, by global index; then the bump.
+template <class Layer>
+void fill_parameters(const context<cpu>& ctx, Layer& layer, const bump& change) {
+  layer.visit([&](auto& p) {
+    kernels::fill_normal(ctx.device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.2, 0.4);
+    p.clear_padding(ctx, p.value());
+    if (change.index >= 0 && p.name() == change.name)
+      p.value()[change.index] += static_cast<std::remove_cvref_t<decltype(*p.value())>>(change.by);
+    p.gather(ctx);
+    p.zero_gradient(ctx);
+  });
+}
+
+/// One rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer, from a context of the
+/// cpu and from one of the `counting_device`, for whose prediction what is kept and sent is compared with it.
+template <class Make>
+layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
+  cpu device;
+  const context<cpu> ctx{device, ranks, sizes, 99};
+  auto layer = make(ctx);
+  using L = decltype(layer);
+  using T = typename L::value_type;
+  fill_parameters(ctx, layer, how.change);
+  std::vector<double> input = random_full(layout_v<typename L::input>, sizes, 1);
+  if (how.change.index >= 0 && how.change.name.empty())
+    input[static_cast<std::size_t>(how.change.index)] += how.change.by;
+  const std::vector<double> coefficients = random_full(layout_v<typename L::output>, sizes, 2);
+  const auto as_type = [](const std::vector<double>& v) { return std::vector<T>(v.begin(), v.end()); };
+  const auto x = place_full<typename L::input>(ctx, as_type(input));
+  const auto dy = place_full<dual_t<typename L::output>>(ctx, as_type(coefficients));
+  microbatch<cpu> mb(ctx);
+  mb.policy = how.policy;
+  weight_work later;
+  if (how.deferred) mb.deferred = &later;
+  layer_values out;
+  {
+    ranks.ledger().clear();
+    typename L::saved kept;
+    const std::size_t before = device.bytes_in_use();
+    const auto y = layer.forward(mb, x, how.backward ? &kept : nullptr);
+    const auto held =
+        static_cast<std::int64_t>(device.bytes_in_use() - before) - y.size() * static_cast<std::int64_t>(sizeof(T));
+    const ledger forward = ranks.ledger();
+    out.sent = forward;
+    out.y = collect_full(ctx, layout_v<typename L::output>, y.data());
+    for (std::size_t i = 0; i < out.y.size(); ++i) out.loss += coefficients[i] * out.y[i];
+    if (!how.backward) {
+      out.found.require(held == 0, "a forward pass without `saved` keeps " + std::to_string(held) + " bytes");
+      return out;
+    }
+    ranks.ledger().clear();
+    const auto dx = layer.backward(mb, x, kept, dy);
+    later.run();
+    const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy);
+    out.found.require(held == plan.kept_bytes, "a forward pass keeps " + std::to_string(held) +
+                                                   " bytes, and the dry run said " + std::to_string(plan.kept_bytes));
+    out.found.add(compare_ledgers(forward, plan.forward), "forward");
+    out.found.add(compare_ledgers(ranks.ledger(), plan.backward), "backward");
+    for (const ledger::row& row : ranks.ledger().rows)
+      for (std::size_t k = 0; k < row.kinds.size(); ++k) out.sent.of(row.label).kinds[k] += row.kinds[k];
+    out.dx = collect_full(ctx, layout_v<dual_t<typename L::input>>, dx.data());
+  }
+  layer.visit([&](auto& p) {
+    if (!p.trainable()) return;
+    const auto gradient = p.reduce(ctx);
+    out.gradients.emplace_back(p.name(), collect_full(ctx, dual(p.stored()), gradient.data()));
+  });
+  return out;
+}
+
+/// All ranks of a mesh.
+template <class Mesh, class Make>
+std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
+  std::vector<layer_values> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+    world ranks(mesh.shape(), c);
+    all[static_cast<std::size_t>(ranks.rank())] = run_layer(ranks, sizes, make, how);
+  });
+  return all;
+}
+
+/// The backward pass of one rank against central differences of its forward pass, at up to `samples` elements of each
+/// gradient. Finds also weights that do not matter: a gradient that is zero everywhere shows nothing.
+template <class Mesh, class Make>
+findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_values& at, Make&& make,
+                           std::int64_t samples = 40) {
+  findings found;
+  const double h = 1e-5;
+  const auto loss = [&](const std::string& name, std::int64_t i, double by) {
+    return run_on(one, sizes, make, {.change = {name, i, by}, .backward = false})[0].loss;
+  };
+  const auto compare = [&](const std::string& name, const std::vector<double>& gradient) {
+    const std::string what = name.empty() ? "input" : name;
+    const auto n = static_cast<std::int64_t>(gradient.size());
+    const std::int64_t stride = std::max<std::int64_t>(1, n / samples);
+    double size = 0;
+    for (double g : gradient) size = std::max(size, std::abs(g));
+    found.require(size > 0, what + ": the gradient is zero, so that the case shows nothing of it");
+    for (std::int64_t i = 0; i < n; i += stride) {
+      const double quotient = (loss(name, i, h) - loss(name, i, -h)) / (2 * h);
+      const double got = gradient[static_cast<std::size_t>(i)];
+      if (!(std::abs(quotient - got) <= 1e-7 * std::max(1.0, size)))
+        found.add(what + ", element " + std::to_string(i) + ": the gradient is " + std::to_string(got) +
+                  ", and the difference quotient " + std::to_string(quotient));
+    }
+  };
+  if (!at.dx.empty()) compare("", at.dx);
+  for (const auto& [name, gradient] : at.gradients) compare(name, gradient);
+  return found;
+}
+
+/// The values of one rank of a mesh against those of one rank alone.
+inline findings compare_layers(const layer_values& got, const layer_values& one, double tolerance) {
+  findings found = got.found;
+  const auto near = [&](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) {
+    const double d = largest_difference(a, b);
+    if (!(d <= tolerance)) found.add(what + " differs by " + std::to_string(d) + " of its size");
+  };
+  near(got.y, one.y, "output");
+  near(got.dx, one.dx, "gradient of the input");
+  found.require(got.gradients.size() == one.gradients.size(), "other parameters than on one rank");
+  for (std::size_t i = 0; i < std::min(got.gradients.size(), one.gradients.size()); ++i)
+    near(got.gradients[i].second, one.gradients[i].second, "gradient of " + one.gradients[i].first);
+  return found;
+}
+
+/// Every rank of `mesh` against the values of one rank, with each policy of recomputation and with deferred weight
+/// gradients. Finds also an axis that does nothing: one of several ranks over which nothing is sent and nothing sharded
+/// would make the case trivial.
+template <class Mesh, class Make>
+findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make,
+                    double tolerance = 1e-12) {
+  findings found;
+  for (const recompute policy : {recompute::none, recompute::selective, recompute::full})
+    for (const bool deferred : {false, true}) {
+      if (deferred && policy == recompute::selective) continue;
+      const auto all = run_on(mesh, sizes, make, {.policy = policy, .deferred = deferred});
+      for (std::size_t r = 0; r < all.size(); ++r)
+        found.add(compare_layers(all[r], one, tolerance), describe(mesh.shape()) + ", rank " + std::to_string(r) +
+                                                              ", recompute " + name_of(policy) +
+                                                              (deferred ? ", deferred" : ""));
+    }
+  return found;
+}
+
+/// All of it: finite differences on `one`, a mesh of one rank, then every mesh against it.
+template <class Mesh, class Make>
+findings check_layer(const Mesh& one, std::initializer_list<Mesh> meshes, const dim_sizes& sizes, Make&& make,
+                     double tolerance = 1e-12) {
+  const layer_values alone = run_on(one, sizes, make)[0];
+  findings found = alone.found;
+  found.add(check_differences(one, sizes, alone, make), "one rank");
+  mesh_shape active;
+  for (const Mesh& mesh : meshes) {
+    found.add(check_mesh(mesh, sizes, alone, make, tolerance), "mesh");
+    for (axis_id axis : mesh.shape().axes)
+      if (mesh.shape().extent(axis) > 1 && !active.has(axis)) active.add(axis, 2);
+  }
+  for (axis_id axis : one.shape().axes)
+    found.require(active.has(axis), std::string("no mesh has more than one rank along ") + axis.text());
+  return found;
+}
+
+}  // namespace plait::testing
