@@ -258,6 +258,7 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
   }
   if ((dq && dq == depth) || (dk && dk == depth)) return refuse(rule::head_dim_must_be_whole, depth);
   if (dq && dq == dims.heads && ((dk && dk == dims.kv_heads) || sk == state::replicated)) return {};
+  if (dq && sk == state::replicated && !kv.has(dq) && !q.has(dims.seq)) return {};  // queries of another sequence
   if (dq && dk && !(dq == dk)) return refuse(rule::one_axis_two_dims, dk);
   if (sk != state::partial && (sq == state::invariant) != (sk == state::invariant))
     return refuse(rule::meets_invariant, dq ? dq : dk);
@@ -269,9 +270,10 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
 }  // namespace detail
 
 /// Grouped-query attention of local heads: q [.., seq, heads, d], k and v [.., seq, kv_heads, d]. The sequence is
-/// whole, or sharded over exactly the axes `dims.context`, in that order. kv heads may be sharded over the leading axes
-/// of heads only, and are replicated over the rest. The operation is linear in v, so that a partial v with replicated q
-/// and k gives a partial result.
+/// whole, or sharded over exactly the axes `dims.context`, in that order. Queries of another sequence than the keys'
+/// (cross-attention) may be sharded over axes on which k and v are replicated. kv heads may be sharded over the leading
+/// axes of heads only, and are replicated over the rest. The operation is linear in v, so that a partial v with
+/// replicated q and k gives a partial result.
 constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
   ruled r{q, {}};
   for (const layout* kv : {&k, &v}) {

@@ -24,6 +24,7 @@ struct llama_options {
   double dropout = 0;  ///< on the output of each residual branch
   cross_entropy_settings loss{};
   attention_options attention{};
+  mlp_lora mlp{};  ///< `attention` has adapters of its own
 };
 
 /// The vocabulary as it is laid out: the next multiple of the ranks that shard it.
@@ -132,7 +133,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
                                    typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
                                    {options.dropout, name + ".self_attn", order}},
                                   {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
-                                   typename layers::mlp(ctx, name + ".mlp", init, config.mlp_bias),
+                                   typename layers::mlp(ctx, name + ".mlp", init, config.mlp_bias, options.mlp),
                                    {options.dropout, name + ".mlp", order}});
   }
 

@@ -27,6 +27,11 @@ struct attend_value {
 };
 }  // namespace detail
 
+/// Low-rank adapters of a self-attention's linears.
+struct attention_lora {
+  lora_options q{}, k{}, v{}, o{};
+};
+
 /// What a self-attention is, beside its strategy.
 struct attention_options {
   /// A token sees itself and window - 1 tokens before it; 0: all before it.
@@ -46,6 +51,7 @@ struct attention_options {
   double qk_norm_epsilon = 0;
   initializer init{};
   initializer output_init{};
+  attention_lora lora{};
 };
 
 /// Grouped-query self-attention under a strategy: queries, keys and values are one product over one gathered input;
@@ -87,14 +93,14 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
       : names_(name),
         qkv_(ctx, qkv_value::derivation,
              {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", options.init,
-                                                                                   options.qkv_bias),
+                                                                                   options.qkv_bias, options.lora.q),
               detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", options.init,
-                                                                                 options.qkv_bias),
+                                                                                 options.qkv_bias, options.lora.k),
               detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", options.init,
-                                                                                 options.qkv_bias)}),
+                                                                                 options.qkv_bias, options.lora.v)}),
         out_(ctx, out_value::derivation,
              {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(
-                 ctx, name + ".o_proj", options.output_init, options.output_bias)}),
+                 ctx, name + ".o_proj", options.output_init, options.output_bias, options.lora.o)}),
         rotates_(!options.frequencies.empty()),
         documents_(options.documents) {
     enforce_boundary<input>(ctx, name + ": input");

@@ -88,6 +88,8 @@ struct linear_options {
   parameter_ptr<Precision, Device> tied{};
   /// See `parameter_info`.
   bool tied_across_stages = false;
+  /// A low-rank adapter: weight and bias are frozen then.
+  lora_options lora{};
 };
 
 /// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may
@@ -172,7 +174,8 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
             layout_v<typename detail::stored_weight<Policy>::type>,
             detail::has_bias<Policy>,
             {name + ".bias", sizes_of(ctx, bias), how.bias_init, false},
-            detail::stored_bias<Policy>::value};
+            detail::stored_bias<Policy>::value,
+            how.lora};
   }
   static std::vector<std::int64_t> sizes_of(const context<Device>& ctx, const layout& a) {
     std::vector<std::int64_t> sizes;

@@ -13,6 +13,7 @@
 
 #include "plait/device/range.hpp"
 #include "plait/nn/linear_rule.hpp"
+#include "plait/nn/lora.hpp"
 #include "plait/nn/parameter.hpp"
 
 namespace plait {
@@ -28,10 +29,10 @@ struct parameter_memory {
 };
 
 /// What linears keep of a forward pass beyond their input: the gathered input, unless it is the input itself, or is to
-/// be gathered again, or no weight needs it.
+/// be gathered again, or no weight needs it; what adapters have between their two weights.
 template <compute_device Device>
 struct linear_saved {
-  buffer<Device> gathered;
+  buffer<Device> gathered, adapted;
 };
 
 namespace detail {
@@ -75,6 +76,7 @@ class linear_core {
     bool bias = false;
     parameter_info bias_info;
     layout stored_bias;
+    lora_options lora{};
   };
 
   /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
@@ -99,11 +101,15 @@ class linear_core {
       all_have_bias_ = all_have_bias_ && info[i].bias;
     }
     make_resolution(ctx, d, info[0].weight.name);
+    make_adapters(ctx, d, info);
     if (shared)
       share(std::move(shared), d, info[0].weight.name);
     else
       make_weights(ctx, d, info, sizes, callers);
     make_biases(ctx, d, info, bias_sizes, callers);
+    for (std::size_t i = 0; i < N; ++i)
+      for (const auto* base : {&weights_[i], &biases_[i]})
+        if (info[i].lora.rank != 0 && *base) (*base)->freeze();
   }
 
   std::int64_t rows() const { return batches_ * rows_; }
@@ -118,17 +124,22 @@ class linear_core {
     require_gathered();
     buffer<Device> gathered = gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
+    buffer<Device> adapted = adapters_.hidden(ctx.device, input);
     if (resolve_.trivial()) {
       const bool biased = multiply(ctx, true, total_, inner_, input, y, addend, true);
+      adapters_.add_outputs(ctx.device, adapted, y);
       if (!biased) add_biases(ctx, y);
     } else {
       auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
       multiply(ctx, true, total_, inner_, input, product.template data<T>(), nullptr, false);
+      adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
       resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
       add_biases(ctx, y);
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
-    if (keep && weights_trainable() && mb.policy == recompute::none) keep->gathered = std::move(gathered);
+    if (!keep || mb.policy != recompute::none) return;
+    if (weights_trainable()) keep->gathered = std::move(gathered);
+    if (adapters_.trainable()) keep->adapted = std::move(adapted);
   }
 
   /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; addend must not be dx. If
@@ -152,6 +163,9 @@ class linear_core {
       d = resolved.template data<T>();
     }
     if (weights && saved.gathered.empty()) saved.gathered = gather(ctx, x);
+    const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
+    if (adapters_.trainable() && saved.adapted.empty()) saved.adapted = adapters_.hidden(ctx.device, in);
+    buffer<Device> dadapted = adapters_.hidden_gradients(ctx.device, d);
     if (dx) {
       buffer<Device> gathered;
       T* out = dx;
@@ -160,6 +174,7 @@ class linear_core {
         out = gathered.template data<T>();
       }
       multiply(ctx, false, inner_, total_, d, out, out == dx ? addend : nullptr, false);
+      adapters_.add_input_gradients(ctx.device, dadapted, out);
       if (out != dx) {
         spread_.run(ctx.device, out, dx, dtype_of<T>);
         if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.to().local_size());
@@ -167,9 +182,12 @@ class linear_core {
     }
     if (!trains) return;
     mb.on_weights([this, &ctx, x, dy, d, resolved = std::move(resolved), kept_dy = std::move(kept_dy),
-                   input = std::move(saved.gathered)] {
+                   gathered = std::move(saved.gathered), adapted = std::move(saved.adapted),
+                   dadapted = std::move(dadapted)] {
       const range weights_shown(ctx.device, names_.weights());
-      weight_gradients(ctx, d, input.empty() ? x : input.template data<T>());
+      const T* const input = gathered.empty() ? x : gathered.template data<T>();
+      weight_gradients(ctx, d, input);
+      adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
       bias_gradients(ctx, dy);
     });
   }
@@ -181,6 +199,7 @@ class linear_core {
     for (std::size_t i = 0; i < N; ++i) {
       f(*weights_[i]);
       if (biases_[i]) f(*biases_[i]);
+      adapters_.visit(i, f);
     }
   }
 
@@ -207,6 +226,14 @@ class linear_core {
     unresolve_ = executor(resolve_.backward(), ctx.ranks, sizes, "gradient of the output of " + name);
   }
 
+  void make_adapters(const context<Device>& ctx, const linear_derivation<N>& d,
+                     const std::array<branch_info, N>& info) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < N; at += columns_[i++])
+      if (info[i].lora.rank != 0)
+        adapters_.emplace(i, ctx, d.gathered, d.branches[i], info[i].weight, info[i].stored_weight, info[i].lora,
+                          detail::product_part{batches_, rows_, inner_, columns_[i], total_, at});
+  }
   void make_weights(const context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N>& info,
                     const std::array<std::int64_t, N>& sizes, const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
@@ -264,9 +291,10 @@ class linear_core {
     weights_[0] = std::move(shared);
   }
 
-  /// Whether anything is to be done for gradients of weights, and of biases.
+  /// Whether anything is to be done for gradients of weights and adapters, and of biases.
   bool weights_trainable() const {
-    return std::any_of(weights_.begin(), weights_.end(), [](const auto& p) { return p->trainable(); });
+    return adapters_.trainable() ||
+           std::any_of(weights_.begin(), weights_.end(), [](const auto& p) { return p->trainable(); });
   }
   bool biases_trainable() const {
     return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
@@ -365,6 +393,7 @@ class linear_core {
   W *weight_ = nullptr, *bias_ = nullptr;       ///< null: a weight of another layer; no bias
   std::array<parameter_ptr<Precision, Device>, N> weights_;
   std::array<parameter_ptr<Precision, Device>, N> biases_;
+  detail::lora_adapters<Precision, Device, N> adapters_;
   bool all_have_bias_ = true;
 };
 

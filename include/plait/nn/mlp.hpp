@@ -8,6 +8,11 @@
 
 namespace plait {
 
+/// Low-rank adapters of an MLP's linears.
+struct mlp_lora {
+  lora_options gate{}, up{}, down{};
+};
+
 /// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class Precision, class S, compute_device Device = cpu>
@@ -30,15 +35,17 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
   };
 
-  swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false)
+  swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false,
+             const mlp_lora& lora = {})
       : names_(name),
-        gate_up_(
-            ctx, gate_up_value::derivation,
-            {detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".gate_proj", init, bias),
-             detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias)}),
+        gate_up_(ctx, gate_up_value::derivation,
+                 {detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".gate_proj", init,
+                                                                                    bias, lora.gate),
+                  detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias,
+                                                                                    lora.up)}),
         down_(ctx, down_value::derivation,
-              {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init,
-                                                                                   bias)}) {
+              {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init, bias,
+                                                                                   lora.down)}) {
     enforce_boundary<input>(ctx, name + ": input");
   }
 

@@ -146,6 +146,12 @@ class parameter {
   /// The part of the (padded) global parameter that this rank stores.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
+  /// The global (padded) sizes of its dims, of which the context need not know all: an adapter's rank is its own.
+  dim_sizes sizes() const {
+    dim_sizes all;
+    for (std::size_t d = 0; d < stored_.dims.size(); ++d) all.set(stored_.dims[d].dim, part_.global[d]);
+    return all;
+  }
   /// Elements that this rank uses.
   std::int64_t used_size() const { return gather_.to().local_size(); }
   parameter_state state() const {

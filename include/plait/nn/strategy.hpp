@@ -141,7 +141,7 @@ struct transformer_specs {
   using residual = typename S::residual;
   using attention = typename detail::attention_of_strategy<S>::type;
   /// The dim that counts the tokens of a sequence.
-  static constexpr dim_id sequence = layout_v<residual>.has(dim_of<zseq>) ? dim_of<zseq> : dim_of<seq>;
+  static constexpr dim_id sequence = detail::sequence_of(layout_v<residual>);
   using query_dims = spec<typename S::heads, head_dim>;
   using key_dims = spec<typename S::kv_heads, head_dim>;
   using ffn_dims = spec<typename S::ffn>;

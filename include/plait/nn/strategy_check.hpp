@@ -119,6 +119,13 @@ template <complete_strategy S>
 struct strategy_or_stand_in<S> {
   using type = S;
 };
+/// The dim that counts the tokens of a sequence in a residual.
+constexpr dim_id sequence_of(const layout& residual) {
+  for (dim_id dim : {dim_of<zseq>, dim_of<source_seq>})
+    if (residual.has(dim)) return dim;
+  return dim_of<seq>;
+}
+
 /// What a strategy's own parts must be before anything is derived from them: the layers' rules would speak of derived
 /// specs that the user never wrote.
 constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual, const layout& heads,
@@ -142,7 +149,7 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
   for (axis_id axis : context)
     if (head_axes.contains(axis))
       return {rule::one_axis_two_dims, axis, dim_of<plait::heads>, state::varying, state::varying};
-  const dim_id sequence = residual.has(dim_of<zseq>) ? dim_of<zseq> : dim_of<seq>;
+  const dim_id sequence = sequence_of(residual);
   if (!residual.has(sequence)) return {};
   const axis_list over = residual.axes_of(sequence);
   for (std::size_t i = 0; i < context.size(); ++i)

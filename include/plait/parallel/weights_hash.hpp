@@ -20,7 +20,7 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
     for (axis_id axis : d.axes) whole.set(axis, state::invariant);
     d.axes = {};
   }
-  const executor gather(p.stored(), whole, ctx.ranks, ctx.sizes, "gathering " + p.name());
+  const executor gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
   auto all = make_buffer<E>(ctx.device, static_cast<std::size_t>(gather.to().local_size()));
   gather.run(ctx.device, values, all.data(), dtype_of<E>);
   std::vector<E> on_host(static_cast<std::size_t>(gather.to().local_size()));

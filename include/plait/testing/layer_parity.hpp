@@ -121,7 +121,8 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
   layer.visit([&](auto& p) {
     if (!p.trainable()) return;
     const auto gradient = p.reduce(ctx);
-    out.gradients.emplace_back(p.name(), collect_full(ctx, dual(p.stored()), gradient.data()));
+    const context<cpu> own{ctx.device, ctx.ranks, p.sizes(), ctx.seed};
+    out.gradients.emplace_back(p.name(), collect_full(own, dual(p.stored()), gradient.data()));
   });
   return out;
 }
