@@ -8,6 +8,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 #include "plait/parallel/weights_hash.hpp"
 

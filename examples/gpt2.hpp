@@ -16,15 +16,16 @@ namespace pl = plait;
 
 struct config {
   std::int64_t vocab = 50257, positions = 1024, hidden = 768, layers = 12, heads = 12;
-  double epsilon = 1e-5, deviation = 0.02;
+  double epsilon = 1e-5;
+  pl::initializer init{0, 0.02};
 };
 
 template <pl::strategy S>
 pl::dim_sizes sizes(const config& c, const pl::mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence) {
   const std::int64_t over = mesh.size(pl::layout_v<pl::spec<typename S::vocab>>.dims[0].axes);
-  return pl::sizes_of<pl::batch, pl::seq, pl::position, pl::hidden, pl::heads, pl::kv_heads, pl::head_dim, pl::ffn,
-                      pl::vocab>(microbatch, sequence, c.positions, c.hidden, c.heads, c.heads, c.hidden / c.heads,
-                                 4 * c.hidden, (c.vocab + over - 1) / over * over);
+  return pl::sizes_of<pl::batch, pl::seq, pl::zseq, pl::position, pl::hidden, pl::heads, pl::kv_heads, pl::head_dim,
+                      pl::ffn, pl::vocab>(microbatch, sequence, sequence, c.positions, c.hidden, c.heads, c.heads,
+                                          c.hidden / c.heads, 4 * c.hidden, (c.vocab + over - 1) / over * over);
 }
 
 /// The layers, as types: Precision, a strategy and a device in, a model out.
@@ -63,26 +64,26 @@ class model : public layers<P, S, D>::model {
       : l::model(
             ctx, c.vocab, part, how, first_stage,
             [&] {
-              return typename l::embedding(
-                  {ctx, c.vocab, "wte", {.init = {0, c.deviation}, .tied_across_stages = !part.last}},
-                  {ctx, "wpe", pl::sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes), {0, c.deviation}});
+              return
+                  typename l::embedding({ctx, c.vocab, "wte", {.init = c.init, .tied_across_stages = !part.last}},
+                                        {ctx, "wpe", pl::sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes), c.init});
             },
             [&](std::int64_t i) {
               const std::string name = "h." + std::to_string(i);
-              const pl::initializer init{0, c.deviation};
               const pl::attention_options attention{
-                  .qkv_bias = true, .output_bias = true, .init = init, .output_init = init};
-              return typename l::block({typename l::norm(ctx, c.epsilon, name + ".ln_1"),
-                                        typename l::attention(ctx, name + ".attn", attention)},
-                                       {typename l::norm(ctx, c.epsilon, name + ".ln_2"),
-                                        typename l::mlp({ctx, name + ".mlp.c_fc", {.init = init}}, {},
-                                                        {ctx, name + ".mlp.c_proj", {.init = init}})});
+                  .qkv_bias = true, .output_bias = true, .init = c.init, .output_init = c.init};
+              return
+                  typename l::block({typename l::norm(ctx, c.epsilon, name + ".ln_1"),
+                                     typename l::attention(ctx, name + ".attn", attention)},
+                                    {typename l::norm(ctx, c.epsilon, name + ".ln_2"),
+                                     typename l::mlp(typename l::up(ctx, name + ".mlp.c_fc", {.init = c.init}), {},
+                                                     typename l::down(ctx, name + ".mlp.c_proj", {.init = c.init}))});
             },
             [&](const auto& table) {
-              return typename l::head(
-                  typename l::norm(ctx, c.epsilon, "ln_f"),
-                  typename l::output(ctx, "wte",
-                                     {.shape = {c.vocab, c.hidden}, .tied = table, .tied_across_stages = true}));
+              using output = typename l::output;
+              const typename output::options how_made{
+                  .shape = {c.vocab, c.hidden}, .init = c.init, .tied = table, .tied_across_stages = true};
+              return typename l::head(typename l::norm(ctx, c.epsilon, "ln_f"), output(ctx, "wte", how_made));
             }) {}
 };
 

@@ -5,6 +5,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
 #include "plait/optim/adamw.hpp"
 
 namespace pl = plait;

@@ -128,7 +128,8 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
     knobs.push_back({i == 0 ? "--data" : fmt::format("--data's file {}", i + 1), content_text(files[i])});
   // What a rank makes of the options follows from them and the model, but is what must be the same.
   std::string layers;
-  for (const plait::stage_layers& part : s.stages) layers += fmt::format("{}{}", layers.empty() ? "" : ",", part.size());
+  for (const plait::stage_layers& part : s.stages)
+    layers += fmt::format("{}{}", layers.empty() ? "" : ",", part.size());
   const std::string schedule = plait::to_csv(s.schedule);
   const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
   knobs.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});

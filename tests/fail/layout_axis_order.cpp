@@ -1,3 +1,4 @@
+// with-nvcc: yes
 // expect: a dim is sharded over the same axes in a different order in two operands: the local parts are different rows
 // expect: on_dim<plait::seq>
 // expect: my_policy

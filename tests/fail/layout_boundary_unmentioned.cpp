@@ -1,3 +1,4 @@
+// with-nvcc: yes
 // expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, partial<axis> or invariant<axis>
 // expect: on_axis<plait::dp>
 // expect: my_policy

@@ -7,6 +7,7 @@ Leading comments:
     // expect: TEXT            in the messages of every compiler
     // expect-gcc: TEXT        ... of g++ only
     // expect-clang: TEXT      ... of clang++ only
+    // with-nvcc: yes          where it is found, nvcc must refuse it too, with the texts of `expect`
     // errors-at-most: N       a mistake is reported once, not twenty times: N is the number of mistakes
     // lines-at-most: N        ... in all that a compiler prints, with the lines of source that it echoes; if not said,
                                30 for each mistake
@@ -27,7 +28,7 @@ import sys
 LINES_AT_MOST, TEXT_WITHIN = 30, 12
 GCC_ECHO = re.compile(r"^\s*\d*\s*\|")
 CLANG_MESSAGE = re.compile(r"^(\S+:\d+:\d+: |In file included from |\d+ (error|warning)s? )")
-DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|errors-at-most|lines-at-most):\s*(.*?)\s*$")
+DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|with-nvcc|errors-at-most|lines-at-most):\s*(.*?)\s*$")
 
 
 def directives(path: pathlib.Path) -> list[tuple[str, str]]:
@@ -50,18 +51,27 @@ def is_clang(compiler: str) -> bool:
     return "clang" in os.path.basename(compiler)
 
 
+def is_nvcc(compiler: str) -> bool:
+    return "nvcc" in os.path.basename(compiler)
+
+
 def without_echo(compiler: str, line: str) -> str:
     """The line, or nothing if it is one of the source that the compiler shows with its message."""
+    if is_nvcc(compiler):
+        return line  # its own lines are few, and those that it echoes are not marked
     echoed = not CLANG_MESSAGE.match(line) if is_clang(compiler) else GCC_ECHO.match(line)
     return "" if echoed else line
 
 
 def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool) -> tuple[int, str]:
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra"]
-    command.append("-fno-color-diagnostics" if is_clang(compiler) else "-fdiagnostics-color=never")
+    if is_nvcc(compiler):
+        command = [compiler, "-std=c++20", "-x", "cu", "--expt-relaxed-constexpr", "-arch=sm_90", "-c", "-o", os.devnull]
+    else:
+        command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra"]
+        command.append("-fno-color-diagnostics" if is_clang(compiler) else "-fdiagnostics-color=never")
     command += [f"-I{directory}" for directory in include]
     if fixed:
-        command += ["-DPLAIT_FAIL_FIX", "-Werror", "-Wno-unused"]
+        command += ["-DPLAIT_FAIL_FIX"] + ([] if is_nvcc(compiler) else ["-Werror", "-Wno-unused"])
     run = subprocess.run([*command, str(source)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                          errors="replace", env={**os.environ, "LC_ALL": "C"})
     return run.returncode, run.stdout
@@ -69,7 +79,9 @@ def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed:
 
 def check(compiler: str, include: list[str], source: pathlib.Path) -> list[str]:
     wanted = directives(source)
-    mine = {"expect", "expect-clang" if is_clang(compiler) else "expect-gcc"}
+    if is_nvcc(compiler) and ("with-nvcc", "yes") not in wanted:
+        return []
+    mine = {"expect"} if is_nvcc(compiler) else {"expect", "expect-clang" if is_clang(compiler) else "expect-gcc"}
     expected = [text for key, text in wanted if key in mine]
     if not expected or not all(expected):
         return [f"{source.name}: the leading comments name no text to expect from {compiler}"]

@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     MPI_Comm_size(my_comm, &ranks);
     const pl::mesh_shape shape = pl::mesh<pl::axis<pl::dp>, pl::axis<pl::tp, 2>>(ranks / 2).shape();
     {
-pl::world world(shape, pl::mpi::communicator::attach(my_comm));
+      pl::world world(shape, pl::mpi::communicator::attach(my_comm));
       double sum = static_cast<double>(world.rank());
       world.group(pl::axis_list(pl::axis_of<pl::tp>)).all_reduce(&sum, &sum, 1, pl::dtype::f64, pl::reduce_op::sum);
       const std::int64_t first = world.rank() / 2 * 2;

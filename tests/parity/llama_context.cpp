@@ -49,6 +49,8 @@ std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& sha
     model.visit([&](auto& p) { p.initialize(ctx); });
     const std::vector<std::int64_t> positions = text_positions<S>(ctx);
     rank_outcome out;
+    out.initial = gather_values(ctx, model);
+    out.initial_hash = weights_hash(ctx, model);
     for (int step = 0; step < 2; ++step) {
       ranks.ledger().clear();
       const auto fill = [&](std::int64_t k, auto& ids, auto& labels, auto& starts) {
@@ -59,8 +61,8 @@ std::vector<rank_outcome> train(const context_scenario& c, const mesh_shape& sha
                                position = positions[static_cast<std::size_t>(j)];
             const bool masked = std::find(c.masked.begin(), c.masked.end(), position) != c.masked.end();
             const std::int64_t at = i * part.local[1] + j;
-            ids.data()[at] = token_at(sample, position, config.vocab);
-            labels.data()[at] = masked ? -100 : token_at(sample, position + 1, config.vocab);
+            ids.data()[at] = learnable_token(sample, position, config.vocab);
+            labels.data()[at] = masked ? -100 : learnable_token(sample, position + 1, config.vocab);
             starts.data()[at] = document_start(sample, position);
           }
       };

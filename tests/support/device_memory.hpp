@@ -3,12 +3,12 @@
 #include <cstddef>
 
 #include "plait/device/cuda.hpp"
-#include "test_memory.hpp"
+#include "plait/testing/conformance_memory.hpp"
 
 namespace plait::test {
 
 /// The conformance suite's arrays on a CUDA device, in the order of its main stream.
-class device_memory final : public test_memory {
+class device_memory final : public testing::conformance_parts::test_memory {
  public:
   explicit device_memory(cuda& device) : device_(device) {}
   void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }

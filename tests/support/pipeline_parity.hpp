@@ -13,21 +13,11 @@
 /// Trains small Llamas on pipelines and compares every rank's share with one rank.
 namespace plait::test {
 
-/// The most microbatches that were kept at a time by a rank, as its events tell.
-inline int most_kept(const std::vector<pipeline_event>& events) {
-  int now = 0, most = 0;
-  for (const pipeline_event& e : events) {
-    if (e.step.kind != step_kind::compute) continue;
-    if (e.step.action.kind == action_kind::forward) most = std::max(most, ++now);
-    if (frees_activations(e.step.action.kind)) --now;
-  }
-  return most;
-}
-
 struct pipeline_outcome : rank_outcome {
   int kept = 0;                 ///< most microbatches in a chunk at a time
   double kept_by_schedule = 0;  ///< the same as the schedule has it
   std::int64_t parameters = 0;  ///< logical elements, each parameter once
+  bool compares = false;        ///< whether the traffic is compared with a dry run
 };
 
 /// What a rank of the pipeline will do in a step.
@@ -83,7 +73,10 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   model.executor().events = nullptr;
   out.kept = most_kept(events);
   out.kept_by_schedule = peak_activations(plan, ranks.along().rank()) * plan.shape.chunks;
-  out.predicted = plan_of_stage<T, S>(s, ranks, plan, parts).traffic;
+  if constexpr (predicted_here<T, Device>) {
+    out.predicted = plan_of_stage<T, S>(s, ranks, plan, parts).traffic;
+    out.compares = true;
+  }
   out.last_gradients = gather_gradients(ctx, model);
   out.weights = gather_values(ctx, model);
   model.visit_once([&](auto& p) {
@@ -139,7 +132,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
     mine.last_gradients = pick(one.last_gradients, all[r].initial);
     mine.weights = pick(one.weights, all[r].initial);
     check_parity(mine, all[r], tolerance);
-    CHECK(compare_ledgers(all[r].measured, all[r].predicted, true).text() == "");
+    if (all[r].compares) CHECK(compare_ledgers(all[r].measured, all[r].predicted, true).text() == "");
     CHECK(all[r].kept == all[r].kept_by_schedule);
     if (shape.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
   }

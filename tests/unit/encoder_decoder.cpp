@@ -86,7 +86,8 @@ problem bart(const safetensors_reader& weights, const safetensors_reader& golden
 }
 
 problem small() {
-  problem p{transformer_sizes(4, 8), {}, {}};
+  problem p{transformer_sizes(8, 8), {}, {}};
+  p.sizes.set(dim_of<heads>, 8);
   p.sizes.set(dim_of<source_seq>, 16);
   using specs = transformer_specs<megatron_sp>;
   p.given["encoder_input"] = random_full(layout_v<on_source<megatron_sp>::residual>, p.sizes, 1);
@@ -175,7 +176,8 @@ void check_strategy() {
   const problem p = small();
   const named_values one = run<S>(four{1, 1, 1, 1}, p, 3)[0];
   CHECK(one.size() == 5 + 2 * 42);
-  for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 2}, {2, 1}, {2, 2}, {4, 1}, {1, 4}, {4, 2}, {2, 4}}) {
+  for (const auto& [dp_ranks, tp_ranks] :
+       {std::pair{1, 2}, {2, 1}, {2, 2}, {4, 1}, {1, 4}, {4, 2}, {2, 4}, {8, 1}, {1, 8}}) {
     const tensor_extents split = split_tensor_ranks(tp_ranks, p.sizes.of(dim_of<kv_heads>));
     for (const named_values& got : run<S>(four{dp_ranks, 1, split.tp, split.tp_rep}, p, 3)) {
       REQUIRE(got.size() == one.size());

@@ -116,9 +116,8 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
       training_step step(ctx, model, optimizer, 1, 1.0);
       seen& mine = all[static_cast<std::size_t>(ranks.rank())];
       const auto one_step = [&](std::int64_t number) {
-        step.load(ctx, number * s.batch, [&](std::int64_t, auto& ids, auto& labels) {
-          fill_tokens(s, number * s.batch, ids, labels);
-        });
+        step.load(ctx, number * s.batch,
+                  [&](std::int64_t, auto& ids, auto& labels) { fill_tokens(s, number * s.batch, ids, labels); });
         optimizer.begin_step(ctx, 1e-2);
         step.run(ctx);
         return step.result(ctx);

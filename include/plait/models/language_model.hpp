@@ -78,6 +78,7 @@ class language_model {
     const table_ptr table = owner && owner->embedding_ ? owner->embedding_->weight() : table_ptr();
     table_ = table.get();
     head_.emplace(make_head(table));
+    check_tie();
     loss_.emplace(ctx, vocab, how.loss);
   }
 
@@ -149,6 +150,22 @@ class language_model {
   std::optional<Head>& scores_head() { return head_; }
 
  private:
+  /// Where the embedding is on this rank, a head that is tied to it uses its table, and makes none.
+  void check_tie() {
+    if (!table_) return;
+    bool used = false;
+    head_->visit([&](auto& p) {
+      used |= &p == table_;
+      if (&p != table_ && p.info().tied_across_stages)
+        fail("language_model: the head makes the parameter " + p.name() +
+             " with tied_across_stages, and the embedding's " + table_->name() +
+             " is on this rank: use the table that make_head is given");
+    });
+    if (table_->info().tied_across_stages && !used)
+      fail("language_model: the embedding makes " + table_->name() +
+           " with tied_across_stages, and the head does not use it; use the table that make_head is given, or make the "
+           "embedding without");
+  }
   /// The product of the head is dear, so that nothing but what is cheap is made again.
   microbatch<device> of_head(const microbatch<device>& mb) const {
     return mb.keeping(how_.keep == recompute::none ? recompute::none : recompute::selective);

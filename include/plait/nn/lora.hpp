@@ -16,6 +16,10 @@ namespace plait {
 /// A low-rank adapter of a linear (LoRA, Hu et al. 2021): y = x W' + scale (x A') B', where W, and the bias, are
 /// frozen. `linear_options`, `attention_options` and `swiglu_mlp` take one. Parameters are named as peft names them,
 /// `NAME.lora_A.weight` [rank, in] and `NAME.lora_B.weight` [out, rank].
+///
+///     const lora_options adapter{.rank = 8, .scale = 2};
+///     llama<float, S> model(ctx, config, {.attention = {.lora = {.q = adapter, .v = adapter}}});
+///     freeze_all_but_adapters(model);
 struct lora_options {
   std::int64_t rank = 0;  ///< 0: no adapter
   double scale = 1;       ///< peft's lora_alpha / r

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -259,6 +260,19 @@ class pipeline {
     return twice;
   }
 
+  /// What must be the same where a parameter is made twice.
+  static std::string made_as(const parameter_info& info) {
+    std::string text = info.name;
+    if (info.decays) text += " decays";
+    const auto add = [&text](auto number) {
+      text += ' ';
+      text += std::to_string(number);
+    };
+    for (std::int64_t n : info.shape) add(n);
+    add(std::bit_cast<std::uint64_t>(info.init.mean));
+    add(std::bit_cast<std::uint64_t>(info.init.std));
+    return text;
+  }
   /// The ranks of the first and the last stage sum the gradients of what both have.
   void tie(const context<device>& ctx, any_communicator& along) {
     const int first = shape_.rank_of(0), last = shape_.rank_of(shape_.stages() - 1);
@@ -266,28 +280,30 @@ class pipeline {
     std::uint64_t names = 0;
     visit([&](parameter& p) {
       if (!p.info().tied_across_stages) return;
-      names += parameter::stream_of(p.name());
+      names += parameter::stream_of(made_as(p.info()));
       if (!here)
         fail("pipeline: the parameter " + p.name() +
              " is tied across stages, but only the first and the last stage can share parameters");
     });
     if (first == last || shape_.ranks == 1) return;
-    any_communicator ends;
-    if constexpr (only_counts<device>)  // where a split cannot know of how many ranks it is
-      ends = ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, "pp ends"));
-    else
-      ends = along.split(here ? 0 : -1, along.rank(), "pp ends");
-    if (!here) return;
-    if (!only_counts<device>) {
+    if constexpr (only_counts<device>) {  // its split cannot know how many ranks there are
+      if (here)
+        join(ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, "pp ends")),
+             along.rank() == first);
+    } else {
+      any_communicator ends = along.split(here ? 0 : -1, along.rank(), "pp ends");
+      if (!here) return;
       for (const std::uint64_t theirs : gather_all(ctx.device, ends, {names}, 1))
         if (theirs != names)
           fail(
               "pipeline: the first and the last stage do not have the same parameters that are tied across stages; "
-              "both "
-              "must make them, with one name");
+              "both must make them, with one name, shape and initializer");
+      join(ends, along.rank() == first);
     }
+  }
+  void join(const any_communicator& ends, bool counts) {
     visit([&](parameter& p) {
-      if (p.info().tied_across_stages) p.join_stages(ends, along.rank() == first);
+      if (p.info().tied_across_stages) p.join_stages(ends, counts);
     });
   }
 

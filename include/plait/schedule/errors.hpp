@@ -46,7 +46,7 @@ inline constexpr const char* schedule_rule_text<schedule_rule::ok> = "ok";
 template <schedule_rule Rule, class... Facts>
 struct schedule_refused {};
 
-#define PLAIT_TEXT                                                                                                 \
+#define PLAIT_TEXT                                                                                                \
   "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which " \
   "the product is at most 4194304, and a schedule has one list of actions for each rank"
 template <>

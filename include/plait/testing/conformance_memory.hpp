@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-// Where the conformance suite keeps its arrays: in the host's memory, or on the device of a rank.
-namespace plait::test {
+/// Where the conformance suite keeps its arrays: in the host's memory, or on the device of a rank.
+namespace plait::testing::conformance_parts {
 
 /// A device's memory. One for each rank's thread.
 class test_memory {
@@ -88,4 +88,4 @@ class array {
   T* device_ = nullptr;
 };
 
-}  // namespace plait::test
+}  // namespace plait::testing::conformance_parts

@@ -1,0 +1,312 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/nn/sequence_order.hpp"
+#include "plait/parallel/pipeline_world.hpp"
+#include "plait/plan/dry_run.hpp"
+#include "plait/schedule/verify.hpp"
+#include "plait/testing/layer_parity.hpp"
+#include "plait/testing/trained_values.hpp"
+
+/// Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
+/// gradients, weights and what is sent.
+///
+///     const auto make = [](const auto& ctx, stage_layers part, auto first_stage) {
+///       return std::make_unique<mine<double, device_of<decltype(ctx)>>>(ctx, part, first_stage);
+///     };
+///     CHECK(check_model(mesh{1, 1}.shape(), {mesh{2, 1}.shape(), mesh{2, 4}.shape()}, how, make).text() == "");
+namespace plait::testing {
+
+/// What is trained, and on what. Every token is a function of its global sample and position, so that all meshes see
+/// the same data.
+struct model_setup {
+  /// Global sizes of all dims, for a microbatch of so many samples over the whole mesh (of a stage).
+  std::function<dim_sizes(const mesh_shape& mesh, std::int64_t samples)> sizes;
+  std::int64_t layers = 1;
+  std::int64_t vocab = 2;
+  std::int64_t batch = 8;  ///< samples in a step
+  std::int64_t microbatches = 2;
+  std::int64_t steps = 3;
+  double learning_rate = 3e-3;
+  double clip = 1.0;
+  adamw_options optimizer{};
+  std::uint64_t seed = 2026;
+  double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
+  /// The order of the tokens along the sequence's dim; none: that of the text.
+  std::function<sequence_order(const mesh_shape& mesh, const dim_sizes& sizes)> order{};
+  /// The token of a sample at a position; none: `learnable_token`.
+  std::function<std::int64_t(std::int64_t sample, std::int64_t position)> token{};
+  /// Whether the gradient of a parameter is zero by its mathematics, so that what is computed is rounding: that of a
+  /// bias of attention's keys.
+  std::function<bool(const std::string& name)> vanishes{};
+};
+
+/// What one rank saw. Tensors are gathered to their full logical shape; they are those of this rank's stages.
+struct model_outcome {
+  std::vector<step_result> steps;
+  std::vector<named_values> initial, first_gradients, last_gradients, weights;
+  std::uint64_t initial_hash = 0;
+  ledger sent, predicted;                           ///< in the last step
+  std::int64_t kept_bytes = 0, predicted_kept = 0;  ///< between passes, at most
+  double kept = 0, kept_by_schedule = 0;            ///< most microbatches in the chunks of this rank at a time
+  std::int64_t parameters = 0;                      ///< logical elements that count on this rank
+  axis_list sharding;                               ///< axes that shard tokens, activations or stored parameters
+};
+
+namespace detail {
+
+template <class Make, class Device>
+using made_stage = std::remove_pointer_t<
+    decltype(std::declval<Make&>()(std::declval<const context<Device>&>(), stage_layers{}, nullptr).get())>;
+
+/// This rank's stages: of the schedule, or the whole model.
+template <class Device, class Make>
+class made_model {
+ public:
+  using stage = made_stage<Make, Device>;
+  made_model(const context<Device>& ctx, any_communicator along, const model_setup& how, const schedule* plan,
+             Make& make) {
+    if (!plan) {
+      whole_ = make(ctx, stage_layers{0, how.layers, true, true}, nullptr);
+      pipe_ = std::make_unique<pipeline<stage>>(ctx, *whole_, static_cast<int>(how.microbatches));
+      return;
+    }
+    const stage_costs balance{std::vector<double>(static_cast<std::size_t>(how.layers), 1.0), 0.2, 0.7};
+    const std::vector<stage_layers> parts = split_layers(balance, plan->shape.stages());
+    pipe_ = std::make_unique<pipeline<stage>>(ctx, along, *plan, parts,
+                                              [&](stage_layers part, stage* first) { return make(ctx, part, first); });
+  }
+  pipeline<stage>& operator*() { return *pipe_; }
+
+ private:
+  std::unique_ptr<stage> whole_;
+  std::unique_ptr<pipeline<stage>> pipe_;
+};
+
+inline void note_axes(const layout& lies, axis_list& axes) {
+  for (const dim_placement& p : lies.dims)
+    for (axis_id axis : p.axes)
+      if (!axes.contains(axis)) axes.push_back(axis);
+}
+
+inline mesh_shape of_one_rank(const mesh_shape& mesh) {
+  mesh_shape one;
+  for (axis_id axis : mesh.axes) one.add(axis, 1);
+  return one;
+}
+
+/// Whether a ledger has anything on a group of which the axis is one (`cp+tp`).
+inline bool sends_over(const ledger& book, axis_id axis) {
+  for (const ledger::row& row : book.rows) {
+    const std::string label = "+" + row.label + "+", name = std::string("+") + axis.text();
+    const bool named = label.find(name + "+") != label.npos || label.find(name + " ") != label.npos;
+    if (named && book.total(row.label).calls > 0) return true;
+  }
+  return false;
+}
+
+}  // namespace detail
+
+/// What `rank` of a mesh sends in a step, by a dry run.
+template <class Make>
+step_plan predict_model(const mesh_shape& mesh, std::int64_t rank, const model_setup& how, Make& make,
+                        const schedule* plan = nullptr) {
+  pipeline_world ranks = pipeline_world::counting(mesh, rank);
+  counting_device device;
+  const mesh_shape& stage = ranks.stage().shape();
+  const context<counting_device> ctx{device, ranks.stage(), how.sizes(stage, how.batch / how.microbatches), how.seed};
+  detail::made_model<counting_device, Make> model(ctx, ranks.along(), how, plan, make);
+  return dry_run_step(ctx, *model);
+}
+
+/// Trains on one rank's share of `ranks`.
+template <class Device, class Make>
+model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setup& how, Make& make,
+                         const schedule* plan = nullptr) {
+  world& stage = ranks.stage();
+  const std::int64_t samples = how.batch / how.microbatches;
+  const context<Device> ctx{device, stage, how.sizes(stage.shape(), samples), how.seed};
+  detail::made_model<Device, Make> made(ctx, ranks.along(), how, plan, make);
+  auto& model = *made;
+  using stage_type = typename std::remove_reference_t<decltype(model)>::stage_type;
+  adamw<typename stage_type::precision_type, Device> optimizer(how.optimizer);
+  model.visit([&](auto& p) { p.initialize(ctx); });
+  model_outcome out;
+  out.initial = gather_values(ctx, model);
+  out.initial_hash = weights_hash(ctx, model);
+  training_step step(ctx, model, optimizer, how.clip);
+  const auto token = [&](std::int64_t sample, std::int64_t position) {
+    return how.token ? how.token(sample, position) : learnable_token(sample, position, how.vocab);
+  };
+  std::vector<pipeline_event> events;
+  for (std::int64_t i = 0; i < how.steps; ++i) {
+    step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
+      const box& part = ids.part();
+      const std::int64_t length = part.global[1], first_sample = i * how.batch + k * samples + part.offset[0];
+      const sequence_order order = how.order ? how.order(stage.shape(), ctx.sizes) : sequence_order::text(length);
+      for (std::int64_t a = 0, at = 0; a < part.local[0]; ++a)
+        for (std::int64_t b = 0; b < part.local[1]; ++b, ++at) {
+          const std::int64_t sample = first_sample + a, position = order.position(part.offset[1] + b);
+          const std::int64_t first = 1 + sample % 3, second = length * 2 / 3;  // three documents
+          ids.data()[at] = token(sample, position);
+          labels.data()[at] = sample % 3 == 0 && position < 4 ? model.ignore_index() : token(sample, position + 1);
+          starts.data()[at] = static_cast<std::int32_t>(position < first ? 0 : position < second ? first : second);
+        }
+    });
+    stage.ledger().clear();
+    events.clear();
+    optimizer.begin_step(ctx, how.learning_rate);
+    const std::size_t before = device.bytes_in_use();
+    model.executor().events = &events;
+    step.run(ctx);
+    model.executor().events = nullptr;
+    out.steps.push_back(step.result(ctx));
+    out.kept_bytes = 0;
+    for (const pipeline_event& e : events)
+      if (e.memory > before) out.kept_bytes = std::max(out.kept_bytes, static_cast<std::int64_t>(e.memory - before));
+    out.sent = stage.ledger();
+    if (i == 0) out.first_gradients = gather_gradients(ctx, model);
+  }
+  out.last_gradients = gather_gradients(ctx, model);
+  out.weights = gather_values(ctx, model);
+  const step_plan predicted = predict_model(ranks.shape(), ranks.root().rank(), how, make, plan);
+  out.predicted = predicted.traffic;
+  out.predicted_kept = predicted.kept_bytes;
+  out.kept = most_kept(events);
+  out.kept_by_schedule =
+      plan ? peak_activations(*plan, ranks.along().rank()) * plan->shape.chunks : (how.microbatches > 0 ? 1 : 0);
+  detail::note_axes(layout_v<typename stage_type::tokens::spec>, out.sharding);
+  detail::note_axes(layout_v<typename stage_type::activation::spec>, out.sharding);
+  model.visit([&](auto& p) { detail::note_axes(p.stored(), out.sharding); });
+  model.visit_once([&](auto& p) {
+    std::int64_t n = 1;
+    for (std::int64_t extent : p.info().shape) n *= extent;
+    out.parameters += n;
+  });
+  return out;
+}
+
+/// All ranks of a mesh, as threads on the cpu. `plan` is the schedule of a pipeline over the mesh's axis pp; without
+/// one the model is whole on every rank of the mesh, which has no such axis.
+template <class Make>
+std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& how, Make& make,
+                                    const schedule* plan = nullptr) {
+  std::vector<model_outcome> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+    pipeline_world ranks(mesh, any_communicator(c));
+    cpu device;
+    all[static_cast<std::size_t>(c.rank())] = train_rank(ranks, device, how, make, plan);
+  });
+  return all;
+}
+
+/// What one rank alone sees, on a mesh with the axes of `mesh`. Finds a case that shows nothing: a parameter without a
+/// gradient, a loss or weights that stay the same.
+template <class Make>
+model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found) {
+  model_outcome one = std::move(train_on(detail::of_one_rank(mesh), how, make)[0]);
+  for (const std::vector<named_values>* step : {&one.first_gradients, &one.last_gradients})
+    for (const named_values& g : *step) {
+      const double size = norm_of(g.values), whole = one.steps.back().gradient_norm;
+      if (how.vanishes && how.vanishes(g.name))
+        found.require(size <= how.tolerance * whole, "one rank: the gradient of " + g.name +
+                                                         " should vanish, and its norm is " + std::to_string(size));
+      else
+        found.require(size > 1e-12 * whole,
+                      "one rank: the gradient of " + g.name + " is zero, so that the case shows nothing of it");
+    }
+  for (std::size_t i = 0; i < one.weights.size(); ++i) {
+    const std::string& name = one.weights[i].name;
+    const bool trained = std::any_of(one.last_gradients.begin(), one.last_gradients.end(),
+                                     [&](const named_values& g) { return g.name == name; });
+    if (trained && !(how.vanishes && how.vanishes(name)))
+      found.require(one.weights[i].values != one.initial[i].values, "one rank: the steps do not change " + name);
+  }
+  found.require(one.steps.front().loss != one.steps.back().loss,
+                "one rank: the loss is the same in the first and the last step");
+  return one;
+}
+
+/// One rank of a mesh against one rank alone. Random numbers do not depend on the mesh, so that initial weights are
+/// equal bit for bit.
+inline findings compare_models(const model_outcome& got, const model_outcome& one, const model_setup& how) {
+  findings found;
+  for (std::size_t i = 0; i < one.steps.size(); ++i) {
+    const step_result &a = got.steps[i], &b = one.steps[i];
+    const std::string step = "step " + std::to_string(i);
+    found.require(a.tokens == b.tokens,
+                  step + " counts " + std::to_string(a.tokens) + " tokens, and one rank " + std::to_string(b.tokens));
+    const double loss = std::abs(a.loss - b.loss) / std::abs(b.loss);
+    const double norm = std::abs(a.gradient_norm - b.gradient_norm) / b.gradient_norm;
+    if (!(loss <= how.tolerance)) found.add(step + ": the loss differs by " + scientific(loss));
+    if (!(norm <= how.tolerance)) found.add(step + ": the gradient norm differs by " + scientific(norm));
+  }
+  found.require(got.initial_hash == one.initial_hash, "another hash of the initial weights");
+  const double whole = one.steps.back().gradient_norm;
+  found.add(compare_named(got.initial, one.initial, 0.0), "initial value");
+  found.add(compare_named(got.first_gradients, one.first_gradients, how.tolerance, how.vanishes, whole),
+            "gradient of the first step");
+  found.add(compare_named(got.last_gradients, one.last_gradients, how.tolerance, how.vanishes, whole),
+            "gradient of the last step");
+  found.add(compare_named(got.weights, one.weights, how.tolerance, how.vanishes), "weight after the last step");
+  found.add(compare_ledgers(got.sent, got.predicted, true), "what is sent, and the dry run's prediction");
+  return found;
+}
+
+/// Every rank of `mesh` against `one`. Finds also what is not the schedule's, a parameter that is on no stage or on
+/// two, and an axis of several ranks that shards nothing and sends nothing, so that the case shows nothing of it.
+template <class Make>
+findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
+                        const schedule* plan = nullptr) {
+  findings found;
+  const std::string where = describe(mesh) + (plan ? ", " + plan->name.str() : std::string());
+  const std::vector<model_outcome> all = train_on(mesh, how, make, plan);
+  std::int64_t parameters = 0;
+  axis_list works;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string rank = where + ", rank " + std::to_string(r);
+    found.add(compare_models(all[r], one, how), rank);
+    if (!(all[r].kept == all[r].kept_by_schedule))
+      found.add(rank + " keeps " + std::to_string(all[r].kept) + " microbatches, and its schedule says " +
+                std::to_string(all[r].kept_by_schedule));
+    if (!plan && all[r].kept_bytes != all[r].predicted_kept)  // of a pipeline, messages arrive when they will
+      found.add(rank + " keeps " + std::to_string(all[r].kept_bytes) + " bytes, and the dry run said " +
+                std::to_string(all[r].predicted_kept));
+    if (mesh.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
+    for (axis_id axis : mesh.axes)
+      if (!works.contains(axis) && (all[r].sharding.contains(axis) || detail::sends_over(all[r].sent, axis)))
+        works.push_back(axis);
+  }
+  if (parameters != one.parameters)
+    found.add(where + ": the stages have " + std::to_string(parameters) + " parameters, and one rank " +
+              std::to_string(one.parameters));
+  for (axis_id axis : mesh.axes)
+    found.require(mesh.extent(axis) == 1 || works.contains(axis),
+                  where + ": nothing is sharded or sent over " + axis.text());
+  return found;
+}
+
+/// All of it, for meshes without a pipeline, whose axes are those of `axes`.
+template <class Make>
+findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& meshes, const model_setup& how,
+                     Make&& make) {
+  findings found;
+  const model_outcome one = train_alone(axes, how, make, found);
+  for (const mesh_shape& mesh : meshes) found.add(check_model_on(mesh, how, one, make), "mesh");
+  return found;
+}
+
+}  // namespace plait::testing

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "plait/models/llama.hpp"
+#include "plait/models/strategies.hpp"
+#include "plait/testing/model_parity.hpp"
+
+/// Strategies that the library does not have, each a few lines, and Llamas under them.
+namespace plait::test {
+
+using namespace plait::testing;
+
+struct row : axis_tag<"row"> {};
+struct column : axis_tag<"column"> {};
+struct depth : axis_tag<"depth"> {};
+struct replica : axis_tag<"replica"> {};
+
+/// Two-dimensional tensor parallelism: every matrix is sharded over `row` and `column`, the residual's features over
+/// `column`.
+struct grid {
+  using mesh = plait::mesh<axis<dp>, axis<row>, axis<column>>;
+  using residual = spec<shard<batch, dp>, seq, shard<hidden, column>, invariant<row>>;
+  using heads = shard<plait::heads, row>;
+  using kv_heads = shard<plait::kv_heads, row>;
+  using ffn = shard<plait::ffn, row>;
+  using vocab = shard<plait::vocab, row>;
+};
+
+/// The same with the residual's sequence sharded over `row`: each rank has one part of (row x column) of everything.
+struct grid_sp : grid {
+  using residual = spec<shard<batch, dp>, shard<seq, row>, shard<hidden, column>>;
+};
+
+/// 2.5-dimensional tensor parallelism: the grid, with the batch over a third axis.
+struct grid_with_depth : grid {
+  using mesh = plait::mesh<axis<dp>, axis<depth>, axis<row>, axis<column>>;
+  using residual = spec<shard<batch, dp, depth>, seq, shard<hidden, column>, invariant<row>>;
+};
+
+/// The grid with parameters stored over the data-parallel ranks as well.
+using stored_grid = stored_over_dp<grid>;
+
+/// Hybrid sharding: the batch is over two axes, and parameters are stored sharded over one of them alone, which is the
+/// faster network's.
+struct hybrid {
+  using mesh = plait::mesh<axis<replica>, axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, replica, dp>, seq, hidden, invariant<tp>>;
+  using heads = shard<plait::heads, tp>;
+  using kv_heads = shard<plait::kv_heads, tp>;
+  using ffn = shard<plait::ffn, tp>;
+  using vocab = shard<plait::vocab, tp>;
+  template <class Weight>
+  using stored = shard_further<Weight, hidden, dp>;
+};
+
+/// The same with a sequence-parallel residual.
+struct hybrid_sp : hybrid {
+  using residual = spec<shard<batch, replica, dp>, shard<seq, tp>, hidden>;
+};
+
+inline llama_config tiny_llama() {
+  llama_config config;
+  config.vocab = 29, config.hidden = 24, config.layers = 2, config.heads = 8, config.kv_heads = 4;
+  config.head_dim = 4, config.ffn = 40, config.initializer_range = 0.1;
+  return config;
+}
+
+/// A Llama under S on each mesh, given by its extents, against one rank.
+template <strategy S>
+findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, const llama_config& config = tiny_llama(),
+                     const llama_options& options = {}) {
+  model_setup how;
+  how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) { return llama_sizes<S>(config, mesh, samples, 8); };
+  how.layers = config.layers, how.vocab = config.vocab, how.batch = 48;
+  how.order = [](const mesh_shape& mesh, const dim_sizes& sizes) { return sequence_order_of<S>(mesh, sizes); };
+  std::vector<mesh_shape> shapes;
+  for (const std::vector<std::int64_t>& extents : meshes) {
+    mesh_shape& shape = shapes.emplace_back();
+    for (std::size_t i = 0; i < extents.size(); ++i) shape.add(S::mesh::static_shape().axes[i], extents[i]);
+  }
+  const auto make = [=](const auto& ctx, stage_layers part, auto first) {
+    return std::make_unique<llama<double, S, device_of<decltype(ctx)>>>(ctx, config, options, part, first);
+  };
+  return check_model(shapes.front(), shapes, how, make);
+}
+
+}  // namespace plait::test
