@@ -23,7 +23,7 @@ struct knob {
   bool operator==(const knob&) const = default;
 };
 
-/// What `require_agreement` throws, with the same text on every rank: one rank's saying it is enough.
+/// `require_agreement` throws this with the same text on every rank, so one rank may report it for all.
 class disagreement : public error {
  public:
   using error::error;
@@ -131,7 +131,7 @@ inline std::string difference_text(const std::vector<std::vector<knob>>& of_rank
   return text;
 }
 
-/// What differs between ranks: up to three knobs in full, eleven by name.
+/// Lists the knobs that differ between ranks: up to three in full, eleven by name.
 inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ranks) {
   std::vector<std::string> names;
   for (const auto& all : of_ranks)
@@ -191,7 +191,7 @@ inline void require_agreement(any_communicator& ranks, std::span<const knob> kno
       [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); });
 }
 
-/// The same for ranks that communicate through the memory of their devices, as NCCL's do. Waits for the main stream.
+/// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
 template <compute_device Device>
 void require_agreement(Device& device, any_communicator& ranks, std::span<const knob> knobs) {
   if (ranks.size() == 1) return;

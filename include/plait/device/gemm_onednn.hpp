@@ -197,7 +197,7 @@ class onednn_gemm {
     return {std::move(primitive), memory(a), memory(b), memory(c)};
   }
 
-  /// What makes C = alpha * A B + beta * C of C = A B: the scale comes before the sum.
+  /// These post-ops turn C = A B into C = alpha * A B + beta * C: the scale comes before the sum.
   static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta) {
     const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
     dnnl_post_ops_t made = nullptr;

@@ -13,7 +13,7 @@ struct const_elements {
   std::int64_t size = 0;
 };
 
-/// What `clip` finds out about the gradients of a step, in a device's memory.
+/// The numbers that `clip` computes over the gradients of a step, in a device's memory.
 struct clip_numbers {
   double norm = 0;
   double factor = 0;  ///< that gradients are multiplied with
