@@ -271,7 +271,8 @@ TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statis
   const auto good = [&](number_array<S>& merged, number_array<T>& at_once, const values& right) {
     const double error = difference(merged.read(), right), error_at_once = difference(at_once.read(), right);
     CHECK(error < tolerance<T>);
-    CHECK(error <= 1.5 * error_at_once);
+    // Where T is the statistics' type, both errors are a few roundings, which differ from processor to processor.
+    CHECK(error <= 1.5 * error_at_once + 8 * static_cast<double>(std::numeric_limits<S>::epsilon()));
   };
   good(o_, whole_o_, expected.o);
   good(dq_, whole_dq_, expected.dq);
