@@ -21,8 +21,8 @@ namespace detail {
 
 inline std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text;
-  for (std::int64_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
-  return "[" + text + "]";
+  for (std::int64_t n : shape) append(text, {(text.empty() ? "" : ", "), n});
+  return cat({"[", text, "]"});
 }
 
 inline const safetensors_entry* find_entry(std::span<const safetensors_entry> entries, std::string_view name) {
@@ -69,8 +69,8 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
                     const std::string& source) {
   using T = master_of<Precision>;
   if (full.shape != p.info().shape)
-    fail(source + ": tensor '" + full.name + "' has the shape " + detail::shape_text(full.shape) +
-         ", and the model needs " + detail::shape_text(p.info().shape) + " for " + p.name());
+    fail({source, ": tensor '", full.name, "' has the shape ", detail::shape_text(full.shape), ", and the model needs ",
+          detail::shape_text(p.info().shape), " for ", p.name()});
   const auto width = static_cast<std::size_t>(size_of(full.dtype));
   std::vector<T> values(static_cast<std::size_t>(p.size()));
   try {
@@ -84,7 +84,7 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
       std::fill(values.data() + to + there, values.data() + to + count, T(0));
     });
   } catch (const error& e) {
-    fail(source + ": " + e.what());
+    fail({source, ": ", e.what()});
   }
   ctx.device.upload(p.value(), values.data(), values.size() * sizeof(T), ctx.device.main_stream());
 }
@@ -104,21 +104,21 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const safe
     if (!entry)
       missing += (missing.empty() ? "'" : "', '") + p.name();
     else if (entry->shape != p.info().shape)
-      fail(source + ": tensor '" + entry->name + "' has the shape " + detail::shape_text(entry->shape) +
-           ", and the model needs " + detail::shape_text(p.info().shape));
+      fail({source, ": tensor '", entry->name, "' has the shape ", detail::shape_text(entry->shape),
+            ", and the model needs ", detail::shape_text(p.info().shape)});
     else if (!detail::floating(entry->dtype))
-      fail(source + ": tensor '" + entry->name + "' holds " + std::string(name_of(entry->dtype)) +
-           " elements; weights are F64, F32, F16 or BF16");
+      fail({source, ": tensor '", entry->name, "' holds ", name_of(entry->dtype),
+            " elements; weights are F64, F32, F16 or BF16"});
   });
-  if (!missing.empty()) fail(source + ": the model needs tensors that are missing: " + missing + "'");
+  if (!missing.empty()) fail({source, ": the model needs tensors that are missing: ", missing, "'"});
   for (const safetensors_entry& e : entries) {
     if (std::find(names.begin(), names.end(), e.name) != names.end()) continue;
     const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const auto& a) { return a.first == e.name; });
-    if (alias == aliases.end()) fail(source + ": tensor '" + e.name + "' belongs to no parameter of the model");
+    if (alias == aliases.end()) fail({source, ": tensor '", e.name, "' belongs to no parameter of the model"});
     const safetensors_entry* const same = detail::find_entry(entries, alias->second);
     if (!same || same->dtype != e.dtype || same->shape != e.shape ||
         !std::equal(e.bytes.begin(), e.bytes.end(), same->bytes.begin(), same->bytes.end()))
-      fail(source + ": tensor '" + e.name + "' differs from '" + alias->second + "', to which the model ties it");
+      fail({source, ": tensor '", e.name, "' differs from '", alias->second, "', to which the model ties it"});
   }
   model.visit([&](auto& p) { load_parameter(ctx, p, *detail::find_entry(entries, p.name()), source); });
 }

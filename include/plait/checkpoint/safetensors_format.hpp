@@ -143,8 +143,8 @@ void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert)
 /// float), F32, F16 and BF16. To integers: from BOOL and every integer type, values that do not fit throw `error`.
 /// Other pairs throw `error`; nothing is converted between integers and floating point.
 template <class T>
-  requires(std::floating_point<T> || (std::integral<T> && !std::same_as<T, bool>))
-void copy_elements(const safetensors_entry& entry, T* out) {
+requires(std::floating_point<T> ||
+         (std::integral<T> && !std::same_as<T, bool>)) void copy_elements(const safetensors_entry& entry, T* out) {
   if constexpr (std::floating_point<T>) {
     const auto widen = [](auto value) { return static_cast<T>(value); };
     switch (entry.dtype) {
@@ -165,8 +165,7 @@ void copy_elements(const safetensors_entry& entry, T* out) {
   } else {
     const auto narrow = [&](auto value) {
       if (!std::in_range<T>(value)) {
-        fail("tensor '" + entry.name + "': the element " + std::to_string(value) + " does not fit " +
-             std::to_string(8 * sizeof(T)) + " bits");
+        fail({"tensor '", entry.name, "': the element ", value, " does not fit ", 8 * sizeof(T), " bits"});
       }
       return static_cast<T>(value);
     };
@@ -192,8 +191,8 @@ void copy_elements(const safetensors_entry& entry, T* out) {
         break;
     }
   }
-  fail("tensor '" + entry.name + "': " + std::string(name_of(entry.dtype)) + " elements cannot be read as " +
-       (std::floating_point<T> ? "floating point" : "integers"));
+  fail({"tensor '", entry.name, "': ", name_of(entry.dtype), " elements cannot be read as ",
+        std::floating_point<T> ? "floating point" : "integers"});
 }
 
 }  // namespace plait

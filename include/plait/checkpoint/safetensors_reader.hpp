@@ -59,10 +59,10 @@ class safetensors_header {
       metadata.back().second = std::move(value);
       return true;
     }
-    if (place_ != place::field || field_ != "dtype") return unexpected("the string \"" + value + "\"");
+    if (place_ != place::field || field_ != "dtype") return unexpected(cat({"the string \"", value, "\""}));
     tensor& t = tensors.back();
     t.dtype = find_safetensors_dtype(value);
-    if (!t.dtype) bad("tensor '" + t.name + "' has the unknown dtype \"" + value + "\"; legal are " + legal_dtypes());
+    if (!t.dtype) bad(cat({"tensor '", t.name, "' has the unknown dtype \"", value, "\"; legal are ", legal_dtypes()}));
     place_ = place::tensor;
     return true;
   }
@@ -74,12 +74,12 @@ class safetensors_header {
   bool key(std::string& name) {
     switch (place_) {
       case place::root:
-        if (!names_.insert(name).second) bad("the name '" + name + "' appears twice");
+        if (!names_.insert(name).second) bad(cat({"the name '", name, "' appears twice"}));
         in_metadata_ = name == "__metadata__";
         if (!in_metadata_) tensors.push_back({std::move(name), {}, {}, {}});
         return go(place::value);
       case place::metadata:
-        if (!metadata_keys_.insert(name).second) bad("the __metadata__ key '" + name + "' appears twice");
+        if (!metadata_keys_.insert(name).second) bad(cat({"the __metadata__ key '", name, "' appears twice"}));
         metadata.emplace_back(std::move(name), "");
         return true;
       default:
@@ -92,7 +92,7 @@ class safetensors_header {
     if (place_ == place::tensor) {
       const tensor& t = tensors.back();
       const char* missing = !t.dtype ? "dtype" : !t.shape ? "shape" : !t.offsets ? "data_offsets" : nullptr;
-      if (missing != nullptr) bad("tensor '" + t.name + "' has no " + missing);
+      if (missing != nullptr) bad(cat({"tensor '", t.name, "' has no ", missing}));
       return go(place::root);
     }
     return go(place::after);
@@ -110,7 +110,7 @@ class safetensors_header {
     return false;
   }
 
-  [[noreturn]] void bad(const std::string& what) const { fail(source_ + ": safetensors header: " + what); }
+  [[noreturn]] void bad(const std::string& what) const { fail({source_, ": safetensors header: ", what}); }
 
  private:
   enum class place { before, root, value, metadata, tensor, field, numbers, after };
@@ -124,20 +124,20 @@ class safetensors_header {
         place_ == place::before     ? "at the start, where { is legal"
         : place_ == place::metadata ? "as a value of __metadata__, where a string is legal"
         : in_metadata_              ? "as __metadata__, where an object is legal"
-        : place_ == place::field    ? "as " + field_ + " of tensor '" + tensors.back().name + "'"
+        : place_ == place::field    ? cat({"as ", field_, " of tensor '", tensors.back().name, "'"})
         : place_ == place::numbers
-            ? "in " + field_ + " of tensor '" + tensors.back().name + "', where whole numbers from 0 are legal"
-            : "as tensor '" + tensors.back().name + "', where an object is legal";
-    bad("found " + what + " " + where);
+            ? cat({"in ", field_, " of tensor '", tensors.back().name, "', where whole numbers from 0 are legal"})
+            : cat({"as tensor '", tensors.back().name, "', where an object is legal"});
+    bad(cat({"found ", what, " ", where}));
   }
   bool check_field() {
     tensor& t = tensors.back();
     const bool dtype = field_ == "dtype", shape = field_ == "shape", offsets = field_ == "data_offsets";
     if (!dtype && !shape && !offsets) {
-      bad("tensor '" + t.name + "' has the unknown key '" + field_ + "'; legal are dtype, shape, data_offsets");
+      bad(cat({"tensor '", t.name, "' has the unknown key '", field_, "'; legal are dtype, shape, data_offsets"}));
     }
     if ((dtype && t.dtype) || (shape && t.shape) || (offsets && t.offsets)) {
-      bad("tensor '" + t.name + "' has the key '" + field_ + "' twice");
+      bad(cat({"tensor '", t.name, "' has the key '", field_, "' twice"}));
     }
     return go(place::field);
   }
@@ -172,17 +172,14 @@ struct safetensors_contents {
 /// Throws `error`, its text starting with `source` and naming the tensor.
 inline safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source) {
   if (file.size() < 8)
-    fail(source + ": " + std::to_string(file.size()) +
-         " bytes are no safetensors file; it starts with 8 bytes of header length");
+    fail({source, ": ", file.size(), " bytes are no safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
   if (length > safetensors_max_header) {
-    fail(source + ": the safetensors header claims " + std::to_string(length) + " bytes; legal are up to " +
-         std::to_string(safetensors_max_header));
+    fail({source, ": the safetensors header claims ", length, " bytes; legal are up to ", safetensors_max_header});
   }
   if (length > file.size() - 8) {
-    fail(source + ": truncated: the safetensors header claims " + std::to_string(length) + " bytes, and " +
-         std::to_string(file.size() - 8) + " are left");
+    fail({source, ": truncated: the safetensors header claims ", length, " bytes, and ", file.size() - 8, " are left"});
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
   const std::span<const std::byte> data = file.subspan(8 + length);
@@ -198,7 +195,7 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
   auto& tensors = header.tensors;
   for (const auto& t : tensors) {
     if (t.offsets->size() != 2) {
-      header.bad("tensor '" + t.name + "' has " + std::to_string(t.offsets->size()) + " data_offsets; legal are 2");
+      header.bad(cat({"tensor '", t.name, "' has ", t.offsets->size(), " data_offsets; legal are 2"}));
     }
   }
   std::stable_sort(tensors.begin(), tensors.end(),
@@ -206,26 +203,24 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
   std::uint64_t position = 0;
   for (auto& t : tensors) {
     const auto begin = static_cast<std::uint64_t>((*t.offsets)[0]), end = static_cast<std::uint64_t>((*t.offsets)[1]);
-    const std::string range =
-        "tensor '" + t.name + "' has data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "]";
+    const std::string range = cat({"tensor '", t.name, "' has data_offsets [", begin, ", ", end, "]"});
     if (begin != position) {
-      header.bad(range + ", and the data before it end at " + std::to_string(position) +
-                 "; tensors must follow each other without holes or overlaps");
+      header.bad(cat({range, ", and the data before it end at ", position,
+                      "; tensors must follow each other without holes or overlaps"}));
     }
     if (end < begin) header.bad(range + ", which end before they begin");
     if (end > data.size())
-      header.bad(range + ", and the file has " + std::to_string(data.size()) + " bytes of data; it is truncated");
+      header.bad(cat({range, ", and the file has ", data.size(), " bytes of data; it is truncated"}));
     const auto bytes = safetensors_bytes(*t.shape, *t.dtype);
     if (!bytes || *bytes != end - begin) {
-      header.bad(range + ", and its shape and dtype take " +
-                 (bytes ? std::to_string(*bytes) : std::string("more than 2^63")) + " bytes");
+      header.bad(cat({range, ", and its shape and dtype take ",
+                      bytes ? std::to_string(*bytes) : std::string("more than 2^63"), " bytes"}));
     }
     out.entries.push_back({std::move(t.name), *t.dtype, std::move(*t.shape), data.subspan(begin, end - begin)});
     position = end;
   }
   if (position != data.size()) {
-    header.bad("the tensors end at byte " + std::to_string(position) + " of the data, and the file has " +
-               std::to_string(data.size()));
+    header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data.size()}));
   }
   return out;
 }
@@ -236,7 +231,7 @@ class safetensors_reader {
   /// Errors as `mapped_file` and `parse_safetensors`, both naming `knob` and the path.
   explicit safetensors_reader(const std::string& path, const std::string& knob = "--load")
       : file_(std::make_shared<const mapped_file>(path, knob)),
-        source_(knob + ": '" + path + "'"),
+        source_(cat({knob, ": '", path, "'"})),
         contents_(parse_safetensors(file_->bytes(), source_)) {
     by_name_.resize(contents_.entries.size());
     for (std::size_t i = 0; i < by_name_.size(); ++i) by_name_[i] = i;
@@ -255,7 +250,7 @@ class safetensors_reader {
   /// The tensor called `wanted`; throws `error` when there is none.
   const safetensors_entry& at(std::string_view wanted) const {
     if (const auto* entry = find(wanted)) return *entry;
-    fail(source_ + ": there is no tensor '" + std::string(wanted) + "' among its " + std::to_string(entries().size()));
+    fail({source_, ": there is no tensor '", wanted, "' among its ", entries().size()});
   }
   /// The elements of tensor `wanted` as `T`; errors as `at` and `copy_elements`.
   template <class T>

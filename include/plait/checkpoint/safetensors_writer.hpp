@@ -25,15 +25,15 @@ inline std::string safetensors_header_text(const std::vector<safetensors_entry>&
                                            const safetensors_metadata& metadata, const std::string& source) {
   std::unordered_set<std::string> names;
   const auto claim = [&](const std::string& name) {
-    if (!is_utf8(name)) fail(source + ": the name '" + name + "' is not UTF-8");
-    if (!names.insert(name).second) fail(source + ": the name '" + name + "' is used twice");
+    if (!is_utf8(name)) fail({source, ": the name '", name, "' is not UTF-8"});
+    if (!names.insert(name).second) fail({source, ": the name '", name, "' is used twice"});
   };
   json_object header;
   if (!metadata.empty()) {
     json_object values;
     for (const auto& [key, value] : metadata) {
       claim(key);
-      if (!is_utf8(value)) fail(source + ": the metadata of '" + key + "' is not UTF-8");
+      if (!is_utf8(value)) fail({source, ": the metadata of '", key, "' is not UTF-8"});
       values.add(key, value);
     }
     header.add("__metadata__", values);
@@ -42,14 +42,13 @@ inline std::string safetensors_header_text(const std::vector<safetensors_entry>&
   std::uint64_t position = 0;
   for (const safetensors_entry& entry : entries) {
     if (entry.name.empty() || entry.name == "__metadata__") {
-      fail(source + ": '" + entry.name + "' cannot be the name of a tensor");
+      fail({source, ": '", entry.name, "' cannot be the name of a tensor"});
     }
     claim(entry.name);
     const auto bytes = safetensors_bytes(entry.shape, entry.dtype);
     if (!bytes || *bytes != entry.bytes.size()) {
-      fail(source + ": tensor '" + entry.name + "' has " + std::to_string(entry.bytes.size()) +
-           " bytes, and its shape and dtype take " +
-           (bytes ? std::to_string(*bytes) : std::string("more than 2^63, or an extent is negative")));
+      fail({source, ": tensor '", entry.name, "' has ", entry.bytes.size(), " bytes, and its shape and dtype take ",
+            bytes ? std::to_string(*bytes) : std::string("more than 2^63, or an extent is negative")});
     }
     const std::uint64_t end = position + *bytes;
     header.add(entry.name, json_object()
@@ -62,8 +61,8 @@ inline std::string safetensors_header_text(const std::vector<safetensors_entry>&
   const std::uint64_t unpadded = 8 + text.size();
   text.append((safetensors_alignment - unpadded % safetensors_alignment) % safetensors_alignment, ' ');
   if (text.size() > safetensors_max_header) {
-    fail(source + ": " + std::to_string(entries.size()) + " tensors make a header of " + std::to_string(text.size()) +
-         " bytes; readers accept " + std::to_string(safetensors_max_header) + "; use several files");
+    fail({source, ": ", entries.size(), " tensors make a header of ", text.size(), " bytes; readers accept ",
+          safetensors_max_header, "; use several files"});
   }
   std::string length(8, '\0');
   const std::uint64_t size = text.size();
@@ -77,7 +76,7 @@ inline void write_safetensors(const std::string& path, std::vector<safetensors_e
                               const safetensors_metadata& metadata = {}, const std::string& knob = "--save") {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return size_of(a.dtype) > size_of(b.dtype); });
-  const std::string header = safetensors_header_text(entries, metadata, knob + ": '" + path + "'");
+  const std::string header = safetensors_header_text(entries, metadata, cat({knob, ": '", path, "'"}));
   atomic_file file(path, knob);
   file.write(header);
   for (const safetensors_entry& entry : entries) file.write(entry.bytes.data(), entry.bytes.size());

@@ -82,12 +82,12 @@ inline std::uint64_t hash_of(std::string_view bytes) {
 inline std::string ranks_text(const std::vector<std::size_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0, runs = 0; i < ranks.size(); ++runs) {
-    if (runs == 8) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    if (runs == 8) return cat({text, " and ", ranks.size() - i, " more"});
     std::size_t end = i + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     if (end - i < 3) end = i + 1;
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-    if (end - i > 1) text += " to " + std::to_string(ranks[end - 1]);
+    append(text, {(i == 0 ? "" : ", "), ranks[i]});
+    if (end - i > 1) append(text, {" to ", ranks[end - 1]});
     i = end;
   }
   return text;
@@ -125,9 +125,9 @@ inline std::string difference_text(const std::vector<std::vector<knob>>& of_rank
     text += (p.has ? " with " : " without ") + name;
     if (!p.has || p.has->value.empty()) continue;
     const bool plain = p.has->value.find_first_of(" \t\n") == std::string::npos;
-    text += plain ? " " + p.has->value : " '" + p.has->value + "'";
+    text += plain ? " " + p.has->value : cat({" '", p.has->value, "'"});
   }
-  if (parties.size() > most) text += ", and there are " + std::to_string(parties.size() - most) + " other values";
+  if (parties.size() > most) append(text, {", and there are ", parties.size() - most, " other values"});
   return text;
 }
 
@@ -147,8 +147,8 @@ inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ra
     else if (found <= 11)
       others += (others.empty() ? "; they differ in " : ", ") + name;
   }
-  if (found > 11) others += " and " + std::to_string(found - 11) + " more";
-  return text + others + (others.empty() ? "" : ", too") + "; every rank needs the same options";
+  if (found > 11) append(others, {" and ", found - 11, " more"});
+  return cat({text, others, (others.empty() ? "" : ", too"), "; every rank needs the same options"});
 }
 
 /// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,

@@ -65,13 +65,13 @@ concept reduce_scatterer = requires(C& c, const void* in, void* out, std::size_t
 };
 
 template <class C>
-concept all_to_aller =
-    requires(C& c, const void* in, void* out, std::size_t n, std::span<const std::size_t> s, dtype t) {
-      c.all_to_all(in, out, n, t);
-      c.all_to_all_v(in, s, s, out, s, s, t);
-      { c.start_all_to_all(in, out, n, t) } -> std::same_as<request>;
-      { c.start_all_to_all_v(in, s, s, out, s, s, t) } -> std::same_as<request>;
-    };
+concept all_to_aller = requires(C& c, const void* in, void* out, std::size_t n, std::span<const std::size_t> s,
+                                dtype t) {
+  c.all_to_all(in, out, n, t);
+  c.all_to_all_v(in, s, s, out, s, s, t);
+  { c.start_all_to_all(in, out, n, t) } -> std::same_as<request>;
+  { c.start_all_to_all_v(in, s, s, out, s, s, t) } -> std::same_as<request>;
+};
 
 template <class C>
 concept broadcaster = requires(C& c, void* data, std::size_t n, dtype t) {
@@ -90,7 +90,9 @@ concept point_to_point = requires(C& c, const void* in, void* out, std::size_t n
 };
 
 template <class C>
-concept barrier_capable = requires(C& c) { c.barrier(); };
+concept barrier_capable = requires(C& c) {
+  c.barrier();
+};
 
 template <class C>
 concept splittable = requires(C& c, std::string_view label) {
@@ -100,17 +102,17 @@ concept splittable = requires(C& c, std::string_view label) {
 
 template <class C>
 concept abortable = requires(C& c, const std::string& why) {
-  { c.abort(why) } noexcept;
+  { c.abort(why) }
+  noexcept;
 };
 
 /// Everything that the rest of plait needs of a backend.
 template <class C>
-concept communicator =
-    std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> && ranked<C> &&
-    all_reducer<C> && all_gatherer<C> && reduce_scatterer<C> && all_to_aller<C> && broadcaster<C> &&
+concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&
+    ranked<C> && all_reducer<C> && all_gatherer<C> && reduce_scatterer<C> && all_to_aller<C> && broadcaster<C> &&
     point_to_point<C> && barrier_capable<C> && splittable<C> && abortable<C> && requires(const C& c) {
-      { c.label() } -> std::convertible_to<std::string>;
-    };
+  { c.label() } -> std::convertible_to<std::string>;
+};
 
 /// Sends and receives that progress together, whatever their order: nothing waits before the end of the group, so
 /// rings and exchanges cannot block each other.
@@ -123,7 +125,7 @@ concept communicator =
 /// The destructor ends the group too, but cannot throw: then the next operation reports the error. A model with
 /// `begin_group()` and `end_group()` has them called around the starts.
 template <class C>
-  requires point_to_point<C>
+requires point_to_point<C>
 class comm_group {
  public:
   explicit comm_group(C& comm) : comm_(comm), open_(true) {
@@ -156,7 +158,7 @@ class comm_group {
   }
 
  private:
-  static constexpr bool hooked = requires(C& c) {
+  static constexpr bool hooked = requires(C & c) {
     c.begin_group();
     c.end_group();
   };
@@ -171,21 +173,18 @@ namespace detail {
 
 inline void check_reducible(const char* what, dtype type) {
   if (!reducible(type)) {
-    fail(std::string(what) + ": dtype is " + name_of(type) +
-         "; reductions exist for float, double, bf16, int32, int64");
+    fail({what, ": dtype is ", name_of(type), "; reductions exist for float, double, bf16, int32, int64"});
   }
 }
 
 inline void check_peer(const char* what, const char* role, int peer, int size) {
   if (peer < 0 || peer >= size) {
-    fail(std::string(what) + ": " + role + " is " + std::to_string(peer) + "; the group has ranks 0 to " +
-         std::to_string(size - 1));
+    fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
   }
 }
 
 inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
-  if (data == nullptr && bytes != 0)
-    fail(std::string(what) + ": a null pointer for " + std::to_string(bytes) + " bytes");
+  if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
 }
 
 /// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
@@ -197,17 +196,16 @@ inline void check_buffers(const char* what, const void* in, std::size_t in_bytes
   const auto a = reinterpret_cast<std::uintptr_t>(in), b = reinterpret_cast<std::uintptr_t>(out);
   if (a + in_bytes <= b || b + out_bytes <= a) return;
   if (may_alias && (in_bytes <= out_bytes ? a == b + place : b == a + place)) return;
-  fail(std::string(what) + ": in and out overlap" +
-       (may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "") +
-       "; use separate buffers");
+  fail({what, ": in and out overlap",
+        may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
+        "; use separate buffers"});
 }
 
 inline void check_counts(const char* what, int size, std::span<const std::size_t> a, std::span<const std::size_t> b,
                          std::span<const std::size_t> c, std::span<const std::size_t> d) {
   const auto n = static_cast<std::size_t>(size);
   if (a.size() != n || b.size() != n || c.size() != n || d.size() != n) {
-    fail(std::string(what) + ": counts and offsets need one entry for each of the " + std::to_string(size) +
-         " ranks of the group");
+    fail({what, ": counts and offsets need one entry for each of the ", size, " ranks of the group"});
   }
 }
 

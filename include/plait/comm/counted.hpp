@@ -39,8 +39,7 @@ class counted {
     if (books_->events) books_->event_label = books_->events->label(books_->label);
     if constexpr (ranges_enabled) {
       for (int k = 0; k < collective_kinds; ++k)
-        books_->shown[static_cast<std::size_t>(k)] =
-            std::string(name_of(static_cast<collective>(k))) + " " + books_->label;
+        books_->shown[static_cast<std::size_t>(k)] = cat({name_of(static_cast<collective>(k)), " ", books_->label});
     }
   }
 
@@ -115,16 +114,10 @@ class counted {
   }
   void abort(const std::string& why) noexcept { inner_.abort(why); }
 
-  void begin_group()
-    requires requires(Comm& c) { c.begin_group(); }
-  {
-    inner_.begin_group();
-  }
-  void end_group()
-    requires requires(Comm& c) { c.end_group(); }
-  {
-    inner_.end_group();
-  }
+  void begin_group() requires requires(Comm& c) { c.begin_group(); }
+  { inner_.begin_group(); }
+  void end_group() requires requires(Comm& c) { c.end_group(); }
+  { inner_.end_group(); }
 
  private:
   /// Shared by the copies of a communicator and by its requests, whose tokens name a kind and a recorded event.

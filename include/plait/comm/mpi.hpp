@@ -127,8 +127,7 @@ class communicator {
     MPI_Comm child = MPI_COMM_NULL;
     detail::check(MPI_Comm_split(self().comm, color < 0 ? MPI_UNDEFINED : color, key, &child), "MPI_Comm_split");
     if (child == MPI_COMM_NULL) return {};
-    communicator out(child, true, label.empty() ? self().label + "." + std::to_string(color) : std::string(label),
-                     state_.get());
+    communicator out(child, true, label.empty() ? cat({self().label, ".", color}) : std::string(label), state_.get());
     out.set_deadline(self().deadline);
     out.set_limit(self().limit);
     return out;
@@ -323,8 +322,7 @@ class communicator {
     plait::detail::check_peer(what, "peer", peer, size());
     plait::detail::check_pointer(what, data, bytes);
     if (tag < 0 || tag >= reserved_tag) {
-      fail(std::string(what) + ": tag is " + std::to_string(tag) + "; MPI takes 0 to " +
-           std::to_string(reserved_tag - 1));
+      fail({what, ": tag is ", tag, "; MPI takes 0 to ", reserved_tag - 1});
     }
   }
 
@@ -368,7 +366,7 @@ int run(int argc, char** argv, F&& body) {
   } catch (...) {
     why = "an exception that is not a std::exception";
   }
-  detail::end_all(why + "\nlast operations: " + world.flight().text(16));
+  detail::end_all(cat({why, "\nlast operations: ", world.flight().text(16)}));
 }
 
 }  // namespace plait::mpi

@@ -31,7 +31,7 @@ inline void check(int code, const char* call) {
   char text[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;
   MPI_Error_string(code, text, &length);
-  fail(std::string(call) + " failed: " + text);
+  fail({call, " failed: ", text});
 }
 
 inline int world_rank() {
@@ -187,8 +187,7 @@ struct pending {
       int got = 0;
       MPI_Get_count(&status[i], type, &got);
       if (got != expected[i]) {
-        fail("receive on '" + home->label + "': got " + std::to_string(got) + " elements, expected " +
-             std::to_string(expected[i]));
+        fail({"receive on '", home->label, "': got ", got, " elements, expected ", expected[i]});
       }
     }
     complete();
@@ -212,9 +211,9 @@ struct pending {
 
   /// The text of an operation that is past its deadline.
   std::string late() const {
-    return std::string(name) + " #" + std::to_string(sequence) + " on '" + home->label + "' (" + bytes_text(bytes) +
-           ") did not finish within its deadline of " + std::to_string(home->deadline) +
-           " s: a rank of the group is lost or has not called it; last operations: " + home->flight->text(16);
+    return cat({name, " #", sequence, " on '", home->label, "' (", bytes_text(bytes),
+                ") did not finish within its deadline of ", home->deadline,
+                " s: a rank of the group is lost or has not called it; last operations: ", home->flight->text(16)});
   }
 
   void complete() {

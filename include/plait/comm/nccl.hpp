@@ -206,7 +206,7 @@ class communicator {
   }
   void end_group() {
     detail::state& s = self();
-    if (s.open_groups == 0) fail("end_group without begin_group on '" + s.label + "'");
+    if (s.open_groups == 0) fail({"end_group without begin_group on '", s.label, "'"});
     if (--s.open_groups > 0) return;
     const op_ptr op = std::exchange(s.group, nullptr);
     std::vector<detail::message> messages = std::exchange(s.messages, {});
@@ -227,7 +227,7 @@ class communicator {
     detail::state& s = self();
     refuse_in_group("split");
     auto child = std::make_shared<detail::state>(s.home);
-    child->label = label.empty() ? s.label + "." + std::to_string(color) : std::string(label);
+    child->label = label.empty() ? cat({s.label, ".", color}) : std::string(label);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.commName = child->label.c_str();
@@ -245,7 +245,7 @@ class communicator {
   /// Aborts all communicators of this process; the other processes find a lost peer.
   void abort(const std::string& why) noexcept {
     try {
-      self().home->ranks().fail("rank " + std::to_string(self().home->rank) + " called abort: " + why);
+      self().home->ranks().fail(cat({"rank ", self().home->rank, " called abort: ", why}));
     } catch (...) {
       std::terminate();
     }
@@ -314,7 +314,7 @@ class communicator {
   }
   void refuse_in_group(const char* name) const {
     if (self().open_groups > 0) {
-      fail(std::string(name) + " on '" + self().label + "': only started messages can stand in a group");
+      fail({name, " on '", self().label, "': only started messages can stand in a group"});
     }
   }
 
@@ -366,7 +366,7 @@ class communicator {
   void check_message(const char* what, const void* data, std::size_t n, dtype t, int peer, bool alone) const {
     plait::detail::check_peer(what, "peer", peer, size());
     plait::detail::check_pointer(what, data, n * size_of(t));
-    if (alone && peer == rank()) fail(std::string(what) + ": a message to the own rank must stand in a comm_group");
+    if (alone && peer == rank()) fail({what, ": a message to the own rank must stand in a comm_group"});
     check_memory(what, data, nullptr);
   }
 

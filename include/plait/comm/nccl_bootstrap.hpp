@@ -138,8 +138,8 @@ inline tcp_socket listener(int port) {
     problem = errno;
     if (problem == EADDRINUSE) break;
   }
-  fail("nccl: rank 0 cannot listen on port " + std::to_string(port) + ": " + std::strerror(problem) +
-       "; choose a free port by MASTER_PORT");
+  fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem),
+        "; choose a free port by MASTER_PORT"});
 }
 
 /// The side of rank 0.
@@ -153,15 +153,14 @@ class meeting {
   void hold(std::string_view payload) {
     while (missing() != "") {
       if (comm_clock() >= until_) {
-        refuse("nccl: not all " + std::to_string(size_) + " ranks came within " + std::to_string(seconds_) +
-               " s: missing " + missing());
+        refuse(cat({"nccl: not all ", size_, " ranks came within ", seconds_, " s: missing ", missing()}));
       }
       look();
     }
     const std::string answer = answer_of(true, payload);
     for (std::size_t r = 1; r < here_.size(); ++r) {
       if (!here_[r].send_all(answer, comm_clock() + 5)) {
-        refuse("nccl: rank " + std::to_string(r) + " left before it had the communicator's id");
+        refuse(cat({"nccl: rank ", r, " left before it had the communicator's id"}));
       }
     }
   }
@@ -181,10 +180,10 @@ class meeting {
       if (++named > 16) {
         ++more;
       } else {
-        out += (out.empty() ? "rank " : ", rank ") + std::to_string(r);
+        append(out, {(out.empty() ? "rank " : ", rank "), r});
       }
     }
-    return more == 0 ? out : out + " and " + std::to_string(more) + " more";
+    return more == 0 ? out : cat({out, " and ", more, " more"});
   }
 
   [[noreturn]] void refuse(const std::string& why) {
@@ -228,10 +227,9 @@ class meeting {
     const std::uint32_t rank = word_at(n.text.data() + 8), size = word_at(n.text.data() + 12);
     std::string why;
     if (size != static_cast<std::uint32_t>(size_)) {
-      why = "nccl: rank " + std::to_string(rank) + " has " + std::to_string(size) + " ranks, but rank 0 has " +
-            std::to_string(size_);
+      why = cat({"nccl: rank ", rank, " has ", size, " ranks, but rank 0 has ", size_});
     } else if (rank == 0 || rank >= size || here_[rank]) {
-      why = "nccl: two processes say that they are rank " + std::to_string(rank) + " of " + std::to_string(size);
+      why = cat({"nccl: two processes say that they are rank ", rank, " of ", size});
     }
     if (!why.empty()) {
       n.socket.send_all(answer_of(false, why), comm_clock() + 1);
@@ -285,7 +283,7 @@ inline tcp_socket connected(const launch_place& here, double until, std::string&
 
 /// The side of the other ranks.
 inline std::string ask(const launch_place& here, double deadline) {
-  const std::string where = here.address + ":" + std::to_string(here.port);
+  const std::string where = cat({here.address, ":", here.port});
   std::string hello(hello_magic), problem = "no answer";
   put_word(hello, static_cast<std::uint32_t>(here.rank));
   put_word(hello, static_cast<std::uint32_t>(here.size));
@@ -299,7 +297,7 @@ inline std::string ask(const launch_place& here, double deadline) {
       if (s.receive_all(head.data(), head.size(), answer_until)) {
         const std::uint32_t yes = word_at(head.data()), length = word_at(head.data() + 4);
         if (yes > 1 || length > longest_answer)
-          fail("nccl: what listens on " + where + " is not rank 0 of this program");
+          fail({"nccl: what listens on ", where, " is not rank 0 of this program"});
         std::string text(length, '\0');
         if (s.receive_all(text.data(), length, answer_until)) {
           if (yes == 0) fail(text);
@@ -309,8 +307,7 @@ inline std::string ask(const launch_place& here, double deadline) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   } while (comm_clock() < until);
-  fail("nccl: rank " + std::to_string(here.rank) + " could not reach rank 0 at " + where + " within " +
-       std::to_string(deadline) + " s: " + problem);
+  fail({"nccl: rank ", here.rank, " could not reach rank 0 at ", where, " within ", deadline, " s: ", problem});
 }
 
 }  // namespace detail

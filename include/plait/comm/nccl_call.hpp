@@ -24,7 +24,7 @@ inline void check_device_memory(const char* what, const void* a, const void* b) 
     if (p == nullptr) continue;
     if (cudaPointerGetAttributes(&found, p) == cudaSuccess && found.type != cudaMemoryTypeUnregistered) continue;
     static_cast<void>(cudaGetLastError());
-    fail(std::string(what) + ": a pointer to the host's memory; NCCL works on a device's");
+    fail({what, ": a pointer to the host's memory; NCCL works on a device's"});
   }
 }
 
@@ -55,7 +55,7 @@ struct state {
     if (link.comm == nullptr) return;
     // While an exception unwinds this rank, the others may never call what is in flight.
     if (link.owned && std::uncaught_exceptions() > 0) {
-      home->ranks().fail("rank " + std::to_string(home->rank) + " is leaving by an exception", home->rank);
+      home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
     }
     home->remove(&link);
     if (!link.owned || link.aborted) return;
@@ -83,17 +83,17 @@ struct state {
       });
       if (result == ncclInProgress && home->settings.deadline > 0 && comm_clock() > until) {
         home->ranks().fail(
-            "rank " + std::to_string(home->rank) + ": " + op.text() + " (" + call +
-            ") did not finish within its deadline of " + std::to_string(home->settings.deadline) +
-            " s: a rank of the group is lost or has not called it; last operations: " + home->last_operations());
+            cat({"rank ", home->rank, ": ", op.text(), " (", call, ") did not finish within its deadline of ",
+                 home->settings.deadline,
+                 " s: a rank of the group is lost or has not called it; last operations: ", home->last_operations()}));
       }
     }
     if (result == ncclSuccess) return;
     if (!home->ranks().failed()) {
       const char* const more = ncclGetLastError(link.comm);
-      home->ranks().fail("rank " + std::to_string(home->rank) + ": " + op.text() + " (" + call +
-                         ") failed: " + ncclGetErrorString(result) + " (" + (more ? more : "") +
-                         "); last operations: " + home->last_operations());
+      home->ranks().fail(
+          cat({"rank ", home->rank, ": ", op.text(), " (", call, ") failed: ", ncclGetErrorString(result), " (",
+               more ? more : "", "); last operations: ", home->last_operations()}));
     }
     home->over(op);
     home->stop(op.text());
@@ -114,12 +114,12 @@ struct pending {
 
   void wait() {
     if (home->ranks().failed()) home->stop(op->text());
-    if (!home->is_enqueued(*op)) fail(op->text() + " was waited for before the end of its group");
+    if (!home->is_enqueued(*op)) fail({op->text(), " was waited for before the end of its group"});
     join();
   }
   bool done() {
     if (home->ranks().failed()) home->stop(op->text());
-    if (op->recorded) fail(op->text() + " is part of a graph, which runs later: the host cannot wait for it");
+    if (op->recorded) fail({op->text(), " is part of a graph, which runs later: the host cannot wait for it"});
     if (home->is_enqueued(*op) && op->event.done()) return true;
     std::this_thread::yield();
     return false;

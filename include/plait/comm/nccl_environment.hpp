@@ -29,13 +29,13 @@ inline constexpr int any_number = std::numeric_limits<int>::max();
 template <class Get>
 int number_in(const Get& get, const char* name, const char* who, int least, int most) {
   const char* const text = get(name);
-  if (text == nullptr || *text == '\0') fail(std::string("nccl: ") + name + " is not set; " + who + " sets it");
+  if (text == nullptr || *text == '\0') fail({"nccl: ", name, " is not set; ", who, " sets it"});
   int value = 0;
   const char* const end = text + std::strlen(text);
   const auto [stop, problem] = std::from_chars(text, end, value);
   if (problem != std::errc() || stop != end || value < least || value > most) {
-    fail(std::string("nccl: ") + name + " is '" + text + "', must be a number of at least " + std::to_string(least) +
-         (most == any_number ? "" : " and at most " + std::to_string(most)));
+    fail({"nccl: ", name, " is '", text, "', must be a number of at least ", least,
+          most == any_number ? "" : cat({" and at most ", most})});
   }
   return value;
 }
@@ -49,13 +49,12 @@ inline std::string first_host(std::string_view list) {
       continue;
     }
     const std::size_t close = list.find(']', i);
-    if (close == std::string_view::npos)
-      fail("nccl: the list of hosts '" + std::string(list) + "' has an open bracket");
+    if (close == std::string_view::npos) fail({"nccl: the list of hosts '", list, "' has an open bracket"});
     const std::string_view inside = list.substr(i + 1, close - i - 1);
     host += inside.substr(0, inside.find_first_of("-,"));
     i = close;
   }
-  if (host.empty()) fail("nccl: the list of hosts '" + std::string(list) + "' names none");
+  if (host.empty()) fail({"nccl: the list of hosts '", list, "' names none"});
   return host;
 }
 
@@ -80,7 +79,7 @@ launch_place place_from(const Get& get) {
     out.size = detail::number_in(get, "WORLD_SIZE", who, 1, detail::any_number);
     out.rank = detail::number_in(get, "RANK", who, 0, out.size - 1);
     out.local_rank = detail::number_in(get, "LOCAL_RANK", who, 0, out.size - 1);
-    if (!set("MASTER_ADDR")) fail(std::string("nccl: MASTER_ADDR is not set; ") + who + " sets it");
+    if (!set("MASTER_ADDR")) fail({"nccl: MASTER_ADDR is not set; ", who, " sets it"});
     out.address = get("MASTER_ADDR");
     const bool taken =
         set("TORCHELASTIC_USE_AGENT_STORE") && std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";

@@ -99,7 +99,7 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
   std::mutex mutex;
   std::exception_ptr exception;
   const auto report = [&](int rank, const std::string& what) {
-    if (!team->explain(rank, "rank " + std::to_string(rank) + ": " + what)) return;
+    if (!team->explain(rank, cat({"rank ", rank, ": ", what}))) return;
     const std::lock_guard lock(mutex);
     exception = std::current_exception();
   };
@@ -124,7 +124,7 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
   try {
     for (std::size_t r = 0; r < devices.size(); ++r) threads.emplace_back(rank_main, static_cast<int>(r));
   } catch (const std::exception& e) {
-    team->fail(std::string("nccl::run: not all threads could be started: ") + e.what());
+    team->fail(cat({"nccl::run: not all threads could be started: ", e.what()}));
   }
   for (std::thread& t : threads) t.join();
 

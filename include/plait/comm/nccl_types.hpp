@@ -37,7 +37,7 @@ constexpr ncclRedOp_t op_of(reduce_op op) {
 }
 
 [[noreturn]] inline void call_failed(ncclResult_t result, const char* call) {
-  fail(std::string(call) + " failed: " + ncclGetErrorString(result) + " (" + ncclGetLastError(nullptr) + ")");
+  fail({call, " failed: ", ncclGetErrorString(result), " (", ncclGetLastError(nullptr), ")"});
 }
 inline void check(ncclResult_t result, const char* call) {
   if (result != ncclSuccess && result != ncclInProgress) call_failed(result, call);

@@ -42,7 +42,7 @@ struct operation {
   bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
   cuda::event event;
 
-  std::string text() const { return std::string(name) + " #" + std::to_string(sequence) + " on '" + label + "'"; }
+  std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }
 };
 
 class session;
@@ -203,7 +203,7 @@ class session {
     const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
     const bool recording = cuda::capturing(main);
     if (recording && !last->recorded) {
-      plait::fail(last->text() + " was started before the stream was recorded; wait for it before that");
+      plait::fail({last->text(), " was started before the stream was recorded; wait for it before that"});
     }
     if (recording == last->recorded) main.wait(last->event);
   }
@@ -218,7 +218,7 @@ class session {
     return op.now != operation::phase::issuing;
   }
 
-  [[noreturn]] void stop(const std::string& doing) { plait::fail(doing + " was stopped: " + team_->cause()); }
+  [[noreturn]] void stop(const std::string& doing) { plait::fail({doing, " was stopped: ", team_->cause()}); }
 
   std::string last_operations() {
     const std::lock_guard lock(mutex_);
@@ -245,9 +245,9 @@ class session {
       if (ncclCommGetAsyncError(h->comm, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
         continue;
       }
-      return "rank " + std::to_string(rank) + ": NCCL reports: " + ncclGetErrorString(state) + " (" +
-             ncclGetLastError(h->comm) + ") at " + (in_flight_.empty() ? "no operation" : in_flight_.front()->text()) +
-             "; last operations: " + flight_.text(16);
+      return cat({"rank ", rank, ": NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm),
+                  ") at ", in_flight_.empty() ? "no operation" : in_flight_.front()->text(),
+                  "; last operations: ", flight_.text(16)});
     }
     retire();
     if (in_flight_.empty() || settings.deadline <= 0) {
@@ -256,9 +256,9 @@ class session {
       watched_ = first.serial;
       since_ = comm_clock();
     } else if (comm_clock() - since_ > settings.deadline) {
-      return "rank " + std::to_string(rank) + ": " + first.text() + " (" + bytes_text(first.bytes) +
-             ") did not finish within its deadline of " + std::to_string(settings.deadline) +
-             " s: a rank of the group is lost or has not called it; last operations: " + flight_.text(16);
+      return cat({"rank ", rank, ": ", first.text(), " (", bytes_text(first.bytes),
+                  ") did not finish within its deadline of ", settings.deadline,
+                  " s: a rank of the group is lost or has not called it; last operations: ", flight_.text(16)});
     }
     return "";
   }

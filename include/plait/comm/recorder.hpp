@@ -23,7 +23,7 @@ inline double comm_clock() {
 
 /// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
 inline std::string bytes_text(std::uint64_t bytes) {
-  if (bytes < 1024) return std::to_string(bytes) + " B";
+  if (bytes < 1024) return cat({bytes, " B"});
   const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
   double value = static_cast<double>(bytes) / 1024;
   int unit = 0;
@@ -32,7 +32,7 @@ inline std::string bytes_text(std::uint64_t bytes) {
   std::snprintf(text, sizeof text, "%.1f", value);
   std::string out = text;
   if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
-  return out + " " + units[unit];
+  return cat({out, " ", units[unit]});
 }
 
 /// The last operations of one rank, kept for the text of an error. Written by its rank for every operation, so it is a
@@ -67,8 +67,8 @@ class flight_recorder {
     for (std::uint64_t i = next_ - count; i < next_; ++i) {
       const entry& e = entries_[i % capacity];
       if (!out.empty()) out += "; ";
-      out += std::string(e.name) + " #" + std::to_string(e.sequence) + " on '" + e.label.data() + "' " +
-             bytes_text(e.bytes) + " " + name_of(e.now.load(std::memory_order_relaxed));
+      append(out, {e.name, " #", e.sequence, " on '", e.label.data(), "' ", bytes_text(e.bytes), " ",
+                   name_of(e.now.load(std::memory_order_relaxed))});
     }
     return out.empty() ? "nothing" : out;
   }

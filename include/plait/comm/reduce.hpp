@@ -164,8 +164,7 @@ decltype(auto) with_reduction(reduce_op op, dtype type, const F& f) {
       case dtype::u8:
         break;
     }
-    fail(std::string("a reduction of ") + name_of(type) +
-         " was asked for; reducible are float, double, bf16, int32, int64");
+    fail({"a reduction of ", name_of(type), " was asked for; reducible are float, double, bf16, int32, int64"});
   };
   switch (op) {
     case reduce_op::max:

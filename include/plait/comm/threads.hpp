@@ -108,7 +108,7 @@ class communicator {
 
   void abort(const std::string& why) noexcept {
     try {
-      self().run().fail("rank " + std::to_string(world_rank()) + " called abort: " + why);
+      self().run().fail(cat({"rank ", world_rank(), " called abort: ", why}));
     } catch (...) {
       std::terminate();
     }
@@ -209,7 +209,7 @@ static_assert(plait::communicator<communicator>);
 /// exception is nested in it.
 template <class F>
 void run(int ranks, F&& body) {
-  if (ranks < 1) fail("threads::run: ranks is " + std::to_string(ranks) + "; at least 1 is needed");
+  if (ranks < 1) fail({"threads::run: ranks is ", ranks, "; at least 1 is needed"});
   const auto world = std::make_shared<detail::world>(ranks);
   const auto home = std::make_shared<detail::group>();
   home->label = "world";
@@ -235,8 +235,7 @@ void run(int ranks, F&& body) {
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back(rank_main, r);
   } catch (const std::exception& e) {
-    world->fail("threads::run: only " + std::to_string(threads.size()) + " of " + std::to_string(ranks) +
-                " threads could be started: " + e.what());
+    world->fail(cat({"threads::run: only ", threads.size(), " of ", ranks, " threads could be started: ", e.what()}));
   }
   for (std::thread& t : threads) t.join();
 

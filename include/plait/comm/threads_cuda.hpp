@@ -119,15 +119,15 @@ class cuda_engine : public device_engine {
     const cudaError_t status = cudaPointerGetAttributes(&found, data);
     if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
     if (status != cudaSuccess || found.type == cudaMemoryTypeUnregistered) {
-      fail(std::string(what) +
-           ": a pointer to the host's memory, but this communicator works on a device's; upload "
-           "the data, or use the communicator that has no device");
+      fail({what,
+            ": a pointer to the host's memory, but this communicator works on a device's; upload "
+            "the data, or use the communicator that has no device"});
     }
     int here = 0;
     plait::detail::cuda_check(cudaGetDevice(&here), "asking for the GPU");
     if (found.type == cudaMemoryTypeDevice && found.device != here) {
-      fail(std::string(what) + ": memory of device " + std::to_string(found.device) + " on a rank of device " +
-           std::to_string(here) + "; in-process ranks share one GPU (use NCCL for several)");
+      fail({what, ": memory of device ", found.device, " on a rank of device ", here,
+            "; in-process ranks share one GPU (use NCCL for several)"});
     }
   }
 
@@ -190,8 +190,8 @@ class cuda_engine : public device_engine {
   /// The table, and whether every block of `block` bytes begins on a 16-byte boundary.
   static std::pair<detail::part_table, bool> table_of(const detail::operation& op, std::size_t block) {
     if (op.parts.size() > detail::most_device_ranks) {
-      fail("a group of " + std::to_string(op.parts.size()) + " in-process ranks on a device; at most " +
-           std::to_string(detail::most_device_ranks) + " are supported");
+      fail({"a group of ", op.parts.size(), " in-process ranks on a device; at most ", detail::most_device_ranks,
+            " are supported"});
     }
     detail::part_table table{};
     bool aligned = block % 16 == 0;

@@ -28,8 +28,8 @@ namespace detail {
 class filling {
  public:
   template <class Fill>
-    requires std::invocable<const Fill&, part&>
-  filling(const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
+  requires std::invocable<const Fill&, part&> filling(
+      const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
       : fill_(&fill), call_([](const void* f, part& p) { (*static_cast<const Fill*>(f))(p); }) {}
   void operator()(part& p) const { call_(fill_, p); }
 
@@ -66,7 +66,7 @@ class member {
     s.on_device = engine_ != nullptr && s.what != action::split;
     {
       const std::lock_guard lock(world_->mutex());
-      if (world_->failed()) stop(text(s) + " #" + std::to_string(sequence_) + " on '" + group_->label + "'");
+      if (world_->failed()) stop(cat({text(s), " #", sequence_, " on '", group_->label, "'"}));
       op = find_or_begin(s);
       if (!(op->what == s)) mismatch(*op, s);
       part& mine = op->parts[static_cast<std::size_t>(rank_)];
@@ -94,8 +94,7 @@ class member {
     {
       const std::lock_guard lock(world_->mutex());
       if (world_->failed()) {
-        stop(std::string(name) + (side == 0 ? " to rank " : " from rank ") + std::to_string(of_world(peer)) + " on '" +
-             group_->label + "'");
+        stop(cat({name, side == 0 ? " to rank " : " from rank ", of_world(peer), " on '", group_->label, "'"}));
       }
       auto& open = group_->unmatched;
       const auto match = std::find_if(open.begin(), open.end(), [&](const operation* o) {
@@ -159,7 +158,7 @@ class member {
     }
     if (world_->failed()) {
       const std::lock_guard lock(world_->mutex());
-      if (!op.complete()) stop(text(op.what) + " #" + std::to_string(op.sequence) + " on '" + group_->label + "'");
+      if (!op.complete()) stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
     }
     std::this_thread::yield();
     return false;
@@ -183,7 +182,7 @@ class member {
     const std::uint64_t ticket = part_of(op, side).ticket;
     if (!world_->wait(world_rank(), op, operation::open | operation::finished, ticket)) {
       const std::lock_guard lock(world_->mutex());
-      stop(text(op.what) + " #" + std::to_string(op.sequence) + " on '" + group_->label + "'");
+      stop(cat({text(op.what), " #", op.sequence, " on '", group_->label, "'"}));
     }
     if ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
       help(op);
@@ -278,9 +277,7 @@ class member {
     const std::lock_guard lock(world_->mutex());
     stop(text(op.what));
   }
-  std::string on_this_rank(const std::exception& e) const {
-    return "rank " + std::to_string(world_rank()) + ": " + e.what();
-  }
+  std::string on_this_rank(const std::exception& e) const { return cat({"rank ", world_rank(), ": ", e.what()}); }
 
   void help(operation& op) {
     const work w(op);
@@ -308,7 +305,7 @@ class member {
       if (p.color != color) {
         color = p.color;
         child = std::make_shared<group>();
-        child->label = p.label.empty() ? group_->label + "." + std::to_string(color) : p.label;
+        child->label = p.label.empty() ? cat({group_->label, ".", color}) : p.label;
       }
       p.child = child;
       p.child_rank = static_cast<int>(child->members.size());
@@ -325,18 +322,16 @@ class member {
   [[noreturn]] void mismatch(const operation& op, const signature& s) const {
     std::size_t other = 0;
     while (other + 1 < op.parts.size() && !op.parts[other].here) ++other;
-    world_->fail_here("mismatched collective #" + std::to_string(sequence_) + " on '" + group_->label + "': rank " +
-                      std::to_string(world_rank()) + " calls " + text(s) + ", but rank " +
-                      std::to_string(group_->members[other]) + " called " + text(op.what));
+    world_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': rank ", world_rank(),
+                           " calls ", text(s), ", but rank ", group_->members[other], " called ", text(op.what)}));
   }
 
   [[noreturn]] void message_mismatch(const operation& op, int side, const signature& s) const {
     const signature& sent = side == 0 ? s : op.what;
     const signature& received = side == 0 ? op.what : s;
-    world_->fail_here("mismatched message on '" + group_->label + "', tag " + std::to_string(s.root) + ": rank " +
-                      std::to_string(op.world_ranks[0]) + " sends " + std::to_string(sent.count) + " " +
-                      plait::name_of(sent.type) + ", but rank " + std::to_string(op.world_ranks[1]) + " receives " +
-                      std::to_string(received.count) + " " + plait::name_of(received.type));
+    world_->fail_here(cat({"mismatched message on '", group_->label, "', tag ", s.root, ": rank ", op.world_ranks[0],
+                           " sends ", sent.count, " ", plait::name_of(sent.type), ", but rank ", op.world_ranks[1],
+                           " receives ", received.count, " ", plait::name_of(received.type)}));
   }
 
   /// all_to_all_v: what this rank sends and expects, against those that are here already.
@@ -345,10 +340,9 @@ class member {
     const part& mine = op.parts[me];
     const auto check = [&](std::size_t from, std::size_t to, std::size_t sent, std::size_t expected) {
       if (sent == expected) return;
-      world_->fail_here("mismatched collective #" + std::to_string(sequence_) + " on '" + group_->label +
-                        "': in all_to_all_v rank " + std::to_string(group_->members[from]) + " sends " +
-                        std::to_string(sent) + " " + plait::name_of(op.what.type) + " to rank " +
-                        std::to_string(group_->members[to]) + ", which expects " + std::to_string(expected));
+      world_->fail_here(cat({"mismatched collective #", sequence_, " on '", group_->label, "': in all_to_all_v rank ",
+                             group_->members[from], " sends ", sent, " ", plait::name_of(op.what.type), " to rank ",
+                             group_->members[to], ", which expects ", expected}));
     };
     check(me, me, mine.send_counts[me], mine.receive_counts[me]);
     for (std::size_t k = 0; k < op.parts.size(); ++k) {

@@ -71,10 +71,10 @@ inline std::string text(const signature& s) {
   std::string out = name_of(s.what);
   if (s.what == action::barrier || s.what == action::split) return out;
   out += "(";
-  if (s.what != action::all_to_all_v) out += std::to_string(s.count) + " ";
+  if (s.what != action::all_to_all_v) append(out, {s.count, " "});
   out += plait::name_of(s.type);
   if (s.what == action::all_reduce || s.what == action::reduce_scatter) out += std::string(", ") + plait::name_of(s.op);
-  if (s.what == action::broadcast) out += ", root " + std::to_string(s.root);
+  if (s.what == action::broadcast) append(out, {", root ", s.root});
   return out + (s.on_device ? ") on a device" : ")");
 }
 

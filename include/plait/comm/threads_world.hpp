@@ -156,7 +156,7 @@ class world {
     const std::lock_guard lock(mutex_);
     if (failed()) return;
     unwinding_ = rank;
-    fail_locked("rank " + std::to_string(rank) + " is leaving by an exception");
+    fail_locked(cat({"rank ", rank, " is leaving by an exception"}));
   }
 
   /// The rank's function has ended, by `exception` if not null.
@@ -166,18 +166,18 @@ class world {
     --running_;
     if (exception && unwinding_ == rank) {
       unwinding_ = -1;
-      cause_ = "rank " + std::to_string(rank) + ": " + what + flights();
+      cause_ = cat({"rank ", rank, ": ", what, flights()});
       exception_ = std::move(exception);
     } else if (exception && !failed()) {
       exception_ = std::move(exception);
-      fail_locked("rank " + std::to_string(rank) + ": " + what + flights());
+      fail_locked(cat({"rank ", rank, ": ", what, flights()}));
     }
     if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
   }
 
   /// Throws `stopped` on `rank` if the world failed. The mutex may be held or not.
   [[noreturn]] void throw_stopped(int rank, const std::string& doing, const std::string& cause) const {
-    throw stopped("rank " + std::to_string(rank) + ": " + doing + " was stopped: " + cause);
+    throw stopped(cat({"rank ", rank, ": ", doing, " was stopped: ", cause}));
   }
   std::string cause() {
     const std::lock_guard lock(mutex_);
@@ -232,7 +232,7 @@ class world {
     std::string out;
     for (int r = 0; r < size(); ++r) {
       const slot& s = slot_of(r);
-      out += "\n  rank " + std::to_string(r);
+      append(out, {"\n  rank ", r});
       if (s.gone) {
         out += " has returned";
       } else if (s.waits_for != nullptr) {
@@ -247,7 +247,7 @@ class world {
 
   std::string flights() {
     std::string out = "\nlast operations";
-    for (int r = 0; r < size(); ++r) out += "\n  rank " + std::to_string(r) + ": " + slot_of(r).flight.text();
+    for (int r = 0; r < size(); ++r) append(out, {"\n  rank ", r, ": ", slot_of(r).flight.text()});
     return out;
   }
 
@@ -255,16 +255,14 @@ class world {
     const signature& s = op.what;
     if (s.what == action::message) {
       const bool sends = op.parts[0].here && op.world_ranks[0] == rank;
-      return std::string(sends ? "send to rank " : "receive from rank ") +
-             std::to_string(op.world_ranks[sends ? 1 : 0]) + " (" + std::to_string(s.count) + " " +
-             plait::name_of(s.type) + ", tag " + std::to_string(s.root) + ") on '" + op.home->label +
-             "': the other side is missing";
+      return cat({sends ? "send to rank " : "receive from rank ", op.world_ranks[sends ? 1 : 0], " (", s.count, " ",
+                  plait::name_of(s.type), ", tag ", s.root, ") on '", op.home->label, "': the other side is missing"});
     }
     std::string missing;
     for (std::size_t i = 0; i < op.parts.size(); ++i) {
-      if (!op.parts[i].here) missing += (missing.empty() ? "" : ", ") + std::to_string(op.world_ranks[i]);
+      if (!op.parts[i].here) append(missing, {(missing.empty() ? "" : ", "), op.world_ranks[i]});
     }
-    return text(s) + " #" + std::to_string(op.sequence) + " on '" + op.home->label + "': missing ranks " + missing;
+    return cat({text(s), " #", op.sequence, " on '", op.home->label, "': missing ranks ", missing});
   }
 
   std::mutex mutex_;

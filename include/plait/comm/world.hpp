@@ -31,8 +31,8 @@ class world {
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr)
       : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
     if (shape_.size() != root_.size())
-      fail("the mesh has " + std::to_string(shape_.size()) + " ranks, but the communicator has " +
-           std::to_string(root_.size()) + ": the extents of the axes must multiply to the number of ranks");
+      fail({"the mesh has ", shape_.size(), " ranks, but the communicator has ", root_.size(),
+            ": the extents of the axes must multiply to the number of ranks"});
     make_groups();
   }
   /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
-#include "plait/version.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait {
 
@@ -21,5 +22,7 @@ inline void require(bool condition, const char* text) {
 }
 
 [[noreturn]] inline void fail(const std::string& text) { throw error(text); }
+/// Throws an error with the pieces as its text: `fail({"rank is ", rank, "; the group has ", size, " ranks"})`.
+[[noreturn]] inline void fail(std::initializer_list<text_piece> pieces) { throw error(cat(pieces)); }
 
 }  // namespace plait

@@ -27,16 +27,16 @@ class atomic_file {
   /// `knob` is what the user set to name this file; every error text starts with it. Throws `error` when the path is a
   /// folder, its folder does not exist or is not writable.
   atomic_file(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(path) {
-    if (path_.empty()) fail(knob_ + ": the name of the file to write is empty");
+    if (path_.empty()) fail({knob_, ": the name of the file to write is empty"});
     struct stat status {};
     const bool exists = ::stat(path_.c_str(), &status) == 0;
-    if (exists && S_ISDIR(status.st_mode)) fail(knob_ + ": '" + path_ + "' is a folder; name a file");
+    if (exists && S_ISDIR(status.st_mode)) fail({knob_, ": '", path_, "' is a folder; name a file"});
     if (exists && !S_ISREG(status.st_mode)) {
       descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
     } else {
       if (exists) follow_link();
       static std::atomic<unsigned> count{0};
-      temporary_ = path_ + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+      temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
       descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
     if (descriptor_ < 0) {
@@ -80,7 +80,7 @@ class atomic_file {
   [[noreturn]] void fail_with(const char* what) {
     const std::string reason = std::strerror(errno);
     abandon();
-    fail(knob_ + ": " + what + " '" + path_ + "': " + reason);
+    fail({knob_, ": ", what, " '", path_, "': ", reason});
   }
   void abandon() {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));

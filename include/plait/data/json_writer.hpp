@@ -59,18 +59,18 @@ class json_object {
   json_object& add(std::string_view key, const std::vector<T>& values) {
     json_object list;
     for (const T& value : values) list.add("", value);
-    return add_text(key, "[" + list.values_ + "]");
+    return add_text(key, cat({"[", list.values_, "]"}));
   }
   json_object& add_null(std::string_view key) { return add_text(key, "null"); }
 
   /// The object on one line.
-  std::string text() const { return "{" + members_ + "}"; }
+  std::string text() const { return cat({"{", members_, "}"}); }
   /// The object with each of its own members on a line.
-  std::string lines() const { return members_.empty() ? "{}\n" : "{\n  " + indented_ + "\n}\n"; }
+  std::string lines() const { return members_.empty() ? "{}\n" : cat({"{\n  ", indented_, "\n}\n"}); }
 
  private:
   json_object& add_text(std::string_view key, const std::string& value) {
-    const std::string member = json_string(key) + ": " + value;
+    const std::string member = cat({json_string(key), ": ", value});
     if (!members_.empty()) {
       members_ += ", ";
       indented_ += ",\n  ";

@@ -27,20 +27,20 @@ class mapped_file {
   /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
   mapped_file(std::string path, const std::string& knob) : path_(std::move(path)) {
     const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) fail(knob + ": cannot open '" + path_ + "': " + std::strerror(errno));
+    if (descriptor < 0) fail({knob, ": cannot open '", path_, "': ", std::strerror(errno)});
     struct closer {
       int descriptor;
       ~closer() { ::close(descriptor); }
     } close_at_exit{descriptor};
     struct stat status {};
-    if (::fstat(descriptor, &status) != 0) fail(knob + ": cannot examine '" + path_ + "': " + std::strerror(errno));
-    if (S_ISDIR(status.st_mode)) fail(knob + ": '" + path_ + "' is a folder; name a file");
+    if (::fstat(descriptor, &status) != 0) fail({knob, ": cannot examine '", path_, "': ", std::strerror(errno)});
+    if (S_ISDIR(status.st_mode)) fail({knob, ": '", path_, "' is a folder; name a file"});
     if (!S_ISREG(status.st_mode))
-      fail(knob + ": '" + path_ + "' is no regular file; pipes and devices cannot be mapped");
+      fail({knob, ": '", path_, "' is no regular file; pipes and devices cannot be mapped"});
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) return;
     void* start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (start == MAP_FAILED) fail(knob + ": cannot map '" + path_ + "': " + std::strerror(errno));
+    if (start == MAP_FAILED) fail({knob, ": cannot map '", path_, "': ", std::strerror(errno)});
     data_ = static_cast<const std::byte*>(start);
   }
   ~mapped_file() {

@@ -32,27 +32,24 @@ class sampler {
   /// Throws `error` when `seq` or `held_out` is out of range, and when the data holds not even one window to train on.
   sampler(token_source source, sampler_config config) : source_(std::move(source)), config_(std::move(config)) {
     const std::string& seq_knob = config_.seq_knob;
-    if (config_.seq < 1)
-      fail(seq_knob + ": " + std::to_string(config_.seq) + " positions per sample; at least 1 is legal");
+    if (config_.seq < 1) fail({seq_knob, ": ", config_.seq, " positions per sample; at least 1 is legal"});
     if (!(config_.held_out >= 0 && config_.held_out < 1)) {
-      fail(config_.held_out_knob + ": " + std::to_string(config_.held_out) +
-           " is no fraction; legal is 0 up to, not including, 1");
+      fail({config_.held_out_knob, ": ", config_.held_out, " is no fraction; legal is 0 up to, not including, 1"});
     }
     const std::int64_t windows = (source_.size() - 1) / config_.seq;
     if (windows < 1) {
-      fail(source_.config().knob + " and " + seq_knob + ": '" + source_.config().paths.front() + "'" +
-           (source_.config().paths.size() > 1 ? " and the other files hold " : " holds ") +
-           std::to_string(source_.size()) + " tokens, and one sample at " + seq_knob + " " +
-           std::to_string(config_.seq) + " takes " + std::to_string(config_.seq + 1) + "; use more data or a smaller " +
-           seq_knob);
+      fail({source_.config().knob, " and ", seq_knob, ": '", source_.config().paths.front(), "'",
+            source_.config().paths.size() > 1 ? " and the other files hold " : " holds ", source_.size(),
+            " tokens, and one sample at ", seq_knob, " ", config_.seq, " takes ", config_.seq + 1,
+            "; use more data or a smaller ", seq_knob});
     }
     if (config_.held_out > 0) {
       held_out_ = std::max<std::int64_t>(1, std::llround(config_.held_out * static_cast<double>(windows)));
     }
     if (held_out_ >= windows) {
-      fail(config_.held_out_knob + ": " + std::to_string(config_.held_out) + " of " + std::to_string(windows) +
-           " windows (" + seq_knob + " " + std::to_string(config_.seq) + ", " + std::to_string(source_.size()) +
-           " tokens) leaves none to train on; use more data, a smaller fraction or a smaller " + seq_knob);
+      fail({config_.held_out_knob, ": ", config_.held_out, " of ", windows, " windows (", seq_knob, " ", config_.seq,
+            ", ", source_.size(), " tokens) leaves none to train on; use more data, a smaller fraction or a smaller ",
+            seq_knob});
     }
     train_ = windows - held_out_;
   }
@@ -66,7 +63,7 @@ class sampler {
 
   /// The window that training sample `cursor` >= 0 is; in [0, epoch_samples()).
   std::int64_t window(std::int64_t cursor) const {
-    if (cursor < 0) fail("sampler: the cursor is " + std::to_string(cursor) + "; it counts samples from 0");
+    if (cursor < 0) fail({"sampler: the cursor is ", cursor, "; it counts samples from 0"});
     const std::int64_t place = cursor % train_;
     if (!config_.shuffle) return place;
     return permutation(train_, config_.seed, static_cast<std::uint64_t>(cursor / train_))(place);
@@ -87,8 +84,7 @@ class sampler {
   void fill_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int64_t* inputs,
                      std::int64_t* targets) const {
     if (index < 0 || index >= held_out_) {
-      fail("sampler: evaluation sample " + std::to_string(index) + " asked for, and " + config_.held_out_knob +
-           " keeps " + std::to_string(held_out_));
+      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_knob, " keeps ", held_out_});
     }
     fill_window(train_ + index, first, count, inputs, targets);
   }
@@ -97,8 +93,8 @@ class sampler {
   void fill_window(std::int64_t window, std::int64_t first, std::int64_t count, std::int64_t* inputs,
                    std::int64_t* targets) const {
     if (first < 0 || count < 0 || first > config_.seq - count) {
-      fail("sampler: positions [" + std::to_string(first) + ", " + std::to_string(first) + " + " +
-           std::to_string(count) + ") asked for, and " + config_.seq_knob + " is " + std::to_string(config_.seq));
+      fail({"sampler: positions [", first, ", ", first, " + ", count, ") asked for, and ", config_.seq_knob, " is ",
+            config_.seq});
     }
     if (count == 0) return;
     const std::int64_t start = window * config_.seq + first;

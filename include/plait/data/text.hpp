@@ -85,7 +85,7 @@ inline std::string decode_bytes(std::span<const std::int64_t> tokens) {
       run += static_cast<char>(static_cast<unsigned char>(token));
       continue;
     }
-    out += printable(run) + "<" + std::to_string(token) + ">";
+    append(out, {printable(run), "<", token, ">"});
     run.clear();
   }
   return out + printable(run);

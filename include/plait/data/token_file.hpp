@@ -44,7 +44,7 @@ inline token_format token_format_from(std::string_view name, const std::string& 
   for (auto format : {token_format::automatic, token_format::bytes, token_format::megatron, token_format::nanogpt}) {
     if (name == name_of(format)) return format;
   }
-  fail(knob + ": unknown format '" + std::string(name) + "'; legal are auto, bytes, megatron, nanogpt");
+  fail({knob, ": unknown format '", name, "'; legal are auto, bytes, megatron, nanogpt"});
 }
 
 /// The integer type that a file stores its tokens in.
@@ -90,16 +90,15 @@ class index_reader {
   const std::byte* take(std::uint64_t count, std::uint64_t size, const char* what) {
     const std::uint64_t left = file_.bytes().size() - position_;
     if (count > left / size) {
-      bad("is truncated: its " + std::string(what) + " would need " + std::to_string(count) + " x " +
-          std::to_string(size) + " bytes from byte " + std::to_string(position_) + ", and " + std::to_string(left) +
-          " are left");
+      bad(cat({"is truncated: its ", what, " would need ", count, " x ", size, " bytes from byte ", position_, ", and ",
+               left, " are left"}));
     }
     const std::byte* start = file_.bytes().data() + position_;
     position_ += count * size;
     return start;
   }
   std::uint64_t left() const { return file_.bytes().size() - position_; }
-  [[noreturn]] void bad(const std::string& what) const { fail(knob_ + ": '" + file_.path() + "' " + what); }
+  [[noreturn]] void bad(const std::string& what) const { fail({knob_, ": '", file_.path(), "' ", what}); }
 
  private:
   const mapped_file& file_;
@@ -128,11 +127,11 @@ inline token_type megatron_token_type(const index_reader& index, std::uint8_t co
       return token_type::i64;
     case 6:
     case 7:
-      index.bad("stores floating-point numbers (dtype code " + std::to_string(code) + "); tokens are integers");
+      index.bad(cat({"stores floating-point numbers (dtype code ", code, "); tokens are integers"}));
     case 8:
       return token_type::u16;
     default:
-      index.bad("has the unknown dtype code " + std::to_string(code) + "; legal are 1 to 5 and 8");
+      index.bad(cat({"has the unknown dtype code ", code, "; legal are 1 to 5 and 8"}));
   }
 }
 
@@ -154,7 +153,7 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
     index.bad("is no Megatron index: it does not start with \"MMIDIDX\"");
   }
   if (const auto version = index.next<std::uint64_t>("version"); version != 1) {
-    index.bad("has version " + std::to_string(version) + "; version 1 is legal");
+    index.bad(cat({"has version ", version, "; version 1 is legal"}));
   }
   const token_type type = detail::megatron_token_type(index, index.next<std::uint8_t>("dtype code"));
   const auto sequences = index.next<std::uint64_t>("number of sequences");
@@ -163,35 +162,33 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
   const std::byte* offsets = index.take(sequences, 8, "sequence offsets");
   const std::byte* starts = index.take(documents, 8, "document starts");
   if (index.left() != 0 && index.left() != sequences) {
-    index.bad("has " + std::to_string(index.left()) + " bytes after its last field");
+    index.bad(cat({"has ", index.left(), " bytes after its last field"}));
   }
   const auto bytes = static_cast<std::int64_t>(tokens->bytes().size());
   std::int64_t end = 0;
   for (std::uint64_t s = 0; s < sequences; ++s) {
     const auto length = detail::element<std::int32_t>(lengths, s);
     const auto offset = detail::element<std::int64_t>(offsets, s);
-    if (length < 0) index.bad("gives sequence " + std::to_string(s) + " the length " + std::to_string(length));
+    if (length < 0) index.bad(cat({"gives sequence ", s, " the length ", length}));
     if (offset != end) {
-      index.bad("places sequence " + std::to_string(s) + " at byte " + std::to_string(offset) +
-                " and the one before ends at " + std::to_string(end) +
-                "; sequences must follow each other without gaps");
+      index.bad(cat({"places sequence ", s, " at byte ", offset, " and the one before ends at ", end,
+                     "; sequences must follow each other without gaps"}));
     }
     end += length * size_of(type);  // cannot overflow: end <= bytes held before
     if (end > bytes) {
-      fail(knob + ": '" + tokens->path() + "' is truncated: sequence " + std::to_string(s) +
-           " of its index ends at byte " + std::to_string(end) + ", and the file has " + std::to_string(bytes));
+      fail({knob, ": '", tokens->path(), "' is truncated: sequence ", s, " of its index ends at byte ", end,
+            ", and the file has ", bytes});
     }
   }
   if (end != bytes) {
-    fail(knob + ": '" + tokens->path() + "' has " + std::to_string(bytes) + " bytes, and its index describes " +
-         std::to_string(end) + "; they do not belong together");
+    fail({knob, ": '", tokens->path(), "' has ", bytes, " bytes, and its index describes ", end,
+          "; they do not belong together"});
   }
   std::int64_t previous = 0;
   for (std::uint64_t d = 0; d < documents; ++d) {
     const auto start = detail::element<std::int64_t>(starts, d);
     if (start < previous || static_cast<std::uint64_t>(start) > sequences) {
-      index.bad("lets document " + std::to_string(d) + " start at sequence " + std::to_string(start) + "; legal are " +
-                std::to_string(previous) + " to " + std::to_string(sequences));
+      index.bad(cat({"lets document ", d, " start at sequence ", start, "; legal are ", previous, " to ", sequences}));
     }
     previous = start;
   }
@@ -203,12 +200,11 @@ inline token_file open_nanogpt(const std::string& path, const std::string& knob)
   auto file = std::make_shared<const mapped_file>(path, knob);
   const std::size_t bytes = file->bytes().size();
   if (bytes % 2 != 0) {
-    fail(knob + ": '" + path + "' has " + std::to_string(bytes) +
-         " bytes, an odd number; it is truncated, or its tokens are not uint16");
+    fail({knob, ": '", path, "' has ", bytes, " bytes, an odd number; it is truncated, or its tokens are not uint16"});
   }
   constexpr std::int32_t llm_c_magic = 20240520;
   if (bytes >= 4 && detail::element<std::int32_t>(file->bytes().data(), 0) == llm_c_magic) {
-    fail(knob + ": '" + path + "' has the header of llm.c; nanoGPT's format is flat uint16 tokens without a header");
+    fail({knob, ": '", path, "' has the header of llm.c; nanoGPT's format is flat uint16 tokens without a header"});
   }
   return {std::move(file), token_type::u16, static_cast<std::int64_t>(bytes / 2)};
 }

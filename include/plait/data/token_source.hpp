@@ -28,15 +28,14 @@ class token_source {
   /// one, and for files of different formats. Token values are checked where they are read (`read`, `check_tokens`).
   explicit token_source(token_source_config config) : config_(std::move(config)) {
     const std::string& knob = config_.knob;
-    if (config_.paths.empty()) fail(knob + ": no file given; name one or more text or token files");
+    if (config_.paths.empty()) fail({knob, ": no file given; name one or more text or token files"});
     if (config_.vocab < 1)
-      fail(config_.vocab_knob + ": the vocabulary has " + std::to_string(config_.vocab) +
-           " tokens; at least 1 is legal");
+      fail({config_.vocab_knob, ": the vocabulary has ", config_.vocab, " tokens; at least 1 is legal"});
     for (const std::string& path : config_.paths) {
       const token_format format = config_.format == token_format::automatic ? guess_token_format(path) : config_.format;
       if (format_ != token_format::automatic && format != format_) {
-        fail(knob + ": '" + config_.paths.front() + "' is read as " + name_of(format_) + " and '" + path + "' as " +
-             name_of(format) + "; all files must have one format");
+        fail({knob, ": '", config_.paths.front(), "' is read as ", name_of(format_), " and '", path, "' as ",
+              name_of(format), "; all files must have one format"});
       }
       format_ = format;
       add(open(path));
@@ -54,8 +53,7 @@ class token_source {
   /// token is negative or not below the vocabulary: the text names file, position, token and vocabulary.
   void read(std::int64_t first, std::int64_t count, std::int64_t* out) const {
     if (first < 0 || count < 0 || first > size() - count) {
-      fail(config_.knob + ": tokens [" + std::to_string(first) + ", " + std::to_string(first) + " + " +
-           std::to_string(count) + ") asked for, and the data has " + std::to_string(size()));
+      fail({config_.knob, ": tokens [", first, ", ", first, " + ", count, ") asked for, and the data has ", size()});
     }
     if (count == 0) return;
     auto segment = std::upper_bound(segments_.begin(), segments_.end(), first,
@@ -99,7 +97,7 @@ class token_source {
     }
   }
   void add(token_file tokens) {
-    if (tokens.count == 0) fail(config_.knob + ": '" + tokens.file->path() + "' is empty");
+    if (tokens.count == 0) fail({config_.knob, ": '", tokens.file->path(), "' is empty"});
     const std::int64_t first = segments_.empty() ? 0 : size();
     segments_.push_back({first, std::move(tokens)});
   }
@@ -131,9 +129,8 @@ class token_source {
     if (largest < static_cast<std::uint64_t>(config_.vocab)) return;
     const std::int64_t* bad =
         std::find_if(out, out + count, [this](std::int64_t token) { return token < 0 || token >= config_.vocab; });
-    fail(config_.knob + ": '" + segment.tokens.file->path() + "' has token " + std::to_string(*bad) + " at position " +
-         std::to_string(start + (bad - out)) + ", and the vocabulary of " + config_.vocab_knob + " has " +
-         std::to_string(config_.vocab) + " tokens");
+    fail({config_.knob, ": '", segment.tokens.file->path(), "' has token ", *bad, " at position ", start + (bad - out),
+          ", and the vocabulary of ", config_.vocab_knob, " has ", config_.vocab, " tokens"});
   }
 
   token_source_config config_;

@@ -63,7 +63,7 @@ class counting_device {
     void* allocate(std::size_t bytes, std::uintptr_t) const {
       void* const place =
           ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (place == MAP_FAILED) fail("counting_device: no address space for " + std::to_string(bytes) + " bytes");
+      if (place == MAP_FAILED) fail({"counting_device: no address space for ", bytes, " bytes"});
       return place;
     }
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }

@@ -46,7 +46,7 @@ class cpu {
   cpu() : cpu(options{}) {}
   explicit cpu(options settings) : options_(settings) {
     if (options_.threads < 1) {
-      fail("cpu: options::threads = " + std::to_string(options_.threads) + ", must be at least 1");
+      fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
     warm_up();
     set_openblas_threads(options_.threads);
@@ -103,7 +103,7 @@ class cpu {
   /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
   /// `plait::error` for negative sizes or a leading dimension shorter than a row.
   template <class T>
-    requires std::is_same_v<T, float> || std::is_same_v<T, double>
+  requires std::is_same_v<T, float> || std::is_same_v<T, double>
   void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, std::type_identity_t<T> alpha,
             const T* a, std::int64_t lda, const T* b, std::int64_t ldb, std::type_identity_t<T> beta, T* c,
             std::int64_t ldc) {
@@ -139,7 +139,7 @@ class cpu {
     static constexpr std::align_val_t alignment{64};
     void* allocate(std::size_t bytes, std::uintptr_t) const {
       void* const pointer = ::operator new(bytes, alignment, std::nothrow);
-      if (pointer == nullptr) fail("cpu: out of memory, " + std::to_string(bytes) + " bytes were asked for");
+      if (pointer == nullptr) fail({"cpu: out of memory, ", bytes, " bytes were asked for"});
       return pointer;
     }
     void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer, alignment); }

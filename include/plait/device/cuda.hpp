@@ -213,25 +213,25 @@ class cuda {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
       static_cast<void>(cudaGetLastError());
-      fail(std::string("cuda: there is no CUDA device here") +
-           (status != cudaSuccess ? std::string(" (") + cudaGetErrorString(status) + ")" : ""));
+      fail({"cuda: there is no CUDA device here",
+            status != cudaSuccess ? cat({" (", cudaGetErrorString(status), ")"}) : ""});
     }
     if (device < 0 || device >= count) {
-      fail("cuda: options::device = " + std::to_string(device) + ", must be 0 to " + std::to_string(count - 1));
+      fail({"cuda: options::device = ", device, ", must be 0 to ", count - 1});
     }
     detail::cuda_check(cudaSetDevice(device), "choosing the GPU");
     cudaDeviceProp properties{};
     detail::cuda_check(cudaGetDeviceProperties(&properties, device), "asking for the GPU");
     if (properties.major < 8) {
-      fail("cuda: device " + std::to_string(device) + " (" + properties.name + ") has compute capability " +
-           std::to_string(properties.major) + "." + std::to_string(properties.minor) + ", must be at least 8.0");
+      fail({"cuda: device ", device, " (", properties.name, ") has compute capability ", properties.major, ".",
+            properties.minor, ", must be at least 8.0"});
     }
     return properties.name;
   }
 
   /// C = beta * C, what a product over k = 0 leaves.
   void no_terms(const gemm_problem& p, double beta, void* c, std::size_t element, bool plain) {
-    if (!plain || (beta != 0 && beta != 1)) fail(p.text() + ": with k = 0, beta must be 0 or 1, without an epilogue");
+    if (!plain || (beta != 0 && beta != 1)) fail({p.text(), ": with k = 0, beta must be 0 or 1, without an epilogue"});
     if (beta == 1) return;
     const auto row = static_cast<std::size_t>(p.n) * element, pitch = static_cast<std::size_t>(p.ldc) * element;
     detail::cuda_check(cudaMemset2DAsync(c, pitch, 0, row, static_cast<std::size_t>(p.m), main_.handle()), "zeroing");

@@ -12,7 +12,7 @@ namespace plait::detail {
 inline void cuda_check(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // else the next launch would report this error as its own
-  fail(std::string("cuda: ") + doing + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+  fail({"cuda: ", doing, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)});
 }
 
 }  // namespace plait::detail

@@ -33,8 +33,8 @@ class cuda_pool {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cuda_check(cudaStreamIsCapturing(s, &capture), "asking for a capture");
     if (capture != cudaStreamCaptureStatusNone) {
-      fail("cuda: a captured step asks for " + std::to_string(bytes) +
-           " bytes that the steps before it did not need; run the same step twice before it is captured");
+      fail({"cuda: a captured step asks for ", bytes,
+            " bytes that the steps before it did not need; run the same step twice before it is captured"});
     }
     void* pointer = nullptr;
     const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, s);
@@ -62,10 +62,10 @@ class cuda_pool {
   std::string exhausted(std::size_t bytes) const {
     std::size_t free = 0, total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    std::string text = "cuda: out of memory on device " + std::to_string(device_) + ": " + std::to_string(bytes) +
-                       " bytes were asked for; this rank holds " + std::to_string(held_) + ", the device has " +
-                       std::to_string(free) + " free of " + std::to_string(total);
-    if (expected != 0) text += "; the plan for a rank is " + std::to_string(expected);
+    std::string text =
+        cat({"cuda: out of memory on device ", device_, ": ", bytes, " bytes were asked for; this rank holds ", held_,
+             ", the device has ", free, " free of ", total});
+    if (expected != 0) append(text, {"; the plan for a rank is ", expected});
     return text + ". Use a smaller microbatch, more recomputation, or more ranks";
   }
 

@@ -20,11 +20,11 @@ inline std::string text_of(const device_fault& fault) {
   const std::string last = std::to_string(fault.limit - 1);
   switch (fault.code) {
     case device_fault::embedding_id:
-      return "embedding: token " + row + " has id " + value + ", legal are 0 to " + last;
+      return cat({"embedding: token ", row, " has id ", value, ", legal are 0 to ", last});
     case device_fault::cross_entropy_target:
-      return "cross_entropy: row " + row + " has target " + value + ", legal are 0 to " + last + " and ignore_index";
+      return cat({"cross_entropy: row ", row, " has target ", value, ", legal are 0 to ", last, " and ignore_index"});
     default:
-      return "a kernel reported an unknown fault, code " + std::to_string(fault.code);
+      return cat({"a kernel reported an unknown fault, code ", fault.code});
   }
 }
 

@@ -20,7 +20,7 @@ namespace detail {
 inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, const char* doing) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   const char* const text = cublasLtGetStatusString(status);
-  fail(problem.text() + ": cuBLASLt: " + doing + ": " + (text != nullptr ? text : std::to_string(status)));
+  fail({problem.text(), ": cuBLASLt: ", doing, ": ", text != nullptr ? text : std::to_string(status)});
 }
 
 template <class T>
@@ -191,8 +191,8 @@ class cublaslt_gemm {
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, e.operation.get(), e.b.get(), e.a.get(),
                                                                  e.c.get(), e.c.get(), wanted, 1, &best, &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) {
-      fail(p.text() + ": cuBLASLt has no algorithm for this product of " + name_of(k.in) + " to " + name_of(k.out) +
-           " with " + std::to_string(k.workspace) + " bytes of workspace");
+      fail({p.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
+            " with ", k.workspace, " bytes of workspace"});
     }
     detail::cublas_check(status, p, "choosing an algorithm");
     e.algorithm = best.algo;

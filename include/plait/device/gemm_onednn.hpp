@@ -46,7 +46,7 @@ using onednn_post_ops = onednn_owner<dnnl_post_ops, dnnl_post_ops_destroy>;
 
 /// Throws `plait::error`, "`what`: could not `act` (oneDNN's word for the reason)", unless `status` is success.
 inline void onednn_check(dnnl_status_t status, const std::string& what, const char* act) {
-  if (status != dnnl_success) fail(what + ": could not " + act + " (" + dnnl_status2str(status) + ")");
+  if (status != dnnl_success) fail({what, ": could not ", act, " (", dnnl_status2str(status), ")"});
 }
 
 /// How a matrix lies in memory, as oneDNN describes it: a value in its version 2, an object in version 3.
@@ -110,7 +110,7 @@ class onednn_gemm {
         dnnl_memory_set_data_handle(e.b.get(), const_cast<In*>(b)) != dnnl_success ||
         dnnl_memory_set_data_handle(e.c.get(), c) != dnnl_success ||
         dnnl_primitive_execute(e.primitive.get(), stream_.get(), 3, args) != dnnl_success) {
-      fail(problem.text() + ": oneDNN could not execute this product");
+      fail({problem.text(), ": oneDNN could not execute this product"});
     }
   }
 

@@ -13,7 +13,8 @@ namespace plait {
 inline void openblas_gemm(const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
                           double* c) {
   const auto narrow = [&](std::int64_t value) {
-    if (value > std::numeric_limits<blasint>::max()) fail(problem.text() + ": a size exceeds what this OpenBLAS takes");
+    if (value > std::numeric_limits<blasint>::max())
+      fail({problem.text(), ": a size exceeds what this OpenBLAS takes"});
     return static_cast<blasint>(value);
   };
   cblas_dgemm(CblasRowMajor, problem.trans_a ? CblasTrans : CblasNoTrans, problem.trans_b ? CblasTrans : CblasNoTrans,

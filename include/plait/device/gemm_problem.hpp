@@ -24,19 +24,18 @@ struct gemm_problem {
   bool operator==(const gemm_problem&) const = default;
 
   std::string text() const {
-    return "gemm(trans_a=" + std::to_string(trans_a) + ", trans_b=" + std::to_string(trans_b) +
-           ", m=" + std::to_string(m) + ", n=" + std::to_string(n) + ", k=" + std::to_string(k) +
-           ", lda=" + std::to_string(lda) + ", ldb=" + std::to_string(ldb) + ", ldc=" + std::to_string(ldc) + ")";
+    return cat({"gemm(trans_a=", int{trans_a}, ", trans_b=", int{trans_b}, ", m=", m, ", n=", n, ", k=", k,
+                ", lda=", lda, ", ldb=", ldb, ", ldc=", ldc, ")"});
   }
 
   /// Throws `plait::error` for negative sizes or rows that overlap.
   void check() const {
     const auto at_least = [&](const char* name, std::int64_t value, std::int64_t least) {
       if (value < least) {
-        fail(text() + ": " + name + " must be at least " + std::to_string(least) + ", the length of a stored row");
+        fail({text(), ": ", name, " must be at least ", least, ", the length of a stored row"});
       }
     };
-    if (m < 0 || n < 0 || k < 0) fail(text() + ": m, n and k must not be negative");
+    if (m < 0 || n < 0 || k < 0) fail({text(), ": m, n and k must not be negative"});
     at_least("lda", lda, trans_a ? m : k);
     at_least("ldb", ldb, trans_b ? k : n);
     at_least("ldc", ldc, n);

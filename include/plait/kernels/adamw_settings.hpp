@@ -28,7 +28,7 @@ struct adamw_scalars {
 /// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
 inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double learning_rate, std::int64_t step,
                                       double gradient_scale = 1.0) {
-  if (step < 1) fail("adamw: step = " + std::to_string(step) + ", must be at least 1");
+  if (step < 1) fail({"adamw: step = ", step, ", must be at least 1"});
   const auto power = static_cast<double>(step);
   return {learning_rate, 1.0 - std::pow(settings.beta1, power), 1.0 - std::pow(settings.beta2, power), gradient_scale,
           1.0};

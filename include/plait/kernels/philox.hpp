@@ -62,7 +62,7 @@ inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t ind
 
 /// Throws `plait::error` unless 0 <= p < 1.
 inline void check_dropout(double p) {
-  if (!(p >= 0.0 && p < 1.0)) fail("dropout: p = " + std::to_string(p) + ", must be at least 0 and below 1");
+  if (!(p >= 0.0 && p < 1.0)) fail({"dropout: p = ", p, ", must be at least 0 and below 1"});
 }
 
 }  // namespace plait::kernels

@@ -27,9 +27,9 @@ struct llama3_rope_scaling {
 inline std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
                                                     const std::optional<llama3_rope_scaling>& scaling = {}) {
   if (head_dim <= 0 || head_dim % 2 != 0) {
-    fail("rope: head_dim = " + std::to_string(head_dim) + ", must be positive and even");
+    fail({"rope: head_dim = ", head_dim, ", must be positive and even"});
   }
-  if (!(theta > 0)) fail("rope: theta = " + std::to_string(theta) + ", must be positive");
+  if (!(theta > 0)) fail({"rope: theta = ", theta, ", must be positive"});
   std::vector<double> frequencies;
   frequencies.reserve(static_cast<std::size_t>(head_dim / 2));
   for (std::int64_t i = 0; i < head_dim; i += 2) {

@@ -12,7 +12,7 @@ namespace plait {
 namespace detail {
 
 [[noreturn]] inline void bad_mesh(std::string_view text, const std::string& what) {
-  fail("--mesh " + std::string(text) + ": " + what);
+  fail({"--mesh ", text, ": ", what});
 }
 
 /// The axes of a mesh as a user may write them: "dp, cp=2 (fixed), tp".
@@ -21,7 +21,7 @@ inline std::string list_axes(const mesh_shape& known) {
   for (std::size_t i = 0; i < known.axes.size(); ++i) {
     if (i > 0) list += ", ";
     list += known.axes[i].text();
-    if (known.extents[i] != dynamic) list += "=" + std::to_string(known.extents[i]) + " (fixed)";
+    if (known.extents[i] != dynamic) append(list, {"=", known.extents[i], " (fixed)"});
   }
   return list;
 }
@@ -42,9 +42,9 @@ inline std::int64_t parse_extent(std::string_view text, std::string_view item, s
   std::int64_t extent = 0;
   const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), extent);
   if (problem == std::errc::result_out_of_range)
-    bad_mesh(text, "\"" + std::string(item) + "\" has an extent beyond the number of ranks of any machine");
+    bad_mesh(text, cat({"\"", item, "\" has an extent beyond the number of ranks of any machine"}));
   if (problem != std::errc{} || end != value.data() + value.size() || extent < 1)
-    bad_mesh(text, "\"" + std::string(item) + "\" is not AXIS=EXTENT with a positive whole number, as in tp=4");
+    bad_mesh(text, cat({"\"", item, "\" is not AXIS=EXTENT with a positive whole number, as in tp=4"}));
   return extent;
 }
 
@@ -60,13 +60,12 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
     const std::size_t equals = item.find('=');
     const std::string name(trimmed(item.substr(0, equals)));
     const int i = find_axis(known, name);
-    if (i < 0) bad_mesh(text, "unknown axis \"" + name + "\"; the axes of this mesh are " + list_axes(known));
+    if (i < 0) bad_mesh(text, cat({"unknown axis \"", name, "\"; the axes of this mesh are ", list_axes(known)}));
     const std::size_t at = static_cast<std::size_t>(i);
-    if (written[at] != 0) bad_mesh(text, "axis \"" + name + "\" is given twice");
+    if (written[at] != 0) bad_mesh(text, cat({"axis \"", name, "\" is given twice"}));
     written[at] = parse_extent(text, item, equals == std::string_view::npos ? "" : trimmed(item.substr(equals + 1)));
     if (known.extents[at] != dynamic && written[at] != known.extents[at])
-      bad_mesh(text, "axis \"" + name + "\" has the fixed extent " + std::to_string(known.extents[at]) + ", not " +
-                         std::to_string(written[at]));
+      bad_mesh(text, cat({"axis \"", name, "\" has the fixed extent ", known.extents[at], ", not ", written[at]}));
   }
 
   mesh_shape shape;
@@ -77,11 +76,10 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
     if (extent > (std::int64_t{1} << 31) / size) bad_mesh(text, "the extents multiply to more than 2147483648 ranks");
     size *= extent;
     shape.add(known.axes[i], extent);
-    product += (i > 0 ? " * " : "") + std::string(known.axes[i].text()) + "=" + std::to_string(extent);
+    append(product, {i > 0 ? " * " : "", known.axes[i].text(), "=", extent});
   }
   if (ranks >= 0 && size != ranks)
-    bad_mesh(text, "the extents " + product + " multiply to " + std::to_string(size) + " ranks, and there are " +
-                       std::to_string(ranks));
+    bad_mesh(text, cat({"the extents ", product, " multiply to ", size, " ranks, and there are ", ranks}));
   return shape;
 }
 

@@ -66,8 +66,7 @@ class language_model {
                  const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,
                  MakeHead&& make_head)
       : part_(part), how_(how) {
-    if (part.begin < 0 || part.begin > part.end)
-      fail("a stage of layers " + std::to_string(part.begin) + " to " + std::to_string(part.end));
+    if (part.begin < 0 || part.begin > part.end) fail({"a stage of layers ", part.begin, " to ", part.end});
     if (part.first) embedding_.emplace(make_embedding());
     std::vector<Block> blocks;
     blocks.reserve(static_cast<std::size_t>(part.size()));
@@ -157,14 +156,15 @@ class language_model {
     head_->visit([&](auto& p) {
       used |= &p == table_;
       if (&p != table_ && p.info().tied_across_stages)
-        fail("language_model: the head makes the parameter " + p.name() +
-             " with tied_across_stages, and the embedding's " + table_->name() +
-             " is on this rank: use the table that make_head is given");
+        fail({"language_model: the head makes the parameter ", p.name(),
+              " with tied_across_stages, and the embedding's ", table_->name(),
+              " is on this rank: use the table that make_head is given"});
     });
     if (table_->info().tied_across_stages && !used)
-      fail("language_model: the embedding makes " + table_->name() +
+      fail(
+          {"language_model: the embedding makes ", table_->name(),
            " with tied_across_stages, and the head does not use it; use the table that make_head is given, or make the "
-           "embedding without");
+           "embedding without"});
   }
   /// The product of the head is dear, so that nothing but what is cheap is made again.
   microbatch<device> of_head(const microbatch<device>& mb) const {

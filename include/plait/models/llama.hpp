@@ -108,8 +108,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
 
   static stage_layers checked(const llama_config& config, const llama_options& options, const stage_layers& part) {
     if (part.begin < 0 || part.begin > part.end || part.end > config.layers)
-      fail("llama: layers " + std::to_string(part.begin) + " to " + std::to_string(part.end) + " of a model of " +
-           std::to_string(config.layers));
+      fail({"llama: layers ", part.begin, " to ", part.end, " of a model of ", config.layers});
     if (options.attention.documents && !documents_fit)
       fail("llama: packed documents need a strategy that shards the vocabulary over the axes of the heads");
     return part;
@@ -117,7 +116,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
 
   static typename layers::block make_block(const context<Device>& ctx, const llama_config& config,
                                            const llama_options& options, std::int64_t i) {
-    const std::string name = "model.layers." + std::to_string(i);
+    const std::string name = cat({"model.layers.", i});
     const layout stored = layout_v<typename specs::norm_weight>;
     const initializer init{0, config.initializer_range};
     const sequence_order order = sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes);

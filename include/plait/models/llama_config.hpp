@@ -57,12 +57,12 @@ struct llama_config {
 inline void validate(const llama_config& c, const std::string& source) {
   const auto within = [&](const char* key, std::int64_t value, std::int64_t largest) {
     if (value < 1 || value > largest) {
-      fail(source + ": " + key + " is " + std::to_string(value) + "; legal are 1 to " + std::to_string(largest));
+      fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
     }
   };
   const auto positive = [&](const char* key, double value) {
     if (!(value > 0 && std::isfinite(value))) {
-      fail(source + ": " + key + " is " + std::to_string(value) + "; legal is a positive number");
+      fail({source, ": ", key, " is ", value, "; legal is a positive number"});
     }
   };
   constexpr std::int64_t widest = 1 << 20;  // with these limits no count of values overflows 64 bits
@@ -75,17 +75,17 @@ inline void validate(const llama_config& c, const std::string& source) {
   within("intermediate_size", c.ffn, widest);
   within("max_position_embeddings", c.max_position, std::int64_t{1} << 31);
   if (c.heads % c.kv_heads != 0) {
-    fail(source + ": num_attention_heads is " + std::to_string(c.heads) + " and num_key_value_heads " +
-         std::to_string(c.kv_heads) + "; the first must be a multiple of the second");
+    fail({source, ": num_attention_heads is ", c.heads, " and num_key_value_heads ", c.kv_heads,
+          "; the first must be a multiple of the second"});
   }
   if (c.head_dim % 2 != 0) {
-    fail(source + ": head_dim is " + std::to_string(c.head_dim) + "; rotary positions turn pairs, so it must be even");
+    fail({source, ": head_dim is ", c.head_dim, "; rotary positions turn pairs, so it must be even"});
   }
   if (c.attention_bias && c.qkv_bias) {
-    fail(source + ": attention_bias and qkv_bias are both true; the first means q, k, v and o, the second q, k and v");
+    fail({source, ": attention_bias and qkv_bias are both true; the first means q, k, v and o, the second q, k and v"});
   }
   if (c.sliding_window < 0 || c.sliding_window > std::int64_t{1} << 31) {
-    fail(source + ": sliding_window is " + std::to_string(c.sliding_window) + "; legal are 0 (none) to 2147483648");
+    fail({source, ": sliding_window is ", c.sliding_window, "; legal are 0 (none) to 2147483648"});
   }
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
@@ -93,13 +93,13 @@ inline void validate(const llama_config& c, const std::string& source) {
   if (c.rope.kind == rope_kind::llama3) {
     const auto& r = c.rope;
     if (!(r.factor >= 1 && std::isfinite(r.factor))) {
-      fail(source + ": rope_scaling.factor is " + std::to_string(r.factor) + "; at least 1 is legal");
+      fail({source, ": rope_scaling.factor is ", r.factor, "; at least 1 is legal"});
     }
     positive("rope_scaling.low_freq_factor", r.low_freq_factor);
     positive("rope_scaling.high_freq_factor", r.high_freq_factor);
     if (r.high_freq_factor <= r.low_freq_factor) {
-      fail(source + ": rope_scaling.high_freq_factor is " + std::to_string(r.high_freq_factor) +
-           " and low_freq_factor " + std::to_string(r.low_freq_factor) + "; the first must be larger");
+      fail({source, ": rope_scaling.high_freq_factor is ", r.high_freq_factor, " and low_freq_factor ",
+            r.low_freq_factor, "; the first must be larger"});
     }
     within("rope_scaling.original_max_position_embeddings", r.original_max_position, std::int64_t{1} << 31);
   }
@@ -310,7 +310,7 @@ inline const llama_config* find_llama_preset(std::string_view name) {
 /// The preset called `name`; `error` naming `knob` and all presets otherwise.
 inline llama_config llama_preset_config(std::string_view name, const std::string& knob = "--model") {
   if (const llama_config* config = find_llama_preset(name)) return *config;
-  fail(knob + ": unknown model '" + std::string(name) + "'; presets are " + llama_preset_names());
+  fail({knob, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }
 
 }  // namespace plait

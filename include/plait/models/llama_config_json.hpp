@@ -70,19 +70,19 @@ class config_reader {
   config_reader object(const char* key) const {
     const nlohmann::json& value = at(key);
     if (!value.is_object()) bad(key, value, "an object");
-    return {value, source_, prefix_ + key + "."};
+    return {value, source_, cat({prefix_, key, "."})};
   }
   /// Refuses any value but `legal`, if the key is there.
   void only(const char* key, const nlohmann::json& legal) const {
     if (has(key) && at(key) != legal) bad(key, at(key), legal.dump());
   }
   [[noreturn]] void bad(const char* key, const nlohmann::json& value, const std::string& legal) const {
-    fail(source_ + ": key '" + prefix_ + key + "' is " + shown(value) + "; legal is " + legal);
+    fail({source_, ": key '", prefix_, key, "' is ", shown(value), "; legal is ", legal});
   }
 
  private:
   const nlohmann::json& at(const char* key) const {
-    if (!has(key)) fail(source_ + ": key '" + prefix_ + key + "' is missing");
+    if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
     return *object_.find(key);
   }
   static std::string shown(const nlohmann::json& value) {
@@ -154,18 +154,19 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
              std::count(types.begin(), types.end(), type) == layers;
     };
     const bool sliding = all("sliding_attention"), full = all("full_attention");
-    const std::string times = std::to_string(layers) + " (num_hidden_layers) times ";
+    const std::string times = cat({layers, " (num_hidden_layers) times "});
     if (window == 0 && !full) c.bad("layer_types", types, times + "\"full_attention\", there being no sliding window");
     if (mistral && window > 0 && !sliding) c.bad("layer_types", types, times + "\"sliding_attention\"");
-    if (!sliding && !full) c.bad("layer_types", types, times + "\"sliding_attention\" or \"full_attention\"" + differ);
+    if (!sliding && !full)
+      c.bad("layer_types", types, cat({times, "\"sliding_attention\" or \"full_attention\"", differ}));
     return sliding ? window : 0;
   }
   if (qwen && window > 0) {  // the layers from max_window_layers on have the window
     const std::int64_t first = c.integer("max_window_layers", 28);
     if (first != 0 && (first < 0 || first < layers))
       c.bad("max_window_layers", first,
-            "0 (all layers have the sliding window) or at least num_hidden_layers, " + std::to_string(layers) +
-                " (none has it)" + differ);
+            cat({"0 (all layers have the sliding window) or at least num_hidden_layers, ", layers, " (none has it)",
+                 differ}));
     return first == 0 ? window : 0;
   }
   return window;
@@ -182,16 +183,16 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
   // What prints a value that is refused calls itself for each level.
   const auto not_too_deep = [&](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
     if (depth > detail::max_config_depth)
-      fail(source + ": the JSON has more than " + std::to_string(detail::max_config_depth) +
-           " levels of objects and lists in each other");
+      fail({source, ": the JSON has more than ", detail::max_config_depth,
+            " levels of objects and lists in each other"});
     return true;
   };
   try {
     json = nlohmann::json::parse(text, not_too_deep);
   } catch (const nlohmann::json::exception& e) {
-    fail(source + ": malformed JSON: " + e.what());
+    fail({source, ": malformed JSON: ", e.what()});
   }
-  if (!json.is_object()) fail(source + ": the JSON is no object; a config.json of a Llama is expected");
+  if (!json.is_object()) fail({source, ": the JSON is no object; a config.json of a Llama is expected"});
   const detail::config_reader c(json, source);
 
   const std::string type = c.string("model_type");
@@ -215,8 +216,8 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
     out.head_dim = c.integer("head_dim", family->head_dim);
   } else {
     if (out.heads < 1 || out.hidden % out.heads != 0) {
-      fail(source + ": hidden_size " + std::to_string(out.hidden) + " is no multiple of num_attention_heads " +
-           std::to_string(out.heads) + ", and head_dim is not given");
+      fail({source, ": hidden_size ", out.hidden, " is no multiple of num_attention_heads ", out.heads,
+            ", and head_dim is not given"});
     }
     out.head_dim = out.hidden / out.heads;
   }
@@ -238,7 +239,7 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
 
   out.rope_theta = c.number("rope_theta", 10000.0);
   if (c.has("rope_scaling") && c.has("rope_parameters")) {
-    fail(source + ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing");
+    fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
   }
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!c.has(key)) continue;
@@ -255,7 +256,7 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
 
 /// Reads a `config.json`. Errors as `parse_llama_config`, and `knob` in the text when the file cannot be read.
 inline llama_config read_llama_config(const std::string& path, const std::string& knob = "--model") {
-  return parse_llama_config(read_file(path, knob), knob + ": '" + path + "'");
+  return parse_llama_config(read_file(path, knob), cat({knob, ": '", path, "'"}));
 }
 
 /// What `--model` takes: the name of a preset, or a path (it has a '/' or ends in ".json") of a `config.json`.
@@ -263,8 +264,8 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return read_llama_config(name_or_path, knob);
-  fail(knob + ": unknown model '" + name_or_path + "'; presets are " + llama_preset_names() +
-       "; or give the path of a config.json");
+  fail({knob, ": unknown model '", name_or_path, "'; presets are ", llama_preset_names(),
+        "; or give the path of a config.json"});
 }
 
 namespace detail {
@@ -278,8 +279,8 @@ inline const llama_family& family_of(const llama_config& config) {
       if (set) extra += (extra.empty() ? "" : ", ") + std::string(field);
     }
     if (!extra.empty())
-      fail("config.json: no model type of Hugging Face computes this model: it would be " + std::string(type) +
-           ", which does not have " + extra);
+      fail({"config.json: no model type of Hugging Face computes this model: it would be ", type,
+            ", which does not have ", extra});
     return *find_llama_family(type);
   };
   if (config.qk_norm) return found("qwen3", {{"qkv_bias", config.qkv_bias}, {"mlp_bias", config.mlp_bias}});

@@ -122,18 +122,17 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     shape_.window = options.window;
     shape_.causal = options.causal;
     if (rotates_ && static_cast<std::int64_t>(options.frequencies.size()) * 2 != shape_.head_dim)
-      fail(name + ": " + std::to_string(options.frequencies.size()) +
-           " rotary frequencies for head_dim = " + std::to_string(shape_.head_dim) + ", must be half of it");
-    if (options.window < 0)
-      fail(name + ": attention_window is " + std::to_string(options.window) + "; at least 1, or 0 for none");
+      fail({name, ": ", options.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
+            ", must be half of it"});
+    if (options.window < 0) fail({name, ": attention_window is ", options.window, "; at least 1, or 0 for none"});
     const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
     const axis_list& axes = context_axes<typename specs::attention>;
     attention_part part{shape_,     {},   static_cast<std::size_t>(mesh.index_in(rank, axes)),
                         documents_, name, options.context};
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     if (!options.causal && part.blocks.size() > 1)
-      fail(name + ": attention without a causal mask needs the whole sequence on each rank; here it is cut into " +
-           std::to_string(part.blocks.size()));
+      fail({name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
+            part.blocks.size()});
     engine_ = engine(ctx, part, axes);
     if (options.qk_norm_epsilon > 0)
       norms_.emplace(ctx, name, layout_v<typename specs::queries>, layout_v<typename specs::keys>,

@@ -94,11 +94,11 @@ class attention_core {
     shape_.q_offset = q.offset[1];
     const bool positions_matter = how.causal || how.window > 0 || !how.frequencies.empty();
     if (positions_matter && (layout_v<Q>.has(dim_of<zseq>) || layout_v<K>.has(dim_of<zseq>)))
-      fail(name + ": a mask, a window and a rotation need sequences in the order of the text, which zseq is not");
+      fail({name, ": a mask, a window and a rotation need sequences in the order of the text, which zseq is not"});
     if (how.frequencies.empty()) return;
     if (static_cast<std::int64_t>(how.frequencies.size()) * 2 != shape_.head_dim)
-      fail(name + ": " + std::to_string(how.frequencies.size()) +
-           " rotary frequencies for head_dim = " + std::to_string(shape_.head_dim) + ", must be half of it");
+      fail({name, ": ", how.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
+            ", must be half of it"});
     q_rotations_ = make_rotations(ctx, how.frequencies, shape_.q_offset, shape_.q_len);
     k_rotations_ = make_rotations(ctx, how.frequencies, 0, shape_.k_len);
   }

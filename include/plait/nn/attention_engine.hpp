@@ -51,16 +51,17 @@ struct attention_gradients {
 /// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
 /// and v for it.
 template <class E, class Precision, class Device>
-concept attention_engine =
-    std::constructible_from<E, const context<Device>&, const attention_part&, const axis_list&> &&
-    std::default_initializable<typename E::saved> &&
-    requires(E& e, const E& c, const context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
-             activation_of<Precision>* o, typename E::saved& kept,
-             attention_gradients<activation_of<Precision>> gradients) {
-      e.forward(ctx, in, o, &kept);
-      e.backward(ctx, in, o, o, kept, gradients);
-      { c.keeps_inputs() } -> std::convertible_to<bool>;
-    };
+concept attention_engine = std::constructible_from < E,
+        const context<Device>
+&, const attention_part&,
+    const axis_list& > &&std::default_initializable<typename E::saved>&& requires(
+                           E& e, const E& c, const context<Device>& ctx,
+                           const attention_inputs<activation_of<Precision>>& in, activation_of<Precision>* o,
+                           typename E::saved& kept, attention_gradients<activation_of<Precision>> gradients) {
+  e.forward(ctx, in, o, &kept);
+  e.backward(ctx, in, o, o, kept, gradients);
+  { c.keeps_inputs() } -> std::convertible_to<bool>;
+};
 
 namespace detail {
 
@@ -355,7 +356,7 @@ class whole_attention {
   whole_attention() = default;
   whole_attention(const context<Device>&, const attention_part& part, const axis_list&) : shape_(part.shape) {
     if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
-      fail(part.name + ": attention over the whole sequence was given a part of it");
+      fail({part.name, ": attention over the whole sequence was given a part of it"});
     shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
   }
 

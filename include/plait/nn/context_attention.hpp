@@ -35,9 +35,8 @@ class context_attention {
     const axis_list& axes = context_axes<Policy>;
     const std::int64_t ranks = ctx.ranks.shape().size(axes), length = order.length(), own = length / ranks;
     if (length % ranks != 0)
-      fail(name + ": a sequence of " + std::to_string(length) + " over " + std::to_string(ranks) + " ranks of " +
-           describe(axes) + " must divide; the nearest lengths are " + std::to_string(own * ranks) + " and " +
-           std::to_string((own + 1) * ranks));
+      fail({name, ": a sequence of ", length, " over ", ranks, " ranks of ", describe(axes),
+            " must divide; the nearest lengths are ", own * ranks, " and ", (own + 1) * ranks});
     const std::int64_t mine = ctx.ranks.shape().index_in(ctx.ranks.rank(), axes);
     shape.q_len = shape.k_len = own;
     shape.q_offset = shape.k_offset = 0;

@@ -30,7 +30,7 @@ class dropout {
       : p_(p), stream_(parameter<T, Device>::stream_of(name)), names_(name), order_(order) {
     kernels::check_dropout(p);
     if (p > 0 && zigzag_at >= 0 && order.length() == 0)
-      fail(std::string(name) + ": dropout of tokens in zigzag order needs their sequence_order");
+      fail({name, ": dropout of tokens in zigzag order needs their sequence_order"});
   }
 
   /// In place.

@@ -77,8 +77,7 @@ class embedding {
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
     const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const std::int64_t padded = used.global[0];
-    if (vocab_ < 1 || vocab_ > padded)
-      fail(name + ": vocab = " + std::to_string(vocab_) + ", must be 1 to the padded size " + std::to_string(padded));
+    if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
     first_ = used.offset[0];
     rows_ = used.local[0];
     width_ = used.local[1];

@@ -217,9 +217,9 @@ class linear_core {
             detail::side_by_side(b.product, d.input, moving) == product &&
             detail::side_by_side(b.output, d.input, moving) == output)
           continue;
-        fail("output of " + name + ": linears that share an input must be resolved alike; one goes from " +
-             describe(d.branches[0].product) + " to " + describe(d.branches[0].output) + ", another from " +
-             describe(b.product) + " to " + describe(b.output));
+        fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
+              describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
+              describe(b.product), " to ", describe(b.output)});
       }
     }
     resolve_ = executor(product, output, ctx.ranks, sizes, "output of " + name);
@@ -284,10 +284,10 @@ class linear_core {
     }
   }
   void share(parameter_ptr<Precision, Device> shared, const linear_derivation<N>& d, const std::string& name) {
-    if (N > 1) fail(name + ": linears that share an input cannot use the parameter of another layer");
+    if (N > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
     if (!equivalent(shared->used(), d.branches[0].weight))
-      fail(name + ": the parameter " + shared->name() + " is used in two layouts, " + describe(shared->used()) +
-           " and " + describe(d.branches[0].weight) + "; its users must shard it alike");
+      fail({name, ": the parameter ", shared->name(), " is used in two layouts, ", describe(shared->used()), " and ",
+            describe(d.branches[0].weight), "; its users must shard it alike"});
     weights_[0] = std::move(shared);
   }
 

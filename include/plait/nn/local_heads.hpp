@@ -21,11 +21,11 @@ inline local_heads share_of_heads(const box& q, const box& k, const std::string&
   const std::int64_t heads = q.local[2];
   const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
   if (q.global[2] % k.global[2] != 0 || (heads >= group ? heads % group : group % heads) != 0)
-    fail(name + ": heads = " + std::to_string(q.global[2]) + ", kv_heads = " + std::to_string(k.global[2]) + " and " +
-         std::to_string(heads) +
+    fail(
+        {name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], " and ", heads,
          " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank must be whole groups or a "
-         "whole part of one group of " +
-         std::to_string(group));
+         "whole part of one group of ",
+         group});
   return {q.offset[2] / group - k.offset[2], heads >= group ? heads / group : 1};
 }
 

@@ -90,12 +90,12 @@ class lora_adapter {
                const parameter_info& weight, const layout& stored, const lora_options& how, const product_part& part)
       : rank_(how.rank), scale_(how.scale), part_(part) {
     const std::string name = weight.name.substr(0, weight.name.rfind(".weight"));
-    if (rank_ < 0) fail(name + ": the rank of an adapter is " + std::to_string(rank_) + "; at least 1, or 0 for none");
+    if (rank_ < 0) fail({name, ": the rank of an adapter is ", rank_, "; at least 1, or 0 for none"});
     const lora_derivation d = derive_lora(gathered, base);
     enforce(d.verdict, name + ": adapter");
     if (!equivalent(d.product, base.product))
-      fail(name + ": the product of the adapter lies as " + describe(d.product) + ", that of the weight as " +
-           describe(base.product));
+      fail({name, ": the product of the adapter lies as ", describe(d.product), ", that of the weight as ",
+            describe(base.product)});
     context<Device> own{ctx.device, ctx.ranks, ctx.sizes, ctx.seed};
     own.sizes.set(dim_of<rank_dim>, rank_);
     const auto [a, b] = shapes(gathered, base, weight, name);
@@ -174,7 +174,7 @@ class lora_adapter {
                                                                          const std::string& name) const {
     const std::vector<std::int64_t>& whole = weight.shape;
     if (whole.size() != base.placed.dims.size()) {
-      if (whole.size() != 2) fail(name + ": an adapter needs the weight's shape as a matrix or dim by dim");
+      if (whole.size() != 2) fail({name, ": an adapter needs the weight's shape as a matrix or dim by dim"});
       return {{rank_, whole[1]}, {whole[0], rank_}};
     }
     std::vector<std::int64_t> a, b, contracted;

@@ -187,17 +187,17 @@ class parameter {
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
     if (current_) return;
-    fail("parameter " + info_.name + " is used while it is " + name_of(state()) +
-         ": call gather(ctx) after its values change and before a layer reads it");
+    fail({"parameter ", info_.name, " is used while it is ", name_of(state()),
+          ": call gather(ctx) after its values change and before a layer reads it"});
   }
   /// The check of `used_gradient` alone.
   void require_accumulating() const {
     if (phase_ == phase::accumulating) return;
-    if (frozen_) fail("parameter " + info_.name + " is frozen, and has no gradient");
-    fail("parameter " + info_.name +
-         (phase_ == phase::reduced
+    if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient"});
+    fail({"parameter ", info_.name,
+          phase_ == phase::reduced
               ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
-              : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"));
+              : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -265,14 +265,14 @@ class parameter {
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
   /// Collective over those. Throws unless backward passes may have added to it since the last `zero_gradient`.
   [[nodiscard]] reduced_gradient<Precision, Device> reduce(const context<Device>& ctx) {
-    if (frozen_) fail("parameter " + info_.name + " is frozen, and has no gradient to reduce");
+    if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient to reduce"});
     if (phase_ != phase::accumulating)
-      fail(
-          "parameter " + info_.name +
-          (phase_ == phase::reduced
-               ? ": reduce is called twice for one gradient, which would count it more than once; what it returned the "
-                 "first time goes to the optimizer"
-               : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)"));
+      fail({"parameter ", info_.name,
+            (phase_ == phase::reduced
+                 ? ": reduce is called twice for one gradient, which would count it more than once; what it returned "
+                   "the "
+                   "first time goes to the optimizer"
+                 : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)")});
     if (!reduce_.trivial() || gradient() != used_gradient_)
       reduce_.run(ctx.device, used_gradient_, gradient(), dtype_of<gradient_type>);
     if (stages_)
@@ -290,8 +290,8 @@ class parameter {
   };
   update_target begin_update() {
     if (phase_ != phase::reduced)
-      fail("parameter " + info_.name + ": an optimizer updates it while it is " + name_of(state()) +
-           "; reduce(ctx) comes first, and each gradient is used once");
+      fail({"parameter ", info_.name, ": an optimizer updates it while it is ", name_of(state()),
+            "; reduce(ctx) comes first, and each gradient is used once"});
     const bool in_place = rounded && gather_.trivial();
     phase_ = phase::updated;
     current_ = false;
@@ -328,7 +328,7 @@ class parameter {
 
   static layout checked_use(const context<Device>& ctx, const std::string& name, const layout& placed,
                             const layout& met) {
-    enforce(check_boundary(met, ctx.ranks.shape()), "parameter " + name + ": what it meets, " + describe(met));
+    enforce(check_boundary(met, ctx.ranks.shape()), cat({"parameter ", name, ": what it meets, ", describe(met)}));
     return use_of(placed, met);
   }
 

@@ -33,8 +33,8 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
     const box part = local_box(lies, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     rows_ = ctx.sizes.of(dim_of<position>);
     if (rows_ < part.global[1])
-      fail(name + ": the context gives the dim position the size " + std::to_string(rows_) + ", and the sequence has " +
-           std::to_string(part.global[1]) + " tokens; at least as many positions are legal");
+      fail({name, ": the context gives the dim position the size ", rows_, ", and the sequence has ", part.global[1],
+            " tokens; at least as many positions are legal"});
     width_ = part.local[2];
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true}, placed, placed, lies);

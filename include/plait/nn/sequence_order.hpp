@@ -51,14 +51,13 @@ class sequence_order {
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& knob = "the sequence",
                                const std::string& axes = "context-parallel ranks") {
     const std::int64_t pieces = 2 * ranks;
-    if (ranks < 1) fail("zigzag order for " + std::to_string(ranks) + " ranks; at least 1 is legal");
+    if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
     if (ranks == 1) return {length, 1};
     if (length % pieces != 0) {
       const std::int64_t below = length / pieces * pieces;
-      fail(knob + " is " + std::to_string(length) + "; in zigzag order over " + std::to_string(ranks) + " " + axes +
-           " it must be divisible by 2 x " + std::to_string(ranks) + " = " + std::to_string(pieces) +
-           (below > 0 ? "; the nearest lengths are " + std::to_string(below) + " and " : "; the least length is ") +
-           std::to_string(below + pieces));
+      fail({knob, " is ", length, "; in zigzag order over ", ranks, " ", axes, " it must be divisible by 2 x ", ranks,
+            " = ", pieces, below > 0 ? cat({"; the nearest lengths are ", below, " and "}) : "; the least length is ",
+            below + pieces});
     }
     return {length, pieces};
   }

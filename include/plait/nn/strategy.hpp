@@ -82,7 +82,7 @@ struct stored_under {
   using type = Weight;
 };
 template <class S, class Weight>
-  requires requires { typename S::template stored<Weight>; }
+requires requires { typename S::template stored<Weight>; }
 struct stored_under<S, Weight> {
   using type = typename S::template stored<Weight>;
 };
@@ -116,10 +116,10 @@ struct branch_of_strategy {
   using output = typename S::residual;
 };
 template <class S>
-  requires requires {
-    typename S::branch_input;
-    typename S::branch_output;
-  }
+requires requires {
+  typename S::branch_input;
+  typename S::branch_output;
+}
 struct branch_of_strategy<S> {
   using input = typename S::branch_input;
   using output = typename S::branch_output;
@@ -186,7 +186,7 @@ template <strategy S>
 sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes) {
   using specs = transformer_specs<S>;
   const std::int64_t length = sizes.of(specs::sequence);
-  if (length < 0) fail(std::string("the context gives no size for the dim ") + specs::sequence.text());
+  if (length < 0) fail({"the context gives no size for the dim ", specs::sequence.text()});
   if (!(specs::sequence == dim_of<zseq>)) return sequence_order::text(length);
   const axis_list axes = context_axes<typename specs::attention>;
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));

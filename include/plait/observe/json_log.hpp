@@ -49,7 +49,7 @@ class json_log {
  private:
   void check(const char* what) const {
     if (out_) return;
-    fail(knob_ + ": " + what + " '" + path_ + "': " + (errno != 0 ? std::strerror(errno) : "the stream failed"));
+    fail({knob_, ": ", what, " '", path_, "': ", errno != 0 ? std::strerror(errno) : "the stream failed"});
   }
 
   std::string path_;

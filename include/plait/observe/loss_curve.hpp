@@ -105,9 +105,9 @@ class curve_drawing {
   explicit curve_drawing(const curve_chart& chart) : chart_(chart) { find_range(); }
 
   std::string svg() {
-    out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(width, 0) + " " + fixed(height, 0) +
-           "\" width=\"" + fixed(width, 0) + "\" height=\"" + fixed(height, 0) +
-           "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"13\" fill=\"#333\">\n";
+    out_ = cat({"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width, 0), " ", fixed(height, 0),
+                "\" width=\"", fixed(width, 0), "\" height=\"", fixed(height, 0),
+                "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"13\" fill=\"#333\">\n"});
     out_ += "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
     text(left, 30, chart_.title, "font-size=\"17\" font-weight=\"bold\" fill=\"#111\"");
     axes();
@@ -156,12 +156,11 @@ class curve_drawing {
   }
 
   void text(double x, double y, std::string_view what, std::string_view style = "") {
-    out_ += "<text x=\"" + fixed(x, 1) + "\" y=\"" + fixed(y, 1) + "\" " + std::string(style) + ">" + xml_text(what) +
-            "</text>\n";
+    append(out_, {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", style, ">", xml_text(what), "</text>\n"});
   }
   void line(double x1, double y1, double x2, double y2, std::string_view style) {
-    out_ += "<line x1=\"" + fixed(x1, 1) + "\" y1=\"" + fixed(y1, 1) + "\" x2=\"" + fixed(x2, 1) + "\" y2=\"" +
-            fixed(y2, 1) + "\" " + std::string(style) + "/>\n";
+    append(out_, {"<line x1=\"", fixed(x1, 1), "\" y1=\"", fixed(y1, 1), "\" x2=\"", fixed(x2, 1), "\" y2=\"",
+                  fixed(y2, 1), "\" ", style, "/>\n"});
   }
 
   void axes() {
@@ -179,14 +178,14 @@ class curve_drawing {
     line(left, bottom, right, bottom, "stroke=\"#555\"");
     text((left + right) / 2, height - 16, chart_.x_label, "text-anchor=\"middle\"");
     const double middle = (top + bottom) / 2;
-    text(22, middle, chart_.y_label, "text-anchor=\"middle\" transform=\"rotate(-90 22 " + fixed(middle, 1) + ")\"");
+    text(22, middle, chart_.y_label,
+         cat({"text-anchor=\"middle\" transform=\"rotate(-90 22 ", fixed(middle, 1), ")\""}));
   }
 
   void reference() {
     if (!chart_.reference || !finite(chart_.reference->y)) return;
     const double y = y_of(chart_.reference->y);
-    line(left, y, right, y,
-         std::string("stroke=\"") + reference_colour + "\" stroke-width=\"1.5\" stroke-dasharray=\"7 5\"");
+    line(left, y, right, y, cat({"stroke=\"", reference_colour, "\" stroke-width=\"1.5\" stroke-dasharray=\"7 5\""}));
   }
 
   /// One polyline for each run of finite points, a dot for a run of one.
@@ -199,14 +198,14 @@ class curve_drawing {
       std::size_t end = begin;
       std::string path;
       for (; end < points.size() && finite(points[end]); ++end) {
-        path += (end == begin ? "M" : "L") + fixed(x_of(points[end].x), 1) + " " + fixed(y_of(points[end].y), 1);
+        append(path, {end == begin ? "M" : "L", fixed(x_of(points[end].x), 1), " ", fixed(y_of(points[end].y), 1)});
       }
       if (end - begin == 1) {
-        out_ += "<circle cx=\"" + fixed(x_of(points[begin].x), 1) + "\" cy=\"" + fixed(y_of(points[begin].y), 1) +
-                "\" r=\"3.5\" fill=\"" + std::string(colour) + "\"/>\n";
+        append(out_, {"<circle cx=\"", fixed(x_of(points[begin].x), 1), "\" cy=\"", fixed(y_of(points[begin].y), 1),
+                      "\" r=\"3.5\" fill=\"", colour, "\"/>\n"});
       } else {
-        out_ += "<path d=\"" + path + "\" fill=\"none\" stroke=\"" + std::string(colour) +
-                "\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n";
+        append(out_, {"<path d=\"", path, "\" fill=\"none\" stroke=\"", colour,
+                      "\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n"});
       }
       begin = end;
     }
@@ -235,11 +234,11 @@ class curve_drawing {
       const double n = static_cast<double>(c.count);
       means.push_back({c.x / n, c.y / n});
       const std::string x = fixed(x_of(means.back().x), 1);
-      upper += (upper.empty() ? "M" : "L") + x + " " + fixed(y_of(c.high), 1);
-      lower = "L" + x + " " + fixed(y_of(c.low), 1) + lower;
+      append(upper, {upper.empty() ? "M" : "L", x, " ", fixed(y_of(c.high), 1)});
+      lower = cat({"L", x, " ", fixed(y_of(c.low), 1), lower});
     }
     if (means.size() > 1) {
-      out_ += "<path d=\"" + upper + lower + "Z\" fill=\"" + std::string(colour) + "\" fill-opacity=\"0.22\"/>\n";
+      append(out_, {"<path d=\"", upper, lower, "Z\" fill=\"", colour, "\" fill-opacity=\"0.22\"/>\n"});
     }
     polyline(means, colour);
   }
@@ -248,18 +247,19 @@ class curve_drawing {
   void legend() {
     double x = left;
     const auto item = [&](const std::string& name, std::string_view colour, std::string_view dash) {
-      line(x, 53, x + 24, 53, "stroke=\"" + std::string(colour) + "\" stroke-width=\"2.5\" " + std::string(dash));
+      line(x, 53, x + 24, 53, cat({"stroke=\"", colour, "\" stroke-width=\"2.5\" ", dash}));
       text(x + 31, 57.5, name);
       x += 31 + 7.2 * static_cast<double>(name.size()) + 26;  // 7.2: about the mean width of a letter at this size
     };
     for (std::size_t i = 0; i < chart_.series.size(); ++i) {
       const auto& points = chart_.series[i].points;
       const auto last = std::find_if(points.rbegin(), points.rend(), [](const curve_point& p) { return finite(p); });
-      const std::string value = last == points.rend() ? "" : " (last " + fixed(last->y, 3) + ")";
+      const std::string value = last == points.rend() ? "" : cat({" (last ", fixed(last->y, 3), ")"});
       item(chart_.series[i].name + value, colours[i % colours.size()], "");
     }
     if (chart_.reference && finite(chart_.reference->y)) {
-      item(chart_.reference->name + " " + fixed(chart_.reference->y, 3), reference_colour, "stroke-dasharray=\"7 4\"");
+      item(cat({chart_.reference->name, " ", fixed(chart_.reference->y, 3)}), reference_colour,
+           "stroke-dasharray=\"7 4\"");
     }
   }
 

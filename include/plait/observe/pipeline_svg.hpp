@@ -37,9 +37,9 @@ class pipeline_drawing {
     double height = 12;
     for (const pipeline_timeline& t : all_) height += panel_height(t);
     height += legend_height;
-    out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + fixed(width, 0) + " " + fixed(height, 0) +
-           "\" width=\"" + fixed(width, 0) + "\" height=\"" + fixed(height, 0) +
-           "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n";
+    out_ = cat({"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width, 0), " ", fixed(height, 0),
+                "\" width=\"", fixed(width, 0), "\" height=\"", fixed(height, 0),
+                "\" font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n"});
     style();
     out_ += "<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n";
     double y = 12;
@@ -66,7 +66,7 @@ class pipeline_drawing {
     const auto k = static_cast<std::size_t>(kind);
     const double share = chunks > 1 ? static_cast<double>(chunk) / (chunks - 1) : 0;
     const auto& [deep, pale] = deep_and_pale_lightness[k];
-    return std::string("hsl(") + hues[k] + "," + fixed(deep + share * (pale - deep), 0) + "%)";
+    return cat({"hsl(", hues[k], ",", fixed(deep + share * (pale - deep), 0), "%)"});
   }
   static bool is_pale(action_kind kind, int chunk, int chunks) {
     return chunks > 1 && 2 * chunk > chunks - 1 - (kind == action_kind::weight_backward ? 1 : 0);
@@ -102,12 +102,12 @@ class pipeline_drawing {
   }
 
   void text(double x, double y, std::string_view what, std::string_view attributes) {
-    out_ += "<text x=\"" + fixed(x, 1) + "\" y=\"" + fixed(y, 1) + "\" " + std::string(attributes) + ">" +
-            xml_text(what) + "</text>\n";
+    append(out_,
+           {"<text x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" ", attributes, ">", xml_text(what), "</text>\n"});
   }
   void rectangle(double x, double y, double w, double h, std::string_view kind) {
-    out_ += "<rect class=\"" + std::string(kind) + "\" x=\"" + fixed(x, 2) + "\" y=\"" + fixed(y, 1) + "\" width=\"" +
-            fixed(w, 2) + "\" height=\"" + fixed(h, 1) + "\"/>\n";
+    append(out_, {"<rect class=\"", kind, "\" x=\"", fixed(x, 2), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(w, 2),
+                  "\" height=\"", fixed(h, 1), "\"/>\n"});
   }
   static std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
   static std::string number(double value) {
@@ -122,15 +122,15 @@ class pipeline_drawing {
     const auto x_of = [&](double time) { return left + (time - begin) * scale; };
     text(12, y + 17, t.title, "class=\"t\" font-size=\"15\" font-weight=\"bold\"");
     text(12, y + 36,
-         percent(t.idle()) + " idle, " + percent(t.span_idle()) + " within a rank's own span; length " +
-             number(t.end() - begin) + (t.unit.empty() ? "" : " " + t.unit),
+         cat({percent(t.idle()), " idle, ", percent(t.span_idle()), " within a rank's own span; length ",
+              number(t.end() - begin), t.unit.empty() ? "" : " " + t.unit}),
          "class=\"s\"");
     text(right + 62, y + head - 5, "idle", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
     text(width - 12, y + head - 5, "peak", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
     find_numbered(t, scale);
     double top = y + head;
     for (std::size_t r = 0; r < t.ranks.size(); ++r, top += row + gap) {
-      text(left - 8, top + 16, "rank " + std::to_string(r), "class=\"t\" text-anchor=\"end\"");
+      text(left - 8, top + 16, cat({"rank ", r}), "class=\"t\" text-anchor=\"end\"");
       rectangle(left, top, x_of(t.end()) - left, row, "idle");
       for (const timed_action& a : t.ranks[r]) cell(t, static_cast<int>(r), a, x_of(a.start), x_of(a.end), top);
       std::vector<action> order;
@@ -143,7 +143,7 @@ class pipeline_drawing {
     const curve_ticks ticks(0, length, 8, false);
     for (double at : ticks.at) {
       const double x = left + at * scale;
-      out_ += "<path class=\"tick\" d=\"M" + fixed(x, 1) + " " + fixed(top - 1, 1) + "v5\"/>\n";
+      append(out_, {"<path class=\"tick\" d=\"M", fixed(x, 1), " ", fixed(top - 1, 1), "v5\"/>\n"});
       text(x, top + 15, tick_text(at, ticks), "class=\"s\" text-anchor=\"middle\" font-size=\"10\"");
     }
   }
@@ -166,8 +166,8 @@ class pipeline_drawing {
     const int chunk = a.action.chunk, chunks = t.shape.chunks;
     const double line = to - from > 3 ? 0.7 : 0;  // what parts neighbours, where it would not eat them up
     if (options_.tooltips)
-      out_ += "<g><title>" + describe(a.action) + ", stage " + std::to_string(t.shape.stage_of(rank, chunk)) + ": " +
-              number(a.start - t.begin()) + " to " + number(a.end - t.begin()) + "</title>";
+      append(out_, {"<g><title>", describe(a.action), ", stage ", t.shape.stage_of(rank, chunk), ": ",
+                    number(a.start - t.begin()), " to ", number(a.end - t.begin()), "</title>"});
     rectangle(from, top, to - from - line, row, class_of(kind, chunk, chunks));
     if (numbered_[static_cast<std::size_t>(kind)])
       text((from + to - line) / 2, top + 15.6, std::to_string(a.action.microbatch),
@@ -188,8 +188,8 @@ class pipeline_drawing {
       const auto kind = static_cast<action_kind>(k);
       if (std::none_of(all_.begin(), all_.end(), [&](const auto& t) { return uses(t, kind); })) continue;
       for (int chunk = 0; chunk < chunks; ++chunk, x += 14)
-        out_ += "<rect x=\"" + fixed(x, 1) + "\" y=\"" + fixed(y, 1) + "\" width=\"14\" height=\"14\" fill=\"" +
-                colour(kind, chunk, chunks) + "\"/>\n";
+        append(out_, {"<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"14\" height=\"14\" fill=\"",
+                      colour(kind, chunk, chunks), "\"/>\n"});
       text(x + 6, y + 11.5, names[static_cast<std::size_t>(k)], "class=\"t\"");
       x += 6 + 6.3 * static_cast<double>(std::string_view(names[static_cast<std::size_t>(k)]).size()) + 18;
     }

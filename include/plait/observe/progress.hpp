@@ -57,7 +57,7 @@ inline std::string format_progress(const step_record& record, std::int64_t steps
   std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s",
                 static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
                 record.lr, format_rate(record.tokens_per_second).c_str());
-  return std::string(text) + mfu + comm + "  " + format_duration(seconds_left) + " left";
+  return cat({text, mfu, comm, "  ", format_duration(seconds_left), " left"});
 }
 
 struct progress_config {
@@ -79,7 +79,7 @@ class progress {
   progress(progress_config config, std::FILE* out, bool terminal)
       : config_(std::move(config)), out_(out), terminal_(terminal), last_(clock::now()) {
     if (config_.every < 1) {
-      fail(config_.every_knob + ": a line every " + std::to_string(config_.every) + " steps; at least 1 is legal");
+      fail({config_.every_knob, ": a line every ", config_.every, " steps; at least 1 is legal"});
     }
   }
   ~progress() { finish(); }
@@ -126,7 +126,7 @@ class progress {
  private:
   void draw() {
     shown_ = true;
-    put("\r" + line_.substr(0, columns()) + "\x1b[K");
+    put(cat({"\r", line_.substr(0, columns()), "\x1b[K"}));
   }
   // A line as wide as the terminal would wrap, and the next carriage return would not reach its start.
   std::size_t columns() const {

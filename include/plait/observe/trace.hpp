@@ -60,9 +60,7 @@ inline std::string microseconds(std::int64_t ns) {
   return text;
 }
 
-inline std::string trace_place(int rank, int track) {
-  return "\"pid\":" + std::to_string(rank) + ",\"tid\":" + std::to_string(track);
-}
+inline std::string trace_place(int rank, int track) { return cat({"\"pid\":", rank, ",\"tid\":", track}); }
 
 }  // namespace detail
 
@@ -86,33 +84,33 @@ inline std::string to_chrome_trace(const trace& t) {
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   for (int rank : ranks) {
-    line("\"ph\":\"M\",\"name\":\"process_name\"," + detail::trace_place(rank, 0) + ",\"args\":{\"name\":\"rank " +
-         std::to_string(rank) + "\"}");
-    line("\"ph\":\"M\",\"name\":\"process_sort_index\"," + detail::trace_place(rank, 0) +
-         ",\"args\":{\"sort_index\":" + std::to_string(rank) + "}");
+    line(cat({"\"ph\":\"M\",\"name\":\"process_name\",", detail::trace_place(rank, 0), ",\"args\":{\"name\":\"rank ",
+              rank, "\"}"}));
+    line(cat({"\"ph\":\"M\",\"name\":\"process_sort_index\",", detail::trace_place(rank, 0),
+              ",\"args\":{\"sort_index\":", rank, "}"}));
   }
   for (const trace_track& track : t.tracks) {
-    line("\"ph\":\"M\",\"name\":\"thread_name\"," + detail::trace_place(track.rank, track.track) +
-         ",\"args\":{\"name\":" + json_string(track.name) + "}");
-    line("\"ph\":\"M\",\"name\":\"thread_sort_index\"," + detail::trace_place(track.rank, track.track) +
-         ",\"args\":{\"sort_index\":" + std::to_string(track.track) + "}");
+    line(cat({"\"ph\":\"M\",\"name\":\"thread_name\",", detail::trace_place(track.rank, track.track),
+              ",\"args\":{\"name\":", json_string(track.name), "}"}));
+    line(cat({"\"ph\":\"M\",\"name\":\"thread_sort_index\",", detail::trace_place(track.rank, track.track),
+              ",\"args\":{\"sort_index\":", track.track, "}"}));
   }
   for (const trace_event& e : t.events) {
     const std::string place = detail::trace_place(e.rank, e.track);
     std::string args;
-    if (e.bytes > 0) args += "\"bytes\":" + std::to_string(e.bytes);
+    if (e.bytes > 0) append(args, {"\"bytes\":", e.bytes});
     if (!e.axis.empty()) args += (args.empty() ? "\"axis\":" : ",\"axis\":") + json_string(e.axis);
-    line("\"ph\":\"X\",\"name\":" + json_string(e.name) + ",\"cat\":" + json_string(e.category) + "," + place +
-         ",\"ts\":" + detail::microseconds(e.start_ns - origin) + ",\"dur\":" + detail::microseconds(e.duration_ns) +
-         ",\"args\":{" + args + "}");
+    line(cat({"\"ph\":\"X\",\"name\":", json_string(e.name), ",\"cat\":", json_string(e.category), ",", place,
+              ",\"ts\":", detail::microseconds(e.start_ns - origin), ",\"dur\":", detail::microseconds(e.duration_ns),
+              ",\"args\":{", args, "}"}));
     // An arrow's ends must lie within their events, so the first is just before the end.
     const std::int64_t last = e.start_ns - origin + std::max<std::int64_t>(0, e.duration_ns - 1);
     if (e.flow_out != 0)
-      line("\"ph\":\"s\",\"name\":\"p2p\",\"cat\":\"flow\"," + place + ",\"ts\":" + detail::microseconds(last) +
-           ",\"id\":" + std::to_string(e.flow_out));
+      line(cat({"\"ph\":\"s\",\"name\":\"p2p\",\"cat\":\"flow\",", place, ",\"ts\":", detail::microseconds(last),
+                ",\"id\":", e.flow_out}));
     if (e.flow_in != 0)
-      line("\"ph\":\"f\",\"bp\":\"e\",\"name\":\"p2p\",\"cat\":\"flow\"," + place +
-           ",\"ts\":" + detail::microseconds(e.start_ns - origin) + ",\"id\":" + std::to_string(e.flow_in));
+      line(cat({"\"ph\":\"f\",\"bp\":\"e\",\"name\":\"p2p\",\"cat\":\"flow\",", place,
+                ",\"ts\":", detail::microseconds(e.start_ns - origin), ",\"id\":", e.flow_in}));
   }
   return out + "\n]}\n";
 }

@@ -59,14 +59,12 @@ class adamw {
 
   explicit adamw(adamw_options options = {}) : options_(options) {
     const auto unit = [](const char* name, double value) {
-      if (!(value >= 0 && value < 1))
-        fail(std::string("adamw: ") + name + " = " + std::to_string(value) + ", must be at least 0 and below 1");
+      if (!(value >= 0 && value < 1)) fail({"adamw: ", name, " = ", value, ", must be at least 0 and below 1"});
     };
     unit("beta1", options.beta1);
     unit("beta2", options.beta2);
-    if (!(options.epsilon > 0)) fail("adamw: epsilon = " + std::to_string(options.epsilon) + ", must be positive");
-    if (!(options.weight_decay >= 0))
-      fail("adamw: weight_decay = " + std::to_string(options.weight_decay) + ", must be at least 0");
+    if (!(options.epsilon > 0)) fail({"adamw: epsilon = ", options.epsilon, ", must be positive"});
+    if (!(options.weight_decay >= 0)) fail({"adamw: weight_decay = ", options.weight_decay, ", must be at least 0"});
   }
 
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
@@ -103,7 +101,7 @@ class adamw {
   }
   /// A parameter itself is no gradient.
   template <class Parameter>
-    requires requires(Parameter& p) { p.gather_plan(); }
+  requires requires(Parameter& p) { p.gather_plan(); }
   void update(const context<Device>&, Parameter&) {
     static_assert(always_false<Parameter>,
                   "an optimizer takes what `reduce` returns, so that no reduction is forgotten: write "
@@ -141,11 +139,11 @@ class adamw {
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
     if (state.size != n)
-      fail("adamw: " + name + " has " + std::to_string(n) + " elements on this rank, and its state is of " +
-           std::to_string(state.size) + ": two parameters have this name, or its layout has changed");
+      fail({"adamw: ", name, " has ", n, " elements on this rank, and its state is of ", state.size,
+            ": two parameters have this name, or its layout has changed"});
     if (state.updated_in == begun_)
-      fail("adamw: " + name +
-           " is updated twice in one step: two parameters have this name, or begin_step was not called");
+      fail({"adamw: ", name,
+            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
     state.updated_in = begun_;
     M* const m = state.memory.template data<M>();
     return {value, gradient, m, m + n, rounded, n, decays ? options_.weight_decay : 0};

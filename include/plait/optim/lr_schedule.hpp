@@ -32,7 +32,7 @@ inline lr_decay lr_decay_from(std::string_view name, const std::string& knob = "
   for (auto decay : {lr_decay::constant, lr_decay::linear, lr_decay::cosine}) {
     if (name == name_of(decay)) return decay;
   }
-  fail(knob + ": unknown schedule '" + std::string(name) + "'; legal are constant, linear, cosine");
+  fail({knob, ": unknown schedule '", name, "'; legal are constant, linear, cosine"});
 }
 
 struct lr_schedule_config {
@@ -57,22 +57,21 @@ class lr_schedule {
   explicit lr_schedule(lr_schedule_config config) : config_(std::move(config)) {
     const auto& c = config_;
     if (!(c.peak > 0 && std::isfinite(c.peak))) {
-      fail(c.peak_knob + ": " + std::to_string(c.peak) + " is no learning rate; legal is a positive number");
+      fail({c.peak_knob, ": ", c.peak, " is no learning rate; legal is a positive number"});
     }
-    if (c.steps < 1) fail(c.steps_knob + ": " + std::to_string(c.steps) + " steps; at least 1 is legal");
+    if (c.steps < 1) fail({c.steps_knob, ": ", c.steps, " steps; at least 1 is legal"});
     if (c.warmup_steps < 0 || c.warmup_steps > c.steps) {
-      fail(c.warmup_knob + ": " + std::to_string(c.warmup_steps) + " warm-up steps; legal are 0 to " +
-           std::to_string(c.steps) + " (" + c.steps_knob + ")");
+      fail({c.warmup_knob, ": ", c.warmup_steps, " warm-up steps; legal are 0 to ", c.steps, " (", c.steps_knob, ")"});
     }
     if (!(c.min_ratio >= 0 && c.min_ratio <= 1)) {
-      fail(c.min_ratio_knob + ": " + std::to_string(c.min_ratio) + " of the peak; legal is 0 to 1");
+      fail({c.min_ratio_knob, ": ", c.min_ratio, " of the peak; legal is 0 to 1"});
     }
   }
 
   /// The rate of step `step`, counted from 0.
   double at(std::int64_t step) const {
     const auto& c = config_;
-    if (step < 0) fail("learning-rate schedule: step " + std::to_string(step) + "; steps count from 0");
+    if (step < 0) fail({"learning-rate schedule: step ", step, "; steps count from 0"});
     if (step < c.warmup_steps) return c.peak * static_cast<double>(step + 1) / static_cast<double>(c.warmup_steps);
     if (c.decay == lr_decay::constant) return c.peak;
     const std::int64_t length = std::max<std::int64_t>(1, c.steps - c.warmup_steps);

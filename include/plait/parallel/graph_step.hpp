@@ -18,12 +18,12 @@ class graph_step {
  public:
   graph_step(const context<cuda>& ctx, Step& step) : step_(step), graph_(ctx.device) {
     if (step.model().dropout() > 0)
-      fail("graph_step: dropout = " + std::to_string(step.model().dropout()) +
-           ", must be 0: a replay would drop the same elements in every step");
+      fail({"graph_step: dropout = ", step.model().dropout(),
+            ", must be 0: a replay would drop the same elements in every step"});
     if (ctx.ranks.size() > 1 && ctx.ranks.root().template get_if<threads::communicator>() != nullptr)
-      fail(
-          "graph_step: " + std::to_string(ctx.ranks.size()) +
-          " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or NCCL");
+      fail({"graph_step: ", ctx.ranks.size(),
+            " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
+            "NCCL"});
   }
 
   void run(const context<cuda>& ctx) {

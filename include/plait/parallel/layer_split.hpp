@@ -33,11 +33,11 @@ struct stage_costs {
 /// is all the same). Throws where there are fewer layers than stages.
 inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
   const auto layers = static_cast<std::int64_t>(costs.layers.size());
-  if (stages < 1) fail("pipeline: " + std::to_string(stages) + " stages, must be at least 1");
+  if (stages < 1) fail({"pipeline: ", stages, " stages, must be at least 1"});
   if (stages > layers)
-    fail("pipeline: " + std::to_string(layers) + " layers for " + std::to_string(stages) +
-         " stages (pp times the chunks of a rank), and each needs at least one: use at most " + std::to_string(layers) +
-         " stages, or a model of more layers");
+    fail({"pipeline: ", layers, " layers for ", stages,
+          " stages (pp times the chunks of a rank), and each needs at least one: use at most ", layers,
+          " stages, or a model of more layers"});
   std::vector<double> before(static_cast<std::size_t>(layers + 1), 0.0);
   for (std::size_t i = 0; i < costs.layers.size(); ++i) before[i + 1] = before[i] + costs.layers[i];
   const auto cost = [&](std::int64_t begin, std::int64_t end, std::int64_t stage) {

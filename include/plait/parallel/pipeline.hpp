@@ -60,8 +60,8 @@ class pipeline {
            std::span<const stage_layers> parts, Make&& make, const schedule_costs& costs = {})
       : executor_(along, plan, costs), shape_(plan.shape) {
     if (static_cast<int>(parts.size()) != shape_.stages())
-      fail("pipeline: the layers are split into " + std::to_string(parts.size()) + " stages, and the schedule " +
-           plan.name.str() + " has " + std::to_string(shape_.stages()));
+      fail({"pipeline: the layers are split into ", parts.size(), " stages, and the schedule ", plan.name.str(),
+            " has ", shape_.stages()});
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
       const stage_layers& part = parts[static_cast<std::size_t>(shape_.stage_of(along.rank(), chunk))];
       Stage* const first = !stages_.empty() && stages_[0]->part().first ? stages_[0] : nullptr;
@@ -98,8 +98,7 @@ class pipeline {
   gradients run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
                 std::span<const std::int32_t* const> starts = {}) {
     if (static_cast<int>(data.size()) != shape_.microbatches)
-      fail("pipeline: " + std::to_string(data.size()) + " microbatches, and the schedule is for " +
-           std::to_string(shape_.microbatches));
+      fail({"pipeline: ", data.size(), " microbatches, and the schedule is for ", shape_.microbatches});
     training work{*this, data, loss, first_sample, starts, {}};
     executor_.run(ctx, work);
     visit([&](parameter& p) {
@@ -230,18 +229,18 @@ class pipeline {
     std::set<std::string> seen;
     visit([&](parameter& p) {
       if (!seen.insert(p.name()).second)
-        fail("pipeline: two parameters are called " + p.name() +
-             ": they would have the same initial values and one entry in a checkpoint; give each its own name, or let "
-             "several layers use one parameter");
+        fail({"pipeline: two parameters are called ", p.name(),
+              ": they would have the same initial values and one entry in a checkpoint; give each its own name, or let "
+              "several layers use one parameter"});
       if (!p.info().tied_across_stages) names.push_back(parameter::stream_of(p.name()));
     });
     for (const auto& [rank, name] : find_twice(ctx, along, names))
       visit([&, rank = rank, name = name](parameter& p) {
         if (!p.info().tied_across_stages && parameter::stream_of(p.name()) == name)
-          fail("pipeline: the parameter " + p.name() + " is on pipeline ranks " + std::to_string(along.rank()) +
-               " and " + std::to_string(rank) +
+          fail(
+              {"pipeline: the parameter ", p.name(), " is on pipeline ranks ", along.rank(), " and ", rank,
                "; if it is one parameter, both stages must make it with tied_across_stages, and if not, each needs its "
-               "own name");
+               "own name"});
       });
   }
   /// (another rank, name) for each of `names` that another rank has too. Collective.
@@ -282,8 +281,8 @@ class pipeline {
       if (!p.info().tied_across_stages) return;
       names += parameter::stream_of(made_as(p.info()));
       if (!here)
-        fail("pipeline: the parameter " + p.name() +
-             " is tied across stages, but only the first and the last stage can share parameters");
+        fail({"pipeline: the parameter ", p.name(),
+              " is tied across stages, but only the first and the last stage can share parameters"});
     });
     if (first == last || shape_.ranks == 1) return;
     if constexpr (only_counts<device>) {  // its split cannot know how many ranks there are

@@ -46,8 +46,8 @@ class pipeline_world {
   }
   static const mesh_shape& checked(const mesh_shape& whole, const any_communicator& root) {
     if (whole.size() != root.size())
-      fail("the mesh has " + std::to_string(whole.size()) + " ranks, but the communicator has " +
-           std::to_string(root.size()) + ": the extents of the axes must multiply to the number of ranks");
+      fail({"the mesh has ", whole.size(), " ranks, but the communicator has ", root.size(),
+            ": the extents of the axes must multiply to the number of ranks"});
     return whole;
   }
   static any_communicator part(const mesh_shape& whole, any_communicator& root, const axis_list& axes,

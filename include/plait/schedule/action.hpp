@@ -50,8 +50,6 @@ constexpr action weight_backward_of(int chunk, int microbatch) {
 }
 
 /// "F3.1": the forward of microbatch 3 in chunk 1.
-inline std::string describe(const action& a) {
-  return letter(a.kind) + std::to_string(a.microbatch) + "." + std::to_string(a.chunk);
-}
+inline std::string describe(const action& a) { return cat({letter(a.kind), a.microbatch, ".", a.chunk}); }
 
 }  // namespace plait

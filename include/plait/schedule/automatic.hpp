@@ -81,8 +81,7 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
                         ? most
                         : static_cast<int>(std::min(options.max_activations * shape.chunks + 1e-9, 1.0 * most));
   if (limit < std::min(most, shape.chunks))
-    fail("schedule automatic: max_activations is " + std::to_string(options.max_activations) +
-         ", and a rank must keep at least 1");
+    fail({"schedule automatic: max_activations is ", options.max_activations, ", and a rank must keep at least 1"});
 
   schedule best;
   double length = detail::never;
@@ -127,9 +126,8 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
         consider(make_greedy(shape, costs, rule, limit));
       }
   if (best.order.empty())
-    fail("schedule automatic: no order of " + std::to_string(shape.stages()) + " stages and " +
-         std::to_string(shape.microbatches) + " microbatches was found that keeps at most " +
-         std::to_string(options.max_activations) + " activations on each rank");
+    fail({"schedule automatic: no order of ", shape.stages(), " stages and ", shape.microbatches,
+          " microbatches was found that keeps at most ", options.max_activations, " activations on each rank"});
   detail::improve(best, costs, options, length);
   best.name = "automatic";
   return best;

@@ -21,8 +21,7 @@ struct stage_action {
 
 [[noreturn]] inline void bad_cell(int row, std::size_t column, std::string_view cell, const std::string& what) {
   const std::string shown = cell.size() <= 60 ? std::string(cell) : std::string(cell.substr(0, 57)) + "...";
-  fail("schedule CSV, row " + std::to_string(row + 1) + ", cell " + std::to_string(column + 1) + " \"" + shown +
-       "\": " + what);
+  fail({"schedule CSV, row ", row + 1, ", cell ", column + 1, " \"", shown, "\": ", what});
 }
 
 inline std::string_view without_blanks(std::string_view text) {
@@ -40,10 +39,9 @@ inline stage_action parse_cell(std::string_view part, int row, std::size_t colum
     const auto [rest, error] = std::from_chars(letter_at + 1, end, result.microbatch);
     if (error != std::errc::invalid_argument && rest == end) {
       if (result.stage < 0 || result.stage >= max_pipeline_ranks * max_chunks)
-        bad_cell(row, column, cell,
-                 "stages are numbered from 0 to " + std::to_string(max_pipeline_ranks * max_chunks - 1));
+        bad_cell(row, column, cell, cat({"stages are numbered from 0 to ", max_pipeline_ranks * max_chunks - 1}));
       if (result.microbatch < 0 || result.microbatch >= max_microbatches)
-        bad_cell(row, column, cell, "microbatches are numbered from 0 to " + std::to_string(max_microbatches - 1));
+        bad_cell(row, column, cell, cat({"microbatches are numbered from 0 to ", max_microbatches - 1}));
       result.kind = static_cast<action_kind>(kinds.find(*letter_at));
       return result;
     }
@@ -70,7 +68,7 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
     text = newline == text.npos ? std::string_view{} : text.substr(newline + 1);
     if (text.empty() && detail::without_blanks(line).empty()) break;  // after the last line feed
     if (row == max_pipeline_ranks)
-      fail("schedule CSV: more than " + std::to_string(max_pipeline_ranks) + " rows, one row for each rank");
+      fail({"schedule CSV: more than ", max_pipeline_ranks, " rows, one row for each rank"});
     for (std::size_t column = 0;; ++column) {
       const std::size_t comma = line.find(',');
       const std::string_view cell = detail::without_blanks(line.substr(0, comma));
@@ -91,11 +89,10 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
   }
   if (actions.empty()) fail("schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
   if (stages > row * max_chunks)
-    fail("schedule CSV: " + std::to_string(stages) + " stages on " + std::to_string(row) +
-         " rows, one row for each rank, are more than " + std::to_string(max_chunks) + " chunks on each");
+    fail({"schedule CSV: ", stages, " stages on ", row, " rows, one row for each rank, are more than ", max_chunks,
+          " chunks on each"});
   if (stages % row != 0)
-    fail("schedule CSV: " + std::to_string(stages) + " stages do not divide evenly among " + std::to_string(row) +
-         " rows, one row for each rank");
+    fail({"schedule CSV: ", stages, " stages do not divide evenly among ", row, " rows, one row for each rank"});
 
   schedule s{name, {.ranks = row, .chunks = stages / row, .microbatches = microbatches}, {}};
   detail::require_legal("schedule CSV", s.shape);
@@ -103,9 +100,9 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
   if (!std::all_of(actions.begin(), actions.end(), fits)) {
     s.shape.placement = stage_placement::vee;
     if (const auto wrong = std::find_if_not(actions.begin(), actions.end(), fits); wrong != actions.end())
-      fail("schedule CSV: stage " + std::to_string(wrong->stage) + " stands in row " + std::to_string(wrong->rank + 1) +
-           ", where neither a straight placement (row " + std::to_string(wrong->stage % row + 1) + ") nor a vee (row " +
-           std::to_string(s.shape.rank_of(wrong->stage) + 1) + ") has it");
+      fail({"schedule CSV: stage ", wrong->stage, " stands in row ", wrong->rank + 1,
+            ", where neither a straight placement (row ", wrong->stage % row + 1, ") nor a vee (row ",
+            s.shape.rank_of(wrong->stage) + 1, ") has it"});
   }
   s.order.resize(static_cast<std::size_t>(row));
   for (const detail::stage_action& a : actions)

@@ -21,13 +21,13 @@ inline constexpr std::string_view schedule_names =
 namespace detail {
 
 [[noreturn]] inline void bad_schedule(std::string_view text, const std::string& what) {
-  fail("--schedule " + std::string(text) + ": " + what);
+  fail({"--schedule ", text, ": ", what});
 }
 
 [[noreturn]] inline void refuse_schedule(std::string_view text, const schedule_verdict& v, int ranks,
                                          int microbatches) {
-  bad_schedule(text, "with " + std::to_string(ranks) + " pipeline ranks and " + std::to_string(microbatches) +
-                         (microbatches == 1 ? " microbatch: " : " microbatches: ") + describe(v));
+  bad_schedule(text, cat({"with ", ranks, " pipeline ranks and ", microbatches,
+                          microbatches == 1 ? " microbatch: " : " microbatches: ", describe(v)}));
 }
 
 template <schedule_policy Policy>
@@ -47,11 +47,10 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
     bad_schedule(text, e.what());
   }
   if (s.shape.ranks != ranks)
-    bad_schedule(text, "the file has " + std::to_string(s.shape.ranks) +
-                           " rows, one for each pipeline rank, and there are " + std::to_string(ranks) + " ranks");
+    bad_schedule(text, cat({"the file has ", s.shape.ranks, " rows, one for each pipeline rank, and there are ", ranks,
+                            " ranks"}));
   if (s.shape.microbatches != microbatches)
-    bad_schedule(text, "the file has " + std::to_string(s.shape.microbatches) + " microbatches, and the step has " +
-                           std::to_string(microbatches));
+    bad_schedule(text, cat({"the file has ", s.shape.microbatches, " microbatches, and the step has ", microbatches}));
   return s;
 }
 
@@ -83,8 +82,8 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
       s = automatic(shape, costs, options);
     } else {
       if (!number || shape.chunks < 2 || shape.chunks > max_chunks)
-        detail::bad_schedule(text, "interleaved needs the number of chunks per rank, 2 to " +
-                                       std::to_string(max_chunks) + ", as in interleaved:2");
+        detail::bad_schedule(
+            text, cat({"interleaved needs the number of chunks per rank, 2 to ", max_chunks, ", as in interleaved:2"}));
       schedule_verdict v = detail::check_shape(shape);
       if (v.ok()) v = interleaved<2>::check(shape);
       if (!v.ok()) detail::refuse_schedule(text, v, ranks, microbatches);

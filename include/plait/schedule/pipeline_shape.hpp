@@ -63,8 +63,8 @@ namespace detail {
 /// Throws `error`, which begins with `who`, unless the sizes are legal.
 constexpr void require_legal(const char* who, const pipeline_shape& shape) {
   if (!shape.legal())
-    fail(std::string(who) + " (" + std::to_string(shape.ranks) + " ranks, " + std::to_string(shape.chunks) +
-         " chunks each, " + std::to_string(shape.microbatches) + " microbatches): " PLAIT_SCHEDULE_SIZES);
+    fail({who, " (", shape.ranks, " ranks, ", shape.chunks, " chunks each, ", shape.microbatches,
+          " microbatches): " PLAIT_SCHEDULE_SIZES});
 }
 
 }  // namespace detail

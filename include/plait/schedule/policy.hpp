@@ -57,8 +57,8 @@ template <schedule_policy Policy>
 constexpr schedule make_schedule(int ranks, int microbatches) {
   const pipeline_shape shape = shape_of<Policy>(ranks, microbatches);
   if (const schedule_verdict v = check_shape<Policy>(shape); !v.ok())
-    fail("schedule " + std::string(schedule_name_of<Policy>()) + " (" + std::to_string(ranks) + " ranks, " +
-         std::to_string(microbatches) + " microbatches): " + describe(v));
+    fail({"schedule ", schedule_name_of<Policy>(), " (", ranks, " ranks, ", microbatches,
+          " microbatches): ", describe(v)});
   return Policy::make(shape);
 }
 

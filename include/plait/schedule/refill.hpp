@@ -16,7 +16,7 @@ namespace plait {
 /// does.
 inline schedule refill_weights(const schedule& s, const schedule_costs& costs, double patience, int max_chunks_held) {
   detail::require_costs("refill_weights", s.shape, costs);
-  if (const schedule_verdict v = detail::check_actions(s, -1); !v.ok()) fail("refill_weights: " + describe(v));
+  if (const schedule_verdict v = detail::check_actions(s, -1); !v.ok()) fail({"refill_weights: ", describe(v)});
   const pipeline_shape& shape = s.shape;
   const int m = shape.microbatches, last = shape.stages() - 1;
   schedule result{s.name, shape, std::vector<std::vector<action>>(s.order.size())};

@@ -68,8 +68,8 @@ struct transfer {
 
 /// "activation 3: stage 1 -> 2"
 inline std::string describe(const transfer& t) {
-  return (t.kind == transfer_kind::activation ? "activation " : "gradient ") + std::to_string(t.microbatch) +
-         ": stage " + std::to_string(t.from_stage) + " -> " + std::to_string(t.to_stage);
+  return cat({t.kind == transfer_kind::activation ? "activation " : "gradient ", t.microbatch, ": stage ", t.from_stage,
+              " -> ", t.to_stage});
 }
 
 struct timed_action {

@@ -59,9 +59,9 @@ struct pipeline_timeline {
 
 /// The simulated timeline of a schedule.
 inline pipeline_timeline timeline_of(const schedule& s, const schedule_costs& costs = {}, std::string unit = "") {
-  std::string title = s.name.str() + ", " + std::to_string(s.shape.ranks) + " ranks";
-  if (s.shape.chunks > 1) title += " with " + std::to_string(s.shape.chunks) + " chunks each";
-  title += ", " + std::to_string(s.shape.microbatches) + " microbatches";
+  std::string title = cat({s.name.str(), ", ", s.shape.ranks, " ranks"});
+  if (s.shape.chunks > 1) append(title, {" with ", s.shape.chunks, " chunks each"});
+  append(title, {", ", s.shape.microbatches, " microbatches"});
   return {std::move(title), std::move(unit), s.shape, simulate(s, costs).ranks};
 }
 

@@ -29,18 +29,17 @@ inline std::string describe(const schedule_verdict& v) {
   std::string text;
   const bool in_program = v.code >= schedule_rule::send_misplaced;
   if (v.rank >= 0) {
-    text += "rank " + std::to_string(v.rank) + ", ";
-    if (v.position >= 0) text += (in_program ? "step " : "action ") + std::to_string(v.position) + " ";
+    append(text, {"rank ", v.rank, ", "});
+    if (v.position >= 0) append(text, {in_program ? "step " : "action ", v.position, " "});
     text += (in_program ? "(" + describe(v.step) : "(" + describe(v.step.action)) + "): ";
   }
   text += text_of(v.code);
   if (v.other_rank >= 0) {
-    text += "; it waits for rank " + std::to_string(v.other_rank);
+    append(text, {"; it waits for rank ", v.other_rank});
     if (v.other_position >= 0)
       text += in_program
-                  ? ", which is stuck at step " + std::to_string(v.other_position) + " (" + describe(v.other_step) + ")"
-                  : ", which is stuck at action " + std::to_string(v.other_position) + " (" +
-                        describe(v.other_step.action) + ")";
+                  ? cat({", which is stuck at step ", v.other_position, " (", describe(v.other_step), ")"})
+                  : cat({", which is stuck at action ", v.other_position, " (", describe(v.other_step.action), ")"});
   }
   if (v.below > 0 || v.above > 0) {
     const bool both = v.below > 0 && v.above > 0;

@@ -147,9 +147,8 @@ constexpr schedule_verdict verify(const schedule& s, const verify_options& optio
 /// Throws `error` with the schedule's name, sizes and the verdict's text unless `verify` accepts it.
 inline void require_verified(const schedule& s, const verify_options& options = {}) {
   if (const schedule_verdict v = verify(s, options); !v.ok())
-    fail("schedule " + s.name.str() + " (" + std::to_string(s.shape.ranks) + " ranks, " +
-         std::to_string(s.shape.chunks) + " chunks each, " + std::to_string(s.shape.microbatches) +
-         " microbatches): " + describe(v));
+    fail({"schedule ", s.name.str(), " (", s.shape.ranks, " ranks, ", s.shape.chunks, " chunks each, ",
+          s.shape.microbatches, " microbatches): ", describe(v)});
 }
 
 }  // namespace plait

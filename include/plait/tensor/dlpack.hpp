@@ -109,14 +109,12 @@ template <class T, spec_like Spec, compute_device Device>
 tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from, const std::string& name) {
   const data_type wanted = detail::type_of(dtype_of<T>);
   if (from.dtype.code != wanted.code || from.dtype.bits != wanted.bits || from.dtype.lanes != 1)
-    fail(name + ": the DLPack tensor has elements of code " + std::to_string(from.dtype.code) + ", " +
-         std::to_string(from.dtype.bits) + " bits, " + std::to_string(from.dtype.lanes) + " lanes; needed is " +
-         name_of(dtype_of<T>));
+    fail({name, ": the DLPack tensor has elements of code ", from.dtype.code, ", ", from.dtype.bits, " bits, ",
+          from.dtype.lanes, " lanes; needed is ", name_of(dtype_of<T>)});
   const auto [kind, index] = detail::place_of(ctx.device);
   if (static_cast<int>(from.device.device_type) != kind || from.device.device_id != index)
-    fail(name + ": the DLPack tensor lies on device " + std::to_string(static_cast<int>(from.device.device_type)) +
-         ":" + std::to_string(from.device.device_id) + "; the context's is " + std::to_string(kind) + ":" +
-         std::to_string(index));
+    fail({name, ": the DLPack tensor lies on device ", static_cast<int>(from.device.device_type), ":",
+          from.device.device_id, "; the context's is ", kind, ":", index});
   tensor<T, Spec, Device> view(ctx, reinterpret_cast<T*>(static_cast<char*>(from.data) + from.byte_offset));
   const box& part = view.part();
   bool fits = from.ndim == part.dims;
@@ -128,11 +126,10 @@ tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_v
     stride *= local;
   }
   if (fits) return view;
-  for (int d = 0; d < from.ndim; ++d) has += (d ? ", " : "") + std::to_string(from.shape[d]);
-  for (int d = 0; d < part.dims; ++d)
-    needed += (d ? ", " : "") + std::to_string(part.local[static_cast<std::size_t>(d)]);
-  fail(name + ": the DLPack tensor has shape " + has + "], and this rank's part of " + describe(layout_v<Spec>) +
-       " is " + needed + "], row-major without gaps");
+  for (int d = 0; d < from.ndim; ++d) append(has, {(d ? ", " : ""), from.shape[d]});
+  for (int d = 0; d < part.dims; ++d) append(needed, {(d ? ", " : ""), part.local[static_cast<std::size_t>(d)]});
+  fail({name, ": the DLPack tensor has shape ", has, "], and this rank's part of ", describe(layout_v<Spec>), " is ",
+        needed, "], row-major without gaps"});
 }
 
 }  // namespace plait::dlpack

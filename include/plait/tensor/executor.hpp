@@ -31,15 +31,13 @@ inline layout prune(const layout& a, const world& w) {
 inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
   for (const dim_placement& p : a.dims) {
     const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
-    if (size < 0) fail(std::string(where) + ": the context gives no size for the dim " + p.dim.text());
+    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
     if (size % ranks == 0) continue;
     std::string extents;
-    for (axis_id axis : p.axes)
-      extents += (extents.empty() ? "" : " x ") + std::string(axis.text()) + "=" + std::to_string(mesh.extent(axis));
-    fail(std::string(where) + ": " + text_of(rule::does_not_divide) + ": " + p.dim.text() + " is " +
-         std::to_string(size) + ", sharded over " + extents + " = " + std::to_string(ranks) +
-         " ranks; the nearest sizes that divide are " + std::to_string(size / ranks * ranks) + " and " +
-         std::to_string((size / ranks + 1) * ranks));
+    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
+    fail({where, ": ", text_of(rule::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ", extents,
+          " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
+          (size / ranks + 1) * ranks});
   }
 }
 

@@ -80,9 +80,8 @@ attached_rank attach(const Mesh& shape, ncclComm_t comm, cudaStream_t stream, co
 
 /// The same for a mesh with at most one dynamic extent, which follows from the communicator's number of ranks.
 template <mesh_like Mesh>
-  requires(Mesh::rank_dynamic <= 1)
-attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
-                     const attach_options& options = {}) {
+requires(Mesh::rank_dynamic <= 1) attached_rank
+    attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {}, const attach_options& options = {}) {
   mesh_shape shape = Mesh::static_shape();
   int ranks = 0;
   nccl::detail::check(ncclCommCount(comm, &ranks), "ncclCommCount");
@@ -91,9 +90,9 @@ attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& size
   for (std::size_t i = 0; i < shape.axes.size(); ++i) {
     if (shape.extents[i] != dynamic) continue;
     if (ranks % known != 0) {
-      fail("attach: the communicator has " + std::to_string(ranks) + " ranks, which the other axes' " +
-           std::to_string(known) + " do not divide, so " + std::string(shape.axes[i].text()) + " has no extent; take " +
-           std::to_string(ranks / known * known) + " or " + std::to_string((ranks / known + 1) * known) + " ranks");
+      fail({"attach: the communicator has ", ranks, " ranks, which the other axes' ", known, " do not divide, so ",
+            shape.axes[i].text(), " has no extent; take ", ranks / known * known, " or ", (ranks / known + 1) * known,
+            " ranks"});
     }
     shape.extents[i] = ranks / known;
   }

@@ -172,7 +172,7 @@ void expect_refused(const F& call, const char* part) {
     expect(std::string(e.what()).find(part) != std::string::npos, e.what());
     return;
   }
-  fail(std::string("conformance: not refused: ") + part);
+  fail({"conformance: not refused: ", part});
 }
 
 /// Arguments that are wrong on the face of it are refused before anything is sent, so the group stays usable.

@@ -65,15 +65,14 @@ void expect(const char* what, const T* data, std::size_t n, const Expected& expe
   const std::vector<T> got = read(data, n);
   for (std::size_t i = 0; i < n; ++i) {
     if (value(got[i]) != static_cast<double>(expected(i))) {
-      fail(std::string("conformance: ") + what + " of " + std::to_string(n) + " " + name_of(dtype_of<T>) +
-           ": element " + std::to_string(i) + " is " + std::to_string(value(got[i])) + ", expected " +
-           std::to_string(expected(i)));
+      fail({"conformance: ", what, " of ", n, " ", name_of(dtype_of<T>), ": element ", i, " is ", value(got[i]),
+            ", expected ", expected(i)});
     }
   }
 }
 
 inline void expect(bool ok, const char* what) {
-  if (!ok) fail(std::string("conformance: ") + what);
+  if (!ok) fail({"conformance: ", what});
 }
 
 /// "started" runs the asynchronous twin and waits.
@@ -180,8 +179,8 @@ void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool 
   for (std::size_t i = 0; i < n; ++i) {
     const double x = value(got[i]);
     if (is_nan(shift + i) ? x == x : x != static_cast<double>(reduced(comm.size(), shift + i, salt, op)))
-      fail(std::string("conformance: ") + name_of(op) + " of " + name_of(dtype_of<T>) + " with NaN: element " +
-           std::to_string(i) + " of rank " + std::to_string(comm.rank()) + " is " + std::to_string(x));
+      fail({"conformance: ", name_of(op), " of ", name_of(dtype_of<T>), " with NaN: element ", i, " of rank ",
+            comm.rank(), " is ", x});
   }
 }
 

@@ -18,13 +18,13 @@ class findings {
   std::string text() const {
     std::string lines;
     for (std::size_t i = 0; i < all_.size() && i < 20; ++i) lines += all_[i] + "\n";
-    if (all_.size() > 20) lines += "and " + std::to_string(all_.size() - 20) + " more\n";
+    if (all_.size() > 20) append(lines, {"and ", all_.size() - 20, " more\n"});
     return lines;
   }
   void add(std::string what) { all_.push_back(std::move(what)); }
   /// Takes over what another check has found, each with `where` in front.
   void add(const findings& other, const std::string& where) {
-    for (const std::string& what : other.all_) all_.push_back(where + ": " + what);
+    for (const std::string& what : other.all_) all_.push_back(cat({where, ": ", what}));
   }
   void require(bool holds, const std::string& what) {
     if (!holds) add(what);

@@ -103,15 +103,15 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
     out.y = collect_full(ctx, layout_v<typename L::output>, y.data());
     for (std::size_t i = 0; i < out.y.size(); ++i) out.loss += coefficients[i] * out.y[i];
     if (!how.backward) {
-      out.found.require(held == 0, "a forward pass without `saved` keeps " + std::to_string(held) + " bytes");
+      out.found.require(held == 0, cat({"a forward pass without `saved` keeps ", held, " bytes"}));
       return out;
     }
     ranks.ledger().clear();
     const auto dx = layer.backward(mb, x, kept, dy);
     later.run();
     const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy);
-    out.found.require(held == plan.kept_bytes, "a forward pass keeps " + std::to_string(held) +
-                                                   " bytes, and the dry run said " + std::to_string(plan.kept_bytes));
+    out.found.require(held == plan.kept_bytes,
+                      cat({"a forward pass keeps ", held, " bytes, and the dry run said ", plan.kept_bytes}));
     out.found.add(compare_ledgers(forward, plan.forward), "forward");
     out.found.add(compare_ledgers(ranks.ledger(), plan.backward), "backward");
     for (const ledger::row& row : ranks.ledger().rows)
@@ -159,8 +159,7 @@ findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_
       const double quotient = (loss(name, i, h) - loss(name, i, -h)) / (2 * h);
       const double got = gradient[static_cast<std::size_t>(i)];
       if (!(std::abs(quotient - got) <= 1e-7 * std::max(1.0, size)))
-        found.add(what + ", element " + std::to_string(i) + ": the gradient is " + std::to_string(got) +
-                  ", and the difference quotient " + std::to_string(quotient));
+        found.add(cat({what, ", element ", i, ": the gradient is ", got, ", and the difference quotient ", quotient}));
     }
   };
   if (!at.dx.empty()) compare("", at.dx);
@@ -173,7 +172,7 @@ inline findings compare_layers(const layer_values& got, const layer_values& one,
   findings found = got.found;
   const auto near = [&](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) {
     const double d = largest_difference(a, b);
-    if (!(d <= tolerance)) found.add(what + " differs by " + std::to_string(d) + " of its size");
+    if (!(d <= tolerance)) found.add(cat({what, " differs by ", d, " of its size"}));
   };
   near(got.y, one.y, "output");
   near(got.dx, one.dx, "gradient of the input");
@@ -195,9 +194,8 @@ findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values
       if (deferred && policy == recompute::selective) continue;
       const auto all = run_on(mesh, sizes, make, {.policy = policy, .deferred = deferred});
       for (std::size_t r = 0; r < all.size(); ++r)
-        found.add(compare_layers(all[r], one, tolerance), describe(mesh.shape()) + ", rank " + std::to_string(r) +
-                                                              ", recompute " + name_of(policy) +
-                                                              (deferred ? ", deferred" : ""));
+        found.add(compare_layers(all[r], one, tolerance), cat({describe(mesh.shape()), ", rank ", r, ", recompute ",
+                                                               name_of(policy), (deferred ? ", deferred" : "")}));
     }
   return found;
 }

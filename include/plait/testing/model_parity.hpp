@@ -111,7 +111,7 @@ inline mesh_shape of_one_rank(const mesh_shape& mesh) {
 /// Whether a ledger has anything on a group of which the axis is one (`cp+tp`).
 inline bool sends_over(const ledger& book, axis_id axis) {
   for (const ledger::row& row : book.rows) {
-    const std::string label = "+" + row.label + "+", name = std::string("+") + axis.text();
+    const std::string label = cat({"+", row.label, "+"}), name = std::string("+") + axis.text();
     const bool named = label.find(name + "+") != label.npos || label.find(name + " ") != label.npos;
     if (named && book.total(row.label).calls > 0) return true;
   }
@@ -222,11 +222,11 @@ model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& 
     for (const named_values& g : *step) {
       const double size = norm_of(g.values), whole = one.steps.back().gradient_norm;
       if (how.vanishes && how.vanishes(g.name))
-        found.require(size <= how.tolerance * whole, "one rank: the gradient of " + g.name +
-                                                         " should vanish, and its norm is " + std::to_string(size));
+        found.require(size <= how.tolerance * whole,
+                      cat({"one rank: the gradient of ", g.name, " should vanish, and its norm is ", size}));
       else
         found.require(size > 1e-12 * whole,
-                      "one rank: the gradient of " + g.name + " is zero, so that the case shows nothing of it");
+                      cat({"one rank: the gradient of ", g.name, " is zero, so that the case shows nothing of it"}));
     }
   for (std::size_t i = 0; i < one.weights.size(); ++i) {
     const std::string& name = one.weights[i].name;
@@ -246,13 +246,12 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
   findings found;
   for (std::size_t i = 0; i < one.steps.size(); ++i) {
     const step_result &a = got.steps[i], &b = one.steps[i];
-    const std::string step = "step " + std::to_string(i);
-    found.require(a.tokens == b.tokens,
-                  step + " counts " + std::to_string(a.tokens) + " tokens, and one rank " + std::to_string(b.tokens));
+    const std::string step = cat({"step ", i});
+    found.require(a.tokens == b.tokens, cat({step, " counts ", a.tokens, " tokens, and one rank ", b.tokens}));
     const double loss = std::abs(a.loss - b.loss) / std::abs(b.loss);
     const double norm = std::abs(a.gradient_norm - b.gradient_norm) / b.gradient_norm;
-    if (!(loss <= how.tolerance)) found.add(step + ": the loss differs by " + scientific(loss));
-    if (!(norm <= how.tolerance)) found.add(step + ": the gradient norm differs by " + scientific(norm));
+    if (!(loss <= how.tolerance)) found.add(cat({step, ": the loss differs by ", scientific(loss)}));
+    if (!(norm <= how.tolerance)) found.add(cat({step, ": the gradient norm differs by ", scientific(norm)}));
   }
   found.require(got.initial_hash == one.initial_hash, "another hash of the initial weights");
   const double whole = one.steps.back().gradient_norm;
@@ -277,25 +276,22 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
   std::int64_t parameters = 0;
   axis_list works;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const std::string rank = where + ", rank " + std::to_string(r);
+    const std::string rank = cat({where, ", rank ", r});
     found.add(compare_models(all[r], one, how), rank);
     if (!(all[r].kept == all[r].kept_by_schedule))
-      found.add(rank + " keeps " + std::to_string(all[r].kept) + " microbatches, and its schedule says " +
-                std::to_string(all[r].kept_by_schedule));
+      found.add(cat({rank, " keeps ", all[r].kept, " microbatches, and its schedule says ", all[r].kept_by_schedule}));
     if (!plan && all[r].kept_bytes != all[r].predicted_kept)  // of a pipeline, messages arrive when they will
-      found.add(rank + " keeps " + std::to_string(all[r].kept_bytes) + " bytes, and the dry run said " +
-                std::to_string(all[r].predicted_kept));
+      found.add(cat({rank, " keeps ", all[r].kept_bytes, " bytes, and the dry run said ", all[r].predicted_kept}));
     if (mesh.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
     for (axis_id axis : mesh.axes)
       if (!works.contains(axis) && (all[r].sharding.contains(axis) || detail::sends_over(all[r].sent, axis)))
         works.push_back(axis);
   }
   if (parameters != one.parameters)
-    found.add(where + ": the stages have " + std::to_string(parameters) + " parameters, and one rank " +
-              std::to_string(one.parameters));
+    found.add(cat({where, ": the stages have ", parameters, " parameters, and one rank ", one.parameters}));
   for (axis_id axis : mesh.axes)
     found.require(mesh.extent(axis) == 1 || works.contains(axis),
-                  where + ": nothing is sharded or sent over " + axis.text());
+                  cat({where, ": nothing is sharded or sent over ", axis.text()}));
   return found;
 }
 

@@ -71,10 +71,8 @@ inline findings compare_ledgers(const ledger& measured, const ledger& predicted,
         const ledger::entry m = measured.total(row.label, kind), p = predicted.total(row.label, kind);
         const bool wire = m.wire == p.wire || (kind == collective::all_to_all && !wire_of_exchanges);
         if (m.calls == p.calls && m.payload == p.payload && wire) continue;
-        found.add(row.label + " " + name_of(kind) + ": " + std::to_string(m.calls) + " calls of " +
-                  std::to_string(m.payload) + " bytes (" + std::to_string(m.wire) +
-                  " on the wire), and predicted were " + std::to_string(p.calls) + " of " + std::to_string(p.payload) +
-                  " (" + std::to_string(p.wire) + ")");
+        found.add(cat({row.label, " ", name_of(kind), ": ", m.calls, " calls of ", m.payload, " bytes (", m.wire,
+                       " on the wire), and predicted were ", p.calls, " of ", p.payload, " (", p.wire, ")"}));
       }
   return found;
 }

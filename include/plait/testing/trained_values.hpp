@@ -101,7 +101,7 @@ inline findings compare_named(const std::vector<named_values>& got, const std::v
       for (std::size_t i = 0; i < d.size(); ++i) d[i] -= b->values[i];
       difference = norm_of(d) / scale;
     }
-    if (!(difference <= tolerance)) found.add(a.name + " differs by " + scientific(difference));
+    if (!(difference <= tolerance)) found.add(cat({a.name, " differs by ", scientific(difference)}));
   }
   return found;
 }

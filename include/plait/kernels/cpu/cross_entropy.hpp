@@ -30,8 +30,8 @@ bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, 
   const auto target = static_cast<std::int64_t>(targets[row]);
   if (target == s.ignore_index) return false;
   if (target < 0 || target >= range.vocab) {
-    fail("cross_entropy: row " + std::to_string(row) + " has target " + std::to_string(target) + ", legal are 0 to " +
-         std::to_string(range.vocab - 1) + " and ignore_index = " + std::to_string(s.ignore_index));
+    fail({"cross_entropy: row ", row, " has target ", target, ", legal are 0 to ", range.vocab - 1,
+          " and ignore_index = ", s.ignore_index});
   }
   return true;
 }

@@ -15,8 +15,7 @@ namespace detail {
 template <class Id>
 void check_id(Id id, std::int64_t token, std::int64_t vocab) {
   if (id < 0 || static_cast<std::int64_t>(id) >= vocab) {
-    fail("embedding: token " + std::to_string(token) + " has id " + std::to_string(id) + ", legal are 0 to " +
-         std::to_string(vocab - 1));
+    fail({"embedding: token ", token, " has id ", id, ", legal are 0 to ", vocab - 1});
   }
 }
 }  // namespace detail

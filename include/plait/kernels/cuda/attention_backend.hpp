@@ -34,12 +34,11 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
   const bool possible = choice.library != nullptr && alone.empty() && choice.library->supports(shape, request.type);
   if (forced && !possible) {
     const std::string asked =
-        alone.empty() ? std::string(name_of(request.type)) + ", head_dim = " + std::to_string(shape.head_dim) +
-                            ", q_len = " + std::to_string(shape.q_len) + ", k_len = " + std::to_string(shape.k_len) +
-                            ", offsets " + std::to_string(shape.q_offset) + " and " + std::to_string(shape.k_offset) +
-                            (shape.window > 0 ? ", window = " + std::to_string(shape.window) : "")
+        alone.empty() ? cat({name_of(request.type), ", head_dim = ", shape.head_dim, ", q_len = ", shape.q_len,
+                             ", k_len = ", shape.k_len, ", offsets ", shape.q_offset, " and ", shape.k_offset,
+                             (shape.window > 0 ? cat({", window = ", shape.window}) : "")})
                       : alone.substr(2);
-    fail("attention: cuDNN is chosen, but does not support " + asked + "; choose attention_backend::automatic or own");
+    fail({"attention: cuDNN is chosen, but does not support ", asked, "; choose attention_backend::automatic or own"});
   }
   return possible ? attention_backend::cudnn : attention_backend::own;
 }

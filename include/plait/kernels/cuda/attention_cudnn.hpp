@@ -33,7 +33,7 @@ class cudnn_attention final : public attention_library {
   /// Throws `plait::error` where cuDNN cannot be loaded or finds no GPU.
   cudnn_attention() {
     if (cudnnGetVersion() < 90000) {
-      fail("cudnn_attention: cuDNN is " + std::to_string(cudnnGetVersion()) + ", must be at least 90000 (version 9)");
+      fail({"cudnn_attention: cuDNN is ", cudnnGetVersion(), ", must be at least 90000 (version 9)"});
     }
     check(cudnnCreate(&handle_), "making a handle; are its libraries beside libcudnn and is there a GPU?");
   }
@@ -89,7 +89,7 @@ class cudnn_attention final : public attention_library {
   }
   static void check(cudnnStatus_t status, const char* doing) {
     if (status == CUDNN_STATUS_SUCCESS) return;
-    fail(std::string("cuDNN: ") + cudnnGetErrorString(status) + " on " + doing);
+    fail({"cuDNN: ", cudnnGetErrorString(status), " on ", doing});
   }
 
   static bool sees_all(const kernels::attention_shape& s) { return !s.causal || s.visible(0) == s.k_len; }
@@ -197,13 +197,13 @@ class cudnn_attention final : public attention_library {
 
   void run(cuda& device, const kernels::attention_shape& s, bool backward,
            std::unordered_map<std::int64_t, void*>& arrays) {
-    if (const std::string reason = impossible(s); !reason.empty()) fail("cudnn_attention: " + reason);
+    if (const std::string reason = impossible(s); !reason.empty()) fail({"cudnn_attention: ", reason});
     const plan& p = plan_of(s, backward);
-    if (!p.refusal.empty()) fail("cudnn_attention: cuDNN refuses the shape: " + p.refusal);
+    if (!p.refusal.empty()) fail({"cudnn_attention: cuDNN refuses the shape: ", p.refusal});
     check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");
     auto workspace = make_buffer<std::byte>(device, p.workspace);
     auto status = p.operations->execute(handle_, arrays, workspace.data());
-    if (status.is_bad()) fail("cudnn_attention: cuDNN failed: " + status.get_message());
+    if (status.is_bad()) fail({"cudnn_attention: cuDNN failed: ", status.get_message()});
   }
 
   cudnnHandle_t handle_ = nullptr;

@@ -63,7 +63,7 @@ struct attention_sizes {
         dk_stride(s.dk_stride),
         dv_stride(s.dv_stride),
         do_stride(s.do_stride) {
-    if (head_dim > 256) fail("attention: head_dim = " + std::to_string(head_dim) + ", on a GPU at most 256");
+    if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
   }
 
   /// How many keys, from the first on, query i sees.
@@ -122,7 +122,7 @@ struct attention_sizes {
   static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;  // a query of any tile, added, is below 0
   static int narrow(const char* name, std::int64_t value) {
     constexpr std::int64_t most = 1 << 30;
-    if (value > most) fail("attention: " + std::string(name) + " = " + std::to_string(value) + ", at most 2^30");
+    if (value > most) fail({"attention: ", name, " = ", value, ", at most 2^30"});
     return static_cast<int>(value);
   }
 };
@@ -135,7 +135,7 @@ __host__ __device__ inline int tiles_of(int n, int tile) { return (n + tile - 1)
 /// A grid of `tiles` x `heads` x `batch` blocks in one dimension, heads innermost.
 inline unsigned attention_blocks(std::int64_t tiles, std::int64_t heads, std::int64_t batch) {
   const std::int64_t blocks = tiles * heads * batch;
-  if (blocks > 0x7fffffff) fail("attention: " + std::to_string(blocks) + " tiles, at most 2^31 - 1 in one call");
+  if (blocks > 0x7fffffff) fail({"attention: ", blocks, " tiles, at most 2^31 - 1 in one call"});
   return static_cast<unsigned>(blocks);
 }
 
@@ -286,10 +286,10 @@ struct result_array {
 /// Refuses heads that 16-byte copies cannot read.
 template <class... Pointers>
 void require_vectors(const attention_shape& s, Pointers... pointers) {
-  if (s.head_dim % 8 != 0) fail("attention: head_dim = " + std::to_string(s.head_dim) + ", for bf16 a multiple of 8");
+  if (s.head_dim % 8 != 0) fail({"attention: head_dim = ", s.head_dim, ", for bf16 a multiple of 8"});
   for (const std::int64_t stride :
        {s.q_stride, s.k_stride, s.v_stride, s.o_stride, s.dq_stride, s.dk_stride, s.dv_stride, s.do_stride}) {
-    if (stride % 8 != 0) fail("attention: a stride of " + std::to_string(stride) + ", for bf16 a multiple of 8");
+    if (stride % 8 != 0) fail({"attention: a stride of ", stride, ", for bf16 a multiple of 8"});
   }
   if (!aligned16(pointers...)) fail("attention: bf16 arrays must begin on a 16-byte boundary");
 }

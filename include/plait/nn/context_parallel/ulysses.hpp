@@ -103,10 +103,10 @@ class exchanged_attention {
     if (legal(ranks_)) return;
     std::string extents;
     for (std::int64_t c = 1; c <= shape_.heads; ++c)
-      if (legal(c)) extents += (extents.empty() ? "" : ", ") + std::to_string(c);
-    fail(name + ": ulysses shares out the heads of a rank over " + axes_[0].text() + " = " + std::to_string(ranks_) +
-         ", but a rank has " + std::to_string(shape_.heads) + " query heads and " + std::to_string(shape_.kv_heads) +
-         " kv heads; the extents that divide them (or are a multiple of the kv heads) are " + extents);
+      if (legal(c)) append(extents, {(extents.empty() ? "" : ", "), c});
+    fail({name, ": ulysses shares out the heads of a rank over ", axes_[0].text(), " = ", ranks_, ", but a rank has ",
+          shape_.heads, " query heads and ", shape_.kv_heads,
+          " kv heads; the extents that divide them (or are a multiple of the kv heads) are ", extents});
   }
 
   std::int64_t tokens() const { return shape_.batch * shape_.q_len; }

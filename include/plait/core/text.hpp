@@ -1,0 +1,71 @@
+#pragma once
+
+#include <bit>
+#include <cinttypes>
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// A piece of a text: text as it is, or a number that is written out. It owns nothing, so that a message costs the
+/// place that may need it a few stores; sums of strings cost it a destructor each, and compilers most of their time.
+class text_piece {
+ public:
+  text_piece(std::string_view text) : data_(text.data()), bits_(text.size()), kind_(kind::text) {}  // NOLINT
+  text_piece(const char* text) : text_piece(std::string_view(text)) {}                              // NOLINT
+  text_piece(const std::string& text) : text_piece(std::string_view(text)) {}                       // NOLINT
+  text_piece(char letter) : bits_(static_cast<unsigned char>(letter)), kind_(kind::letter) {}       // NOLINT
+  template <std::signed_integral T>
+  text_piece(T number) : bits_(static_cast<std::uint64_t>(std::int64_t{number})), kind_(kind::integer) {}  // NOLINT
+  template <std::unsigned_integral T>
+    requires(!std::same_as<T, bool>)
+  text_piece(T number) : bits_(number), kind_(kind::natural) {}  // NOLINT
+  template <std::floating_point T>
+  text_piece(T number) : bits_(std::bit_cast<std::uint64_t>(double{number})), kind_(kind::real) {}  // NOLINT
+
+  /// Real numbers are written with six digits at most, as "%g" does.
+  void append_to(std::string& out) const;
+
+ private:
+  enum class kind : std::uint8_t { text, letter, integer, natural, real };
+  const char* data_ = nullptr;
+  std::uint64_t bits_;  ///< the length of a text, or the number
+  kind kind_;
+};
+
+inline void text_piece::append_to(std::string& out) const {
+  if (kind_ == kind::text) {
+    out.append(data_, bits_);
+  } else if (kind_ == kind::letter) {
+    out += static_cast<char>(bits_);
+  } else {
+    char digits[32];
+    if (kind_ == kind::real)
+      std::snprintf(digits, sizeof digits, "%g", std::bit_cast<double>(bits_));
+    else if (kind_ == kind::natural)
+      std::snprintf(digits, sizeof digits, "%" PRIu64, bits_);
+    else
+      std::snprintf(digits, sizeof digits, "%" PRId64, static_cast<std::int64_t>(bits_));
+    out += digits;
+  }
+}
+
+/// Appends the pieces: `append(line, {"rank ", rank, " of ", size})`.
+inline void append(std::string& out, std::initializer_list<text_piece> pieces) {
+  for (const text_piece& piece : pieces) piece.append_to(out);
+}
+
+/// Returns the pieces as one text: `cat({"rank ", rank, " of ", size})`.
+inline std::string cat(std::initializer_list<text_piece> pieces) {
+  std::string out;
+  append(out, pieces);
+  return out;
+}
+
+}  // namespace plait
