@@ -143,8 +143,8 @@ void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert)
 /// float), F32, F16 and BF16. To integers: from BOOL and every integer type, values that do not fit throw `error`.
 /// Other pairs throw `error`; nothing is converted between integers and floating point.
 template <class T>
-requires(std::floating_point<T> ||
-         (std::integral<T> && !std::same_as<T, bool>)) void copy_elements(const safetensors_entry& entry, T* out) {
+  requires(std::floating_point<T> || (std::integral<T> && !std::same_as<T, bool>))
+void copy_elements(const safetensors_entry& entry, T* out) {
   if constexpr (std::floating_point<T>) {
     const auto widen = [](auto value) { return static_cast<T>(value); };
     switch (entry.dtype) {

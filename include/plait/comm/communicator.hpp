@@ -65,13 +65,13 @@ concept reduce_scatterer = requires(C& c, const void* in, void* out, std::size_t
 };
 
 template <class C>
-concept all_to_aller = requires(C& c, const void* in, void* out, std::size_t n, std::span<const std::size_t> s,
-                                dtype t) {
-  c.all_to_all(in, out, n, t);
-  c.all_to_all_v(in, s, s, out, s, s, t);
-  { c.start_all_to_all(in, out, n, t) } -> std::same_as<request>;
-  { c.start_all_to_all_v(in, s, s, out, s, s, t) } -> std::same_as<request>;
-};
+concept all_to_aller =
+    requires(C& c, const void* in, void* out, std::size_t n, std::span<const std::size_t> s, dtype t) {
+      c.all_to_all(in, out, n, t);
+      c.all_to_all_v(in, s, s, out, s, s, t);
+      { c.start_all_to_all(in, out, n, t) } -> std::same_as<request>;
+      { c.start_all_to_all_v(in, s, s, out, s, s, t) } -> std::same_as<request>;
+    };
 
 template <class C>
 concept broadcaster = requires(C& c, void* data, std::size_t n, dtype t) {
@@ -90,9 +90,7 @@ concept point_to_point = requires(C& c, const void* in, void* out, std::size_t n
 };
 
 template <class C>
-concept barrier_capable = requires(C& c) {
-  c.barrier();
-};
+concept barrier_capable = requires(C& c) { c.barrier(); };
 
 template <class C>
 concept splittable = requires(C& c, std::string_view label) {
@@ -102,17 +100,17 @@ concept splittable = requires(C& c, std::string_view label) {
 
 template <class C>
 concept abortable = requires(C& c, const std::string& why) {
-  { c.abort(why) }
-  noexcept;
+  { c.abort(why) } noexcept;
 };
 
 /// Everything that the rest of plait needs of a backend.
 template <class C>
-concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&
-    ranked<C> && all_reducer<C> && all_gatherer<C> && reduce_scatterer<C> && all_to_aller<C> && broadcaster<C> &&
+concept communicator =
+    std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> && ranked<C> &&
+    all_reducer<C> && all_gatherer<C> && reduce_scatterer<C> && all_to_aller<C> && broadcaster<C> &&
     point_to_point<C> && barrier_capable<C> && splittable<C> && abortable<C> && requires(const C& c) {
-  { c.label() } -> std::convertible_to<std::string>;
-};
+      { c.label() } -> std::convertible_to<std::string>;
+    };
 
 /// Sends and receives that progress together, whatever their order: nothing waits before the end of the group, so
 /// rings and exchanges cannot block each other.
@@ -125,7 +123,7 @@ concept communicator = std::copyable<C> && std::default_initializable<C> && std:
 /// The destructor ends the group too, but cannot throw: then the next operation reports the error. A model with
 /// `begin_group()` and `end_group()` has them called around the starts.
 template <class C>
-requires point_to_point<C>
+  requires point_to_point<C>
 class comm_group {
  public:
   explicit comm_group(C& comm) : comm_(comm), open_(true) {
@@ -158,7 +156,7 @@ class comm_group {
   }
 
  private:
-  static constexpr bool hooked = requires(C & c) {
+  static constexpr bool hooked = requires(C& c) {
     c.begin_group();
     c.end_group();
   };

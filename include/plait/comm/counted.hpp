@@ -114,10 +114,16 @@ class counted {
   }
   void abort(const std::string& why) noexcept { inner_.abort(why); }
 
-  void begin_group() requires requires(Comm& c) { c.begin_group(); }
-  { inner_.begin_group(); }
-  void end_group() requires requires(Comm& c) { c.end_group(); }
-  { inner_.end_group(); }
+  void begin_group()
+    requires requires(Comm& c) { c.begin_group(); }
+  {
+    inner_.begin_group();
+  }
+  void end_group()
+    requires requires(Comm& c) { c.end_group(); }
+  {
+    inner_.end_group();
+  }
 
  private:
   /// Shared by the copies of a communicator and by its requests, whose tokens name a kind and a recorded event.

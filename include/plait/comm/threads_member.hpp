@@ -28,8 +28,8 @@ namespace detail {
 class filling {
  public:
   template <class Fill>
-  requires std::invocable<const Fill&, part&> filling(
-      const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
+    requires std::invocable<const Fill&, part&>
+  filling(const Fill& fill)  // NOLINT: conversion from a lambda is the purpose
       : fill_(&fill), call_([](const void* f, part& p) { (*static_cast<const Fill*>(f))(p); }) {}
   void operator()(part& p) const { call_(fill_, p); }
 

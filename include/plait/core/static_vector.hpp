@@ -22,7 +22,8 @@ struct static_vector {
 
   constexpr static_vector() = default;
   template <class... Args>
-  requires(sizeof...(Args) > 0 && sizeof...(Args) <= Capacity) constexpr explicit static_vector(const Args&... args) {
+    requires(sizeof...(Args) > 0 && sizeof...(Args) <= Capacity)
+  constexpr explicit static_vector(const Args&... args) {
     (push_back(args), ...);
   }
 

@@ -17,8 +17,8 @@ struct name {
   constexpr name(std::uint64_t low_word, std::uint64_t high_word)
       : low(low_word), high(high_word) {}  // nvcc writes this
   template <std::size_t N>
-  requires(N <= 17) consteval name(
-      const char (&text)[N]) {  // NOLINT: implicit, so that a literal can be a template argument
+    requires(N <= 17)
+  consteval name(const char (&text)[N]) {  // NOLINT: implicit, so that a literal can be a template argument
     for (std::size_t i = 0; i + 1 < N; ++i)
       (i < 8 ? low : high) |= std::uint64_t{static_cast<unsigned char>(text[i])} << (8 * (i % 8));
   }
@@ -46,13 +46,9 @@ struct dim_tag {
 };
 
 template <class T>
-concept axis_like = std::is_class_v<T> && requires {
-  T::plait_axis_name;
-};
+concept axis_like = std::is_class_v<T> && requires { T::plait_axis_name; };
 template <class T>
-concept dim_like = std::is_class_v<T> && requires {
-  T::plait_dim_name;
-};
+concept dim_like = std::is_class_v<T> && requires { T::plait_dim_name; };
 
 template <axis_like T>
 inline constexpr tag_info axis_info_of{T::plait_axis_name};

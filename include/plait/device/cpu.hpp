@@ -103,7 +103,7 @@ class cpu {
   /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
   /// `plait::error` for negative sizes or a leading dimension shorter than a row.
   template <class T>
-  requires std::is_same_v<T, float> || std::is_same_v<T, double>
+    requires std::is_same_v<T, float> || std::is_same_v<T, double>
   void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, std::type_identity_t<T> alpha,
             const T* a, std::int64_t lda, const T* b, std::int64_t ldb, std::type_identity_t<T> beta, T* c,
             std::int64_t ldc) {

@@ -51,17 +51,16 @@ struct attention_gradients {
 /// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
 /// and v for it.
 template <class E, class Precision, class Device>
-concept attention_engine = std::constructible_from < E,
-        const context<Device>
-&, const attention_part&,
-    const axis_list& > &&std::default_initializable<typename E::saved>&& requires(
-                           E& e, const E& c, const context<Device>& ctx,
-                           const attention_inputs<activation_of<Precision>>& in, activation_of<Precision>* o,
-                           typename E::saved& kept, attention_gradients<activation_of<Precision>> gradients) {
-  e.forward(ctx, in, o, &kept);
-  e.backward(ctx, in, o, o, kept, gradients);
-  { c.keeps_inputs() } -> std::convertible_to<bool>;
-};
+concept attention_engine =
+    std::constructible_from<E, const context<Device>&, const attention_part&, const axis_list&> &&
+    std::default_initializable<typename E::saved> &&
+    requires(E& e, const E& c, const context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
+             activation_of<Precision>* o, typename E::saved& kept,
+             attention_gradients<activation_of<Precision>> gradients) {
+      e.forward(ctx, in, o, &kept);
+      e.backward(ctx, in, o, o, kept, gradients);
+      { c.keeps_inputs() } -> std::convertible_to<bool>;
+    };
 
 namespace detail {
 

@@ -82,7 +82,7 @@ struct stored_under {
   using type = Weight;
 };
 template <class S, class Weight>
-requires requires { typename S::template stored<Weight>; }
+  requires requires { typename S::template stored<Weight>; }
 struct stored_under<S, Weight> {
   using type = typename S::template stored<Weight>;
 };
@@ -116,10 +116,10 @@ struct branch_of_strategy {
   using output = typename S::residual;
 };
 template <class S>
-requires requires {
-  typename S::branch_input;
-  typename S::branch_output;
-}
+  requires requires {
+    typename S::branch_input;
+    typename S::branch_output;
+  }
 struct branch_of_strategy<S> {
   using input = typename S::branch_input;
   using output = typename S::branch_output;

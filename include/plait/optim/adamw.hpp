@@ -101,7 +101,7 @@ class adamw {
   }
   /// A parameter itself is no gradient.
   template <class Parameter>
-  requires requires(Parameter& p) { p.gather_plan(); }
+    requires requires(Parameter& p) { p.gather_plan(); }
   void update(const context<Device>&, Parameter&) {
     static_assert(always_false<Parameter>,
                   "an optimizer takes what `reduce` returns, so that no reduction is forgotten: write "

@@ -25,15 +25,15 @@ namespace plait {
 ///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
 ///     void       finished(ctx, chunk)                            the chunk's gradients are complete
 template <class S, class Device>
-concept pipeline_stages = requires(S& s, const context<Device>& ctx, int chunk, int microbatch,
-                                   typename S::activation x, typename S::gradient dy, typename S::saved& kept,
-                                   weight_work* deferred) {
-  { s.input(ctx, chunk) } -> std::same_as<typename S::activation>;
-  { s.output_gradient(ctx, chunk) } -> std::same_as<typename S::gradient>;
-  { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
-  { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
-  s.finished(ctx, chunk);
-};
+concept pipeline_stages =
+    requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
+             typename S::gradient dy, typename S::saved& kept, weight_work* deferred) {
+      { s.input(ctx, chunk) } -> std::same_as<typename S::activation>;
+      { s.output_gradient(ctx, chunk) } -> std::same_as<typename S::gradient>;
+      { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
+      { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
+      s.finished(ctx, chunk);
+    };
 
 /// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
 /// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
@@ -71,7 +71,7 @@ class pipeline_executor {
 
   /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
   template <class Stages>
-  requires pipeline_stages<Stages, Device>
+    requires pipeline_stages<Stages, Device>
   void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
     pass<Stages> p(*this, ctx, stages, keeps);
     for (const program_step& step : program_) switch (step.kind) {

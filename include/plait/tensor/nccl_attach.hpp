@@ -80,8 +80,9 @@ attached_rank attach(const Mesh& shape, ncclComm_t comm, cudaStream_t stream, co
 
 /// The same for a mesh with at most one dynamic extent, which follows from the communicator's number of ranks.
 template <mesh_like Mesh>
-requires(Mesh::rank_dynamic <= 1) attached_rank
-    attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {}, const attach_options& options = {}) {
+  requires(Mesh::rank_dynamic <= 1)
+attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
+                     const attach_options& options = {}) {
   mesh_shape shape = Mesh::static_shape();
   int ranks = 0;
   nccl::detail::check(ncclCommCount(comm, &ranks), "ncclCommCount");
