@@ -210,7 +210,7 @@ class llama_run final : public model_run {
 
   static double number(activation x) {
     if constexpr (std::is_same_v<activation, plait::bf16>) {
-      return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16));
+      return static_cast<double>(plait::to_float(x));
     } else {
       return static_cast<double>(x);
     }

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/counted.hpp"
+#include "plait/comm/ledger.hpp"
 #include "plait/comm/mpi.hpp"
 
 int main(int argc, char** argv) {
@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
     plait::test::conformance(world, 1, 60);
     plait::any_communicator any(world);
     plait::test::check_types(any);
-    plait::counted<plait::mpi::communicator> counted(world, std::make_shared<plait::ledger>());
+    plait::any_communicator counted = any.counted(std::make_shared<plait::ledger>());
     plait::test::check_types(counted);
     plait::test::check_interleaved(counted);
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "plait/comm/counted.hpp"
+#include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
 
 using namespace plait;
@@ -29,7 +29,7 @@ TEST_CASE("a ledger counts calls and bytes per group and kind") {
   threads::run(4, [](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
     auto events = std::make_shared<recorder>();
-    counted<threads::communicator> all(world, book, events);
+    any_communicator all = any_communicator(world).counted(book, events);
     auto pair = all.split(all.rank() / 2, 0, "tp");
     std::vector<float> x(400), y(400);
     all.all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
@@ -84,7 +84,7 @@ TEST_CASE("all_to_all_v: the mean over the ranks is the traffic of the group") {
   std::uint64_t wire[3] = {}, sent[3] = {};
   threads::run(3, [&](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
-    counted<threads::communicator> c(world, book);
+    any_communicator c = any_communicator(world).counted(book);
     const auto me = static_cast<std::size_t>(c.rank());
     const std::vector<std::size_t> send(3, me), receive{0, 1, 2}, send_at(3, 0), receive_at{0, 4, 8};
     std::vector<float> x(16), y(16);
@@ -131,7 +131,7 @@ TEST_CASE("waiting for a late rank counts as time in the communicator") {
   threads::run(2, [](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
     auto events = std::make_shared<recorder>();
-    counted<threads::communicator> c(world, book, events);
+    any_communicator c = any_communicator(world).counted(book, events);
     const auto late = [&] {
       if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));
     };
@@ -181,18 +181,18 @@ TEST_CASE("reductions: order of the ranks, rounding, NaN, wrap-around") {
     CHECK(x == 0.0f);  // (1e8 + 1) - 1e8 in float; another order gives 1
 
     const float halves[] = {256.0f, 0.75f, 0.75f};  // kept in float until the end: 257.5 rounds to 258
-    bf16 b = detail::narrow(halves[c.rank()]);
+    bf16 b = to_bf16(halves[c.rank()]);
     c.all_reduce(&b, &b, 1, dtype::bf16, reduce_op::sum);
-    CHECK(detail::widen(b) == 258.0f);
+    CHECK(to_float(b) == 258.0f);
 
     for (int who = 0; who < 3; ++who) {
       for (const reduce_op op : {reduce_op::max, reduce_op::min, reduce_op::sum}) {
         double d = c.rank() == who ? std::numeric_limits<double>::quiet_NaN() : 1.0;
         c.all_reduce(&d, &d, 1, dtype::f64, op);
         CHECK(std::isnan(d));
-        bf16 n = detail::narrow(c.rank() == who ? std::numeric_limits<float>::quiet_NaN() : 1.0f);
+        bf16 n = to_bf16(c.rank() == who ? std::numeric_limits<float>::quiet_NaN() : 1.0f);
         c.all_reduce(&n, &n, 1, dtype::bf16, op);
-        CHECK(std::isnan(detail::widen(n)));
+        CHECK(std::isnan(to_float(n)));
       }
     }
     std::int32_t big = std::numeric_limits<std::int32_t>::max();

@@ -4,7 +4,6 @@
 
 #include "../support/conformance.hpp"
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/counted.hpp"
 #include "plait/comm/threads.hpp"
 
 using namespace plait;
@@ -16,17 +15,15 @@ TEST_CASE("threads: conformance on any number of ranks") {
   }
 }
 
-TEST_CASE("threads: conformance through any_communicator and counted") {
+TEST_CASE("threads: conformance through any_communicator, counted or not") {
   CHECK_NOTHROW(threads::run(4, [](const threads::communicator& comm) {
     any_communicator any(comm);
     test::conformance(any, 11);
     auto book = std::make_shared<ledger>();
-    counted<threads::communicator> c(comm, book, std::make_shared<recorder>(100));
-    test::conformance(c, 12);
-    any_communicator both(c);
-    test::conformance(both, 13, 50);
-    counted<any_communicator> outside(both, book);
-    test::check_types(outside);
+    any_communicator counted = any.counted(book, std::make_shared<recorder>(100));
+    test::conformance(counted, 12);
+    any_communicator twice(counted.counted(std::make_shared<ledger>()));
+    test::check_types(twice);
   }));
 }
 

@@ -157,7 +157,7 @@ void copy_elements(const safetensors_entry& entry, T* out) {
             entry, out, [](std::uint16_t b) { return static_cast<T>(float_from_f16(b)); });
       case safetensors_dtype::bf16:
         return detail::convert_elements<std::uint16_t>(entry, out, [](std::uint16_t b) {
-          return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(b) << 16));
+          return static_cast<T>(to_float(bf16{b}));
         });
       default:
         break;

@@ -1,23 +1,20 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "plait/comm/accounting.hpp"
 #include "plait/comm/communicator.hpp"
 
 namespace plait {
 
-/// Holds any model of `communicator`, with the same interface; copies share it. Layers take this one, so that they are
-/// not instantiated per backend. One virtual call per operation.
-class any_communicator {
-  using counts = std::span<const std::size_t>;
-
+/// Holds any model of `communicator`, so that layers are not instantiated for each backend, and counts its calls where
+/// it is asked to. Copies share what it holds. One virtual call per operation.
+class any_communicator : public verbs<any_communicator> {
  public:
   any_communicator() = default;
 
@@ -30,57 +27,43 @@ class any_communicator {
   }
 
   explicit operator bool() const { return held_ != nullptr; }
-  int rank() const { return held().rank(); }
-  int size() const { return held().size(); }
-  std::string label() const { return held().label(); }
+  int rank() const { return held().rank; }
+  int size() const { return held().size; }
+  const std::string& label() const { return held().label; }
 
-  void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    held().all_reduce(in, out, n, t, op);
+  void run(const call& c) {
+    if (accounting_ == nullptr) return held().run(c);
+    const accounting::entry written(*accounting_, c);
+    held().run(c);
+    written.over(false);
   }
-  void all_gather(const void* in, void* out, std::size_t n, dtype t) { held().all_gather(in, out, n, t); }
-  void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    held().reduce_scatter(in, out, n, t, op);
-  }
-  void all_to_all(const void* in, void* out, std::size_t n, dtype t) { held().all_to_all(in, out, n, t); }
-  void all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    held().all_to_all_v(in, sc, so, out, rc, ro, t);
-  }
-  void broadcast(void* data, std::size_t n, dtype t, int root) { held().broadcast(data, n, t, root); }
-  void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) { held().send(data, n, t, peer, tag); }
-  void receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) { held().receive(data, n, t, peer, tag); }
-  void barrier() { held().barrier(); }
-
-  request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return held().start_all_reduce(in, out, n, t, op);
-  }
-  request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
-    return held().start_all_gather(in, out, n, t);
-  }
-  request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return held().start_reduce_scatter(in, out, n, t, op);
-  }
-  request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
-    return held().start_all_to_all(in, out, n, t);
-  }
-  request start_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    return held().start_all_to_all_v(in, sc, so, out, rc, ro, t);
-  }
-  request start_broadcast(void* data, std::size_t n, dtype t, int root) {
-    return held().start_broadcast(data, n, t, root);
-  }
-  request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return held().start_send(data, n, t, peer, tag);
-  }
-  request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return held().start_receive(data, n, t, peer, tag);
+  request start(const call& c) {
+    if (accounting_ == nullptr) return held().start(c);
+    const accounting::entry written(*accounting_, c);
+    request r = held().start(c);
+    r.observe(accounting_, written.over(true));
+    return r;
   }
 
-  any_communicator split(int color, int key, std::string_view label = {}) { return held().split(color, key, label); }
+  /// A split is counted in the same books, under the subgroup's label.
+  any_communicator split(int color, int key, std::string_view label = {}) {
+    any_communicator child = held().split(color, key, label);
+    return accounting_ && child ? child.counted(accounting_->book(), accounting_->events()) : child;
+  }
   void abort(const std::string& why) noexcept {
     if (held_) held_->abort(why);
   }
   void begin_group() { held().begin_group(); }
   void end_group() { held().end_group(); }
+
+  /// Returns a handle of the same communicator whose calls are counted in `book`, and recorded in `events` if there is
+  /// one. The books are kept alive by it.
+  any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr) const {
+    any_communicator out = *this;
+    if (held_)
+      out.accounting_ = std::make_shared<accounting>(label(), rank(), size(), std::move(book), std::move(events));
+    return out;
+  }
 
   /// The held communicator if it is a Comm, else nullptr.
   template <class Comm>
@@ -91,31 +74,16 @@ class any_communicator {
 
  private:
   struct base {
+    base(int r, int s, std::string l) : rank(r), size(s), label(std::move(l)) {}
     virtual ~base() = default;
-    virtual int rank() const = 0;
-    virtual int size() const = 0;
-    virtual std::string label() const = 0;
-    virtual void all_reduce(const void*, void*, std::size_t, dtype, reduce_op) = 0;
-    virtual void all_gather(const void*, void*, std::size_t, dtype) = 0;
-    virtual void reduce_scatter(const void*, void*, std::size_t, dtype, reduce_op) = 0;
-    virtual void all_to_all(const void*, void*, std::size_t, dtype) = 0;
-    virtual void all_to_all_v(const void*, counts, counts, void*, counts, counts, dtype) = 0;
-    virtual void broadcast(void*, std::size_t, dtype, int) = 0;
-    virtual void send(const void*, std::size_t, dtype, int, int) = 0;
-    virtual void receive(void*, std::size_t, dtype, int, int) = 0;
-    virtual void barrier() = 0;
-    virtual request start_all_reduce(const void*, void*, std::size_t, dtype, reduce_op) = 0;
-    virtual request start_all_gather(const void*, void*, std::size_t, dtype) = 0;
-    virtual request start_reduce_scatter(const void*, void*, std::size_t, dtype, reduce_op) = 0;
-    virtual request start_all_to_all(const void*, void*, std::size_t, dtype) = 0;
-    virtual request start_all_to_all_v(const void*, counts, counts, void*, counts, counts, dtype) = 0;
-    virtual request start_broadcast(void*, std::size_t, dtype, int) = 0;
-    virtual request start_send(const void*, std::size_t, dtype, int, int) = 0;
-    virtual request start_receive(void*, std::size_t, dtype, int, int) = 0;
+    virtual void run(const call&) = 0;
+    virtual request start(const call&) = 0;
     virtual any_communicator split(int, int, std::string_view) = 0;
     virtual void abort(const std::string&) noexcept = 0;
     virtual void begin_group() = 0;
     virtual void end_group() = 0;
+    int rank, size;
+    std::string label;
   };
 
   template <class Comm>
@@ -123,52 +91,12 @@ class any_communicator {
     Comm comm;
 
     template <class C>
-    explicit holder(C&& c) : comm(std::forward<C>(c)) {}
+    explicit holder(C&& c) : base(c.rank(), c.size(), std::string(c.label())), comm(std::forward<C>(c)) {}
 
-    int rank() const override { return comm.rank(); }
-    int size() const override { return comm.size(); }
-    std::string label() const override { return std::string(comm.label()); }
-    void all_reduce(const void* i, void* o, std::size_t n, dtype t, reduce_op op) override {
-      comm.all_reduce(i, o, n, t, op);
-    }
-    void all_gather(const void* i, void* o, std::size_t n, dtype t) override { comm.all_gather(i, o, n, t); }
-    void reduce_scatter(const void* i, void* o, std::size_t n, dtype t, reduce_op op) override {
-      comm.reduce_scatter(i, o, n, t, op);
-    }
-    void all_to_all(const void* i, void* o, std::size_t n, dtype t) override { comm.all_to_all(i, o, n, t); }
-    void all_to_all_v(const void* i, counts sc, counts so, void* o, counts rc, counts ro, dtype t) override {
-      comm.all_to_all_v(i, sc, so, o, rc, ro, t);
-    }
-    void broadcast(void* d, std::size_t n, dtype t, int root) override { comm.broadcast(d, n, t, root); }
-    void send(const void* d, std::size_t n, dtype t, int peer, int tag) override { comm.send(d, n, t, peer, tag); }
-    void receive(void* d, std::size_t n, dtype t, int peer, int tag) override { comm.receive(d, n, t, peer, tag); }
-    void barrier() override { comm.barrier(); }
-    request start_all_reduce(const void* i, void* o, std::size_t n, dtype t, reduce_op op) override {
-      return comm.start_all_reduce(i, o, n, t, op);
-    }
-    request start_all_gather(const void* i, void* o, std::size_t n, dtype t) override {
-      return comm.start_all_gather(i, o, n, t);
-    }
-    request start_reduce_scatter(const void* i, void* o, std::size_t n, dtype t, reduce_op op) override {
-      return comm.start_reduce_scatter(i, o, n, t, op);
-    }
-    request start_all_to_all(const void* i, void* o, std::size_t n, dtype t) override {
-      return comm.start_all_to_all(i, o, n, t);
-    }
-    request start_all_to_all_v(const void* i, counts sc, counts so, void* o, counts rc, counts ro, dtype t) override {
-      return comm.start_all_to_all_v(i, sc, so, o, rc, ro, t);
-    }
-    request start_broadcast(void* d, std::size_t n, dtype t, int root) override {
-      return comm.start_broadcast(d, n, t, root);
-    }
-    request start_send(const void* d, std::size_t n, dtype t, int peer, int tag) override {
-      return comm.start_send(d, n, t, peer, tag);
-    }
-    request start_receive(void* d, std::size_t n, dtype t, int peer, int tag) override {
-      return comm.start_receive(d, n, t, peer, tag);
-    }
-    any_communicator split(int color, int key, std::string_view label) override {
-      return any_communicator(comm.split(color, key, label));
+    void run(const call& c) override { comm.run(c); }
+    request start(const call& c) override { return comm.start(c); }
+    any_communicator split(int color, int key, std::string_view name) override {
+      return any_communicator(comm.split(color, key, name));
     }
     void abort(const std::string& why) noexcept override { comm.abort(why); }
     void begin_group() override {
@@ -185,6 +113,7 @@ class any_communicator {
   }
 
   std::shared_ptr<base> held_;
+  std::shared_ptr<accounting> accounting_;
 };
 
 static_assert(plait::communicator<any_communicator>);

@@ -2,7 +2,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <span>
 #include <string>
@@ -10,107 +9,140 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/reduce.hpp"
+#include "plait/comm/call.hpp"
 #include "plait/comm/request.hpp"
-#include "plait/core/dtype.hpp"
-#include "plait/core/error.hpp"
-#include "plait/core/wire.hpp"
 
 namespace plait {
 
-// One concept per collective, so that an algorithm asks for what it uses. Counts are elements of the dtype. Every rank
-// of a group calls the collectives of one communicator in the same order with the same counts. Common to all models:
-//
-//   all_reduce(in, out, n, type, op)       out[i] = in_0[i] op ... op in_{p-1}[i], bit-identical on every rank; in ==
-//   out allowed all_gather(in, out, n, type)           out[r * n + i] = in_r[i]; in may be its own place in out
-//   reduce_scatter(in, out, n, type, op)   out[i] = reduction of in_k[rank * n + i]; out may be its own place in in
-//   all_to_all(in, out, n, type)           out[k * n + i] = in_k[rank * n + i]
-//   all_to_all_v(...)                      the same with a count and an offset per peer, in elements
-//   broadcast(data, n, type, root)         data = data of root
-//   send / receive(data, n, type, peer, tag)  matched by (sender, receiver, tag) in order; a send may wait for its
-//                                          receive, so a ring of sends belongs in a comm_group
-//   barrier()
-//
-// The maximum and the minimum of numbers of which one is a NaN is a NaN, whichever rank has it. (Not on NCCL, which
-// gives that of the others: ask for the sum as well where a NaN must be seen there.)
-//
-// Any other overlap of in and out is refused. `start_x` is x without waiting; all ranks of a group use the same of the
-// two. `split(color, key)` makes the subgroups:
-// ranks of one color, ordered by key, then by rank; a negative color gives an empty communicator (false as a bool).
-// `abort` ends every rank of the world with an error. A communicator is a cheap handle: copies share the sequence of
-// operations; it belongs to the thread of its rank.
+// What a communicator is: the verbs that all have in common, and the six members that a backend supplies.
 
-template <class C>
-concept ranked = requires(const C& c) {
-  { c.rank() } -> std::same_as<int>;
-  { c.size() } -> std::same_as<int>;
+/// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
+/// elements of the dtype. Every rank of a group calls the collectives of one communicator in the same order, with the
+/// same counts, and all in the same of the two forms.
+///
+/// `Self` derives from it, and has `start(const call&)`, which returns a request. Where it also has `run`, that is used
+/// in place of starting and waiting.
+template <class Self>
+class verbs {
+  using counts = call::counts;
+
+ public:
+  /// out[i] = in_0[i] op ... op in_{p-1}[i], equal in every bit on every rank; in == out is allowed. The maximum and
+  /// the minimum of numbers of which one is a NaN is a NaN, whichever rank has it. (Not on NCCL, which gives that of
+  /// the others: ask for the sum as well where a NaN must be seen there.)
+  void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+    self().run({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
+  }
+  request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+    return self().start({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
+  }
+
+  /// out[r * n + i] = in_r[i]; in may be its own place in out.
+  void all_gather(const void* in, void* out, std::size_t n, dtype t) {
+    self().run({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
+  }
+  request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
+    return self().start({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
+  }
+
+  /// out[i] = the reduction of in_k[rank * n + i] over k; out may be its own place in in.
+  void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+    self().run({.kind = collective::reduce_scatter, .in = in, .out = out, .count = n, .type = t, .op = op});
+  }
+  request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+    return self().start({.kind = collective::reduce_scatter, .in = in, .out = out, .count = n, .type = t, .op = op});
+  }
+
+  /// out[k * n + i] = in_k[rank * n + i].
+  void all_to_all(const void* in, void* out, std::size_t n, dtype t) {
+    self().run({.kind = collective::all_to_all, .in = in, .out = out, .count = n, .type = t});
+  }
+  request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
+    return self().start({.kind = collective::all_to_all, .in = in, .out = out, .count = n, .type = t});
+  }
+
+  /// all_to_all with a count and an offset for each peer, in elements: to rank k go `send_counts[k]` from
+  /// `send_offsets[k]` on, and what comes from it is put at `receive_offsets[k]`. Counts and offsets are read before
+  /// the call returns; only the data must stay.
+  void all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
+                    counts receive_offsets, dtype t) {
+    self().run(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
+  }
+  request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
+                             counts receive_offsets, dtype t) {
+    return self().start(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
+  }
+
+  /// data = data of root.
+  void broadcast(void* data, std::size_t n, dtype t, int root) {
+    self().run({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
+  }
+  request start_broadcast(void* data, std::size_t n, dtype t, int root) {
+    return self().start({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
+  }
+
+  /// Messages are matched by (sender, receiver, tag), in order. A send may wait for its receive, so a ring of sends
+  /// belongs in a comm_group.
+  void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+    self().run({.kind = collective::send, .in = data, .count = n, .type = t, .peer = peer, .tag = tag});
+  }
+  request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+    return self().start({.kind = collective::send, .in = data, .count = n, .type = t, .peer = peer, .tag = tag});
+  }
+  void receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+    self().run({.kind = collective::receive, .out = data, .count = n, .type = t, .peer = peer, .tag = tag});
+  }
+  request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+    return self().start({.kind = collective::receive, .out = data, .count = n, .type = t, .peer = peer, .tag = tag});
+  }
+
+  void barrier() { self().run({}); }
+
+  void run(const call& c) { self().start(c).wait(); }
+
+ private:
+  friend Self;
+  verbs() = default;
+
+  static call ragged(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
+    return {.kind = collective::all_to_all,
+            .in = in,
+            .out = out,
+            .type = t,
+            .ragged = true,
+            .send_counts = sc,
+            .send_offsets = so,
+            .receive_counts = rc,
+            .receive_offsets = ro};
+  }
+  Self& self() { return static_cast<Self&>(*this); }
 };
 
+/// A cheap handle: copies share the sequence of operations, and belong to the thread of their rank. A backend derives
+/// from `verbs<itself>` and has
+///
+///     int rank() const;
+///     int size() const;
+///     label() const;                             // what the group is called in messages
+///     request start(const call&);
+///     Self split(int color, int key, std::string_view label = {});
+///     void abort(const std::string& why) noexcept;
+///
+/// `split` makes the subgroups: the ranks of one color, ordered by key, then by rank; a negative color gives an empty
+/// communicator (false as a bool). `abort` ends every rank of the world with an error. Where it has `begin_group()` and
+/// `end_group()`, comm_group calls them around its messages.
 template <class C>
-concept all_reducer = requires(C& c, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-  c.all_reduce(in, out, n, t, op);
-  { c.start_all_reduce(in, out, n, t, op) } -> std::same_as<request>;
-};
-
-template <class C>
-concept all_gatherer = requires(C& c, const void* in, void* out, std::size_t n, dtype t) {
-  c.all_gather(in, out, n, t);
-  { c.start_all_gather(in, out, n, t) } -> std::same_as<request>;
-};
-
-template <class C>
-concept reduce_scatterer = requires(C& c, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-  c.reduce_scatter(in, out, n, t, op);
-  { c.start_reduce_scatter(in, out, n, t, op) } -> std::same_as<request>;
-};
-
-template <class C>
-concept all_to_aller =
-    requires(C& c, const void* in, void* out, std::size_t n, std::span<const std::size_t> s, dtype t) {
-      c.all_to_all(in, out, n, t);
-      c.all_to_all_v(in, s, s, out, s, s, t);
-      { c.start_all_to_all(in, out, n, t) } -> std::same_as<request>;
-      { c.start_all_to_all_v(in, s, s, out, s, s, t) } -> std::same_as<request>;
-    };
-
-template <class C>
-concept broadcaster = requires(C& c, void* data, std::size_t n, dtype t) {
-  c.broadcast(data, n, t, 0);
-  { c.start_broadcast(data, n, t, 0) } -> std::same_as<request>;
-};
-
-template <class C>
-concept point_to_point = requires(C& c, const void* in, void* out, std::size_t n, dtype t) {
-  c.send(in, n, t, 0);
-  c.send(in, n, t, 0, 1);
-  c.receive(out, n, t, 0);
-  c.receive(out, n, t, 0, 1);
-  { c.start_send(in, n, t, 0, 1) } -> std::same_as<request>;
-  { c.start_receive(out, n, t, 0, 1) } -> std::same_as<request>;
-};
-
-template <class C>
-concept barrier_capable = requires(C& c) { c.barrier(); };
-
-template <class C>
-concept splittable = requires(C& c, std::string_view label) {
-  { c.split(0, 0) } -> std::same_as<C>;
-  { c.split(0, 0, label) } -> std::same_as<C>;
-};
-
-template <class C>
-concept abortable = requires(C& c, const std::string& why) {
-  { c.abort(why) } noexcept;
-};
-
-/// Everything that the rest of plait needs of a backend.
-template <class C>
-concept communicator =
-    std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> && ranked<C> &&
-    all_reducer<C> && all_gatherer<C> && reduce_scatterer<C> && all_to_aller<C> && broadcaster<C> &&
-    point_to_point<C> && barrier_capable<C> && splittable<C> && abortable<C> && requires(const C& c) {
-      { c.label() } -> std::convertible_to<std::string>;
-    };
+concept communicator = std::copyable<C> && std::default_initializable<C> && std::constructible_from<bool, const C&> &&
+                       requires(C& c, const C& same, const call& what, std::string_view label, const std::string& why) {
+                         { same.rank() } -> std::same_as<int>;
+                         { same.size() } -> std::same_as<int>;
+                         { same.label() } -> std::convertible_to<std::string>;
+                         c.run(what);
+                         { c.start(what) } -> std::same_as<request>;
+                         { c.split(0, 0) } -> std::same_as<C>;
+                         { c.split(0, 0, label) } -> std::same_as<C>;
+                         { c.abort(why) } noexcept;
+                       };
 
 /// Sends and receives that progress together, whatever their order: nothing waits before the end of the group, so
 /// rings and exchanges cannot block each other.
@@ -118,94 +150,69 @@ concept communicator =
 ///     comm_group ring(comm);
 ///     ring.send(out, n, dtype::f32, next);
 ///     ring.receive(in, n, dtype::f32, previous);
-///     ring.end();
+///     ring.end();                     // or start(), and wait() when they are needed
 ///
-/// The destructor ends the group too, but cannot throw: then the next operation reports the error. A model with
-/// `begin_group()` and `end_group()` has them called around the starts.
+/// A group that is destroyed waits for what it has started, and forgets the rest; an error met there is reported by the
+/// next operation.
 template <class C>
-  requires point_to_point<C>
 class comm_group {
  public:
-  explicit comm_group(C& comm) : comm_(comm), open_(true) {
-    if constexpr (hooked) comm_.begin_group();
-  }
+  explicit comm_group(C& comm) : comm_(comm) {}
   comm_group(const comm_group&) = delete;
   comm_group& operator=(const comm_group&) = delete;
-  ~comm_group() {
-    try {
-      end();
-    } catch (...) {
-      requests_.clear();
-    }
-  }
 
   void send(const void* data, std::size_t count, dtype type, int peer, int tag = 0) {
-    requests_.push_back(comm_.start_send(data, count, type, peer, tag));
+    calls_.push_back({.kind = collective::send, .in = data, .count = count, .type = type, .peer = peer, .tag = tag});
   }
   void receive(void* data, std::size_t count, dtype type, int peer, int tag = 0) {
-    requests_.push_back(comm_.start_receive(data, count, type, peer, tag));
+    calls_.push_back(
+        {.kind = collective::receive, .out = data, .count = count, .type = type, .peer = peer, .tag = tag});
   }
 
-  /// Waits for all of them.
-  void end() {
-    if (std::exchange(open_, false)) {
-      if constexpr (hooked) comm_.end_group();
-    }
+  void start() {
+    if (calls_.empty()) return;
+    const std::vector<call> calls = std::exchange(calls_, {});
+    const open_group all(comm_);  // where a start throws, the group ends without half of its messages going
+    for (const call& c : calls) requests_.push_back(comm_.start(c));
+  }
+  void wait() {
     for (request& r : requests_) r.wait();
     requests_.clear();
   }
+  void end() {
+    start();
+    wait();
+  }
 
  private:
-  static constexpr bool hooked = requires(C& c) {
-    c.begin_group();
-    c.end_group();
+  struct open_group {
+    static constexpr bool hooked = requires(C& c) {
+      c.begin_group();
+      c.end_group();
+    };
+    explicit open_group(C& c) : comm(c) {
+      if constexpr (hooked) comm.begin_group();
+    }
+    open_group(const open_group&) = delete;
+    ~open_group() noexcept(false) {
+      if constexpr (hooked) {
+        if (std::uncaught_exceptions() == before) {
+          comm.end_group();
+          return;
+        }
+        try {
+          comm.end_group();
+        } catch (...) {  // the first error is on its way
+        }
+      }
+    }
+    C& comm;
+    int before = std::uncaught_exceptions();
   };
+
   C& comm_;
-  bool open_;
+  std::vector<call> calls_;
   std::vector<request> requests_;
 };
 
-namespace detail {
-
-// Checks of arguments that all backends share; `what` names the operation in the text.
-
-inline void check_reducible(const char* what, dtype type) {
-  if (!reducible(type)) {
-    fail({what, ": dtype is ", name_of(type), "; reductions exist for float, double, bf16, int32, int64"});
-  }
-}
-
-inline void check_peer(const char* what, const char* role, int peer, int size) {
-  if (peer < 0 || peer >= size) {
-    fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
-  }
-}
-
-inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
-  if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
-}
-
-/// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
-inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
-                          std::size_t out_bytes, std::size_t place, bool may_alias = true) {
-  check_pointer(what, in, in_bytes);
-  check_pointer(what, out, out_bytes);
-  if (in_bytes == 0 || out_bytes == 0) return;
-  const auto a = reinterpret_cast<std::uintptr_t>(in), b = reinterpret_cast<std::uintptr_t>(out);
-  if (a + in_bytes <= b || b + out_bytes <= a) return;
-  if (may_alias && (in_bytes <= out_bytes ? a == b + place : b == a + place)) return;
-  fail({what, ": in and out overlap",
-        may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
-        "; use separate buffers"});
-}
-
-inline void check_counts(const char* what, int size, std::span<const std::size_t> a, std::span<const std::size_t> b,
-                         std::span<const std::size_t> c, std::span<const std::size_t> d) {
-  const auto n = static_cast<std::size_t>(size);
-  if (a.size() != n || b.size() != n || c.size() != n || d.size() != n) {
-    fail({what, ": counts and offsets need one entry for each of the ", size, " ranks of the group"});
-  }
-}
-
-}  // namespace detail
 }  // namespace plait

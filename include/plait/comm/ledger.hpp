@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "plait/core/wire.hpp"
+#include "plait/core/collective.hpp"
 
 namespace plait {
 

@@ -43,8 +43,7 @@ class environment {
 /// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
 /// names it. The order of a reduction is the MPI library's choice. All ranks use the same form of a collective, the
 /// direct one or the started one: MPI does not match the two.
-class communicator {
-  using counts = std::span<const std::size_t>;
+class communicator : public verbs<communicator> {
   using pending = detail::pending;
 
  public:
@@ -74,54 +73,8 @@ class communicator {
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
   const flight_recorder& flight() const { return *self().flight; }
 
-  void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    post_all_reduce(true, in, out, n, t, op).wait();
-  }
-  void all_gather(const void* in, void* out, std::size_t n, dtype t) { post_all_gather(true, in, out, n, t).wait(); }
-  void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    post_reduce_scatter(true, in, out, n, t, op).wait();
-  }
-  void all_to_all(const void* in, void* out, std::size_t n, dtype t) { post_all_to_all(true, in, out, n, t).wait(); }
-  void all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    post_all_to_all_v(in, sc, so, out, rc, ro, t).wait();
-  }
-  void broadcast(void* data, std::size_t n, dtype t, int root) { post_broadcast(true, data, n, t, root).wait(); }
-  void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    post_send(data, n, t, peer, tag).wait();
-  }
-  void receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    post_receive(data, n, t, peer, tag).wait();
-  }
-  void barrier() {
-    pending p = begin("barrier", 0);
-    detail::issue(p, true, "MPI_Barrier", MPI_Barrier, MPI_Ibarrier, self().comm);
-    p.wait();
-  }
-
-  request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(post_all_reduce(false, in, out, n, t, op));
-  }
-  request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
-    return started(post_all_gather(false, in, out, n, t));
-  }
-  request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(post_reduce_scatter(false, in, out, n, t, op));
-  }
-  request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
-    return started(post_all_to_all(false, in, out, n, t));
-  }
-  request start_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    return started(post_all_to_all_v(in, sc, so, out, rc, ro, t));
-  }
-  request start_broadcast(void* data, std::size_t n, dtype t, int root) {
-    return started(post_broadcast(false, data, n, t, root));
-  }
-  request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return started(post_send(data, n, t, peer, tag));
-  }
-  request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return started(post_receive(data, n, t, peer, tag));
-  }
+  void run(const call& c) { post(true, c).wait(); }
+  request start(const call& c) { return started(post(false, c)); }
 
   communicator split(int color, int key, std::string_view label = {}) {
     MPI_Comm child = MPI_COMM_NULL;
@@ -194,136 +147,127 @@ class communicator {
     }
   }
 
-  pending post_all_reduce(bool blocking, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    plait::detail::check_reducible("all_reduce", t);
-    const std::size_t size = size_of(t);
+  /// Issues the MPI calls of an operation. Messages and ragged exchanges are the same in both forms.
+  pending post(bool blocking, const call& c) {
     const detail::state& s = self();
-    plait::detail::check_buffers("all_reduce", in, n * size, out, n * size, 0);
-    pending p = begin("all_reduce", n * size);
-    pieces(n, [&](std::size_t first, int count) {
-      const void* from = in == out ? MPI_IN_PLACE : at(in, first * size);
-      detail::issue(p, blocking, "MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, from,
-                    static_cast<void*>(at(out, first * size)), count, detail::type_of(t), s.ops->of(op, t), s.comm);
-    });
-    return p;
-  }
-
-  pending post_all_gather(bool blocking, const void* in, void* out, std::size_t n, dtype t) {
-    const detail::state& s = self();
-    const std::size_t bytes = n * size_of(t), place = bytes * static_cast<std::size_t>(s.rank);
-    plait::detail::check_buffers("all_gather", in, bytes, out, bytes * ranks(), place);
-    const void* from = bytes != 0 && in == at(out, place) ? MPI_IN_PLACE : in;
-    pending p = begin("all_gather", bytes);
-    const auto call = [&](int count, MPI_Datatype type) {
-      detail::issue(p, blocking, "MPI_Allgather", MPI_Allgather, MPI_Iallgather, from, count, type, out, count, type,
-                    s.comm);
-    };
-    if (n * ranks() > s.limit) {
-      call(1, detail::big_type(n, t, s.limit).get());
-    } else {
-      call(static_cast<int>(n), detail::type_of(t));
+    check(c, s.rank, s.size);
+    const bool message = c.kind == collective::send || c.kind == collective::receive;
+    if (message && (c.tag < 0 || c.tag >= reserved_tag))
+      fail({c.name(), ": tag is ", c.tag, "; MPI takes 0 to ", reserved_tag - 1});
+    pending p = begin(c.name(), c.payload(s.size));
+    switch (c.kind) {
+      case collective::all_reduce:
+        post_all_reduce(p, blocking, c);
+        break;
+      case collective::all_gather:
+        post_all_gather(p, blocking, c);
+        break;
+      case collective::reduce_scatter:
+        post_reduce_scatter(p, blocking, c);
+        break;
+      case collective::all_to_all:
+        c.ragged ? post_all_to_all_v(p, c) : post_all_to_all(p, blocking, c);
+        break;
+      case collective::broadcast:
+        post_broadcast(p, blocking, c);
+        break;
+      case collective::send:
+        add_send(p, c.in, c.count, c.type, c.peer, c.tag);
+        break;
+      case collective::receive:
+        add_receive(p, c.out, c.count, c.type, c.peer, c.tag);
+        break;
+      case collective::barrier:
+        detail::issue(p, blocking, "MPI_Barrier", MPI_Barrier, MPI_Ibarrier, s.comm);
+        break;
     }
     return p;
   }
 
-  pending post_reduce_scatter(bool blocking, const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    plait::detail::check_reducible("reduce_scatter", t);
+  void post_all_reduce(pending& p, bool blocking, const call& c) const {
     const detail::state& s = self();
-    const std::size_t size = size_of(t), bytes = n * size, place = bytes * static_cast<std::size_t>(s.rank);
-    plait::detail::check_buffers("reduce_scatter", in, bytes * ranks(), out, bytes, place);
-    pending p = begin("reduce_scatter", bytes * ranks());
-    void* to = out;
-    if (bytes != 0 && out == at(in, place)) {  // MPI has no such form: reduce aside, copy when complete
-      p.buffer.resize(bytes);
-      p.copy_to = out;
+    const std::size_t size = size_of(c.type);
+    pieces(c.count, [&](std::size_t first, int count) {
+      const void* from = c.in == c.out ? MPI_IN_PLACE : at(c.in, first * size);
+      detail::issue(p, blocking, "MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce, from,
+                    static_cast<void*>(at(c.out, first * size)), count, detail::type_of(c.type),
+                    s.ops->of(c.op, c.type), s.comm);
+    });
+  }
+
+  /// `c.count` elements to or from each rank by one call: of a type that holds them all where an int cannot count them.
+  template <class Issue>
+  void by_rank(const call& c, const Issue& issue) const {
+    if (c.count * ranks() > self().limit)
+      issue(1, detail::big_type(c.count, c.type, self().limit).get());
+    else
+      issue(static_cast<int>(c.count), detail::type_of(c.type));
+  }
+
+  void post_all_gather(pending& p, bool blocking, const call& c) const {
+    const detail::state& s = self();
+    const std::size_t bytes = c.count * size_of(c.type), place = bytes * static_cast<std::size_t>(s.rank);
+    const void* from = bytes != 0 && c.in == at(c.out, place) ? MPI_IN_PLACE : c.in;
+    by_rank(c, [&](int count, MPI_Datatype type) {
+      detail::issue(p, blocking, "MPI_Allgather", MPI_Allgather, MPI_Iallgather, from, count, type, c.out, count, type,
+                    s.comm);
+    });
+  }
+
+  void post_reduce_scatter(pending& p, bool blocking, const call& c) const {
+    const detail::state& s = self();
+    const std::size_t n = c.count, size = size_of(c.type), bytes = n * size;
+    void* to = c.out;
+    if (bytes != 0 && c.out == at(c.in, bytes * static_cast<std::size_t>(s.rank))) {
+      p.buffer.resize(bytes);  // MPI has no such form: reduce aside, copy when complete
+      p.copy_to = c.out;
       to = p.buffer.data();
     }
-    const MPI_Op mpi_op = s.ops->of(op, t);
+    const MPI_Op op = s.ops->of(c.op, c.type);
     if (n * ranks() <= s.limit) {
-      detail::issue(p, blocking, "MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, in,
-                    to, static_cast<int>(n), detail::type_of(t), mpi_op, s.comm);
-      return p;
+      detail::issue(p, blocking, "MPI_Reduce_scatter_block", MPI_Reduce_scatter_block, MPI_Ireduce_scatter_block, c.in,
+                    to, static_cast<int>(n), detail::type_of(c.type), op, s.comm);
+      return;
     }
     for (int root = 0; root < s.size; ++root) {
       pieces(n, [&](std::size_t first, int count) {
         const std::size_t shift = (static_cast<std::size_t>(root) * n + first) * size;
         void* const result = root == s.rank ? at(to, first * size) : nullptr;
-        detail::issue(p, blocking, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, static_cast<const void*>(at(in, shift)),
-                      result, count, detail::type_of(t), mpi_op, root, s.comm);
+        detail::issue(p, blocking, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, static_cast<const void*>(at(c.in, shift)),
+                      result, count, detail::type_of(c.type), op, root, s.comm);
       });
     }
-    return p;
   }
 
-  pending post_all_to_all(bool blocking, const void* in, void* out, std::size_t n, dtype t) {
-    const detail::state& s = self();
-    const std::size_t bytes = n * size_of(t) * ranks();
-    plait::detail::check_buffers("all_to_all", in, bytes, out, bytes, 0, s.size == 1);
-    pending p = begin("all_to_all", bytes);
-    const void* from = bytes != 0 && in == out ? MPI_IN_PLACE : in;
-    const auto call = [&](int count, MPI_Datatype type) {
-      detail::issue(p, blocking, "MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall, from, count, type, out, count, type,
-                    s.comm);
-    };
-    if (n * ranks() > s.limit) {
-      call(1, detail::big_type(n, t, s.limit).get());
-    } else {
-      call(static_cast<int>(n), detail::type_of(t));
-    }
-    return p;
+  void post_all_to_all(pending& p, bool blocking, const call& c) const {
+    const void* from = c.count != 0 && c.in == c.out ? MPI_IN_PLACE : c.in;
+    by_rank(c, [&](int count, MPI_Datatype type) {
+      detail::issue(p, blocking, "MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall, from, count, type, c.out, count, type,
+                    self().comm);
+    });
   }
 
   /// By messages, which take any count and offset. (Ranks could not choose between this and MPI_Ialltoallv by the size,
   /// because they see different sizes.)
-  pending post_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    plait::detail::check_counts("all_to_all_v", size(), sc, so, rc, ro);
-    const std::size_t size = size_of(t);
-    std::size_t sent = 0, received = 0;
-    for (std::size_t k = 0; k < sc.size(); ++k) sent += sc[k], received += rc[k];
-    plait::detail::check_pointer("all_to_all_v", in, sent * size);
-    plait::detail::check_pointer("all_to_all_v", out, received * size);
-    pending p = begin("all_to_all_v", sent * size);
+  void post_all_to_all_v(pending& p, const call& c) const {
+    const std::size_t size = size_of(c.type);
     for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
-      add_receive(p, at(out, ro[k] * size), rc[k], t, static_cast<int>(k), reserved_tag);
+      add_receive(p, at(c.out, c.receive_offsets[k] * size), c.receive_counts[k], c.type, static_cast<int>(k),
+                  reserved_tag);
     }
     for (std::size_t step = 0; step < ranks(); ++step) {
       const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
-      add_send(p, at(in, so[k] * size), sc[k], t, static_cast<int>(k), reserved_tag);
+      add_send(p, at(c.in, c.send_offsets[k] * size), c.send_counts[k], c.type, static_cast<int>(k), reserved_tag);
     }
-    return p;
   }
 
-  pending post_broadcast(bool blocking, void* data, std::size_t n, dtype t, int root) {
-    plait::detail::check_peer("broadcast", "root", root, size());
-    plait::detail::check_pointer("broadcast", data, n * size_of(t));
-    pending p = begin("broadcast", n * size_of(t));
-    pieces(n, [&](std::size_t first, int count) {
-      detail::issue(p, blocking, "MPI_Bcast", MPI_Bcast, MPI_Ibcast, static_cast<void*>(at(data, first * size_of(t))),
-                    count, detail::type_of(t), root, self().comm);
+  void post_broadcast(pending& p, bool blocking, const call& c) const {
+    pieces(c.count, [&](std::size_t first, int count) {
+      detail::issue(p, blocking, "MPI_Bcast", MPI_Bcast, MPI_Ibcast,
+                    static_cast<void*>(at(c.out, first * size_of(c.type))), count, detail::type_of(c.type), c.peer,
+                    self().comm);
     });
-    return p;
-  }
-
-  pending post_send(const void* data, std::size_t n, dtype t, int peer, int tag) {
-    check_message("send", data, n * size_of(t), peer, tag);
-    pending p = begin("send", n * size_of(t));
-    add_send(p, data, n, t, peer, tag);
-    return p;
-  }
-  pending post_receive(void* data, std::size_t n, dtype t, int peer, int tag) {
-    check_message("receive", data, n * size_of(t), peer, tag);
-    pending p = begin("receive", n * size_of(t));
-    add_receive(p, data, n, t, peer, tag);
-    return p;
-  }
-
-  void check_message(const char* what, const void* data, std::size_t bytes, int peer, int tag) const {
-    plait::detail::check_peer(what, "peer", peer, size());
-    plait::detail::check_pointer(what, data, bytes);
-    if (tag < 0 || tag >= reserved_tag) {
-      fail({what, ": tag is ", tag, "; MPI takes 0 to ", reserved_tag - 1});
-    }
   }
 
   // An empty message is sent too: it is a message.

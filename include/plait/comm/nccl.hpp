@@ -28,81 +28,8 @@ namespace plait::nccl {
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
 /// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
 /// is past its deadline aborts all communicators of the process; later and waiting calls throw what happened.
-class communicator {
-  using counts = std::span<const std::size_t>;
+class communicator : public verbs<communicator> {
   using op_ptr = std::shared_ptr<detail::operation>;
-
-  // What each operation asks of NCCL, as functions of the stream. They stand here because their types are deduced.
-
-  static void keep(ncclResult_t& first, ncclResult_t next) {
-    if (first == ncclSuccess || first == ncclInProgress) first = next;
-  }
-  template <class F>
-  static ncclResult_t grouped(const F& calls) {
-    ncclResult_t result = ncclGroupStart();
-    keep(result, calls());
-    keep(result, ncclGroupEnd());
-    return result;
-  }
-
-  auto call_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) const {
-    return [=, this](cudaStream_t stream) {
-      return ncclAllReduce(in, out, n, detail::type_of(t), detail::op_of(op), get(), stream);
-    };
-  }
-  auto call_all_gather(const void* in, void* out, std::size_t n, dtype t) const {
-    return [=, this](cudaStream_t stream) { return ncclAllGather(in, out, n, detail::type_of(t), get(), stream); };
-  }
-  auto call_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) const {
-    return [=, this](cudaStream_t stream) {
-      return ncclReduceScatter(in, out, n, detail::type_of(t), detail::op_of(op), get(), stream);
-    };
-  }
-  auto call_broadcast(void* data, std::size_t n, dtype t, int root) const {
-    return [=, this](cudaStream_t stream) {
-      return ncclBroadcast(data, data, n, detail::type_of(t), root, get(), stream);
-    };
-  }
-  auto call_message(bool sends, const void* data, std::size_t n, dtype t, int peer) const {
-    return [=, this](cudaStream_t stream) { return send_or_receive(sends, data, n, t, peer, stream); };
-  }
-  ncclResult_t send_or_receive(bool sends, const void* data, std::size_t n, dtype t, int peer,
-                               cudaStream_t stream) const {
-    return sends ? ncclSend(data, n, detail::type_of(t), peer, get(), stream)
-                 : ncclRecv(const_cast<void*>(data), n, detail::type_of(t), peer, get(), stream);
-  }
-  auto call_all_to_all(const void* in, void* out, std::size_t n, dtype t) const {
-    return [=, this](cudaStream_t stream) {
-      return exchange(
-          in, out, t, stream, [=](std::size_t k) { return std::pair(n, k * n); },
-          [=](std::size_t k) { return std::pair(n, k * n); });
-    };
-  }
-  auto call_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) const {
-    return [=, this](cudaStream_t stream) {
-      return exchange(
-          in, out, t, stream, [=](std::size_t k) { return std::pair(sc[k], so[k]); },
-          [=](std::size_t k) { return std::pair(rc[k], ro[k]); });
-    };
-  }
-  /// One group of a message to and from every rank; `sent(k)` and `received(k)` give count and offset in elements.
-  template <class Sent, class Received>
-  ncclResult_t exchange(const void* in, void* out, dtype t, cudaStream_t stream, const Sent& sent,
-                        const Received& received) const {
-    return grouped([&] {
-      ncclResult_t result = ncclSuccess;
-      for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
-        const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks();
-        const auto [out_count, out_at] = sent(k);
-        const auto [in_count, in_at] = received(k);
-        const auto* from = static_cast<const std::byte*>(in) + out_at * size_of(t);
-        const auto* to = static_cast<std::byte*>(out) + in_at * size_of(t);
-        if (out_count != 0) keep(result, send_or_receive(true, from, out_count, t, static_cast<int>(k), stream));
-        if (in_count != 0) keep(result, send_or_receive(false, to, in_count, t, static_cast<int>(k), stream));
-      }
-      return result;
-    });
-  }
 
  public:
   communicator() = default;
@@ -115,87 +42,36 @@ class communicator {
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
-  void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    direct(
-        "all_reduce", n * size_of(t), [&] { check_all_reduce(in, out, n, t); }, call_all_reduce(in, out, n, t, op));
-  }
-  void all_gather(const void* in, void* out, std::size_t n, dtype t) {
-    direct(
-        "all_gather", n * size_of(t), [&] { check_all_gather(in, out, n, t); }, call_all_gather(in, out, n, t));
-  }
-  void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    direct(
-        "reduce_scatter", n * size_of(t) * ranks(), [&] { check_reduce_scatter(in, out, n, t); },
-        call_reduce_scatter(in, out, n, t, op));
-  }
-  void all_to_all(const void* in, void* out, std::size_t n, dtype t) {
-    direct(
-        "all_to_all", n * size_of(t) * ranks(), [&] { check_all_to_all(in, out, n, t); },
-        call_all_to_all(in, out, n, t));
-  }
-  void all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    direct(
-        "all_to_all_v", total(sc) * size_of(t), [&] { check_all_to_all_v(in, sc, so, out, rc, ro, t); },
-        call_all_to_all_v(in, sc, so, out, rc, ro, t));
-  }
-  void broadcast(void* data, std::size_t n, dtype t, int root) {
-    direct(
-        "broadcast", n * size_of(t), [&] { check_broadcast(data, n, t, root); }, call_broadcast(data, n, t, root));
-  }
-  void send(const void* data, std::size_t n, dtype t, int peer, int = 0) {
-    direct(
-        "send", n * size_of(t), [&] { check_message("send", data, n, t, peer, true); },
-        call_message(true, data, n, t, peer));
-  }
-  void receive(void* data, std::size_t n, dtype t, int peer, int = 0) {
-    direct(
-        "receive", n * size_of(t), [&] { check_message("receive", data, n, t, peer, true); },
-        call_message(false, data, n, t, peer));
-  }
-  /// Returns when all ranks have called it and the GPU has done what was in the main stream before.
-  void barrier() {
-    int* const word = self().home->barrier_word();
-    const op_ptr op = direct(
-        "barrier", 0, [] {},
-        [this, word](cudaStream_t stream) { return ncclAllReduce(word, word, 1, ncclInt32, ncclMax, get(), stream); });
-    detail::pending waiting{self().home, op};
+  /// In the main stream, behind what was started before it. A barrier returns when all ranks have called it and the
+  /// GPU has done what was in the main stream before.
+  void run(const call& c) {
+    detail::state& s = self();
+    refuse_in_group(c.name());
+    check_call(c, true);
+    const op_ptr op = s.begin(c.name(), c.payload(s.size));
+    s.home->join_last_started();
+    s.issue(*op, c.name(), [&] { return ask(c, s.home->main.handle()); });
+    s.home->enqueued(*op, s.home->main);
+    if (c.kind != collective::barrier) return;
+    detail::pending waiting{s.home, op};
     while (!waiting.done()) {
     }
-    if (self().home->ranks().failed()) self().home->stop(op->text());
+    if (s.home->ranks().failed()) s.home->stop(op->text());
   }
 
-  request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(
-        "all_reduce", n * size_of(t), [&] { check_all_reduce(in, out, n, t); }, call_all_reduce(in, out, n, t, op));
-  }
-  request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
-    return started(
-        "all_gather", n * size_of(t), [&] { check_all_gather(in, out, n, t); }, call_all_gather(in, out, n, t));
-  }
-  request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
-    return started(
-        "reduce_scatter", n * size_of(t) * ranks(), [&] { check_reduce_scatter(in, out, n, t); },
-        call_reduce_scatter(in, out, n, t, op));
-  }
-  request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
-    return started(
-        "all_to_all", n * size_of(t) * ranks(), [&] { check_all_to_all(in, out, n, t); },
-        call_all_to_all(in, out, n, t));
-  }
-  request start_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) {
-    return started(
-        "all_to_all_v", total(sc) * size_of(t), [&] { check_all_to_all_v(in, sc, so, out, rc, ro, t); },
-        call_all_to_all_v(in, sc, so, out, rc, ro, t));
-  }
-  request start_broadcast(void* data, std::size_t n, dtype t, int root) {
-    return started(
-        "broadcast", n * size_of(t), [&] { check_broadcast(data, n, t, root); }, call_broadcast(data, n, t, root));
-  }
-  request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return start_message("send", {true, data, n, t, peer, tag});
-  }
-  request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
-    return start_message("receive", {false, data, n, t, peer, tag});
+  /// In the side stream, behind what is in the main stream now.
+  request start(const call& c) {
+    detail::state& s = self();
+    if (s.open_groups > 0 && (c.kind == collective::send || c.kind == collective::receive)) {
+      check_call(c, false);
+      s.messages.push_back(c);
+      return detail::pending::started(s.home, s.group);
+    }
+    refuse_in_group(c.name());
+    check_call(c, true);
+    const op_ptr op = s.begin(c.name(), c.payload(s.size));
+    put_beside(op, c.name(), [&](cudaStream_t stream) { return ask(c, stream); });
+    return detail::pending::started(s.home, op);
   }
 
   /// Messages started from here on are issued together by `end_group`, as one group of NCCL's. Groups nest.
@@ -209,15 +85,13 @@ class communicator {
     if (s.open_groups == 0) fail({"end_group without begin_group on '", s.label, "'"});
     if (--s.open_groups > 0) return;
     const op_ptr op = std::exchange(s.group, nullptr);
-    std::vector<detail::message> messages = std::exchange(s.messages, {});
+    std::vector<call> messages = std::exchange(s.messages, {});
     if (messages.empty() || std::uncaught_exceptions() > 0) return s.home->over(*op);  // half a group would hang
     std::stable_sort(messages.begin(), messages.end(), [](const auto& a, const auto& b) { return a.tag < b.tag; });
     put_beside(op, "ncclGroupEnd", [&](cudaStream_t stream) {
       return grouped([&] {
         ncclResult_t result = ncclSuccess;
-        for (const detail::message& m : messages) {
-          keep(result, send_or_receive(m.sends, m.data, m.count, m.type, m.peer, stream));
-        }
+        for (const call& m : messages) keep(result, ask(m, stream));
         return result;
       });
     });
@@ -268,107 +142,83 @@ class communicator {
     return *state_;
   }
 
-  // ---- how an operation is issued --------------------------------------------------------------------------------
-
-  /// In the main stream, behind what was started before it.
-  template <class Check, class Call>
-  op_ptr direct(const char* name, std::size_t bytes, const Check& check, const Call& call) {
-    detail::state& s = self();
-    refuse_in_group(name);
-    check();
-    const op_ptr op = s.begin(name, bytes);
-    s.home->join_last_started();
-    s.issue(*op, name, [&] { return call(s.home->main.handle()); });
-    s.home->enqueued(*op, s.home->main);
-    return op;
+  /// Asks NCCL for an operation.
+  ncclResult_t ask(const call& c, cudaStream_t stream) const {
+    const ncclDataType_t type = detail::type_of(c.type);
+    switch (c.kind) {
+      case collective::all_reduce:
+        return ncclAllReduce(c.in, c.out, c.count, type, detail::op_of(c.op), get(), stream);
+      case collective::all_gather:
+        return ncclAllGather(c.in, c.out, c.count, type, get(), stream);
+      case collective::reduce_scatter:
+        return ncclReduceScatter(c.in, c.out, c.count, type, detail::op_of(c.op), get(), stream);
+      case collective::all_to_all:
+        return exchange(c, stream);
+      case collective::broadcast:
+        return ncclBroadcast(c.in, c.out, c.count, type, c.peer, get(), stream);
+      case collective::send:
+        return ncclSend(c.in, c.count, type, c.peer, get(), stream);
+      case collective::receive:
+        return ncclRecv(c.out, c.count, type, c.peer, get(), stream);
+      case collective::barrier: {
+        int* const word = self().home->barrier_word();
+        return ncclAllReduce(word, word, 1, ncclInt32, ncclMax, get(), stream);
+      }
+    }
+    return ncclInvalidArgument;
   }
 
-  /// In the side stream, behind what is in the main stream now.
-  template <class Call>
-  void put_beside(const op_ptr& op, const char* name, const Call& call) {
+  /// One group of a message to and from every rank.
+  ncclResult_t exchange(const call& c, cudaStream_t stream) const {
+    return grouped([&] {
+      ncclResult_t result = ncclSuccess;
+      for (std::size_t step = 0; step < ranks(); ++step) {  // everybody starts with another peer
+        const std::size_t k = (static_cast<std::size_t>(rank()) + step) % ranks(), even = k * c.count;
+        const std::size_t sent = c.ragged ? c.send_counts[k] : c.count, got = c.ragged ? c.receive_counts[k] : c.count;
+        const std::size_t from = (c.ragged ? c.send_offsets[k] : even) * size_of(c.type),
+                          to = (c.ragged ? c.receive_offsets[k] : even) * size_of(c.type);
+        const ncclDataType_t type = detail::type_of(c.type);
+        const int peer = static_cast<int>(k);
+        if (sent != 0)
+          keep(result, ncclSend(static_cast<const std::byte*>(c.in) + from, sent, type, peer, get(), stream));
+        if (got != 0) keep(result, ncclRecv(static_cast<std::byte*>(c.out) + to, got, type, peer, get(), stream));
+      }
+      return result;
+    });
+  }
+
+  static void keep(ncclResult_t& first, ncclResult_t next) {
+    if (first == ncclSuccess || first == ncclInProgress) first = next;
+  }
+  template <class F>
+  static ncclResult_t grouped(const F& calls) {
+    ncclResult_t result = ncclGroupStart();
+    keep(result, calls());
+    keep(result, ncclGroupEnd());
+    return result;
+  }
+
+  template <class Ask>
+  void put_beside(const op_ptr& op, const char* name, const Ask& ask) {
     detail::session& home = *self().home;
     home.fork.record(home.main);
     home.side.wait(home.fork);
-    self().issue(*op, name, [&] { return call(home.side.handle()); });
+    self().issue(*op, name, [&] { return ask(home.side.handle()); });
     home.enqueued(*op, home.side);
     home.last_started = op;
   }
-  template <class Check, class Call>
-  request started(const char* name, std::size_t bytes, const Check& check, const Call& call) {
-    refuse_in_group(name);
-    check();
-    const op_ptr op = self().begin(name, bytes);
-    put_beside(op, name, call);
-    return detail::pending::started(self().home, op);
-  }
-  request start_message(const char* name, const detail::message& m) {
-    detail::state& s = self();
-    if (s.open_groups == 0) {
-      return started(
-          name, m.count * size_of(m.type), [&] { check_message(name, m.data, m.count, m.type, m.peer, true); },
-          call_message(m.sends, m.data, m.count, m.type, m.peer));
-    }
-    check_message(name, m.data, m.count, m.type, m.peer, false);
-    s.messages.push_back(m);
-    return detail::pending::started(s.home, s.group);
-  }
-  void refuse_in_group(const char* name) const {
-    if (self().open_groups > 0) {
-      fail({name, " on '", self().label, "': only started messages can stand in a group"});
-    }
-  }
 
-  // ---- checks ----------------------------------------------------------------------------------------------------
+  void refuse_in_group(const char* name) const {
+    if (self().open_groups > 0) fail({name, " on '", self().label, "': only started messages can stand in a group"});
+  }
+  void check_call(const call& c, bool alone) const {
+    check(c, rank(), size());
+    if (alone && (c.kind == collective::send || c.kind == collective::receive) && c.peer == rank())
+      fail({c.name(), ": a message to the own rank must stand in a comm_group"});
+    if (self().home->settings.check_pointers) detail::check_device_memory(c.name(), c.in, c.out);
+  }
 
   std::size_t ranks() const { return static_cast<std::size_t>(size()); }
-  static std::size_t total(counts c) {
-    std::size_t sum = 0;
-    for (const std::size_t n : c) sum += n;
-    return sum;
-  }
-  std::size_t place(std::size_t bytes) const { return bytes * static_cast<std::size_t>(rank()); }
-
-  void check_memory(const char* what, const void* a, const void* b) const {
-    if (self().home->settings.check_pointers) detail::check_device_memory(what, a, b);
-  }
-  void check_all_reduce(const void* in, void* out, std::size_t n, dtype t) const {
-    plait::detail::check_reducible("all_reduce", t);
-    plait::detail::check_buffers("all_reduce", in, n * size_of(t), out, n * size_of(t), 0);
-    check_memory("all_reduce", in, out);
-  }
-  void check_all_gather(const void* in, void* out, std::size_t n, dtype t) const {
-    const std::size_t bytes = n * size_of(t);
-    plait::detail::check_buffers("all_gather", in, bytes, out, bytes * ranks(), place(bytes));
-    check_memory("all_gather", in, out);
-  }
-  void check_reduce_scatter(const void* in, void* out, std::size_t n, dtype t) const {
-    const std::size_t bytes = n * size_of(t);
-    plait::detail::check_reducible("reduce_scatter", t);
-    plait::detail::check_buffers("reduce_scatter", in, bytes * ranks(), out, bytes, place(bytes));
-    check_memory("reduce_scatter", in, out);
-  }
-  void check_all_to_all(const void* in, void* out, std::size_t n, dtype t) const {
-    const std::size_t bytes = n * size_of(t) * ranks();
-    plait::detail::check_buffers("all_to_all", in, bytes, out, bytes, 0, size() == 1);
-    check_memory("all_to_all", in, out);
-  }
-  void check_all_to_all_v(const void* in, counts sc, counts so, void* out, counts rc, counts ro, dtype t) const {
-    plait::detail::check_counts("all_to_all_v", size(), sc, so, rc, ro);
-    plait::detail::check_pointer("all_to_all_v", in, total(sc) * size_of(t));
-    plait::detail::check_pointer("all_to_all_v", out, total(rc) * size_of(t));
-    check_memory("all_to_all_v", in, out);
-  }
-  void check_broadcast(void* data, std::size_t n, dtype t, int root) const {
-    plait::detail::check_peer("broadcast", "root", root, size());
-    plait::detail::check_pointer("broadcast", data, n * size_of(t));
-    check_memory("broadcast", data, nullptr);
-  }
-  void check_message(const char* what, const void* data, std::size_t n, dtype t, int peer, bool alone) const {
-    plait::detail::check_peer(what, "peer", peer, size());
-    plait::detail::check_pointer(what, data, n * size_of(t));
-    if (alone && peer == rank()) fail({what, ": a message to the own rank must stand in a comm_group"});
-    check_memory(what, data, nullptr);
-  }
 
   std::shared_ptr<detail::state> state_;
 };

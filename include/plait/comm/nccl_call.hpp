@@ -9,11 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/call.hpp"
 #include "plait/comm/nccl_types.hpp"
 #include "plait/comm/nccl_watch.hpp"
-#include "plait/comm/reduce.hpp"
 #include "plait/comm/request.hpp"
-#include "plait/core/dtype.hpp"
 
 namespace plait::nccl::detail {
 
@@ -28,15 +27,6 @@ inline void check_device_memory(const char* what, const void* a, const void* b) 
   }
 }
 
-/// A message that waits for the end of its group.
-struct message {
-  bool sends = false;
-  const void* data = nullptr;
-  std::size_t count = 0;
-  dtype type = dtype::u8;
-  int peer = 0, tag = 0;
-};
-
 /// What the copies of a communicator share.
 struct state {
   std::shared_ptr<session> home;
@@ -45,7 +35,7 @@ struct state {
   std::string label;
   std::uint64_t sequence = 0;
   int open_groups = 0;
-  std::vector<message> messages;     ///< of the open group
+  std::vector<call> messages;        ///< of the open group
   std::shared_ptr<operation> group;  ///< of the open group
 
   explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}

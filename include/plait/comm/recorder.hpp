@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/core/wire.hpp"
+#include "plait/core/collective.hpp"
 
 namespace plait {
 

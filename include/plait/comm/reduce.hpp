@@ -7,39 +7,13 @@
 #include <string>
 #include <type_traits>
 
+#include "plait/core/collective.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait {
 
-enum class reduce_op : std::uint8_t { sum, max, min };
-
-constexpr const char* name_of(reduce_op op) {
-  switch (op) {
-    case reduce_op::sum:
-      return "sum";
-    case reduce_op::max:
-      return "max";
-    case reduce_op::min:
-      return "min";
-  }
-  return "?";
-}
-
-/// Whether reductions of this element type exist (bytes can be moved, not added).
-constexpr bool reducible(dtype type) { return type != dtype::u8; }
-
 namespace detail {
-
-inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-
-/// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
-inline bf16 narrow(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t nan = (bits >> 16) | 0x40u;
-  return bf16{static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
-}
 
 /// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
 template <reduce_op Op, class T>
@@ -63,7 +37,7 @@ inline constexpr std::size_t reduce_block = 1024;
 template <class T, class A>
 inline void load_block(A* __restrict acc, const T* __restrict src, std::size_t n) {
   if constexpr (std::is_same_v<T, bf16>) {
-    for (std::size_t i = 0; i < n; ++i) acc[i] = widen(src[i]);
+    for (std::size_t i = 0; i < n; ++i) acc[i] = to_float(src[i]);
   } else {
     std::memcpy(acc, src, n * sizeof(T));
   }
@@ -72,7 +46,7 @@ inline void load_block(A* __restrict acc, const T* __restrict src, std::size_t n
 template <class T>
 inline auto loaded(T x) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return widen(x);
+    return to_float(x);
   } else {
     return x;
   }
@@ -111,7 +85,7 @@ inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __r
 template <class T, class A>
 inline void store_block(T* __restrict dst, const A* __restrict acc, std::size_t n) {
   if constexpr (std::is_same_v<T, bf16>) {
-    for (std::size_t i = 0; i < n; ++i) dst[i] = narrow(acc[i]);
+    for (std::size_t i = 0; i < n; ++i) dst[i] = to_bf16(acc[i]);
   } else {
     std::memcpy(dst, acc, n * sizeof(T));
   }

@@ -14,14 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/call.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/comm/threads_world.hpp"
 
 namespace plait::threads {
 
-using counts = std::span<const std::size_t>;
-
 namespace detail {
+
+/// The side of a message that a call is: 0 sends, 1 receives; -1 is a collective.
+inline int side_of(const call& c) { return c.kind == collective::send ? 0 : c.kind == collective::receive ? 1 : -1; }
 
 /// Refers to what writes a rank's part, for the length of one call. A template in its place would compile the posting
 /// of an operation anew for each kind of it.
@@ -56,6 +58,20 @@ class member {
     if (engine_ == nullptr) return;
     if (in != nullptr) engine_->check(what, in);
     if (out != nullptr && out != in) engine_->check(what, out);
+  }
+
+  /// Joins the operation of a call; `finish` waits for it.
+  operation* post(const call& c) {
+    check(c, rank(), size());
+    check_memory(c.name(), c.in, c.out);
+    const auto fill = [&](part& p) { p.fill(c); };
+    if (const int side = side_of(c); side >= 0)
+      return post_message(side, c.peer, {.what = action::message, .count = c.count, .type = c.type, .root = c.tag},
+                          fill);
+    signature s{action_of(c), c.ragged ? 0 : c.count, c.type};
+    if (c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) s.op = c.op;
+    if (c.kind == collective::broadcast) s.root = c.peer;
+    return post(s, c.payload(size()), fill);
   }
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join

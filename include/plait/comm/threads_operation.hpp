@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/comm/call.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/comm/reduce.hpp"
 #include "plait/comm/threads_engine.hpp"
@@ -41,6 +42,27 @@ struct signature {
   bool on_device = false;
   bool operator==(const signature&) const = default;
 };
+
+inline action action_of(const call& c) {
+  switch (c.kind) {
+    case collective::all_reduce:
+      return action::all_reduce;
+    case collective::all_gather:
+      return action::all_gather;
+    case collective::reduce_scatter:
+      return action::reduce_scatter;
+    case collective::all_to_all:
+      return c.ragged ? action::all_to_all_v : action::all_to_all;
+    case collective::broadcast:
+      return action::broadcast;
+    case collective::send:
+    case collective::receive:
+      return action::message;
+    case collective::barrier:
+      return action::barrier;
+  }
+  return action::barrier;
+}
 
 inline const char* name_of(action what) {
   switch (what) {
@@ -92,6 +114,16 @@ struct part {
   std::shared_ptr<group> child;
   int child_rank = -1;
   std::unique_ptr<device_mark> mark;  ///< on a device: what the rank enqueued before
+
+  void fill(const call& c) {
+    in = static_cast<const std::byte*>(c.in);
+    out = static_cast<std::byte*>(c.out);
+    if (!c.ragged) return;
+    send_counts.assign(c.send_counts.begin(), c.send_counts.end());
+    send_offsets.assign(c.send_offsets.begin(), c.send_offsets.end());
+    receive_counts.assign(c.receive_counts.begin(), c.receive_counts.end());
+    receive_offsets.assign(c.receive_offsets.begin(), c.receive_offsets.end());
+  }
 };
 
 /// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/counted.hpp"
 #include "plait/comm/counting.hpp"
 #include "plait/mesh/mesh.hpp"
 
@@ -47,9 +46,7 @@ class world {
   any_communicator& root() { return root_; }
   plait::ledger& ledger() { return *ledger_; }
   /// Another communicator of this rank, counted in the same ledger under its own label.
-  any_communicator count(any_communicator other) {
-    return any_communicator(counted<any_communicator>(std::move(other), ledger_, events_));
-  }
+  any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
   /// The axes of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const {
@@ -96,7 +93,7 @@ class world {
                                                               static_cast<int>(shape_.size(axes)), label_of(axes))
                                       : root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
                                                     static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
-    groups_.push_back({axes, count(std::move(part))});
+    groups_.push_back({axes, count(part)});
     return groups_.back().comm;
   }
 

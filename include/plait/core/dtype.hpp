@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,6 +12,17 @@ namespace plait {
 struct bf16 {
   std::uint16_t bits = 0;
 };
+
+/// Returns the float that a bf16 stands for.
+inline float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+
+/// Returns the nearest bf16, ties to even; a NaN stays a (quiet) NaN.
+inline bf16 to_bf16(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+  return bf16{static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
+}
 
 enum class dtype : std::uint8_t { f32, f64, bf16, i32, i64, u8 };
 

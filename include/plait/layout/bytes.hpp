@@ -1,6 +1,6 @@
 #pragma once
 
-#include "plait/core/wire.hpp"
+#include "plait/core/collective.hpp"
 #include "plait/layout/plan.hpp"
 
 namespace plait {

@@ -285,62 +285,6 @@ class attention_gradient_sum {
   buffer<Device> delta_, dq_;
 };
 
-/// Messages of one group that go together and are waited for later, so that rings cannot block and computation goes on.
-class message_group {
- public:
-  explicit message_group(any_communicator* comm) : comm_(comm) {}
-
-  void send(const void* data, std::int64_t count, dtype type, int peer, int tag) {
-    messages_.push_back({true, const_cast<void*>(data), static_cast<std::size_t>(count), type, peer, tag});
-  }
-  void receive(void* data, std::int64_t count, dtype type, int peer, int tag) {
-    messages_.push_back({false, data, static_cast<std::size_t>(count), type, peer, tag});
-  }
-  void start() {
-    if (messages_.empty()) return;
-    {
-      const open_group all(*comm_);  // where a start throws, it ends without half of the messages going
-      for (const message& m : messages_)
-        requests_.push_back(m.sends ? comm_->start_send(m.data, m.count, m.type, m.peer, m.tag)
-                                    : comm_->start_receive(m.data, m.count, m.type, m.peer, m.tag));
-    }
-    messages_.clear();
-  }
-  void wait() {
-    for (request& r : requests_) r.wait();
-    requests_.clear();
-  }
-
- private:
-  struct message {
-    bool sends;
-    void* data;
-    std::size_t count;
-    dtype type;
-    int peer, tag;
-  };
-  struct open_group {
-    explicit open_group(any_communicator& c) : comm(c) { comm.begin_group(); }
-    open_group(const open_group&) = delete;
-    ~open_group() noexcept(false) {
-      if (std::uncaught_exceptions() == before) {
-        comm.end_group();
-      } else {
-        try {
-          comm.end_group();
-        } catch (...) {  // the first error is on its way
-        }
-      }
-    }
-    any_communicator& comm;
-    int before = std::uncaught_exceptions();
-  };
-
-  any_communicator* comm_;
-  std::vector<message> messages_;
-  std::vector<request> requests_;
-};
-
 /// Attention without communication, where the whole sequence is here.
 template <class Precision, class Device>
 class whole_attention {

@@ -20,7 +20,7 @@ namespace plait::testing::conformance_parts {
 template <class T>
 T make(int v) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return plait::detail::narrow(static_cast<float>(v));
+    return plait::to_bf16(static_cast<float>(v));
   } else {
     return static_cast<T>(v);
   }
@@ -29,7 +29,7 @@ T make(int v) {
 template <class T>
 double value(T x) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return static_cast<double>(plait::detail::widen(x));
+    return static_cast<double>(plait::to_float(x));
   } else {
     return static_cast<double>(x);
   }
@@ -155,7 +155,7 @@ void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool 
   std::vector<T> typed(all);
   for (std::size_t i = 0; i < all; ++i) {
     if constexpr (std::is_same_v<T, bf16>)
-      typed[i] = plait::detail::narrow(static_cast<float>(mine[i]));
+      typed[i] = plait::to_bf16(static_cast<float>(mine[i]));
     else
       typed[i] = static_cast<T>(mine[i]);
   }

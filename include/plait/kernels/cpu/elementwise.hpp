@@ -51,17 +51,6 @@ void fill(cpu&, T* y, std::int64_t n, T value) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = value;
 }
 
-/// The float that a bf16 stands for.
-inline float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
-
-/// The nearest bf16, ties to even; a NaN stays a (quiet) NaN.
-inline bf16 to_bf16(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  return bf16{static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
-}
-
 namespace detail {
 template <class To, class From>
 PLAIT_INLINE To converted(From x) {

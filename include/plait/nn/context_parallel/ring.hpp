@@ -101,7 +101,7 @@ class ring_attention {
                                                   kept.lse.template data<S>(), d_o);
     const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(block_size())); };
     buffer<Device> home = block_of_gradients(), returned, leaving, arriving, here;
-    message_group moves(comm_);
+    comm_group moves(*comm_);
     const auto add = [&](int s, const key_block<T>& keys) {
       buffer<Device>& into = s == 0 ? home : here;
       if (into.empty()) into = block_of_gradients();
@@ -115,16 +115,16 @@ class ring_attention {
       if (route_.gradient_leaves(s)) {
         leaving.swap(here);
         const bool goes_home = !route_.sends(s);
-        moves.send(leaving.data(), block_size(), dtype_of<S>, route_.gradient_goes_to(s),
+        moves.send(leaving.data(), block_elements(), dtype_of<S>, route_.gradient_goes_to(s),
                    goes_home ? home_tag : gradient_tag);
       }
       if (route_.gradient_arrives(s)) {
         if (arriving.empty()) arriving = block_of_gradients();
-        moves.receive(arriving.data(), block_size(), dtype_of<S>, route_.previous(), gradient_tag);
+        moves.receive(arriving.data(), block_elements(), dtype_of<S>, route_.previous(), gradient_tag);
       }
       if (route_.gradient_returns(s)) {
         returned = block_of_gradients();
-        moves.receive(returned.data(), block_size(), dtype_of<S>, route_.gradient_returns_from(), home_tag);
+        moves.receive(returned.data(), block_elements(), dtype_of<S>, route_.gradient_returns_from(), home_tag);
       }
       moves.start();
     };
@@ -141,6 +141,7 @@ class ring_attention {
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
   std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
+  std::size_t block_elements() const { return static_cast<std::size_t>(block_size()); }
 
   /// Calls use(step, keys and values) for each block that comes by, while the next one is on its way, then after(step).
   template <class Use, class After>
@@ -151,12 +152,12 @@ class ring_attention {
       current = block_of_keys();
       pack_keys_and_values(ctx.device, in, part_.shape, current.template data<T>());
     }
-    message_group moves(comm_);
+    comm_group moves(*comm_);
     for (int s = 0; s <= route_.last_step(); ++s) {
-      if (route_.sends(s)) moves.send(current.data(), block_size(), dtype_of<T>, route_.next(), key_tag);
+      if (route_.sends(s)) moves.send(current.data(), block_elements(), dtype_of<T>, route_.next(), key_tag);
       if (route_.receives(s)) {
         if (next.empty()) next = block_of_keys();
-        moves.receive(next.data(), block_size(), dtype_of<T>, route_.previous(), key_tag);
+        moves.receive(next.data(), block_elements(), dtype_of<T>, route_.previous(), key_tag);
       }
       moves.start();
       if (s == 0) {

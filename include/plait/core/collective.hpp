@@ -20,6 +20,8 @@ enum class collective : std::uint8_t {
 
 inline constexpr int collective_kinds = 8;
 
+enum class reduce_op : std::uint8_t { sum, max, min };
+
 constexpr const char* name_of(collective kind) {
   switch (kind) {
     case collective::all_reduce:
@@ -38,6 +40,18 @@ constexpr const char* name_of(collective kind) {
       return "receive";
     case collective::barrier:
       return "barrier";
+  }
+  return "?";
+}
+
+constexpr const char* name_of(reduce_op op) {
+  switch (op) {
+    case reduce_op::sum:
+      return "sum";
+    case reduce_op::max:
+      return "max";
+    case reduce_op::min:
+      return "min";
   }
   return "?";
 }

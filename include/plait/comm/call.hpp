@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "plait/core/collective.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// One operation of a communicator as a value: what a rank asks for, how it is counted and recorded, and what a backend
+/// is given. Counts are elements of the dtype. communicator.hpp says what each kind does; a member that a kind does not
+/// name is not read.
+struct call {
+  using counts = std::span<const std::size_t>;
+
+  collective kind = collective::barrier;
+  const void* in = nullptr;  ///< what this rank hands in: all kinds but receive
+  void* out = nullptr;       ///< what it gets: all kinds but send; the same as `in` for a broadcast
+  std::size_t count = 0;     ///< of a rank's part (all_gather, reduce_scatter), of a pair's (all_to_all), else of all
+  dtype type = dtype::u8;
+  reduce_op op = reduce_op::sum;
+  int peer = 0;         ///< the root of a broadcast, the other rank of a message
+  int tag = 0;          ///< of a message
+  bool ragged = false;  ///< all_to_all with a count and an offset for each peer, in place of `count`
+  counts send_counts{}, send_offsets{}, receive_counts{}, receive_offsets{};
+
+  constexpr const char* name() const { return ragged ? "all_to_all_v" : name_of(kind); }
+
+  /// Returns the bytes that a rank of a group of `ranks` hands in, as in wire_bytes.
+  constexpr std::uint64_t payload(int ranks) const {
+    if (ragged) return sum(send_counts) * size_of(type);
+    const bool for_each = kind == collective::reduce_scatter || kind == collective::all_to_all;
+    return count * size_of(type) * (for_each ? static_cast<std::uint64_t>(ranks) : 1);
+  }
+
+  /// Returns the bytes on the wire, as wire_bytes counts them; see `ledger` for ragged ones.
+  constexpr std::uint64_t wire(int rank, int ranks) const {
+    if (!ragged) return wire_bytes(kind, ranks, payload(ranks));
+    const std::size_t own = static_cast<std::size_t>(rank);
+    const std::size_t kept = own < send_counts.size() ? send_counts[own] : 0;
+    return (sum(send_counts) - kept) * size_of(type) * static_cast<std::uint64_t>(ranks);
+  }
+
+  static constexpr std::size_t sum(counts c) {
+    std::size_t total = 0;
+    for (const std::size_t n : c) total += n;
+    return total;
+  }
+};
+
+/// Whether reductions of this element type exist (bytes can be moved, not added).
+constexpr bool reducible(dtype type) { return type != dtype::u8; }
+
+namespace detail {
+
+inline void check_peer(const char* what, const char* role, int peer, int size) {
+  if (peer < 0 || peer >= size) fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
+}
+
+inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
+  if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
+}
+
+/// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
+inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
+                          std::size_t out_bytes, std::size_t place, bool may_alias) {
+  check_pointer(what, in, in_bytes);
+  check_pointer(what, out, out_bytes);
+  if (in_bytes == 0 || out_bytes == 0) return;
+  const auto a = reinterpret_cast<std::uintptr_t>(in), b = reinterpret_cast<std::uintptr_t>(out);
+  if (a + in_bytes <= b || b + out_bytes <= a) return;
+  if (may_alias && (in_bytes <= out_bytes ? a == b + place : b == a + place)) return;
+  fail({what, ": in and out overlap",
+        may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
+        "; use separate buffers"});
+}
+
+}  // namespace detail
+
+/// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
+inline void check(const call& c, int rank, int ranks) {
+  const char* const what = c.name();
+  const std::size_t n = static_cast<std::size_t>(ranks), part = c.count * size_of(c.type);
+  const std::size_t place = part * static_cast<std::size_t>(rank);
+  if ((c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) && !reducible(c.type))
+    fail({what, ": dtype is ", name_of(c.type), "; reductions exist for float, double, bf16, int32, int64"});
+  switch (c.kind) {
+    case collective::all_reduce:
+      return detail::check_buffers(what, c.in, part, c.out, part, 0, true);
+    case collective::all_gather:
+      return detail::check_buffers(what, c.in, part, c.out, part * n, place, true);
+    case collective::reduce_scatter:
+      return detail::check_buffers(what, c.in, part * n, c.out, part, place, true);
+    case collective::all_to_all:
+      if (!c.ragged) return detail::check_buffers(what, c.in, part * n, c.out, part * n, 0, ranks == 1);
+      for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
+        if (list.size() != n)
+          fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
+      detail::check_pointer(what, c.in, call::sum(c.send_counts) * size_of(c.type));
+      return detail::check_pointer(what, c.out, call::sum(c.receive_counts) * size_of(c.type));
+    case collective::broadcast:
+      detail::check_peer(what, "root", c.peer, ranks);
+      return detail::check_pointer(what, c.out, part);
+    case collective::send:
+      detail::check_peer(what, "peer", c.peer, ranks);
+      return detail::check_pointer(what, c.in, part);
+    case collective::receive:
+      detail::check_peer(what, "peer", c.peer, ranks);
+      return detail::check_pointer(what, c.out, part);
+    case collective::barrier:
+      return;
+  }
+}
+
+}  // namespace plait
