@@ -1,4 +1,4 @@
-"""run_case.py --compiler C [--compiler C...] --include DIR CASE.cpp
+"""run_case.py --compiler C [--compiler C...] --include DIR [--precompiled DIR] CASE.cpp
 
 A case is ill-formed code. It must be refused by every compiler with all the texts that its leading comments name, and
 it must compile with -DPLAIT_FAIL_FIX, so that a mistake elsewhere in the file cannot make the test pass.
@@ -15,6 +15,8 @@ Leading comments:
 The first of the texts must stand within the first 12 lines (of several mistakes, any), and no message may speak of
 macros.
 
+--precompiled names a folder with the precompiled layers.hpp, as precompile.py leaves it there.
+
 Messages are compared with runs of white space made one blank and quotes made plain; lines of source that compilers echo
 are not part of them.
 """
@@ -26,6 +28,7 @@ import subprocess
 import sys
 
 LINES_AT_MOST, TEXT_WITHIN = 30, 12
+ABOUT_LAYERS = re.compile(r'^#include "plait/(nn|optim|models|tensor)/', re.MULTILINE)
 GCC_ECHO = re.compile(r"^\s*\d*\s*\|")
 CLANG_MESSAGE = re.compile(r"^(\S+:\d+:\d+: |In file included from |\d+ (error|warning)s? )")
 DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|with-nvcc|errors-at-most|lines-at-most):\s*(.*?)\s*$")
@@ -63,13 +66,28 @@ def without_echo(compiler: str, line: str) -> str:
     return "" if echoed else line
 
 
-def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool) -> tuple[int, str]:
+def base_command(compiler: str, include: list[str]) -> list[str]:
+    colorless = "-fno-color-diagnostics" if is_clang(compiler) else "-fdiagnostics-color=never"
+    return [compiler, "-std=c++20", "-Wall", "-Wextra", colorless, *[f"-I{directory}" for directory in include]]
+
+
+def precompiled_at(compiler: str, folder: pathlib.Path) -> tuple[pathlib.Path, list[str]]:
+    """Where the precompiled header of a compiler is, and the options that put it before a file."""
+    if is_clang(compiler):
+        file = folder / "clang" / "layers.pch"
+        return file, ["-include-pch", str(file)]
+    return folder / "gcc" / "layers.hpp.gch", ["-Winvalid-pch", "-include", str(folder / "gcc" / "layers.hpp")]
+
+
+def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool,
+                 precompiled: pathlib.Path | None) -> tuple[int, str]:
     if is_nvcc(compiler):
         command = [compiler, "-std=c++20", "-x", "cu", "--expt-relaxed-constexpr", "-arch=sm_90", "-c", "-o", os.devnull]
+        command += [f"-I{directory}" for directory in include]
     else:
-        command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra"]
-        command.append("-fno-color-diagnostics" if is_clang(compiler) else "-fdiagnostics-color=never")
-    command += [f"-I{directory}" for directory in include]
+        command = [*base_command(compiler, include), "-fsyntax-only"]
+        if precompiled and ABOUT_LAYERS.search(source.read_text()):
+            command += precompiled_at(compiler, precompiled)[1]
     if fixed:
         command += ["-DPLAIT_FAIL_FIX"] + ([] if is_nvcc(compiler) else ["-Werror", "-Wno-unused"])
     run = subprocess.run([*command, str(source)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -77,7 +95,7 @@ def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed:
     return run.returncode, run.stdout
 
 
-def check(compiler: str, include: list[str], source: pathlib.Path) -> list[str]:
+def check(compiler: str, include: list[str], source: pathlib.Path, precompiled: pathlib.Path | None) -> list[str]:
     wanted = directives(source)
     if is_nvcc(compiler) and ("with-nvcc", "yes") not in wanted:
         return []
@@ -87,10 +105,10 @@ def check(compiler: str, include: list[str], source: pathlib.Path) -> list[str]:
         return [f"{source.name}: the leading comments name no text to expect from {compiler}"]
 
     complaints = []
-    code, output = compile_case(compiler, include, source, fixed=True)
+    code, output = compile_case(compiler, include, source, True, precompiled)
     if code != 0:
         complaints.append(f"{compiler}: does not compile with -DPLAIT_FAIL_FIX:\n{output}")
-    code, output = compile_case(compiler, include, source, fixed=False)
+    code, output = compile_case(compiler, include, source, False, precompiled)
     if code == 0:
         return [*complaints, f"{compiler}: compiles, and was to be refused"]
     printed = [without_echo(compiler, line) for line in output.splitlines()]
@@ -118,11 +136,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", action="append", required=True)
     parser.add_argument("--include", action="append", default=[])
+    parser.add_argument("--precompiled", type=pathlib.Path)
     parser.add_argument("source", type=pathlib.Path)
     arguments = parser.parse_args()
     complaints = []
     for compiler in arguments.compiler:
-        complaints += check(compiler, arguments.include, arguments.source)
+        complaints += check(compiler, arguments.include, arguments.source, arguments.precompiled)
     print("\n".join(complaints))
     return 1 if complaints else 0
 

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <memory>
+#include <vector>
 
 #include "../support/conformance.hpp"
 #include "plait/comm/any_communicator.hpp"
@@ -9,7 +10,12 @@
 using namespace plait;
 
 TEST_CASE("threads: conformance on any number of ranks") {
-  for (const int ranks : {1, 2, 3, 4, 7, 8, 16}) {
+#ifdef __SANITIZE_THREAD__
+  const std::vector<int> sizes{1, 2, 3, 5};  // more of the same take it minutes
+#else
+  const std::vector<int> sizes{1, 2, 3, 4, 7, 8, 16};
+#endif
+  for (const int ranks : sizes) {
     CAPTURE(ranks);
     CHECK_NOTHROW(threads::run(ranks, [](threads::communicator& comm) { test::conformance(comm); }));
   }

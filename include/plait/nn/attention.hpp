@@ -92,15 +92,15 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   self_attention(const context<Device>& ctx, const std::string& name, attention_options options = {})
       : names_(name),
         qkv_(ctx, qkv_value::derivation,
-             {detail::describe_branch<typename specs::query, Precision, Device, 3>(ctx, name + ".q_proj", options.init,
-                                                                                   options.qkv_bias, options.lora.q),
-              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".k_proj", options.init,
-                                                                                 options.qkv_bias, options.lora.k),
-              detail::describe_branch<typename specs::key, Precision, Device, 3>(ctx, name + ".v_proj", options.init,
-                                                                                 options.qkv_bias, options.lora.v)}),
+             {detail::describe_branch<typename specs::query>(ctx, name + ".q_proj", options.init, options.qkv_bias,
+                                                             options.lora.q),
+              detail::describe_branch<typename specs::key>(ctx, name + ".k_proj", options.init, options.qkv_bias,
+                                                           options.lora.k),
+              detail::describe_branch<typename specs::key>(ctx, name + ".v_proj", options.init, options.qkv_bias,
+                                                           options.lora.v)}),
         out_(ctx, out_value::derivation,
-             {detail::describe_branch<typename specs::attention_output, Precision, Device, 1>(
-                 ctx, name + ".o_proj", options.output_init, options.output_bias, options.lora.o)}),
+             {detail::describe_branch<typename specs::attention_output>(ctx, name + ".o_proj", options.output_init,
+                                                                        options.output_bias, options.lora.o)}),
         rotates_(!options.frequencies.empty()),
         documents_(options.documents) {
     enforce_boundary<input>(ctx, name + ": input");
@@ -221,8 +221,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
 
   range_names names_;
-  linear_core<Precision, Device, 3> qkv_;
-  linear_core<Precision, Device, 1> out_;
+  linear_core<Precision, Device> qkv_;
+  linear_core<Precision, Device> out_;
   kernels::attention_shape shape_;
   engine engine_;
   std::optional<detail::head_norms<Precision, Device>> norms_;

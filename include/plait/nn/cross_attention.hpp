@@ -184,11 +184,10 @@ class cross_attention {
   }
 
  private:
-  using linear_of_one = linear_core<Precision, Device, 1>;
   template <class Policy>
-  static typename linear_of_one::branch_info describe(const context<Device>& ctx, const std::string& name,
-                                                      initializer init, bool bias, const lora_options& lora) {
-    return detail::describe_branch<Policy, Precision, Device, 1>(ctx, name, init, bias, lora);
+  static linear_branch describe(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
+                                const lora_options& lora) {
+    return detail::describe_branch<Policy>(ctx, name, init, bias, lora);
   }
   /// A view of the memory where nothing moves.
   tensor_of<seen> gather(const microbatch<Device>& mb, const tensor_of<memory_input>& source) {
@@ -198,7 +197,7 @@ class cross_attention {
 
   range_names names_;
   gathering gather_;
-  linear_of_one q_, k_, v_, out_;
+  linear_core<Precision, Device> q_, k_, v_, out_;
   core core_;
 };
 

@@ -115,7 +115,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   using output = typename Policy::output;
   using saved = linear_saved<Device>;
   using options = linear_options<Precision, Device>;
-  static constexpr linear_derivation<1> derivation = value::derivation;
+  static constexpr const linear_derivation<1>& derivation = value::derivation;
   static_assert(detail::policy_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);
@@ -165,9 +165,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
     return ctx;
   }
-  static typename linear_core<Precision, Device, 1>::branch_info describe_branch(const context<Device>& ctx,
-                                                                                 const std::string& name,
-                                                                                 const options& how) {
+  static linear_branch describe_branch(const context<Device>& ctx, const std::string& name, const options& how) {
     const layout& bias = derivation.branches[0].bias_placed;
     return {{name + ".weight", how.shape.empty() ? sizes_of(ctx, layout_v<weight_spec>) : how.shape, how.init, true,
              how.tied_across_stages},
@@ -183,7 +181,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     return sizes;
   }
 
-  linear_core<Precision, Device, 1> core_;
+  linear_core<Precision, Device> core_;
 };
 
 }  // namespace plait

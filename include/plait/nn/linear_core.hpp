@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +34,16 @@ struct linear_saved {
   buffer<Device> gathered, adapted;
 };
 
+/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
+struct linear_branch {
+  parameter_info weight;
+  layout stored_weight;
+  bool bias = false;
+  parameter_info bias_info;
+  layout stored_bias;
+  lora_options lora{};
+};
+
 namespace detail {
 
 /// Whether a product on the device can add a row to each row of its result, and a matrix, in the same pass.
@@ -60,40 +69,35 @@ inline layout side_by_side(const layout& a, const layout& input, const axis_list
 
 }  // namespace detail
 
-/// The computation of linears that share an input, without types: everything follows from a `linear_derivation`.
+/// The computation of linears that share an input, without types: everything follows from their derivation.
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
 /// rows.
-template <class Precision, compute_device Device, std::size_t N>
+template <class Precision, compute_device Device>
 class linear_core {
  public:
   using T = activation_of<Precision>;
   using W = weight_of<Precision>;
   using G = gradient_of<Precision>;
   using parameter = plait::parameter<Precision, Device>;
-  struct branch_info {
-    parameter_info weight;
-    layout stored_weight;
-    bool bias = false;
-    parameter_info bias_info;
-    layout stored_bias;
-    lora_options lora{};
-  };
-
   /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
   /// another layer for this one to use, or null; one linear alone can have it.
-  linear_core(const context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N> info,
+  linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr)
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
-        names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))) {
+        names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
+        columns_(info.size()),
+        weights_(info.size()),
+        biases_(info.size()),
+        adapters_(info.size()) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const linear_layouts& first = d.branches[0];
     for (const dim_placement& p : d.input.dims) {
       const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
       (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
     }
-    std::array<std::int64_t, N> sizes{}, bias_sizes{};
-    for (std::size_t i = 0; i < N; ++i) {
+    std::vector<std::int64_t> sizes(info.size()), bias_sizes(info.size());
+    for (std::size_t i = 0; i < info.size(); ++i) {
       sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
       columns_[i] = sizes[i] / inner_ / batches_;
       total_ += columns_[i];
@@ -107,7 +111,7 @@ class linear_core {
     else
       make_weights(ctx, d, info, sizes, callers);
     make_biases(ctx, d, info, bias_sizes, callers);
-    for (std::size_t i = 0; i < N; ++i)
+    for (std::size_t i = 0; i < info.size(); ++i)
       for (const auto* base : {&weights_[i], &biases_[i]})
         if (info[i].lora.rank != 0 && *base) (*base)->freeze();
   }
@@ -196,7 +200,7 @@ class linear_core {
   const parameter_ptr<Precision, Device>& bias(std::size_t i) const { return biases_[i]; }
   template <class F>
   void visit(F&& f) {
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
       f(*weights_[i]);
       if (biases_[i]) f(*biases_[i]);
       adapters_.visit(i, f);
@@ -204,10 +208,10 @@ class linear_core {
   }
 
  private:
-  void make_resolution(const context<Device>& ctx, const linear_derivation<N>& d, const std::string& name) {
+  void make_resolution(const context<Device>& ctx, const shared_linears& d, const std::string& name) {
     layout product = d.branches[0].product, output = d.branches[0].output;
     dim_sizes sizes = ctx.sizes;
-    if constexpr (N > 1) {
+    if (d.branches.size() > 1) {
       const axis_list moving = differing_axes(product, output);
       product = detail::side_by_side(product, d.input, moving);
       output = detail::side_by_side(output, d.input, moving);
@@ -226,16 +230,15 @@ class linear_core {
     unresolve_ = executor(resolve_.backward(), ctx.ranks, sizes, "gradient of the output of " + name);
   }
 
-  void make_adapters(const context<Device>& ctx, const linear_derivation<N>& d,
-                     const std::array<branch_info, N>& info) {
+  void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < N; at += columns_[i++])
+    for (std::size_t i = 0; i < info.size(); at += columns_[i++])
       if (info[i].lora.rank != 0)
         adapters_.emplace(i, ctx, d.gathered, d.branches[i], info[i].weight, info[i].stored_weight, info[i].lora,
                           detail::product_part{batches_, rows_, inner_, columns_[i], total_, at});
   }
-  void make_weights(const context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N>& info,
-                    const std::array<std::int64_t, N>& sizes, const parameter_memory<Precision>& callers) {
+  void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                    const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
     weight_ = callers.weight;
     if (!weight_) {
@@ -249,7 +252,7 @@ class linear_core {
       gradient = own->template data<G>();
     }
     W* value = weight_;
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < info.size(); ++i) {
       weights_[i] = std::make_shared<parameter>(
           ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed, d.gathered,
           used_memory<Precision>{value, gradient, callers.weight != nullptr, callers.gradient != nullptr});
@@ -257,8 +260,8 @@ class linear_core {
       value += sizes[i], gradient += sizes[i];
     }
   }
-  void make_biases(const context<Device>& ctx, const linear_derivation<N>& d, std::array<branch_info, N>& info,
-                   const std::array<std::int64_t, N>& sizes, const parameter_memory<Precision>& callers) {
+  void make_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                   const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
     std::int64_t n = 0;
     for (std::int64_t size : sizes) n += size;
     if (n == 0) return;
@@ -274,7 +277,7 @@ class linear_core {
       gradient = own->template data<G>();
     }
     W* value = bias_;
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < info.size(); ++i) {
       if (!info[i].bias) continue;
       biases_[i] = std::make_shared<parameter>(
           ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed, d.branches[i].output,
@@ -283,8 +286,8 @@ class linear_core {
       value += sizes[i], gradient += sizes[i];
     }
   }
-  void share(parameter_ptr<Precision, Device> shared, const linear_derivation<N>& d, const std::string& name) {
-    if (N > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
+  void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {
+    if (weights_.size() > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
     if (!equivalent(shared->used(), d.branches[0].weight))
       fail({name, ": the parameter ", shared->name(), " is used in two layouts, ", describe(shared->used()), " and ",
             describe(d.branches[0].weight), "; its users must shard it alike"});
@@ -345,14 +348,14 @@ class linear_core {
   /// Adds to the gradients of the weights that have one: branches that lie below each other in one product.
   void weight_gradients(const context<Device>& ctx, const T* d, const T* in) {
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < N;) {
+    for (std::size_t i = 0; i < weights_.size();) {
       if (!weights_[i]->trainable()) {
         at += columns_[i++];
         continue;
       }
       G* const gradient = weights_[i]->used_gradient();
       const std::int64_t first = at;
-      for (; i < N && weights_[i]->trainable(); at += columns_[i++]) weights_[i]->require_accumulating();
+      for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++]) weights_[i]->require_accumulating();
       for (std::int64_t b = 0; b < batches_; ++b)
         ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
                         in + b * rows_ * inner_, inner_, 1.0, gradient + b * total_ * inner_, inner_);
@@ -363,9 +366,9 @@ class linear_core {
   template <class F>
   void each_bias(F&& f) {
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < biases_.size(); ++i) {
       const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
-      if (biases_[i]) f(*biases_[i], at, n, N == 1 ? n : total_);
+      if (biases_[i]) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
       at += n;
     }
   }
@@ -388,12 +391,11 @@ class linear_core {
   executor gather_, spread_, resolve_, unresolve_;
   range_names names_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
-  std::array<std::int64_t, N> columns_{};
+  std::vector<std::int64_t> columns_;           ///< of each branch
   buffer<Device> weight_memory_, bias_memory_;  ///< of all branches, one after the other
   W *weight_ = nullptr, *bias_ = nullptr;       ///< null: a weight of another layer; no bias
-  std::array<parameter_ptr<Precision, Device>, N> weights_;
-  std::array<parameter_ptr<Precision, Device>, N> biases_;
-  detail::lora_adapters<Precision, Device, N> adapters_;
+  std::vector<parameter_ptr<Precision, Device>> weights_, biases_;
+  detail::lora_adapters<Precision, Device> adapters_;
   bool all_have_bias_ = true;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 
 #include "plait/layout/make_plan.hpp"
 #include "plait/nn/parameter_use.hpp"
@@ -13,13 +14,22 @@ struct linear_layouts {
   layout placed, weight, product, bias_placed, bias, output;
 };
 
-/// Everything that follows from the specs of up to four linears with one input.
+/// What follows from the specs of linears with one input, however many they are.
+struct shared_linears {
+  const layout& input;     ///< at the boundary
+  const layout& gathered;  ///< the input as the products need it
+  std::span<const linear_layouts> branches;
+};
+
+/// Everything that follows from the specs of N linears with one input.
 template <std::size_t N>
 struct linear_derivation {
   layout input;     ///< at the boundary
   layout gathered;  ///< the input as the products need it
   std::array<linear_layouts, N> branches{};
   plait::verdict verdict;
+
+  constexpr operator shared_linears() const { return {input, gathered, branches}; }  // NOLINT: the same facts
 };
 
 namespace detail {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -201,11 +200,12 @@ class lora_adapter {
 
 /// The adapters of linears that share an input, some of which may have one. Their hidden arrays lie one after the
 /// other, and are empty where there is none.
-template <class Precision, compute_device Device, std::size_t N>
+template <class Precision, compute_device Device>
 class lora_adapters {
   using T = activation_of<Precision>;
 
  public:
+  explicit lora_adapters(std::size_t linears) : adapters_(linears) {}
   template <class... Arguments>
   void emplace(std::size_t i, Arguments&&... arguments) {
     adapters_[i].emplace(std::forward<Arguments>(arguments)...);
@@ -264,7 +264,7 @@ class lora_adapters {
     return all;
   }
 
-  std::array<std::optional<lora_adapter<Precision, Device>>, N> adapters_;
+  std::vector<std::optional<lora_adapter<Precision, Device>>> adapters_;
   std::int64_t size_ = 0;
 };
 

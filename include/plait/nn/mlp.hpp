@@ -39,13 +39,10 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
              const mlp_lora& lora = {})
       : names_(name),
         gate_up_(ctx, gate_up_value::derivation,
-                 {detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".gate_proj", init,
-                                                                                    bias, lora.gate),
-                  detail::describe_branch<typename specs::up, Precision, Device, 2>(ctx, name + ".up_proj", init, bias,
-                                                                                    lora.up)}),
+                 {detail::describe_branch<typename specs::up>(ctx, name + ".gate_proj", init, bias, lora.gate),
+                  detail::describe_branch<typename specs::up>(ctx, name + ".up_proj", init, bias, lora.up)}),
         down_(ctx, down_value::derivation,
-              {detail::describe_branch<typename specs::down, Precision, Device, 1>(ctx, name + ".down_proj", init, bias,
-                                                                                   lora.down)}) {
+              {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)}) {
     enforce_boundary<input>(ctx, name + ": input");
   }
 
@@ -99,8 +96,8 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
 
  private:
   range_names names_;
-  linear_core<Precision, Device, 2> gate_up_;
-  linear_core<Precision, Device, 1> down_;
+  linear_core<Precision, Device> gate_up_;
+  linear_core<Precision, Device> down_;
 };
 
 }  // namespace plait

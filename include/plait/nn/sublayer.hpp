@@ -19,10 +19,9 @@ std::vector<std::int64_t> matrix_shape(const context<Device>& ctx) {
 }
 
 /// One branch of a sublayer's linears: its weight and bias as a checkpoint names them, and how they are stored.
-template <class Policy, class Precision, compute_device Device, std::size_t N>
-typename linear_core<Precision, Device, N>::branch_info describe_branch(const context<Device>& ctx,
-                                                                        const std::string& name, initializer init,
-                                                                        bool bias, const lora_options& lora = {}) {
+template <class Policy, compute_device Device>
+linear_branch describe_branch(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
+                              const lora_options& lora = {}) {
   const std::vector<std::int64_t> shape = matrix_shape<Policy>(ctx);
   return {{name + ".weight", shape, init, true},       layout_v<typename Policy::stored>, bias,
           {name + ".bias", {shape[0]}, {0, 0}, false}, stored_bias<Policy>::value,        lora};

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -130,7 +132,8 @@ class pipeline {
   /// Calls f(parameter) for each that this rank has.
   template <class F>
   void visit(F&& f) {
-    for (Stage* stage : stages_) stage->visit(f);
+    const visitor erased(f);
+    for (Stage* stage : stages_) stage->visit(erased);
   }
   /// The same without the copy of a tied parameter that another rank counts: over all stages, each parameter once.
   template <class F>
@@ -143,6 +146,22 @@ class pipeline {
  private:
   using activation = typename Stage::activation;
   using gradient = typename Stage::gradient;
+
+  /// Refers to whatever visits parameters, for the length of a visit: a stage compiles its visit once, and not for
+  /// each of its visitors.
+  class visitor {
+   public:
+    template <class F>
+      requires(!std::same_as<std::remove_cvref_t<F>, visitor>)
+    explicit visitor(F& f)
+        : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+          call_([](void* g, parameter& p) { (*static_cast<F*>(g))(p); }) {}
+    void operator()(parameter& p) const { call_(f_, p); }
+
+   private:
+    void* f_;
+    void (*call_)(void*, parameter&);
+  };
 
   /// A training step as the executor sees it.
   struct training {
@@ -170,9 +189,11 @@ class pipeline {
       return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
     void finished(const context<device>& ctx, int chunk) {
-      owner.at(chunk).visit([&](parameter& p) {
+      const auto reduce = [&](parameter& p) {
         if (!p.info().tied_across_stages && p.trainable()) reduced.push_back(p.reduce(ctx));
-      });
+      };
+      const visitor erased(reduce);
+      owner.at(chunk).visit(erased);
     }
     microbatch<device> at(const context<device>& ctx, int i) const {
       microbatch<device> mb(ctx);
