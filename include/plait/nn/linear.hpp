@@ -115,7 +115,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   using output = typename Policy::output;
   using saved = linear_saved<Device>;
   using options = linear_options<Precision, Device>;
-  static constexpr const linear_derivation<1>& derivation = value::derivation;
+  static constexpr linear_derivation<1> derivation = value::derivation;
   static_assert(detail::policy_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);

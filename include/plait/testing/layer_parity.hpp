@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/threads.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/plan/dry_run.hpp"
+#include "plait/testing/launch.hpp"
 #include "plait/testing/placing.hpp"
 
 /// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
@@ -57,24 +57,28 @@ struct layer_values {
 };
 
 /// Weights around 0.2, by global index; then the bump.
-template <class Layer>
-void fill_parameters(const context<cpu>& ctx, Layer& layer, const bump& change) {
+template <class Layer, class Device>
+void fill_parameters(const context<Device>& ctx, Layer& layer, const bump& change) {
   layer.visit([&](auto& p) {
     kernels::fill_normal(ctx.device, p.value(), p.part(), 5, p.stream_of(p.name()), 0.2, 0.4);
     p.clear_padding(ctx, p.value());
-    if (change.index >= 0 && p.name() == change.name)
-      p.value()[change.index] += static_cast<std::remove_cvref_t<decltype(*p.value())>>(change.by);
+    if (change.index >= 0 && p.name() == change.name) {
+      auto* const at = p.value() + change.index;
+      std::remove_cvref_t<decltype(*at)> number{};
+      ctx.device.download(&number, at, sizeof number, ctx.device.main_stream());
+      number += static_cast<decltype(number)>(change.by);
+      ctx.device.upload(at, &number, sizeof number, ctx.device.main_stream());
+    }
     p.gather(ctx);
     p.zero_gradient(ctx);
   });
 }
 
 /// One rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer, from a context of the
-/// cpu and from one of the `counting_device`, for whose prediction what is kept and sent is compared with it.
-template <class Make>
-layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
-  cpu device;
-  const context<cpu> ctx{device, ranks, sizes, 99};
+/// device and from one of the `counting_device`, for whose prediction what is kept and sent is compared with it.
+template <class Device, class Make>
+layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
+  const context<Device> ctx{device, ranks, sizes, 99};
   auto layer = make(ctx);
   using L = decltype(layer);
   using T = typename L::value_type;
@@ -86,7 +90,7 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
   const auto as_type = [](const std::vector<double>& v) { return std::vector<T>(v.begin(), v.end()); };
   const auto x = place_full<typename L::input>(ctx, as_type(input));
   const auto dy = place_full<dual_t<typename L::output>>(ctx, as_type(coefficients));
-  microbatch<cpu> mb(ctx);
+  microbatch<Device> mb(ctx);
   mb.policy = how.policy;
   weight_work later;
   if (how.deferred) mb.deferred = &later;
@@ -121,32 +125,33 @@ layer_values run_layer(world& ranks, const dim_sizes& sizes, Make&& make, const 
   layer.visit([&](auto& p) {
     if (!p.trainable()) return;
     const auto gradient = p.reduce(ctx);
-    const context<cpu> own{ctx.device, ctx.ranks, p.sizes(), ctx.seed};
+    const context<Device> own{ctx.device, ctx.ranks, p.sizes(), ctx.seed};
     out.gradients.emplace_back(p.name(), collect_full(own, dual(p.stored()), gradient.data()));
   });
   return out;
 }
 
 /// All ranks of a mesh.
-template <class Mesh, class Make>
-std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
+template <class Mesh, class Make, class Launch = on_cpu>
+std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&& make, const layer_run& how = {},
+                                 const Launch& launch = {}) {
   std::vector<layer_values> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+  launch(static_cast<int>(mesh.size()), [&](auto& c, auto& device) {
     world ranks(mesh.shape(), c);
-    all[static_cast<std::size_t>(ranks.rank())] = run_layer(ranks, sizes, make, how);
+    all[static_cast<std::size_t>(ranks.rank())] = run_layer(ranks, device, sizes, make, how);
   });
   return all;
 }
 
 /// The backward pass of one rank against central differences of its forward pass, at up to `samples` elements of each
 /// gradient. Finds also weights that do not matter: a gradient that is zero everywhere shows nothing.
-template <class Mesh, class Make>
+template <class Mesh, class Make, class Launch = on_cpu>
 findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_values& at, Make&& make,
-                           std::int64_t samples = 40) {
+                           std::int64_t samples = 40, const Launch& launch = {}) {
   findings found;
   const double h = 1e-5;
   const auto loss = [&](const std::string& name, std::int64_t i, double by) {
-    return run_on(one, sizes, make, {.change = {name, i, by}, .backward = false})[0].loss;
+    return run_on(one, sizes, make, {.change = {name, i, by}, .backward = false}, launch)[0].loss;
   };
   const auto compare = [&](const std::string& name, const std::vector<double>& gradient) {
     const std::string what = name.empty() ? "input" : name;
@@ -185,14 +190,14 @@ inline findings compare_layers(const layer_values& got, const layer_values& one,
 /// Every rank of `mesh` against the values of one rank, with each policy of recomputation and with deferred weight
 /// gradients. Finds also an axis that does nothing: one of several ranks over which nothing is sent and nothing sharded
 /// would make the case trivial.
-template <class Mesh, class Make>
+template <class Mesh, class Make, class Launch = on_cpu>
 findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make,
-                    double tolerance = 1e-12) {
+                    double tolerance = 1e-12, const Launch& launch = {}) {
   findings found;
   for (const recompute policy : {recompute::none, recompute::selective, recompute::full})
     for (const bool deferred : {false, true}) {
       if (deferred && policy == recompute::selective) continue;
-      const auto all = run_on(mesh, sizes, make, {.policy = policy, .deferred = deferred});
+      const auto all = run_on(mesh, sizes, make, {.policy = policy, .deferred = deferred}, launch);
       for (std::size_t r = 0; r < all.size(); ++r)
         found.add(compare_layers(all[r], one, tolerance), cat({describe(mesh.shape()), ", rank ", r, ", recompute ",
                                                                name_of(policy), (deferred ? ", deferred" : "")}));
@@ -201,15 +206,15 @@ findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values
 }
 
 /// All of it: finite differences on `one`, a mesh of one rank, then every mesh against it.
-template <class Mesh, class Make>
+template <class Mesh, class Make, class Launch = on_cpu>
 findings check_layer(const Mesh& one, std::initializer_list<Mesh> meshes, const dim_sizes& sizes, Make&& make,
-                     double tolerance = 1e-12) {
-  const layer_values alone = run_on(one, sizes, make)[0];
+                     double tolerance = 1e-12, const Launch& launch = {}) {
+  const layer_values alone = run_on(one, sizes, make, {}, launch)[0];
   findings found = alone.found;
-  found.add(check_differences(one, sizes, alone, make), "one rank");
+  found.add(check_differences(one, sizes, alone, make, 40, launch), "one rank");
   mesh_shape active;
   for (const Mesh& mesh : meshes) {
-    found.add(check_mesh(mesh, sizes, alone, make, tolerance), "mesh");
+    found.add(check_mesh(mesh, sizes, alone, make, tolerance, launch), "mesh");
     for (axis_id axis : mesh.shape().axes)
       if (mesh.shape().extent(axis) > 1 && !active.has(axis)) active.add(axis, 2);
   }

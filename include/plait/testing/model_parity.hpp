@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/threads.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/sequence_order.hpp"
 #include "plait/parallel/pipeline_world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"
+#include "plait/testing/launch.hpp"
 #include "plait/testing/layer_parity.hpp"
 #include "plait/testing/trained_values.hpp"
 
@@ -199,15 +199,14 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   return out;
 }
 
-/// All ranks of a mesh, as threads on the cpu. `plan` is the schedule of a pipeline over the mesh's axis pp; without
+/// All ranks of a mesh, as `launch` starts them. `plan` is the schedule of a pipeline over the mesh's axis pp; without
 /// one the model is whole on every rank of the mesh, which has no such axis.
-template <class Make>
+template <class Make, class Launch = on_cpu>
 std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& how, Make& make,
-                                    const schedule* plan = nullptr) {
+                                    const schedule* plan = nullptr, const Launch& launch = {}) {
   std::vector<model_outcome> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+  launch(static_cast<int>(mesh.size()), [&](auto& c, auto& device) {
     pipeline_world ranks(mesh, any_communicator(c));
-    cpu device;
     all[static_cast<std::size_t>(c.rank())] = train_rank(ranks, device, how, make, plan);
   });
   return all;
@@ -215,9 +214,10 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
 
 /// What one rank alone sees, on a mesh with the axes of `mesh`. Finds a case that shows nothing: a parameter without a
 /// gradient, a loss or weights that stay the same.
-template <class Make>
-model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found) {
-  model_outcome one = std::move(train_on(detail::of_one_rank(mesh), how, make)[0]);
+template <class Make, class Launch = on_cpu>
+model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
+                          const Launch& launch = {}) {
+  model_outcome one = std::move(train_on(detail::of_one_rank(mesh), how, make, nullptr, launch)[0]);
   for (const std::vector<named_values>* step : {&one.first_gradients, &one.last_gradients})
     for (const named_values& g : *step) {
       const double size = norm_of(g.values), whole = one.steps.back().gradient_norm;
@@ -267,12 +267,12 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
 
 /// Every rank of `mesh` against `one`. Finds also what is not the schedule's, a parameter that is on no stage or on
 /// two, and an axis of several ranks that shards nothing and sends nothing, so that the case shows nothing of it.
-template <class Make>
+template <class Make, class Launch = on_cpu>
 findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
-                        const schedule* plan = nullptr) {
+                        const schedule* plan = nullptr, const Launch& launch = {}) {
   findings found;
   const std::string where = describe(mesh) + (plan ? ", " + plan->name.str() : std::string());
-  const std::vector<model_outcome> all = train_on(mesh, how, make, plan);
+  const std::vector<model_outcome> all = train_on(mesh, how, make, plan, launch);
   std::int64_t parameters = 0;
   axis_list works;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -296,12 +296,12 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
 }
 
 /// All of it, for meshes without a pipeline, whose axes are those of `axes`.
-template <class Make>
-findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& meshes, const model_setup& how,
-                     Make&& make) {
+template <class Make, class Launch = on_cpu>
+findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& meshes, const model_setup& how, Make&& make,
+                     const Launch& launch = {}) {
   findings found;
-  const model_outcome one = train_alone(axes, how, make, found);
-  for (const mesh_shape& mesh : meshes) found.add(check_model_on(mesh, how, one, make), "mesh");
+  const model_outcome one = train_alone(axes, how, make, found, launch);
+  for (const mesh_shape& mesh : meshes) found.add(check_model_on(mesh, how, one, make, nullptr, launch), "mesh");
   return found;
 }
 

@@ -41,24 +41,26 @@ inline std::vector<double> random_full(const layout& a, const dim_sizes& sizes, 
   return v;
 }
 
-#ifndef __CUDACC__  // which cannot compile what the CPU computes with
 /// A tensor whose whole value is `full`, laid out as `Spec` (a partial one has all of it on one rank). Collective.
-template <class Spec, class T>
-tensor<T, Spec> place_full(const context<cpu>& ctx, const std::vector<T>& full) {
+template <class Spec, class T, class Device>
+tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector<T>& full) {
   const executor moves(whole_of(layout_v<Spec>), layout_v<Spec>, ctx.ranks, ctx.sizes, "placing");
-  tensor<T, Spec> out(ctx);
-  moves.run(ctx.device, full.data(), out.data(), dtype_of<T>);
+  auto there = make_buffer<T>(ctx.device, full.size());
+  ctx.device.upload(there.data(), full.data(), there.bytes(), ctx.device.main_stream());
+  tensor<T, Spec, Device> out(ctx);
+  moves.run(ctx.device, there.data(), out.data(), dtype_of<T>);
   return out;
 }
 /// The whole value of which `local` is this rank's part. Collective.
-template <class T>
-std::vector<double> collect_full(const context<cpu>& ctx, const layout& from, const T* local) {
+template <class T, class Device>
+std::vector<double> collect_full(const context<Device>& ctx, const layout& from, const T* local) {
   const executor moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
+  auto there = make_buffer<T>(ctx.device, static_cast<std::size_t>(moves.to().local_size()));
+  moves.run(ctx.device, local, there.data(), dtype_of<T>);
   std::vector<T> out(static_cast<std::size_t>(moves.to().local_size()));
-  moves.run(ctx.device, local, out.data(), dtype_of<T>);
+  ctx.device.download(out.data(), there.data(), there.bytes(), ctx.device.main_stream());
   return std::vector<double>(out.begin(), out.end());
 }
-#endif
 
 /// Two ledgers agree in calls, payload and wire bytes. (The wire bytes of an all-to-all are a mean over ranks in one
 /// and a rank's own in the other.)
