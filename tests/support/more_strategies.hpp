@@ -71,9 +71,9 @@ inline llama_config tiny_llama() {
 }
 
 /// A Llama under S on each mesh, given by its extents, against one rank.
-template <strategy S>
+template <strategy S, class Launch = on_cpu>
 findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, const llama_config& config = tiny_llama(),
-                     const llama_options& options = {}) {
+                     const llama_options& options = {}, const Launch& launch = {}) {
   model_setup how;
   how.sizes = [=](const mesh_shape& mesh, std::int64_t samples) { return llama_sizes<S>(config, mesh, samples, 8); };
   how.layers = config.layers, how.vocab = config.vocab, how.batch = 48;
@@ -86,7 +86,7 @@ findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, co
   const auto make = [=](const auto& ctx, stage_layers part, auto first) {
     return std::make_unique<llama<double, S, device_of<decltype(ctx)>>>(ctx, config, options, part, first);
   };
-  return check_model(shapes.front(), shapes, how, make);
+  return check_model(shapes.front(), shapes, how, make, launch);
 }
 
 }  // namespace plait::test
