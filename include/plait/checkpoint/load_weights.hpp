@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/core/error.hpp"
 #include "plait/nn/parameter.hpp"
 
 namespace plait {

@@ -10,6 +10,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/comm/request.hpp"
+#include "plait/core/error.hpp"
 #include "plait/device/range.hpp"
 
 namespace plait {

@@ -13,6 +13,7 @@
 
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/mpi_pending.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait::mpi {
 

@@ -15,6 +15,7 @@
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/nccl_bootstrap.hpp"
 #include "plait/comm/nccl_call.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait::nccl {
 

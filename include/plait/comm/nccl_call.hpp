@@ -13,6 +13,7 @@
 #include "plait/comm/nccl_types.hpp"
 #include "plait/comm/nccl_watch.hpp"
 #include "plait/comm/request.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait::nccl::detail {
 

@@ -13,6 +13,7 @@
 
 #include "plait/comm/nccl.hpp"
 #include "plait/comm/nccl_bootstrap.hpp"
+#include "plait/core/error.hpp"
 
 // How a rank comes to its first communicator: from the launcher's environment, in the threads of one process, or from
 // a communicator of the caller's. (nccl_mpi.hpp: from MPI.)

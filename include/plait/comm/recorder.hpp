@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/core/collective.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait {
 

@@ -15,6 +15,7 @@
 
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/threads_member.hpp"
+#include "plait/core/error.hpp"
 
 namespace plait::threads {
 

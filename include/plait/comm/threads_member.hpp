@@ -17,6 +17,7 @@
 #include "plait/comm/call.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/comm/threads_world.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait::threads {
 

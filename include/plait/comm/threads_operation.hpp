@@ -14,6 +14,7 @@
 #include "plait/comm/reduce.hpp"
 #include "plait/comm/threads_engine.hpp"
 #include "plait/core/dtype.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait::threads::detail {
 

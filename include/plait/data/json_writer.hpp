@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/text.hpp"
+
 namespace plait {
 
 /// `text` as a JSON string with its quotes. The text should be UTF-8; bytes from 0x80 pass unchanged.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/data/token_source.hpp"
 #include "plait/data/utf8.hpp"
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/error.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/device/buffer.hpp"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "plait/core/error.hpp"
 #include "plait/device/cuda_check.hpp"
 
 namespace plait::detail {

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "plait/core/text.hpp"
+
 namespace plait {
 
 /// What a kernel found and could not throw: the first such thing since the last synchronisation. Lies in device memory.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "plait/core/box.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait::kernels {
 

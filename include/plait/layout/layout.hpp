@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "plait/core/box.hpp"
+#include "plait/core/text.hpp"
 #include "plait/mesh/mesh.hpp"
 
 namespace plait {

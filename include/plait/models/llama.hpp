@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/models/language_model.hpp"

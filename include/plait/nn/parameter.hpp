@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/nn/parameter_use.hpp"

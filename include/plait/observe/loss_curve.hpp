@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/data/atomic_file.hpp"
 
 namespace plait {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/observe/loss_curve.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"

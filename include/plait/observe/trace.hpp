@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/data/atomic_file.hpp"
 #include "plait/data/json_writer.hpp"
 #include "plait/schedule/posting.hpp"

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/error.hpp"
 #include "plait/schedule/automatic.hpp"
 #include "plait/schedule/csv.hpp"
 #include "plait/schedule/verified.hpp"

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/schedule/simulate.hpp"
 
 namespace plait {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "plait/core/text.hpp"
 #include "plait/schedule/errors.hpp"
 #include "plait/schedule/program.hpp"
 

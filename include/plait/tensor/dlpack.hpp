@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/core/error.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/tensor/tensor.hpp"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/comm/world.hpp"
+#include "plait/core/error.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/bytes.hpp"

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
+
 /// What the checks of plait/testing find: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
 namespace plait::testing {
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/launch.hpp"

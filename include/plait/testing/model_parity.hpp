@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/sequence_order.hpp"
 #include "plait/parallel/pipeline_world.hpp"

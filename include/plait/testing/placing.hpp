@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plait/comm/ledger.hpp"
+#include "plait/core/text.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/testing/findings.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/text.hpp"
 #include "plait/parallel/pipeline_executor.hpp"
 #include "plait/parallel/weights_hash.hpp"
 #include "plait/testing/findings.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/error.hpp"
 #include "plait/nn/context_parallel/all_gather.hpp"
 
 namespace plait {

@@ -1,0 +1,41 @@
+// A Llama learns to count, on four in-process ranks: two of data parallelism by two of tensor and sequence parallelism.
+#include <cstdio>
+
+#include "plait/comm/threads.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/parallel/train_step.hpp"
+
+namespace pl = plait;
+
+struct strategy {
+  using mesh = pl::mesh<pl::axis<pl::dp>, pl::axis<pl::tp>>;
+  using residual = pl::spec<pl::shard<pl::batch, pl::dp>, pl::shard<pl::seq, pl::tp>, pl::hidden>;
+  using heads = pl::shard<pl::heads, pl::tp>;
+  using kv_heads = pl::shard<pl::kv_heads, pl::tp>;
+  using ffn = pl::shard<pl::ffn, pl::tp>;
+  using vocab = pl::shard<pl::vocab, pl::tp>;
+};
+
+int main() {
+  const strategy::mesh mesh{2, 2};
+  pl::llama_config config;
+  config.vocab = 16, config.hidden = 32, config.ffn = 64, config.layers = 2, config.heads = 4, config.kv_heads = 2;
+  config.head_dim = 8;
+  pl::threads::run(static_cast<int>(mesh.size()), [&](pl::threads::communicator ranks) {
+    pl::world world(mesh.shape(), ranks);
+    pl::cpu device;
+    const pl::context<pl::cpu> ctx{device, world, pl::llama_sizes<strategy>(config, mesh.shape(), 8, 16), /*seed=*/1};
+    pl::llama<float, strategy> model(ctx, config);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    pl::adamw<float> optimizer;
+    pl::training_step step(ctx, model, optimizer, /*microbatches=*/2, /*clip=*/1.0);
+    for (int i = 0; i < 10; ++i) {
+      step.load(ctx, i * 16, [](std::int64_t, pl::host_tokens& ids, pl::host_tokens& labels) {
+        for (std::int64_t k = 0; k < ids.size(); ++k) labels.data()[k] = ((ids.data()[k] = k % 16) + 1) % 16;
+      });
+      optimizer.begin_step(ctx, /*learning_rate=*/1e-2);
+      step.run(ctx);
+      if (const double loss = step.result(ctx).loss; world.rank() == 0) std::printf("step %d  loss %.4f\n", i, loss);
+    }
+  });
+}
