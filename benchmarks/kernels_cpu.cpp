@@ -62,8 +62,8 @@ void gemm_bf16(benchmark::State& state) {
   if (!cpu::supports_bf16()) return state.SkipWithError("no bf16 instructions");
   const int64_t m = 1024, n = 2816, k = 512;
   cpu device;
-  const std::vector<plait::bf16> a(static_cast<std::size_t>(m * k), to_bf16(1)),
-      b(static_cast<std::size_t>(k * n), to_bf16(1));
+  const std::vector<plait::bf16> a(static_cast<std::size_t>(m * k), plait::to_bf16(1)),
+      b(static_cast<std::size_t>(k * n), plait::to_bf16(1));
   std::vector<float> c(static_cast<std::size_t>(m * n));
   for (auto _ : state) device.gemm(false, true, m, n, k, 1.0f, a.data(), k, b.data(), k, 0.0f, c.data(), n);
   count_flop(state, 2.0 * static_cast<double>(m * n * k));

@@ -25,6 +25,12 @@ install_packages $plait_build_packages $plait_mpi_packages $plait_test_packages
 
 jobs=$(plait_jobs)
 started=$(date +%s)
+# What a build spent most time on.
+slowest() {
+  echo "the ten most expensive targets of $1:"
+  awk -F'\t' 'NR > 1 {t[$4] = ($2 - $1) / 1000} END {for (o in t) printf "%8.1f s  %s\n", t[o], o}' "$1/.ninja_log" |
+    sort -rn | head -n 10
+}
 say() { echo "== $* ($(($(date +%s) - started)) s)"; }
 
 say "release: build"
@@ -54,6 +60,9 @@ fi
 say "release: tests"
 ctest --test-dir build -j "$jobs" --output-on-failure --no-tests=error || failed="$failed release"
 
+slowest build
+[ "$quick" = yes ] || slowest build/asan
+say "the end"
 if [ -n "$failed" ]; then
   echo "failed:$failed" >&2
   exit 1

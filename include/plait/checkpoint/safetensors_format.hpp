@@ -156,9 +156,8 @@ void copy_elements(const safetensors_entry& entry, T* out) {
         return detail::convert_elements<std::uint16_t>(
             entry, out, [](std::uint16_t b) { return static_cast<T>(float_from_f16(b)); });
       case safetensors_dtype::bf16:
-        return detail::convert_elements<std::uint16_t>(entry, out, [](std::uint16_t b) {
-          return static_cast<T>(to_float(bf16{b}));
-        });
+        return detail::convert_elements<std::uint16_t>(
+            entry, out, [](std::uint16_t b) { return static_cast<T>(to_float(bf16{b})); });
       default:
         break;
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The one header that includes <mpi.h>.
+// Of the headers of the communicator, the one that includes <mpi.h>.
 
 #include <mpi.h>
 

@@ -1,0 +1,37 @@
+#!/bin/sh
+# The program on README's first screen is examples/quickstart.cpp, prints what README says, and is built by its command;
+# on one rank it prints the same.
+# timeout: 300
+set -eu
+SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+BIN=${BIN:-$SOURCE/build/bin}
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+readme=$SOURCE/README.md
+
+sed -n '/^```cpp$/,/^```$/p' "$readme" | sed '1d;/^```$/,$d' >"$work/shown.cpp"
+diff -u "$SOURCE/examples/quickstart.cpp" "$work/shown.cpp" || fail "README shows another program"
+lines=$(wc -l <"$SOURCE/examples/quickstart.cpp")
+[ "$lines" -le 41 ] || fail "the program has $lines lines: a comment and 40 are wanted"
+
+# Losses to 1e-3: processors round in different ways.
+same() {
+  paste "$1" "$2" | awk '{d = $4 - $8; if ($2 != $6 || d > 1e-3 || d < -1e-3) bad = 1} END {exit bad || NR != 10}' ||
+    { cat "$1" "$2"; fail "$3"; }
+}
+grep '^step [0-9]  loss ' "$readme" >"$work/said"
+"$BIN/quickstart" | sort >"$work/four" || fail "quickstart ends with $?"
+same "$work/said" "$work/four" "it prints other losses than README says"
+
+command=$(grep '^g++ .*quickstart' "$readme") || fail "README has no command for g++"
+sed 's/mesh{2, 2}/mesh{1, 1}/' "$SOURCE/examples/quickstart.cpp" >"$work/one.cpp"
+grep -q 'mesh{1, 1}' "$work/one.cpp" || fail "the mesh is written in another way"
+command=$(echo "$command" | sed "s,examples/quickstart.cpp -o quickstart,$work/one.cpp -o $work/one,")
+(cd "$SOURCE" && sh -c "$command") || fail "README's command: $command"
+"$work/one" >"$work/alone"
+same "$work/said" "$work/alone" "one rank prints other losses"
