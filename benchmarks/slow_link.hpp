@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -58,8 +57,7 @@ struct link {
 /// A communicator of in-process ranks whose messages, all-gathers and reduce-scatters take as long as a link takes:
 /// they are there when the link would have brought them, and not before. Everything else is as fast as the inner one.
 template <plait::communicator Comm>
-class slow_link {
-  using counts = std::span<const std::size_t>;
+class slow_link : public plait::verbs<slow_link<Comm>> {
   using clock = link::clock;
 
  public:
@@ -73,55 +71,17 @@ class slow_link {
   int size() const { return inner_.size(); }
   std::string label() const { return std::string(inner_.label()); }
 
-  void all_reduce(const void* i, void* o, std::size_t n, plait::dtype t, plait::reduce_op op) {
-    inner_.all_reduce(i, o, n, t, op);
+  void run(const plait::call& c) {
+    if (c.kind == plait::collective::send || c.kind == plait::collective::receive) return start(c).wait();
+    inner_.run(c);
+    if (c.kind == plait::collective::all_gather || c.kind == plait::collective::reduce_scatter)
+      pass_around(c.count * size_of(c.type));
   }
-  void all_gather(const void* i, void* o, std::size_t n, plait::dtype t) {
-    inner_.all_gather(i, o, n, t);
-    pass_around(n * size_of(t));
-  }
-  void reduce_scatter(const void* i, void* o, std::size_t n, plait::dtype t, plait::reduce_op op) {
-    inner_.reduce_scatter(i, o, n, t, op);
-    pass_around(n * size_of(t));
-  }
-  void all_to_all(const void* i, void* o, std::size_t n, plait::dtype t) { inner_.all_to_all(i, o, n, t); }
-  void all_to_all_v(const void* i, counts sc, counts so, void* o, counts rc, counts ro, plait::dtype t) {
-    inner_.all_to_all_v(i, sc, so, o, rc, ro, t);
-  }
-  void broadcast(void* d, std::size_t n, plait::dtype t, int root) { inner_.broadcast(d, n, t, root); }
-  void send(const void* d, std::size_t n, plait::dtype t, int peer, int tag = 0) {
-    start_send(d, n, t, peer, tag).wait();
-  }
-  void receive(void* d, std::size_t n, plait::dtype t, int peer, int tag = 0) {
-    start_receive(d, n, t, peer, tag).wait();
-  }
-  void barrier() { inner_.barrier(); }
-
-  plait::request start_all_reduce(const void* i, void* o, std::size_t n, plait::dtype t, plait::reduce_op op) {
-    return inner_.start_all_reduce(i, o, n, t, op);
-  }
-  plait::request start_all_gather(const void* i, void* o, std::size_t n, plait::dtype t) {
-    return inner_.start_all_gather(i, o, n, t);
-  }
-  plait::request start_reduce_scatter(const void* i, void* o, std::size_t n, plait::dtype t, plait::reduce_op op) {
-    return inner_.start_reduce_scatter(i, o, n, t, op);
-  }
-  plait::request start_all_to_all(const void* i, void* o, std::size_t n, plait::dtype t) {
-    return inner_.start_all_to_all(i, o, n, t);
-  }
-  plait::request start_all_to_all_v(const void* i, counts sc, counts so, void* o, counts rc, counts ro,
-                                    plait::dtype t) {
-    return inner_.start_all_to_all_v(i, sc, so, o, rc, ro, t);
-  }
-  plait::request start_broadcast(void* d, std::size_t n, plait::dtype t, int root) {
-    return inner_.start_broadcast(d, n, t, root);
-  }
-  plait::request start_send(const void* d, std::size_t n, plait::dtype t, int peer, int tag = 0) {
-    link_->posted(rank(), peer, tag);
-    return started({inner_.start_send(d, n, t, peer, tag), link_, clock::now(), n * size_of(t), -1, rank(), tag});
-  }
-  plait::request start_receive(void* d, std::size_t n, plait::dtype t, int peer, int tag = 0) {
-    return started({inner_.start_receive(d, n, t, peer, tag), link_, clock::now(), n * size_of(t), peer, rank(), tag});
+  plait::request start(const plait::call& c) {
+    if (c.kind == plait::collective::send) link_->posted(rank(), c.peer, c.tag);
+    if (c.kind != plait::collective::send && c.kind != plait::collective::receive) return inner_.start(c);
+    const int from = c.kind == plait::collective::send ? -1 : c.peer;
+    return started({inner_.start(c), link_, clock::now(), c.count * size_of(c.type), from, rank(), c.tag});
   }
 
   slow_link split(int color, int key, std::string_view label = {}) {
