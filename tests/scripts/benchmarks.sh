@@ -25,7 +25,7 @@ if [ -x "$BIN/bench_all_reduce_mpi" ]; then
 fi
 most=1 round '%' "$BIN/bench_ring_overlap" --tokens 64 --rounds 1  # 1 is a target that was missed
 round 'zb_h1' "$BIN/bench_pipeline_bubble" --rounds 1 --unit 200
-round 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 128 --layers 4 --seq 64 --microbatches 4 --rounds 1
+round 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 256 --layers 4 --seq 64 --microbatches 4 --rounds 1
 round '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --rounds 1
 if [ -x "$BIN/bench_kernels_cpu" ]; then
   round 'items_per_second|FLOP|Time' "$BIN/bench_kernels_cpu" --benchmark_min_time=0.001
