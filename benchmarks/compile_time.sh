@@ -70,6 +70,22 @@ def linears(count: int) -> str:
     return text
 
 
+PROGRAM = """
+#include "plait/comm/threads.hpp"
+{linears}
+int main() {{
+  threads::run(4, [](threads::communicator comm) {{
+    cpu device;
+    world ranks(net{{2, 2}}.shape(), comm);
+    const context<cpu> ctx{{device, ranks, sizes_of<batch, seq, in_0, out_0>(4, 8, 16, 32)}};
+    linear<float, policy_0> f(ctx, "f");
+    gather_parameters(ctx, f);
+    zero_gradients(ctx, f);
+    train(ctx, f, tensor<float, policy_0::input>(ctx), tensor<float, dual_t<policy_0::output>>(ctx));
+  }});
+}}
+"""
+
 with tempfile.TemporaryDirectory() as folder:
     def written(name: str, text: str) -> pathlib.Path:
         path = pathlib.Path(folder, name)
@@ -84,6 +100,9 @@ with tempfile.TemporaryDirectory() as folder:
     measure("including all of the algebra", written("algebra.cpp", include_all), [], 5, seconds_limit=0.5)
     one = measure("one linear, forward and backward", written("one.cpp", linears(1)), [], 2)
     measure("each further distinct linear", written("nine.cpp", linears(9)), [], 2, base=one, parts=8)
+
+    measure("a whole program of one linear on four ranks", written("program.cpp", PROGRAM.format(linears=linears(1))), [], 2)
+    measure("a whole program of a Llama and its step", pathlib.Path("examples/quickstart.cpp"), [], 2)
 
     if trainer:
         extra = ["-Iexamples/train_llama"]
