@@ -4,7 +4,7 @@
 
 #include "plait/nn/linear.hpp"
 #include "plait/testing/layer_parity.hpp"
-#include "plait/testing/on_gpu.hpp"
+#include "plait/testing/launch_cuda.hpp"
 #include "support/gpt2_parity.hpp"
 
 using namespace plait;

@@ -10,7 +10,7 @@ namespace plait::testing {
 #ifdef __CUDACC__
 struct on_cpu;  // nvcc cannot compile what the cpu computes with: name on_one_gpu
 #else
-/// How a parity test starts its ranks: as threads on the cpu. On a GPU that they share: `on_one_gpu` (on_gpu.hpp).
+/// How a parity test starts its ranks: as threads on the cpu. On a GPU that they share: `on_one_gpu` (launch_cuda.hpp).
 /// Anything that calls body(communicator, device) on every rank will do.
 struct on_cpu {
   template <class F>
