@@ -3,8 +3,8 @@
 #include <doctest/doctest.h>
 
 #include "plait/nn/linear.hpp"
-#include "plait/testing/layer_parity.hpp"
 #include "plait/testing/launch_cuda.hpp"
+#include "plait/testing/layer_parity.hpp"
 #include "support/gpt2_parity.hpp"
 
 using namespace plait;

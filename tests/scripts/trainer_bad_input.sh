@@ -88,7 +88,7 @@ refused '--threads is 0; at least 1' --threads 0
 refused '--sample is -1; at least 0' --sample -1
 refused '--lr: nan is no learning rate' --lr nan
 refused '--lr: inf is no learning rate' --lr inf
-refused '--lr: 0.0* is no learning rate' --lr 0
+refused '--lr: 0 is no learning rate' --lr 0
 refused '--lr: inf is no learning rate' --lr 1e400
 refused "--lr is 'fast', which is no number" --lr fast
 refused "--tf32 is 'maybe', which is neither true nor false" --tf32=maybe

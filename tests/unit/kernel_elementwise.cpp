@@ -96,8 +96,8 @@ TEST_CASE("casts round to the nearest, ties to even") {
   CHECK(floats[49] == static_cast<float>(doubles[49]));
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {  // every bf16 survives the way there and back
     const bf16 value{static_cast<std::uint16_t>(bits)};
-    const float f = to_float(value);
-    if (!std::isnan(f)) CHECK(to_bf16(f).bits == value.bits);
+    const float f = plait::to_float(value);
+    if (!std::isnan(f)) CHECK(plait::to_bf16(f).bits == value.bits);
   }
 }
 
@@ -231,7 +231,7 @@ TEST_CASE_TEMPLATE("adamw equals the formula over several steps", T, float, doub
   CHECK(difference(p, pr) < tolerance);
   CHECK(difference(m, mr) < tolerance);
   CHECK(difference(v, vr) < tolerance);
-  CHECK(rounded[19].bits == to_bf16(static_cast<float>(p[19])).bits);
+  CHECK(rounded[19].bits == plait::to_bf16(static_cast<float>(p[19])).bits);
   CHECK(rounded[20].bits == 0);
   CHECK_THROWS_WITH_AS(kernels::adamw_scalars_of(s, 0.01, 0), "adamw: step = 0, must be at least 1", plait::error);
 }
