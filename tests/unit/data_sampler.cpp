@@ -164,7 +164,7 @@ TEST_CASE("too little data and bad knobs are refused by name") {
   CHECK(sampler(source, {.seq = 63}).epoch_samples() == 1);
   CHECK_ERROR(sampler(source, {.seq = 64}), "--data", "--seq 64", "data.txt", "64 tokens", "takes 65");
   CHECK_ERROR(sampler(source, {.seq = 0}), "--seq", "0 positions");
-  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 1.0}), "--held-out", "1.0");
+  CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 1.0}), "--held-out: 1 is no fraction");
   CHECK_ERROR(sampler(source, {.seq = 8, .held_out = -0.5}), "--held-out");
   CHECK_ERROR(sampler(source, {.seq = 63, .held_out = 0.1}), "--held-out", "none to train on");
   CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 0.99}), "--held-out", "of 7 windows");

@@ -120,7 +120,7 @@ TEST_CASE("settings out of range are refused by name") {
     return std::string();
   };
   CHECK(text({}).empty());
-  CHECK(text({1.0, 0.95, 1e-8, 0.1}).find("adamw: beta1 = 1.0") == 0);
+  CHECK(text({1.0, 0.95, 1e-8, 0.1}).find("adamw: beta1 = 1,") == 0);
   CHECK(text({0.9, -0.5, 1e-8, 0.1}).find("adamw: beta2 = -0.5") == 0);
   CHECK(text({0.9, 0.95, 0.0, 0.1}).find("adamw: epsilon = 0") == 0);
   CHECK(text({0.9, 0.95, 1e-8, -1.0}).find("adamw: weight_decay = -1") == 0);
