@@ -101,7 +101,7 @@ refused '--label-smoothing is nan' --label-smoothing nan
 refused '--z-loss is -1' --z-loss -1
 refused '--weight-decay is -1' --weight-decay -1
 refused '--temperature is -1' --temperature -1
-refused '--held-out: 1.0* is no fraction' --held-out 1
+refused '--held-out: 1 is no fraction' --held-out 1
 refused '--held-out 1e-05 keeps 1 sequences, and one microbatch .* takes 4' --held-out 0.00001
 
 # config.json.
