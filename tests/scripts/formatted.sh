@@ -1,11 +1,9 @@
 #!/bin/sh
 # The tree is formatted as .clang-format says.
 # timeout: 120
-set -eu
-SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+. "$(dirname "$0")/lib/base.sh"
 command -v clang-format-16 >/dev/null || { echo "SKIPPED: there is no clang-format-16"; exit 77; }
 cd "$SOURCE"
-find include examples tests benchmarks -name '*.?pp' -o -name '*.cu' -o -name '*.h' | sort >"${TMPDIR:-/tmp}/plait_files.$$"
-trap 'rm -f "${TMPDIR:-/tmp}/plait_files.$$"' EXIT
-[ "$(wc -l <"${TMPDIR:-/tmp}/plait_files.$$")" -gt 300 ] || { echo "FAILED: where are the files?" >&2; exit 1; }
-xargs clang-format-16 --dry-run -Werror <"${TMPDIR:-/tmp}/plait_files.$$"
+files=$(find include examples tests benchmarks -name '*.?pp' -o -name '*.cu' -o -name '*.h')
+[ "$(echo "$files" | wc -l)" -gt 300 ] || fail "where are the files?"
+echo "$files" | xargs clang-format-16 --dry-run -Werror

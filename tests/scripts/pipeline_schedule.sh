@@ -1,13 +1,7 @@
 #!/bin/sh
 # The example of pipeline schedules prints, draws and traces what it says.
 # timeout: 60
-set -eu
-SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-BIN=${BIN:-$SOURCE/build/bin}
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
+. "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

@@ -2,13 +2,7 @@
 # The program on README's first screen is examples/quickstart.cpp, prints what README says, and is built by its command;
 # on one rank it prints the same.
 # timeout: 300
-set -eu
-SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-BIN=${BIN:-$SOURCE/build/bin}
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
+. "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM

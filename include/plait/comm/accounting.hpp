@@ -15,9 +15,9 @@
 
 namespace plait {
 
-/// What is written down of a communicator's calls: in a ledger, and in a recorder if there is one, under the group's
-/// label. Profilers see each call as a range (device/range.hpp) of its kind, label and bytes. It belongs to one rank's
-/// thread, and to the requests of its calls, whose tokens name a kind and a recorded event.
+/// Writes a communicator's calls into a ledger, and into a recorder if there is one, under the group's label. Profilers
+/// see each call as a range (device/range.hpp) of its kind, label and bytes. It belongs to one rank's thread, and to
+/// the requests of its calls, whose tokens name a kind and a recorded event.
 class accounting final : public request_observer {
  public:
   accounting(std::string label, int rank, int ranks, std::shared_ptr<ledger> book, std::shared_ptr<recorder> events)
@@ -31,7 +31,6 @@ class accounting final : public request_observer {
     }
   }
 
-  plait::ledger& ledger() const { return *book_; }
   const std::shared_ptr<plait::ledger>& book() const { return book_; }
   const std::shared_ptr<plait::recorder>& events() const { return events_; }
 

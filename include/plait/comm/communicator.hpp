@@ -14,7 +14,7 @@
 
 namespace plait {
 
-// What a communicator is: the verbs that all have in common, and the six members that a backend supplies.
+// A communicator has verbs, which are the same for all, and six members, which its backend supplies.
 
 /// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
 /// elements of the dtype. Every rank of a group calls the collectives of one communicator in the same order, with the

@@ -21,6 +21,7 @@ class text_piece {
   text_piece(const char* text) : text_piece(std::string_view(text)) {}                              // NOLINT
   text_piece(const std::string& text) : text_piece(std::string_view(text)) {}                       // NOLINT
   text_piece(char letter) : bits_(static_cast<unsigned char>(letter)), kind_(kind::letter) {}       // NOLINT
+  text_piece(bool) = delete;  ///< which would be written as a letter: say what it means
   template <std::signed_integral T>
   text_piece(T number) : bits_(static_cast<std::uint64_t>(std::int64_t{number})), kind_(kind::integer) {}  // NOLINT
   template <std::unsigned_integral T>

@@ -294,7 +294,7 @@ class plan_search {
       add(result, nodes_[static_cast<std::size_t>(path[i + 1])].at, nodes_[static_cast<std::size_t>(path[i])].at);
   }
 
-  /// What lies outside a sharding axis on its dim: the number of parts, and the axes whose extents are unknown. Where
+  /// Holds what lies outside a sharding axis on its dim: the number of parts, and axes of unknown extents. Where
   /// both are equal before and after a step, the axis picks the same part of the dim, and its ranks need nothing of
   /// each other.
   struct outer_parts {

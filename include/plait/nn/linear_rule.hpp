@@ -14,7 +14,7 @@ struct linear_layouts {
   layout placed, weight, product, bias_placed, bias, output;
 };
 
-/// What follows from the specs of linears with one input, however many they are.
+/// A view of the derivation of linears with one input, however many they are.
 struct shared_linears {
   const layout& input;     ///< at the boundary
   const layout& gathered;  ///< the input as the products need it

@@ -280,7 +280,7 @@ class pipeline {
     return twice;
   }
 
-  /// What must be the same where a parameter is made twice.
+  /// Returns a text that is equal where a parameter that is made twice is one parameter.
   static std::string made_as(const parameter_info& info) {
     std::string text = info.name;
     if (info.decays) text += " decays";

@@ -1,18 +1,9 @@
-# Sourced by the tests of the trainer: a scratch folder that is left at the end, a small model, and ways to say what failed.
-# BIN is the folder of the programs, SOURCE that of the project; both have defaults for a run by hand.
+# Sourced by the tests of the trainer: a scratch folder that is left at the end, a small model, and ways to run it.
 
-set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-SOURCE=${SOURCE:-$(cd "$here/../.." && pwd)}
-BIN=${BIN:-$SOURCE/build/bin}
+. "$(dirname "$0")/lib/base.sh"
 trainer=$BIN/train_llama
 text=$SOURCE/examples/data/kjv.txt
 export PYTHONDONTWRITEBYTECODE=1
-
-fail() {
-  echo "FAILED: $*" >&2
-  exit 1
-}
 
 [ -x "$trainer" ] || fail "$trainer is not there; build it first"
 work=$(mktemp -d)
