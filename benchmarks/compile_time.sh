@@ -101,8 +101,13 @@ with tempfile.TemporaryDirectory() as folder:
     one = measure("one linear, forward and backward", written("one.cpp", linears(1)), [], 2)
     measure("each further distinct linear", written("nine.cpp", linears(9)), [], 2, base=one, parts=8)
 
-    measure("a whole program of one linear on four ranks", written("program.cpp", PROGRAM.format(linears=linears(1))), [], 2)
-    measure("a whole program of a Llama and its step", pathlib.Path("examples/quickstart.cpp"), [], 2)
+    programs = {"a whole program of one linear on four ranks": written("program.cpp", PROGRAM.format(linears=linears(1))),
+                "a whole program of a Llama and its step": pathlib.Path("examples/quickstart.cpp")}
+    for name, source in programs.items():
+        alone = measure(name, source, [], 2)
+        linked = measure("  linked with plait::compiled", source, ["-DPLAIT_COMPILED"], 2)
+        print(f"  ratio {linked / alone:38.2f}")
+    measure("plait::compiled itself", pathlib.Path("include/plait/compiled.cpp"), [], 1)
 
     if trainer:
         extra = ["-Iexamples/train_llama"]

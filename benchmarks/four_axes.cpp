@@ -11,18 +11,18 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/parallel/train_step.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
 #include "plait/schedule/parse.hpp"
+#include "plait/train/train_step.hpp"
 #include "timing.hpp"
 
 using namespace plait;
 
 namespace {
 
-using strategy_type = with_context<megatron_sp, ring<cp>, zigzag>;
+using strategy_type = context_parallel<megatron_sp, ring<cp>, zigzag>;
 using model_type = llama<float, strategy_type>;
 
 struct layout_of_ranks {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/schedule/dualpipe_v.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 #include "timing.hpp"
 
 using namespace plait;

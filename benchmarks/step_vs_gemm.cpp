@@ -8,8 +8,8 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/train_step.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/train_step.hpp"
 #include "timing.hpp"
 
 /// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of

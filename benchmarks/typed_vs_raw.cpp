@@ -7,7 +7,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "raw_block.hpp"
 #include "timing.hpp"
 

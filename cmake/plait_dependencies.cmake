@@ -10,7 +10,9 @@
 # /usr/local/cuda) or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages, which is looked for
 # beside the python3 in PATH).
 #
-# Each sets <missing> to the list of what was not found, empty if all is there.
+#   plait_add_compiled(<file>)  plait::compiled, a library of plait/compiled.cpp that is built where it is linked with
+#
+# Each plait_find_* sets <missing> to the list of what was not found, empty if all is there.
 
 include_guard(DIRECTORY)
 
@@ -157,3 +159,14 @@ macro(plait_find_cudnn missing)
     list(APPEND ${missing} "cudnn_frontend.h (PLAIT_CUDNN_FRONTEND_INCLUDE_DIR)")
   endif()
 endmacro()
+
+# Compiled by the project that links with it, so with its compiler, flags and sanitizers.
+function(plait_add_compiled source)
+  if(TARGET plait_compiled)
+    return()
+  endif()
+  add_library(plait_compiled STATIC EXCLUDE_FROM_ALL "${source}")
+  add_library(plait::compiled ALIAS plait_compiled)
+  target_link_libraries(plait_compiled PUBLIC plait::cpu)
+  target_compile_definitions(plait_compiled INTERFACE PLAIT_COMPILED)
+endfunction()

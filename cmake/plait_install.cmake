@@ -19,7 +19,8 @@ foreach(component IN ITEMS plait cpu mpi cuda nccl cudnn)
 endforeach()
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/plaitConfig.cmake.in"
-  "${PROJECT_BINARY_DIR}/plaitConfig.cmake" INSTALL_DESTINATION "${plait_config_dir}")
+  "${PROJECT_BINARY_DIR}/plaitConfig.cmake" INSTALL_DESTINATION "${plait_config_dir}"
+  PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/plaitConfigVersion.cmake"
   VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES

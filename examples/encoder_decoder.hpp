@@ -1,8 +1,8 @@
 #pragma once
 
 #include "plait/nn/activation.hpp"
+#include "plait/nn/attention/cross_attention.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/nn/cross_attention.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 

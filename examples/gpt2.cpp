@@ -13,9 +13,9 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/data/token_source.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/parallel/train_step.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/train/train_step.hpp"
 
 namespace pl = plait;
 using strategy = pl::megatron_sp;

@@ -1,7 +1,7 @@
 // What the types know before anything runs: meshes, specs, duals, plans and their bytes. Standard library only.
 #include <cstdio>
 
-#include "plait/layout/bytes.hpp"
+#include "plait/layout/cost.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/make_plan.hpp"
@@ -24,22 +24,22 @@ static_assert(
     std::is_same_v<pl::dual_t<gathered>, pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, hidden, pl::partial<tp>>>);
 
 // Rules of local operations are constexpr functions on layouts. A product over `hidden`, whole on both sides:
-constexpr pl::ruled up = pl::contract(pl::layout_v<gathered>, pl::layout_v<weight>,
-                                      pl::dim_list{pl::dim_of<batch>, pl::dim_of<seq>, pl::dim_of<ffn>});
+constexpr pl::derived_layout up = pl::contract(pl::layout_v<gathered>, pl::layout_v<weight>,
+                                               pl::dim_list{pl::dim_of<batch>, pl::dim_of<seq>, pl::dim_of<ffn>});
 static_assert(up.verdict.ok());
 static_assert(up.result == pl::layout_v<pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, pl::shard<ffn, tp>>>);
 
 // The weight's gradient sums over batch and sequence, so it is partial over every axis that shards them: nobody can
 // forget a reduction over cp, because it stands in the type.
-constexpr pl::ruled dweight =
+constexpr pl::derived_layout dweight =
     pl::contract(pl::dual(up.result), pl::layout_v<gathered>, pl::dim_list{pl::dim_of<ffn>, pl::dim_of<hidden>});
 static_assert(dweight.result == pl::dual(pl::layout_v<weight>));
 static_assert(dweight.result.state_of(pl::axis_of<cp>) == pl::state::partial);
 
 // Between two specs lies a plan of least bytes, and its mirror is the backward plan.
 constexpr pl::plan gather = pl::make_plan(pl::layout_v<residual>, pl::layout_v<gathered>);
-static_assert(gather.steps.size() == 1 && gather.steps[0].kind == pl::move::all_gather);
-static_assert(pl::mirror(gather).steps[0].kind == pl::move::reduce_scatter);
+static_assert(gather.steps.size() == 1 && gather.steps[0].kind == pl::transition_kind::all_gather);
+static_assert(pl::mirror(gather).steps[0].kind == pl::transition_kind::reduce_scatter);
 
 // With extents and sizes, bytes are constants.
 constexpr pl::mesh_shape shape = mesh(2).shape();

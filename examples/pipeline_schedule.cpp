@@ -17,8 +17,8 @@
 namespace pl = plait;
 
 // A policy is checked where it is named: complete, ordered, free of deadlock, within memory.
-static_assert(pl::verify<pl::interleaved<2>, pl::stages<4>, pl::microbatches<16>>());
-static_assert(pl::verify<pl::zb_h1, pl::stages<4>, pl::microbatches<16>, pl::activations_at_most<4>>());
+static_assert(pl::verify<pl::interleaved<2>, pl::pipeline_ranks<4>, pl::microbatches<16>>());
+static_assert(pl::verify<pl::zb_h1, pl::pipeline_ranks<4>, pl::microbatches<16>, pl::activations_at_most<4>>());
 
 // One's own is a struct with one function. This one is 1F1B with half of its forwards ahead: less memory, more idle.
 struct frugal {
@@ -37,7 +37,7 @@ struct frugal {
     return s;
   }
 };
-static_assert(pl::verify<frugal, pl::stages<4>, pl::microbatches<16>, pl::activations_at_most<3>>());
+static_assert(pl::verify<frugal, pl::pipeline_ranks<4>, pl::microbatches<16>, pl::activations_at_most<3>>());
 
 int main(int argc, char** argv) try {
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 4;

@@ -7,7 +7,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
-#include "plait/optim/adamw.hpp"
+#include "plait/train/optim/adamw.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::hidden, pl::ffn;

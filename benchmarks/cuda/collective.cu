@@ -2,7 +2,7 @@
 #include <chrono>
 
 #include "harness.hpp"
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/typed.hpp"
 #include "plait/core/tag.hpp"
 

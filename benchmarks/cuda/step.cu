@@ -5,10 +5,10 @@
 #include "attention.hpp"
 #include "harness.hpp"
 #include "kernel_times.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/graph_step.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/graph_step.hpp"
 
 namespace {
 

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "plait/interop/nccl_attach.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/tensor/nccl_attach.hpp"
 
 namespace pl = plait;
 using pl::seq, pl::hidden, pl::ffn, pl::tp;

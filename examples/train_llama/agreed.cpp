@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/data/mapped_file.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/schedule/csv.hpp"
 
 namespace {

@@ -2,7 +2,7 @@
 
 #include "llama_run.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/parallel/graph_step.hpp"
+#include "plait/train/graph_step.hpp"
 
 /// On a GPU a step can be replayed as a graph.
 template <class Step>

@@ -11,12 +11,12 @@
 #include "plait/data/text.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/agree.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/train/train_step.hpp"
+#include "plait/train/weights_hash.hpp"
 #include "signals.hpp"
 
 inline plait::llama_options model_options(const setup& s) {
@@ -48,7 +48,7 @@ std::string name_of_device(const Device& device) {
 
 /// A strategy of the command line, with the attention policy that it names and the sequence placed as it says.
 template <class Strategy, class Placement>
-using in_context = plait::with_context<Strategy, plait::chosen_context<plait::cp>, Placement>;
+using in_context = plait::context_parallel<Strategy, plait::chosen<plait::cp>, Placement>;
 
 /// What --split measured gives, or `s.stages`. Collective.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
@@ -57,7 +57,7 @@ std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device
   plait::llama_part_times parts = plait::measure_llama_parts<Precision, Strategy>(ctx, s.config, model_options(s));
   for (plait::action_times* part : {&parts.layer, &parts.embedding, &parts.head})
     for (double* time : {&part->forward, &part->backward, &part->input_backward, &part->weight_backward})
-      *time = plait::agree(ctx.device, all, *time, plait::reduce_op::max);
+      *time = plait::all_reduce_scalar(ctx.device, all, *time, plait::reduce_op::max);
   return plait::split_layers(plait::stage_costs_of(parts, s.config.layers), static_cast<std::int64_t>(s.stages.size()));
 }
 
@@ -159,7 +159,9 @@ class llama_run final : public model_run {
   }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
-  double agree(double value, plait::reduce_op op) override { return plait::agree(device_, world_.root(), value, op); }
+  double all_reduce(double value, plait::reduce_op op) override {
+    return plait::all_reduce_scalar(device_, world_.root(), value, op);
+  }
   std::int64_t rank() override { return world_.root().rank(); }
   plait::world& world() override { return world_.stage(); }
   const std::vector<plait::stage_layers>& stages() const override { return stages_; }
@@ -206,7 +208,7 @@ class llama_run final : public model_run {
     gathered_ = true;
   }
   /// Whether the run was interrupted on any rank: an answer that all ranks share.
-  bool stop_asked() { return agree(interrupted, plait::reduce_op::max) != 0; }
+  bool stop_asked() { return all_reduce(interrupted, plait::reduce_op::max) != 0; }
 
   static double number(activation x) {
     if constexpr (std::is_same_v<activation, plait::bf16>) {
@@ -239,8 +241,8 @@ class llama_run final : public model_run {
         if (score > best) best = score, token = part.offset[2] + c;
       }
     }
-    const double top = agree(best, plait::reduce_op::max);
-    const double winner = agree(best == top ? static_cast<double>(token) : -1.0, plait::reduce_op::max);
+    const double top = all_reduce(best, plait::reduce_op::max);
+    const double winner = all_reduce(best == top ? static_cast<double>(token) : -1.0, plait::reduce_op::max);
     if (winner < 0)
       plait::fail(
           "sampling: no token has a finite score, so the last step's update has ruined the weights; try a smaller "

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "agreed.hpp"
-#include "plait/comm/nccl_environment.hpp"
+#include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"

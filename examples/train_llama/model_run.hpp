@@ -13,7 +13,7 @@
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
 #include "plait/observe/step_trace.hpp"
-#include "plait/parallel/step_result.hpp"
+#include "plait/train/step_result.hpp"
 
 /// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
 /// but the plain questions is collective. No fmt here: nvcc compiles it.
@@ -30,7 +30,7 @@ class model_run {
   virtual std::vector<std::int64_t> sample() = 0;
   virtual std::uint64_t weights_hash() = 0;
   /// One number from those of all ranks of the run.
-  virtual double agree(double value, plait::reduce_op op) = 0;
+  virtual double all_reduce(double value, plait::reduce_op op) = 0;
 
   /// This rank, of all.
   virtual std::int64_t rank() = 0;

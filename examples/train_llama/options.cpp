@@ -8,13 +8,13 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "plait/data/atomic_file.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/schedule/parse.hpp"
 
 namespace {
@@ -350,7 +350,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
           {},
           {},
           {},
-          plait::context_choice::ring,
+          plait::chosen_policy::ring,
           cp > 1 && !opt.attention.ends_with(":contiguous"),  // on one rank the orders are the same
           1,
           1,
@@ -365,8 +365,8 @@ setup prepare(const options& opt, std::int64_t ranks) {
   const std::string by = "the extent of tp";
   splits("num_attention_heads", c.heads, "tp", tp);
   splits("intermediate_size", c.ffn, "tp", tp);
-  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::context_choice::all_gather_kv;
-  if (opt.attention.starts_with("ulysses")) s.context = plait::context_choice::ulysses;
+  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
+  if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
   if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || opt.store != "whole"))
     plait::fail("--attention " + opt.attention +
                 " is built for --device cpu, --strategy sp and --store whole alone; legal here is " +

@@ -11,10 +11,10 @@
 #include "plait/data/sampler.hpp"
 #include "plait/mesh/mesh.hpp"
 #include "plait/models/llama_config.hpp"
-#include "plait/nn/attention_policy.hpp"
-#include "plait/optim/lr_schedule.hpp"
-#include "plait/parallel/layer_split.hpp"
+#include "plait/nn/attention/policy.hpp"
+#include "plait/pipeline/layer_split.hpp"
 #include "plait/schedule/schedule.hpp"
+#include "plait/train/optim/lr_schedule.hpp"
 
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
@@ -70,7 +70,7 @@ struct setup {
   plait::mesh_shape mesh;  ///< of dp, pp, cp, tp and tp_rep
   plait::schedule schedule;
   std::vector<plait::stage_layers> stages;  ///< by counted costs, or even
-  plait::context_choice context = plait::context_choice::ring;
+  plait::chosen_policy context = plait::chosen_policy::ring;
   bool zigzag = true;
   std::int64_t microbatches = 1;
   std::int64_t sequences = 1;  ///< in a microbatch over the whole mesh

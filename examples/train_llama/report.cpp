@@ -13,7 +13,7 @@
 
 #include "plait/data/text.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/observe/json_log.hpp"
 #include "plait/observe/loss_curve.hpp"
 #include "plait/observe/pipeline_svg.hpp"
@@ -123,7 +123,7 @@ traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
     out.text +=
         fmt::format("{}{} over {}", out.text.empty() ? "" : ", ", size_text(static_cast<double>(bytes)), row.label);
   }
-  out.as_predicted = run.agree(out.as_predicted ? 1 : 0, plait::reduce_op::min) > 0;
+  out.as_predicted = run.all_reduce(out.as_predicted ? 1 : 0, plait::reduce_op::min) > 0;
   return out;
 }
 
@@ -222,7 +222,7 @@ std::string train(const setup& s, model_run& run) {
   reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
   for (std::int64_t step = 0; step < s.opt.steps; ++step) {
-    if (run.agree(interrupted, plait::reduce_op::max) != 0) break;
+    if (run.all_reduce(interrupted, plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
     const plait::step_result r = run.step(step);
@@ -246,7 +246,7 @@ std::string train(const setup& s, model_run& run) {
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
   end.sent = traffic_of(s, run, end.steps);
-  end.peak_bytes = run.agree(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
+  end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
   end.traced = run.traced();

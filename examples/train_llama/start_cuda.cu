@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "cuda_device.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 
 void check_built(const options& opt) {
   if (opt.device != "cuda") return;

@@ -4,9 +4,9 @@
 #include "agreed.hpp"
 #include "cuda_device.hpp"
 #ifdef PLAIT_WITH_NCCL
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
 #ifdef PLAIT_WITH_MPI
-#include "plait/comm/nccl_mpi.hpp"
+#include "plait/comm/launch/nccl_mpi.hpp"
 #endif
 #endif
 

@@ -1,7 +1,7 @@
 // Context parallelism on the GPU: every policy equals the processor's attention on one rank, and in bf16 eight ranks
 // are as accurate as one.
 #include "attention_cp_ranks.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 
 using namespace plait;
 using namespace plait::test;

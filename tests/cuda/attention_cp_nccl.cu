@@ -1,7 +1,7 @@
 // Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
 #include "../support/nccl_devices.hpp"
 #include "attention_cp_ranks.hpp"
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -30,7 +30,7 @@ TEST_CASE("over NCCL every policy on several ranks is one rank") {
   context_sizes sizes;
   sizes.seq = 48;
   const context_inputs in = random_inputs<float>(sizes, true);
-  const context_arrays one = on_ranks<chosen_context<cp>>(in, 1, false);
+  const context_arrays one = on_ranks<chosen<cp>>(in, 1, false);
   for (const int ranks : {2, 3, 4}) {
     if (devices(ranks).empty()) continue;
     CAPTURE(ranks);

@@ -15,8 +15,8 @@
 #include "../support/nccl_devices.hpp"
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/nccl_memory.hpp"
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
+#include "plait/comm/nccl/memory.hpp"
 #include "plait/comm/world.hpp"
 
 using namespace plait;

@@ -12,7 +12,7 @@
 #include "../support/conformance.hpp"
 #include "../support/device_memory.hpp"
 #include "plait/comm/any_communicator.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 
 using namespace plait;
 using rank_comm = threads::communicator;

@@ -1,6 +1,6 @@
 // A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
-#include "plait/comm/threads_cuda.hpp"
-#include "plait/parallel/graph_step.hpp"
+#include "plait/comm/threads/cuda.hpp"
+#include "plait/train/graph_step.hpp"
 #include "support/llama_parity.hpp"
 
 using namespace plait;

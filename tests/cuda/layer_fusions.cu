@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"

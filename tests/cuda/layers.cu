@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/layers_reference.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 
 using namespace plait;
 using namespace plait::test;

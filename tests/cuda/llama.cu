@@ -2,9 +2,9 @@
 // A whole Llama step on the GPU: in float it is the CPU's, in bf16 it is near it, and ranks that share the GPU compute
 // what one rank does.
 #include "cuda/llama_reference.hpp"
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 #include "support/pipeline_parity.hpp"
 
 using namespace plait;

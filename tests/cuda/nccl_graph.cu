@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../support/nccl_devices.hpp"
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
 

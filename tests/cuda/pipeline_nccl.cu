@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "../support/nccl_devices.hpp"
-#include "plait/comm/nccl_start.hpp"
+#include "plait/comm/launch/nccl.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/parallel/pipeline_executor.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/schedule/dualpipe_v.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/pipeline/executor.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 
 using namespace plait;
 

@@ -4,7 +4,7 @@
 #include "plait/nn/layer.hpp"
 
 #include "plait/models/llama.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/optim/adamw.hpp"
+#include "plait/train/optim/adamw.hpp"
 #include "plait/tensor/redistribute.hpp"

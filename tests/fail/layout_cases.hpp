@@ -1,7 +1,7 @@
 #pragma once
 
 #include "plait/layout/boundary.hpp"
-#include "plait/layout/bytes.hpp"
+#include "plait/layout/local_box.hpp"
 #include "plait/layout/make_plan.hpp"
 
 /// What the cases of the layout rules share: a policy to blame, and checks as a layer makes them.

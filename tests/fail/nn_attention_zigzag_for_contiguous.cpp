@@ -1,7 +1,7 @@
 // expect: the output of a layer does not lie as the next one takes it: let their policies agree
 // expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
 // errors-at-most: 1
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/norm.hpp"
@@ -9,7 +9,7 @@
 using namespace plait;
 
 // The tokens of the one lie in zigzag order, the other takes them in the order of the text.
-using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
 #ifdef PLAIT_FAIL_FIX
 using text = zig;
 #else

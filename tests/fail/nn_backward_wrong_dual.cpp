@@ -13,10 +13,10 @@ struct down_policy {
 };
 using down = linear<float, down_policy>;
 #ifdef PLAIT_FAIL_FIX
-using slope = dual_t<down::output>;
+using gradient = dual_t<down::output>;
 #else
-using slope = spec<shard<batch, dp>, hidden, partial<tp>>;  // that of a replicated output
+using gradient = spec<shard<batch, dp>, hidden, partial<tp>>;  // that of a replicated output
 #endif
-void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, slope>& dy) {
+void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, gradient>& dy) {
   layer.backward(ctx, x, kept, dy);
 }

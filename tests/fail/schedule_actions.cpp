@@ -33,7 +33,7 @@ struct without {
   }
 };
 template <class Policy>
-constexpr bool legal = verify<Policy, stages<3>, microbatches<4>>();
+constexpr bool legal = verify<Policy, pipeline_ranks<3>, microbatches<4>>();
 
 using enum action_kind;
 static_assert(legal<without>);

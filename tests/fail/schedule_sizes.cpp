@@ -5,7 +5,7 @@
 // expect: a forward would keep more activations than the limit allows
 // expect: activations_at_most<4>, plait::at_rank<0>, plait::at_position<4>
 // expect: nearest_legal<0, 7>
-// expect: stages<N> needs at least one stage
+// expect: pipeline_ranks<N> needs at least one rank
 // expect: microbatches<N> needs 1 to 65535 microbatches
 // expect: interleaved<V> needs 2 to 255 chunks per rank; with one chunk it is one_f_one_b
 // errors-at-most: 6
@@ -14,15 +14,15 @@
 using namespace plait;
 
 #ifdef PLAIT_FAIL_FIX
-static_assert(verify<interleaved<2>, stages<4>, microbatches<16>>());
-static_assert(verify<dualpipe_v, stages<4>, microbatches<8>>());
-static_assert(verify<zb_h1, stages<4>, microbatches<8>, activations_at_most<4>>());
-constexpr auto sizes = sizeof(stages<1>) + sizeof(microbatches<1>);
+static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<16>>());
+static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<8>>());
+static_assert(verify<zb_h1, pipeline_ranks<4>, microbatches<8>, activations_at_most<4>>());
+constexpr auto sizes = sizeof(pipeline_ranks<1>) + sizeof(microbatches<1>);
 constexpr int chunks = interleaved<2>::chunks;
 #else
-static_assert(verify<interleaved<2>, stages<4>, microbatches<14>>());
-static_assert(verify<dualpipe_v, stages<4>, microbatches<6>>());
-static_assert(verify<zb_h2, stages<4>, microbatches<8>, activations_at_most<4>>());
-constexpr auto sizes = sizeof(stages<0>) + sizeof(microbatches<0>);
+static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<14>>());
+static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<6>>());
+static_assert(verify<zb_h2, pipeline_ranks<4>, microbatches<8>, activations_at_most<4>>());
+constexpr auto sizes = sizeof(pipeline_ranks<0>) + sizeof(microbatches<0>);
 constexpr int chunks = interleaved<1>::chunks;
 #endif

@@ -23,7 +23,7 @@ struct at_odds {
     return s;
   }
 };
-static_assert(verify<at_odds, stages<2>, microbatches<2>>());
+static_assert(verify<at_odds, pipeline_ranks<2>, microbatches<2>>());
 
 /// Makes a vee, and forgets to say so.
 struct forgot {
@@ -33,7 +33,7 @@ struct forgot {
     return zb_v::make(shape_of<zb_v>(shape.ranks, shape.microbatches));
   }
 };
-static_assert(verify<forgot, stages<2>, microbatches<4>>());
+static_assert(verify<forgot, pipeline_ranks<2>, microbatches<4>>());
 
 /// Knows only two ranks.
 struct two_ranks {
@@ -43,4 +43,4 @@ struct two_ranks {
     return s;
   }
 };
-static_assert(verify<two_ranks, stages<3>, microbatches<4>>());
+static_assert(verify<two_ranks, pipeline_ranks<3>, microbatches<4>>());

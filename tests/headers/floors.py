@@ -1,4 +1,4 @@
-"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below.
+"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, and is in no circle.
 
 The lowest floors include only the standard library.
 
@@ -8,9 +8,10 @@ import pathlib
 import re
 import sys
 
-FLOORS = ["core", "mesh", "layout", "schedule", "device", "kernels", "comm", "data", "tensor", "nn",
-          "optim", "parallel", "checkpoint", "plan", "observe", "models", "testing"]
+FLOORS = ["core", "mesh", "layout", "schedule", "io", "data", "device", "kernels", "comm", "tensor", "interop", "nn",
+          "pipeline", "train", "checkpoint", "plan", "observe", "models", "testing"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
+MOST_LINES = 400
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -20,10 +21,28 @@ def floor_of(path: str) -> str | None:
     return parts[1] if len(parts) > 2 else None
 
 
+def circles(includes: dict[str, list[str]]) -> list[str]:
+    """The first circle of includes, if there is one."""
+    done, path = set(), []
+
+    def walk(name: str) -> list[str]:
+        if name in path:
+            return [" -> ".join([*path[path.index(name):], name]) + ": a circle"]
+        if name in done:
+            return []
+        path.append(name)
+        found = next((c for c in map(walk, includes.get(name, [])) if c), [])
+        path.pop()
+        done.add(name)
+        return found
+
+    return next((c for c in map(walk, includes) if c), [])
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
-    complaints, seen = [], 0
-    for file in sorted(root.glob("plait/**/*.hpp")):
+    complaints, seen, includes = [], 0, {}
+    for file in sorted([*root.glob("plait/**/*.hpp"), *root.glob("plait/**/*.ipp")]):
         name = file.relative_to(root).as_posix()
         floor = floor_of(name)
         seen += 1
@@ -31,12 +50,13 @@ def main() -> int:
             complaints.append(f"{name}: the folder is no floor")
             continue
         text = file.read_text()
-        if text.count("\n") > 500:
-            complaints.append(f"{name}: over 500 lines")
+        if text.count("\n") > MOST_LINES:
+            complaints.append(f"{name}: over {MOST_LINES} lines")
         for bracket, included in INCLUDE.findall(text):
             if bracket == '"' and (file.parent / included).exists():
                 included = (file.parent / included).resolve().relative_to(root.resolve()).as_posix()
             if included.startswith("plait/"):
+                includes.setdefault(name, []).append(included)
                 if not (root / included).exists():
                     complaints.append(f"{name}: includes {included}, which does not exist")
                 if floor is None or included == "plait/version.hpp":
@@ -48,6 +68,7 @@ def main() -> int:
                     complaints.append(f"{name} ({floor}): includes {included}, from the higher floor {target}")
             elif floor in STANDARD_ONLY and ("/" in included or included.endswith((".h", ".hpp"))):
                 complaints.append(f"{name} ({floor}): includes {included}; this floor needs only the standard library")
+    complaints += circles(includes)
     for complaint in complaints:
         print(complaint)
     print(f"{seen} headers, {len(complaints)} complaints")

@@ -8,7 +8,7 @@
 
 #include "../support/pipeline_parity.hpp"
 #include "plait/comm/mpi.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@ using namespace plait;
 using namespace plait::test;
 
 TEST_CASE("every factorisation of up to 16 ranks") {
-  using in_zigzag = with_context<megatron_sp, chosen_context<cp>, zigzag>;
-  using in_text_order = with_context<megatron_sp, chosen_context<cp>>;
-  CHECK(check_four_axes<double, in_zigzag, in_text_order>({2, 4, 8, 16}) == 4 + 10 + 20 + 35);
+  using in_zigzag = context_parallel<megatron_sp, chosen<cp>, zigzag>;
+  using in_original_order = context_parallel<megatron_sp, chosen<cp>>;
+  CHECK(check_four_axes<double, in_zigzag, in_original_order>({2, 4, 8, 16}) == 4 + 10 + 20 + 35);
 }

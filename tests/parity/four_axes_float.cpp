@@ -7,7 +7,7 @@ using namespace plait;
 using namespace plait::test;
 
 TEST_CASE("every factorisation of 4 and 8 ranks") {
-  using whole = with_context<megatron_tp, chosen_context<cp>, zigzag>;
-  using stored = with_context<stored_over_dp<megatron_sp>, chosen_context<cp>, zigzag>;
+  using whole = context_parallel<megatron_tp, chosen<cp>, zigzag>;
+  using stored = context_parallel<stored_over_dp<megatron_sp>, chosen<cp>, zigzag>;
   CHECK(check_four_axes<float, whole, stored>({4, 8}) == 10 + 20);
 }

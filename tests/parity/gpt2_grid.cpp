@@ -18,7 +18,7 @@ TEST_CASE("two-dimensional tensor parallelism") {
 }
 
 TEST_CASE("a sequence in zigzag order") {
-  using S = with_context<megatron_sp, ring<cp>, zigzag>;
+  using S = context_parallel<megatron_sp, ring<cp>, zigzag>;
   const auto shape = [](std::int64_t d, std::int64_t k, std::int64_t t) { return S::mesh{d, k, t, 1}.shape(); };
   CHECK(check_model(shape(1, 1, 1), {shape(1, 2, 1), shape(1, 4, 1), shape(2, 2, 2), shape(1, 2, 2)},
                     gpt2_setup<S>(tiny_gpt2(2)), make_gpt2<S>(tiny_gpt2(2)))

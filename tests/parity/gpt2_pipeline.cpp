@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "../support/gpt2_parity.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -9,7 +9,7 @@ using namespace plait::test;
 namespace {
 
 template <class Placement>
-using under = stored_over_dp<with_context<megatron_tp, chosen_context<cp>, Placement>>;
+using under = stored_over_dp<context_parallel<megatron_tp, chosen<cp>, Placement>>;
 
 struct context_scenario {
   llama_options options{};
@@ -102,7 +102,7 @@ using four = megatron_sp::mesh;
 }  // namespace
 
 TEST_CASE("ranks none of whose tokens count") {
-  for (const context_choice how : {context_choice::ring, context_choice::all_gather_kv, context_choice::ulysses}) {
+  for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses}) {
     context_scenario c;
     c.options.attention.context = how;
     c.masked = {0, 1, 12, 13, 14, 15};  // of four ranks, the last one's in the text's order, the first one's in zigzag
@@ -124,7 +124,7 @@ TEST_CASE("windows and packed documents, computed again") {
   c.options.keep = recompute::full;
   c.options.attention.window = 5;
   check(c, {four{2, 2, 1, 1}});
-  c.options.attention = {.documents = true, .context = context_choice::ulysses};
+  c.options.attention = {.documents = true, .context = chosen_policy::ulysses};
   c.microbatches = 2;
   check(c, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
 }

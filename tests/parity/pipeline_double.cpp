@@ -2,8 +2,8 @@
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
 #include "../support/pipeline_parity.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/schedule/dualpipe_v.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,6 +1,6 @@
 // Bytes are constants where extents are, and they are the numbers that one gets by hand. Axes and dims of the user's
 // own.
-#include "plait/layout/bytes.hpp"
+#include "plait/layout/cost.hpp"
 #include "plait/layout/make_plan.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
@@ -60,7 +60,7 @@ constexpr dim_sizes with_slots = [] {
 }();
 constexpr plan swap = make_plan(layout_v<spec<shard<seq, tp>, slot, invariant<dp>>>,
                                 layout_v<spec<seq, shard<slot, tp>, invariant<dp>>>, shape, with_slots);
-static_assert(swap.steps.size() == 1 && swap.steps[0].kind == move::all_to_all);
+static_assert(swap.steps.size() == 1 && swap.steps[0].kind == transition_kind::all_to_all);
 static_assert(bytes(swap, shape, with_slots, element) == 2 * (S * 16 * element) * 3 / 4);
 
 // An axis and dims that plait has never heard of: experts over ranks that are borrowed from the data-parallel ones.
@@ -82,14 +82,15 @@ using routed = spec<expert, shard<token, dp, experts>, hidden>;
 using dispatched = spec<shard<expert, experts>, shard<token, dp>, hidden>;
 using expert_weight = spec<shard<expert, experts>, inner, hidden, replicate<dp>>;
 constexpr plan dispatch = make_plan(layout_v<routed>, layout_v<dispatched>, farm_shape, farm_sizes);
-static_assert(dispatch.steps.size() == 1 && dispatch.steps[0].kind == move::all_to_all);
+static_assert(dispatch.steps.size() == 1 && dispatch.steps[0].kind == transition_kind::all_to_all);
 static_assert(dispatch.communicating_axes() == axis_list{axis_of<experts>});
 static_assert(bytes(dispatch, farm_shape, farm_sizes, 4) == 8 * 64 * 32 * 4 * 3 / 4);
 // Expert weights get a gradient that is partial over dp, and over dp only: experts differ along their own axis.
-constexpr ruled up =
+constexpr derived_layout up =
     contract(layout_v<dispatched>, layout_v<expert_weight>, dim_list{dim_of<expert>, dim_of<token>, dim_of<inner>});
 static_assert(up.verdict.ok());
-constexpr ruled weight_gradient = contract(dual(up.result), layout_v<dispatched>, layout_v<expert_weight>.dim_order());
+constexpr derived_layout weight_gradient =
+    contract(dual(up.result), layout_v<dispatched>, layout_v<expert_weight>.dim_order());
 static_assert(weight_gradient.verdict.ok() && weight_gradient.result == layout_v<dual_t<expert_weight>>);
 static_assert(weight_gradient.result.partial == axis_list{axis_of<dp>});
 
@@ -97,6 +98,6 @@ static_assert(weight_gradient.result.partial == axis_list{axis_of<dp>});
 static_assert(check_divides(layout_v<dispatched>, farm_shape, farm_sizes).ok());
 static_assert(
     check_divides(layout_v<spec<shard<hidden, dp, tp>>>, mesh<axis<dp, 3>, axis<tp, 4>>::static_shape(), sizes).code ==
-    rule::does_not_divide);
+    layout_error::does_not_divide);
 
 }  // namespace

@@ -3,19 +3,19 @@
 
 using namespace plait;
 
-static_assert(verify<gpipe, stages<4>, microbatches<16>>());
-static_assert(verify<one_f_one_b, stages<4>, microbatches<16>>());
-static_assert(verify<interleaved<2>, stages<4>, microbatches<16>>());
-static_assert(verify<interleaved<4>, stages<4>, microbatches<16>>());
-static_assert(verify<zb_h1, stages<4>, microbatches<16>, activations_at_most<4>>());
-static_assert(verify<zb_h2, stages<4>, microbatches<16>, activations_at_most<7>>());
-static_assert(verify<zb_v, stages<4>, microbatches<16>, activations_at_most<4>>());
-static_assert(verify<v_half, stages<4>, microbatches<16>, activations_at_most<4>>());
-static_assert(verify<v_min, stages<4>, microbatches<16>, activations_at_most<2>>());
-static_assert(verify<dualpipe_v, stages<4>, microbatches<16>, activations_at_most<5>>());
-static_assert(verify<one_f_one_b, stages<1>, microbatches<1>>());
-static_assert(verify<interleaved<2>, stages<8>, microbatches<32>>());
-static_assert(verify<zb_v, stages<8>, microbatches<16>>());
+static_assert(verify<gpipe, pipeline_ranks<4>, microbatches<16>>());
+static_assert(verify<one_f_one_b, pipeline_ranks<4>, microbatches<16>>());
+static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<16>>());
+static_assert(verify<interleaved<4>, pipeline_ranks<4>, microbatches<16>>());
+static_assert(verify<zb_h1, pipeline_ranks<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<zb_h2, pipeline_ranks<4>, microbatches<16>, activations_at_most<7>>());
+static_assert(verify<zb_v, pipeline_ranks<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<v_half, pipeline_ranks<4>, microbatches<16>, activations_at_most<4>>());
+static_assert(verify<v_min, pipeline_ranks<4>, microbatches<16>, activations_at_most<2>>());
+static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<16>, activations_at_most<5>>());
+static_assert(verify<one_f_one_b, pipeline_ranks<1>, microbatches<1>>());
+static_assert(verify<interleaved<2>, pipeline_ranks<8>, microbatches<32>>());
+static_assert(verify<zb_v, pipeline_ranks<8>, microbatches<16>>());
 
 // A schedule of one's own: with one stage, forward and backward of each microbatch in turn.
 struct in_turn {
@@ -31,7 +31,7 @@ struct in_turn {
   }
 };
 static_assert(schedule_policy<in_turn> && !schedule_policy<schedule>);
-static_assert(verify<in_turn, stages<3>, microbatches<4>>());
+static_assert(verify<in_turn, pipeline_ranks<3>, microbatches<4>>());
 
 static_assert(simulate(make_schedule<one_f_one_b>(4, 16)).makespan == 3 * (16 + 3));
 static_assert(peak_activations(make_schedule<one_f_one_b>(4, 16)) == 4);

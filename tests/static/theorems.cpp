@@ -11,7 +11,7 @@ namespace {
 template <class... Dims>
 constexpr dim_list dims_v{dim_of<Dims>...};
 
-constexpr bool gives(const ruled& r, const layout& expected) {
+constexpr bool gives(const derived_layout& r, const layout& expected) {
   return r.verdict.ok() && equivalent(r.result, expected);
 }
 
@@ -40,12 +40,12 @@ static_assert(linear_is<spec<batch, shard<hidden, cp>, replicate<tp>>, spec<shar
 // A column-parallel linear whose input is invariant, or whose contracted dim is sharded on one side only, is refused.
 static_assert(contract(layout_v<spec<seq, hidden, invariant<tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>,
                        dims_v<seq, ffn>)
-                  .verdict.code == rule::meets_invariant);
+                  .verdict.code == layout_error::meets_invariant);
 static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<ffn, hidden, replicate<tp>>>,
                        dims_v<seq, ffn>)
-                  .verdict.code == rule::sharded_and_whole);
+                  .verdict.code == layout_error::sharded_and_whole);
 static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>, dims_v<seq, ffn>)
-                  .verdict.code == rule::one_axis_two_dims);
+                  .verdict.code == layout_error::one_axis_two_dims);
 
 // Megatron's f: no communication forward, an all-reduce backward. Its g is the reverse.
 using whole = spec<seq, hidden, invariant<tp>>;
@@ -53,26 +53,26 @@ using used = spec<seq, hidden, replicate<tp>>;
 using pending = spec<seq, hidden, partial<tp>>;
 using spread = spec<shard<seq, tp>, hidden>;
 template <class From, class To>
-constexpr bool goes_by(move forward, move backward) {
+constexpr bool goes_by(transition_kind forward, transition_kind backward) {
   const plan p = make_plan(layout_v<From>, layout_v<To>), back = mirror(p);
   return p.steps.size() == 1 && p.steps[0].kind == forward && back.steps[0].kind == backward;
 }
-static_assert(goes_by<whole, used>(move::relabel, move::all_reduce));
-static_assert(goes_by<pending, whole>(move::all_reduce, move::relabel));
+static_assert(goes_by<whole, used>(transition_kind::relabel, transition_kind::all_reduce));
+static_assert(goes_by<pending, whole>(transition_kind::all_reduce, transition_kind::relabel));
 // Sequence parallelism: all-gather and reduce-scatter are each other's adjoint.
-static_assert(goes_by<spread, used>(move::all_gather, move::reduce_scatter));
-static_assert(goes_by<pending, spread>(move::reduce_scatter, move::all_gather));
+static_assert(goes_by<spread, used>(transition_kind::all_gather, transition_kind::reduce_scatter));
+static_assert(goes_by<pending, spread>(transition_kind::reduce_scatter, transition_kind::all_gather));
 // A parameter stored sharded over dp and used replicated: its gradient is reduce-scattered, no one had to ask.
-static_assert(goes_by<spec<shard<ffn, dp>, hidden>, spec<ffn, hidden, replicate<dp>>>(move::all_gather,
-                                                                                      move::reduce_scatter));
+static_assert(goes_by<spec<shard<ffn, dp>, hidden>, spec<ffn, hidden, replicate<dp>>>(transition_kind::all_gather,
+                                                                                      transition_kind::reduce_scatter));
 
 // Gating: two sharded values multiply; a bias is not added to a pending sum.
 constexpr layout gate = layout_v<spec<seq, shard<ffn, tp>>>;
 static_assert(gives(pointwise(combine::product, {&gate, &gate}), gate));
 static_assert(gives(pointwise(combine::nonlinear, {&gate}), gate));
 constexpr layout row_output = layout_v<pending>, bias = layout_v<spec<hidden, replicate<tp>>>;
-static_assert(pointwise(combine::sum, {&row_output, &bias}).verdict.code == rule::partial_plus_other);
-static_assert(pointwise(combine::nonlinear, {&row_output}).verdict.code == rule::partial_nonlinear);
+static_assert(pointwise(combine::sum, {&row_output, &bias}).verdict.code == layout_error::partial_plus_other);
+static_assert(pointwise(combine::nonlinear, {&row_output}).verdict.code == layout_error::partial_nonlinear);
 // Two column-parallel products share their input's gradient: partial values add, and are reduced once.
 static_assert(gives(pointwise(combine::sum, {&row_output, &row_output}), row_output));
 
@@ -92,7 +92,7 @@ static_assert(gives(reduce_sum(reduce_sum(losses, dim_of<seq>).result, dim_of<ba
 constexpr layout residual = layout_v<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>>;
 static_assert(gives(normalize(residual, layout_v<spec<hidden, replicate<cp, dp, tp>>>, dim_of<hidden>), residual));
 static_assert(normalize(residual, layout_v<spec<hidden, replicate<dp, tp>>>, dim_of<hidden>).verdict.code ==
-              rule::meets_invariant);
+              layout_error::meets_invariant);
 
 // Fewer kv heads than tensor ranks: kv heads are sharded over the first tensor axis and replicated over the second.
 struct tp_rep : axis_tag<"tp_rep"> {};
@@ -101,25 +101,25 @@ constexpr layout kv = layout_v<spec<batch, seq, shard<kv_heads, tp>, head_dim, r
 static_assert(gives(attend(q, kv, kv, {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>}), q));
 static_assert(attend(layout_v<spec<batch, seq, shard<heads, tp_rep, tp>, head_dim>>, kv, kv,
                      {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>})
-                  .verdict.code == rule::kv_heads_must_lead);
+                  .verdict.code == layout_error::kv_heads_must_lead);
 
 // A sequence stays sharded over exactly the axes of a context-parallel policy, in its order.
 constexpr layout parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<heads, tp>, head_dim>>;
 constexpr layout kv_parts = layout_v<spec<shard<batch, dp>, shard<seq, cp>, shard<kv_heads, tp>, head_dim>>;
-constexpr rule attend_with(const layout& queries, const layout& keys, const axis_list& context) {
+constexpr layout_error attend_with(const layout& queries, const layout& keys, const axis_list& context) {
   return attend(queries, keys, keys, {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>, context}).verdict.code;
 }
 static_assert(gives(attend(parts, kv_parts, kv_parts,
                            {dim_of<seq>, dim_of<heads>, dim_of<kv_heads>, axis_list(axis_of<cp>)}),
                     parts));
-static_assert(attend_with(parts, kv_parts, {}) == rule::seq_must_be_whole);
-static_assert(attend_with(parts, kv_parts, axis_list(axis_of<dp>)) == rule::context_axes_differ);
-static_assert(attend_with(q, kv, axis_list(axis_of<cp>)) == rule::context_axes_differ);
+static_assert(attend_with(parts, kv_parts, {}) == layout_error::seq_must_be_whole);
+static_assert(attend_with(parts, kv_parts, axis_list(axis_of<dp>)) == layout_error::context_axes_differ);
+static_assert(attend_with(q, kv, axis_list(axis_of<cp>)) == layout_error::context_axes_differ);
 static_assert(attend_with(layout_v<spec<shard<seq, cp, dp>, heads, head_dim>>,
                           layout_v<spec<shard<seq, cp, dp>, kv_heads, head_dim>>,
-                          axis_list(axis_of<dp>, axis_of<cp>)) == rule::context_axes_differ);
+                          axis_list(axis_of<dp>, axis_of<cp>)) == layout_error::context_axes_differ);
 static_assert(attend_with(layout_v<spec<shard<seq, cp>, heads, head_dim>>,
                           layout_v<spec<seq, kv_heads, head_dim, replicate<cp>>>,
-                          axis_list(axis_of<cp>)) == rule::seq_must_be_whole);
+                          axis_list(axis_of<cp>)) == layout_error::seq_must_be_whole);
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "pipeline_parity.hpp"
-#include "plait/schedule/dualpipe_v.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 
 /// Meshes dp x pp x cp x tp, each under another schedule and another way to see a sharded sequence, so that all of them
 /// meet all kinds of meshes.
@@ -43,8 +43,7 @@ inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
   }
 }
 
-inline constexpr context_choice choices[] = {context_choice::ring, context_choice::all_gather_kv,
-                                             context_choice::ulysses};
+inline constexpr chosen_policy choices[] = {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses};
 
 inline scenario four_axes_scenario() {
   scenario s{small_config(16, 4)};

@@ -39,7 +39,7 @@ struct operation {
   std::vector<bool> has_gradient;
   std::function<std::optional<shards>(const place_of_work&, const placed_operands&)> forward;
   std::function<placed_operands(const place_of_work&, const placed_operands&, const shards& dy)> backward;
-  std::function<ruled(const std::vector<layout>&)> rule;
+  std::function<derived_layout(const std::vector<layout>&)> rule;
   std::function<void(std::size_t operand, array&)> restrict_values;  ///< makes valid indices; optional
 };
 
@@ -66,9 +66,9 @@ inline array result_array(const std::vector<dim_id>& dims, const placed_operands
 }
 
 /// An operation of one rank at a time, as a local product-like formula over the joint index space of operands and
-/// result: `term(x)` is added to the result, `slope(x, i)` is its derivative by operand i.
+/// result: `term(x)` is added to the result, `derivative(x, i)` is its derivative by operand i.
 inline void set_local_formula(operation& op, std::function<element(const std::vector<element>&)> term,
-                              std::function<element(const std::vector<element>&, std::size_t)> slope) {
+                              std::function<element(const std::vector<element>&, std::size_t)> derivative) {
   const std::vector<dim_id> out = op.out;
   const auto loop = [](const placed_operands& xs, std::size_t rank, const array& y, auto body) {
     std::vector<const array*> all;
@@ -99,7 +99,7 @@ inline void set_local_formula(operation& op, std::function<element(const std::ve
       loop(xs, rank, dy[rank], [&](const std::vector<element>& values, const std::vector<std::int64_t>& at) {
         for (std::size_t i = 0; i < xs.size(); ++i)
           gradients[i][rank].data[static_cast<std::size_t>(at[i])] +=
-              slope(values, i) * dy[rank].data[static_cast<std::size_t>(at.back())];
+              derivative(values, i) * dy[rank].data[static_cast<std::size_t>(at.back())];
       });
     }
     return gradients;
@@ -175,7 +175,7 @@ class oracle {
     if (const std::optional<shards> ys = op_.forward(place_, xs))
       for (std::size_t s = 0; s < results_.size(); ++s)
         if (assemble(*ys, results_[s], place_.w) == y_ && adjoint_is_right(xs, s)) right.push_back(&results_[s]);
-    const ruled said = op_.rule(place_.operands);
+    const derived_layout said = op_.rule(place_.operands);
     ++outcome.tuples;
     outcome.right += static_cast<int>(!right.empty());
     const bool agree = said.verdict.ok() ? right.size() == 1 && equivalent(*right[0], said.result) : right.empty();

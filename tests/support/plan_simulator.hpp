@@ -23,35 +23,35 @@ class plan_simulator {
   }
 
  private:
-  shards run(const step& s, const layout& before, const shards& held) {
+  shards run(const redistribution_step& s, const layout& before, const shards& held) {
     shards result;
     for (std::int64_t rank = 0; rank < w_.mesh.size(); ++rank) {
       const array& mine = held[static_cast<std::size_t>(rank)];
       const std::int64_t index = w_.mesh.index_in(rank, s.axes), count = w_.mesh.size(s.axes);
       switch (s.kind) {
-        case move::relabel:
+        case transition_kind::relabel:
           result.push_back(mine);
           break;
-        case move::keep_one:
+        case transition_kind::keep_one:
           result.push_back(index == 0 ? mine : mine.like());
           break;
-        case move::slice:
+        case transition_kind::slice:
           result.push_back(piece(mine, s.dim, index, count));
           break;
-        case move::pad:
+        case transition_kind::pad:
           result.push_back(joined(mine, s.dim, count, [&](std::int64_t i) { return i == index ? &mine : nullptr; }));
           break;
-        case move::all_gather:
+        case transition_kind::all_gather:
           result.push_back(joined(mine, s.dim, count, [&](std::int64_t i) { return &held[member(rank, s.axes, i)]; }));
           sent_ += static_cast<std::uint64_t>(count - 1) * mine.data.size();
           break;
-        case move::reduce_scatter:
+        case transition_kind::reduce_scatter:
           result.push_back(piece(sum(held, rank, s.axes), s.dim, index, count));
           break;
-        case move::all_reduce:
+        case transition_kind::all_reduce:
           result.push_back(sum(held, rank, s.axes));
           break;
-        case move::all_to_all:
+        case transition_kind::all_to_all:
           result.push_back(exchanged(held, before, s.after, s.axes, rank));
           break;
       }
@@ -60,8 +60,8 @@ class plan_simulator {
     // copies each sum to n - 1 ranks.
     const std::uint64_t groups = static_cast<std::uint64_t>(w_.mesh.size() / w_.mesh.size(s.axes));
     const std::uint64_t crossings = static_cast<std::uint64_t>(w_.mesh.size(s.axes) - 1) * held[0].data.size() * groups;
-    if (s.kind == move::reduce_scatter) sent_ += crossings;
-    if (s.kind == move::all_reduce) sent_ += 2 * crossings;
+    if (s.kind == transition_kind::reduce_scatter) sent_ += crossings;
+    if (s.kind == transition_kind::all_reduce) sent_ += 2 * crossings;
     return result;
   }
 

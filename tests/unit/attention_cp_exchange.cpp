@@ -7,7 +7,7 @@ using namespace plait::test;
 
 namespace {
 
-using alone = with_context<megatron_sp, whole_sequence>;
+using alone = context_parallel<megatron_sp, whole_sequence>;
 using four = megatron_sp::mesh;
 
 layer_values on_one_rank(const attention_case& c) { return attend_on<double, alone>(four{1, 1, 1, 1}, c)[0]; }
@@ -18,25 +18,25 @@ struct both : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<inside>, axis<tp>, axis<tp_rep>>;
 };
 template <class Placement>
-using hybrid = with_context<both, ulysses<inside, ring<cp>>, Placement>;
+using hybrid = context_parallel<both, ulysses<inside, ring<cp>>, Placement>;
 using five = both::mesh;
 
 }  // namespace
 
 TEST_CASE("gathered keys, contiguous") {
-  check_context<double, with_context<megatron_sp, all_gather_kv<cp>>>(
+  check_context<double, context_parallel<megatron_sp, all_gather_kv<cp>>>(
       {four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}}, on_one_rank);
 }
 TEST_CASE("gathered keys, zigzag") {
-  check_context<double, with_context<megatron_sp, all_gather_kv<cp>, zigzag>>(
+  check_context<double, context_parallel<megatron_sp, all_gather_kv<cp>, zigzag>>(
       {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}}, on_one_rank);
 }
 TEST_CASE("exchanged heads, contiguous") {
-  check_context<double, with_context<megatron_sp, ulysses<cp>>>(
+  check_context<double, context_parallel<megatron_sp, ulysses<cp>>>(
       {four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}}, on_one_rank);
 }
 TEST_CASE("exchanged heads, zigzag") {
-  check_context<double, with_context<megatron_sp, ulysses<cp>, zigzag>>(
+  check_context<double, context_parallel<megatron_sp, ulysses<cp>, zigzag>>(
       {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}}, on_one_rank);
 }
 TEST_CASE("exchanged heads inside, a ring outside, contiguous") {
@@ -49,8 +49,8 @@ TEST_CASE("exchanged heads inside, a ring outside, zigzag") {
 }
 
 TEST_CASE("what gathered keys and exchanged heads send") {
-  using gathered = with_context<megatron_sp, all_gather_kv<cp>, zigzag>;
-  using exchanged = with_context<megatron_sp, ulysses<cp>>;
+  using gathered = context_parallel<megatron_sp, all_gather_kv<cp>, zigzag>;
+  using exchanged = context_parallel<megatron_sp, ulysses<cp>>;
   for (const std::int64_t ranks : {2, 4, 8})
     for (const std::int64_t kv : {2, 8}) {
       attention_case c;
@@ -72,7 +72,7 @@ TEST_CASE("what gathered keys and exchanged heads send") {
 TEST_CASE("heads that cannot be shared out are refused") {
   attention_case c;
   c.seq_size = 36, c.heads_size = 12, c.kv_size = 6;
-  using exchanged = with_context<megatron_sp, ulysses<cp>>;
+  using exchanged = context_parallel<megatron_sp, ulysses<cp>>;
   CHECK(layer_refusal<double, exchanged>(four{1, 4, 1, 1}, c, {}) ==
         "layer: ulysses shares out the heads of a rank over cp = 4, but a rank has 12 query heads and 6 kv heads; the "
         "extents that divide them (or are a multiple of the kv heads) are 1, 2, 3, 6, 12");

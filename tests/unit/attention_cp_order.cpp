@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "plait/models/strategies.hpp"
-#include "plait/nn/context_parallel/all_gather.hpp"
-#include "plait/nn/context_parallel/ring.hpp"
+#include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
+#include "plait/nn/attention/context_parallel/ring.hpp"
 #include "plait/nn/dropout.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 
@@ -328,7 +328,7 @@ TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
         "24 and 32");
   CHECK(refusal([] { sequence_order::zigzag(6, 4); }).find("the least length is 8") != std::string::npos);
   CHECK(refusal([] { sequence_order::zigzag(8, 0); }).find("at least 1 is legal") != std::string::npos);
-  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   dim_sizes sizes;
   sizes.set(dim_of<seq>, 36);
   const mesh_shape mesh = zig::mesh{1, 4, 1, 1}.shape();
@@ -340,14 +340,15 @@ TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
 }
 
 TEST_CASE("what follows from a strategy's policy") {
-  using zig = with_context<megatron_tp, ulysses<tp, ring<cp>>, zigzag>;
+  using zig = context_parallel<megatron_tp, ulysses<tp, ring<cp>>, zigzag>;
   CHECK(context_axes<zig::attention> == axis_list(axis_of<cp>, axis_of<tp>));
-  CHECK(std::is_same_v<with_context<megatron_sp, ring<cp>>::residual, megatron_sp::residual>);
-  CHECK(std::is_same_v<with_context<megatron_tp, whole_sequence>::residual,
+  CHECK(std::is_same_v<context_parallel<megatron_sp, ring<cp>>::residual, megatron_sp::residual>);
+  CHECK(std::is_same_v<context_parallel<megatron_tp, whole_sequence>::residual,
                        spec<shard<batch, dp>, seq, hidden, invariant<cp, tp, tp_rep>>>);
-  CHECK(std::is_same_v<with_context<megatron_sp, all_gather_kv<cp>, zigzag>::residual,
+  CHECK(std::is_same_v<context_parallel<megatron_sp, all_gather_kv<cp>, zigzag>::residual,
                        spec<shard<batch, dp>, shard<zseq, cp, tp, tp_rep>, hidden>>);
-  CHECK(!equivalent(layout_v<megatron_sp::residual>, layout_v<with_context<megatron_sp, ring<cp>, zigzag>::residual>));
+  CHECK(!equivalent(layout_v<megatron_sp::residual>,
+                    layout_v<context_parallel<megatron_sp, ring<cp>, zigzag>::residual>));
 }
 
 TEST_CASE("blocks put together in the order of the text and taken apart again") {
@@ -429,13 +430,13 @@ TEST_CASE("blocks may come in any order, and need not come") {
     return v;
   };
   const std::vector<double> q = numbers(length * d, 0.7), k = numbers(length * d, 1.3), v = numbers(length * d, 2.1);
-  const std::vector<double> slope = numbers(length * d, 0.3);
+  const std::vector<double> output_gradient = numbers(length * d, 0.3);
   kernels::attention_shape shape;
   shape.head_dim = d, shape.q_len = shape.k_len = length;
   std::vector<double> o(q.size()), lse(length), dq(q.size()), dk(q.size()), dv(q.size());
   kernels::attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), shape);
-  kernels::attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), slope.data(), dq.data(),
-                              dk.data(), dv.data(), shape);
+  kernels::attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), output_gradient.data(),
+                              dq.data(), dk.data(), dv.data(), shape);
   const auto taken = [&](const std::vector<double>& all, std::int64_t rank, std::int64_t width) {
     std::vector<double> mine;
     for (const std::int64_t p : order.positions(rank * own, own))
@@ -448,7 +449,7 @@ TEST_CASE("blocks may come in any order, and need not come") {
   shape.q_len = shape.k_len = own;
   std::vector<double> dk_sum(k.size()), dv_sum(k.size());  // by rank
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    const std::vector<double> mine = taken(q, rank, d), my_slope = taken(slope, rank, d);
+    const std::vector<double> mine = taken(q, rank, d), my_output_gradient = taken(output_gradient, rank, d);
     std::vector<double> got(mine.size()), got_lse(own), got_dq(mine.size());
     const attention_inputs<double> in{mine.data(), nullptr, nullptr};
     const auto& queries = blocks[static_cast<std::size_t>(rank)];
@@ -465,7 +466,8 @@ TEST_CASE("blocks may come in any order, and need not come") {
     sum.finish();
     near(got, taken(o, rank, d));
     near(got_lse, taken(lse, rank, 1));
-    attention_gradient_sum<double, cpu> back(device, shape, in, queries, got.data(), got_lse.data(), my_slope.data());
+    attention_gradient_sum<double, cpu> back(device, shape, in, queries, got.data(), got_lse.data(),
+                                             my_output_gradient.data());
     each_block([&](std::int64_t block, const key_block<double>& b) {
       back.add(b, dk_sum.data() + block * own * d, dv_sum.data() + block * own * d, d);
     });

@@ -1,13 +1,13 @@
 // Ring attention on up to 8 ranks equals one rank: forward, all gradients, bytes sent and kept.
 #include "../support/context_check.hpp"
-#include "plait/nn/context_attention.hpp"
+#include "plait/nn/attention/context_attention.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
 
-using alone = with_context<megatron_sp, whole_sequence>;
+using alone = context_parallel<megatron_sp, whole_sequence>;
 using four = megatron_sp::mesh;
 
 layer_values on_one_rank(const attention_case& c) { return attend_on<double, alone>(four{1, 1, 1, 1}, c)[0]; }
@@ -20,18 +20,19 @@ TEST_CASE("ring, contiguous") {
 }
 
 TEST_CASE("ring, zigzag") {
-  check_context<double, with_context<megatron_sp, ring<cp>, zigzag>>(
+  check_context<double, context_parallel<megatron_sp, ring<cp>, zigzag>>(
       {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}, four{1, 2, 1, 2}},
       on_one_rank);
 }
 
 TEST_CASE("ring, zigzag, in float") {
-  check_context<float, with_context<megatron_sp, ring<cp>, zigzag>>({four{1, 4, 1, 1}, four{1, 2, 2, 1}}, on_one_rank);
+  check_context<float, context_parallel<megatron_sp, ring<cp>, zigzag>>({four{1, 4, 1, 1}, four{1, 2, 2, 1}},
+                                                                        on_one_rank);
 }
 
 TEST_CASE(
     "a ring sends (c-1)/c of keys and values, and as much again backward, with gradients in the type of statistics") {
-  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   for (const std::int64_t ranks : {2, 4, 8})
     for (const std::int64_t kv : {2, 8}) {
       attention_case c;
@@ -55,7 +56,7 @@ TEST_CASE("what cannot be is refused by name and value") {
   CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.window = -1})
             .find("layer: attention_window is -1; at least 1") == 0);
   c.seq_size = 36;
-  using zig = with_context<megatron_sp, ring<cp>, zigzag>;
+  using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   const std::string pieces = layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {});
   CHECK(pieces ==
         "seq is 36; in zigzag order over 4 ranks of cp it must be divisible by 2 x 4 = 8; the nearest lengths are "

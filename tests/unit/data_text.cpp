@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "plait/data/atomic_file.hpp"
 #include "plait/data/text.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "temp_folder.hpp"
 
 TEST_CASE("unigram entropy in nats") {

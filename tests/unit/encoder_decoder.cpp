@@ -6,8 +6,8 @@
 #include "../support/layer_check.hpp"
 #include "plait/checkpoint/load_weights.hpp"
 #include "plait/checkpoint/safetensors_reader.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/optim/adamw.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/adamw.hpp"
 
 using namespace plait;
 using namespace plait::test;

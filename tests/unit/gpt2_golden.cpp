@@ -12,10 +12,10 @@
 #include "plait/checkpoint/load_weights.hpp"
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/parallel/train_step.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"
+#include "plait/train/train_step.hpp"
 
 namespace {
 

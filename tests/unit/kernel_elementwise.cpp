@@ -148,7 +148,7 @@ TEST_CASE("activations and their gradients") {
   const auto dy = random_values<double>(n, 5);
   const std::vector<float> xf(x.begin(), x.end()), dyf(dy.begin(), dy.end());
   for (const auto& a : activations) {
-    std::vector<double> y(x.size()), dx(x.size()), expected(x.size()), slope(x.size());
+    std::vector<double> y(x.size()), dx(x.size()), expected(x.size()), derivative(x.size());
     std::vector<float> yf(x.size()), dxf(x.size());
     a.forward(device, x.data(), y.data(), n);
     a.backward(device, x.data(), dy.data(), dx.data(), n);
@@ -156,12 +156,12 @@ TEST_CASE("activations and their gradients") {
     a.backward_f(device, xf.data(), dyf.data(), dxf.data(), n);
     for (std::size_t i = 0; i < x.size(); ++i) {
       expected[i] = a.reference(x[i]);
-      slope[i] = dy[i] * (a.reference(x[i] + 1e-5) - a.reference(x[i] - 1e-5)) / 2e-5;
+      derivative[i] = dy[i] * (a.reference(x[i] + 1e-5) - a.reference(x[i] - 1e-5)) / 2e-5;
     }
     CHECK(difference(y, expected) < 1e-15);
-    CHECK(difference(dx, slope) < 1e-9);
+    CHECK(difference(dx, derivative) < 1e-9);
     CHECK(difference(yf, expected) < 1e-6);
-    CHECK(difference(dxf, slope) < 1e-6);
+    CHECK(difference(dxf, derivative) < 1e-6);
   }
   const float infinity = std::numeric_limits<float>::infinity();
   const float far[] = {-1e4f, 1e4f, -infinity};

@@ -31,14 +31,14 @@ TEST_CASE("a plan reads as its steps") {
 }
 
 TEST_CASE("a verdict reads as the rule and its facts, and throws as that") {
-  const ruled bias =
+  const derived_layout bias =
       pointwise(combine::sum, {&layout_v<spec<seq, hidden, partial<tp>>>, &layout_v<spec<hidden, invariant<tp>>>});
-  const std::string text = std::string(text_of(rule::partial_plus_other)) + " [axis tp, partial and invariant]";
+  const std::string text = std::string(text_of(layout_error::partial_plus_other)) + " [axis tp, partial and invariant]";
   CHECK(describe(bias.verdict) == text);
   CHECK_THROWS_WITH_AS(enforce(bias.verdict, "mlp.down.bias"), ("mlp.down.bias: " + text).c_str(), error);
   const dim_list own_first{dim_of<ffn>, dim_of<hidden>}, contracted_first{dim_of<hidden>, dim_of<ffn>};
   CHECK(describe(compare_dims(operand::weight, own_first, contracted_first)) ==
-        std::string(text_of(rule::dims_differ)) + " [weight: <ffn, hidden> expected, <hidden, ffn> given]");
+        std::string(text_of(layout_error::dims_differ)) + " [weight: <ffn, hidden> expected, <hidden, ffn> given]");
   CHECK(describe(verdict{}) == "ok");
   CHECK_NOTHROW(enforce(verdict{}, "nowhere"));
 }
@@ -47,8 +47,8 @@ TEST_CASE("a boundary mentions every axis of its mesh and no other") {
   const mesh_shape shape = mesh<axis<dp>, axis<tp, 4>>{2}.shape();
   CHECK(check_boundary(layout_v<spec<shard<batch, dp>, hidden, invariant<tp>>>, shape).ok());
   CHECK(describe(check_boundary(layout_v<spec<batch, shard<hidden, tp>>>, shape)) ==
-        std::string(text_of(rule::axis_unmentioned)) + " [axis dp]");
+        std::string(text_of(layout_error::axis_unmentioned)) + " [axis dp]");
   CHECK(describe(check_boundary(layout_v<spec<shard<batch, dp>, shard<hidden, tp>, invariant<cp>>>, shape)) ==
-        std::string(text_of(rule::axis_unknown)) + " [axis cp]");
+        std::string(text_of(layout_error::axis_unknown)) + " [axis cp]");
   static_assert(boundary<spec<shard<batch, dp>, hidden, invariant<tp>>, mesh<axis<dp>, axis<tp, 4>>, void>);
 }

@@ -29,12 +29,13 @@ TEST_CASE(
   int accepted = 0;
   for (const layout& x : all_layouts({m, k}, make_mesh({2, 3})))
     for (const layout& w : all_layouts({n, k}, make_mesh({2, 3}))) {
-      const ruled y = contract(x, w, dim_list{m, n});
+      const derived_layout y = contract(x, w, dim_list{m, n});
       if (!y.verdict.ok()) continue;
       ++accepted;
       const std::string text = describe(x) + " " + describe(w) + " -> " + describe(y.result);
       CAPTURE(text);
-      const ruled dx = contract(dual(y.result), w, dim_list{m, k}), dw = contract(dual(y.result), x, dim_list{n, k});
+      const derived_layout dx = contract(dual(y.result), w, dim_list{m, k}),
+                           dw = contract(dual(y.result), x, dim_list{n, k});
       CHECK(dx.verdict.ok());
       CHECK(dw.verdict.ok());
       CHECK(equivalent(dx.result, dual(x)));

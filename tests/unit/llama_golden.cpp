@@ -12,7 +12,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 #include "temp_folder.hpp"
 
 namespace {
@@ -26,7 +26,7 @@ std::vector<T> gathered(const context<cpu>& ctx, const layout& lies, const T* pa
   layout whole;
   for (const dim_placement& p : lies.dims) whole.dims.push_back({p.dim, {}});
   const executor moves(lies, whole, ctx.ranks, ctx.sizes, "gathered");
-  std::vector<T> full(static_cast<std::size_t>(moves.to().local_size()));
+  std::vector<T> full(static_cast<std::size_t>(moves.target().local_size()));
   moves.run(ctx.device, part, full.data(), dtype_of<T>);
   return full;
 }
@@ -146,7 +146,8 @@ TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv he
 
 TEST_CASE("ranks that do not divide a size are refused, naming both") {
   // Three heads divide by three ranks, an inner width of 128 does not.
-  CHECK_ERROR(run_golden<float>("smollm", 2, 3), text_of(rule::does_not_divide), "ffn is 128, sharded over tp_rep=3");
+  CHECK_ERROR(run_golden<float>("smollm", 2, 3), text_of(layout_error::does_not_divide),
+              "ffn is 128, sharded over tp_rep=3");
 }
 
 namespace {

@@ -7,7 +7,7 @@
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
-#include "plait/models/strategies.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "plait/optim/lr_schedule.hpp"
+#include "plait/train/optim/lr_schedule.hpp"
 #include "temp_folder.hpp"
 
 using doctest::Approx;

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "../support/gpt2_parity.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 #include "temp_folder.hpp"
 
 using namespace plait;

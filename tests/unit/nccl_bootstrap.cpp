@@ -1,12 +1,12 @@
 // Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
-#include "plait/comm/nccl_bootstrap.hpp"
-
 #include <doctest/doctest.h>
 
 #include <map>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "plait/comm/launch/rendezvous.hpp"
 
 using namespace plait;
 

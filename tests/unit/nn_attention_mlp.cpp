@@ -1,10 +1,10 @@
 // Attention and the SwiGLU MLP under strategies: finite differences on one rank, meshes equal one rank.
 #include "../support/layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

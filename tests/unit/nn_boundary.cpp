@@ -28,7 +28,7 @@ std::string refusal(const std::function<void(context<cpu>&)>& action) {
   });
   return text;
 }
-void check_says(const std::string& text, const std::string& where, rule code, const std::string& axis) {
+void check_says(const std::string& text, const std::string& where, layout_error code, const std::string& axis) {
   CHECK_MESSAGE(text.find(where + ": " + text_of(code) + " [axis " + axis) != std::string::npos, text);
 }
 
@@ -41,25 +41,25 @@ TEST_CASE("a layer refuses a boundary that forgets an axis of the mesh") {
   check_says(refusal([](context<cpu>& ctx) {
                rms_norm<float, forgets_tp>{ctx, 1e-5, "first"};
              }),
-             "first: input", rule::axis_unmentioned, "tp");
+             "first: input", layout_error::axis_unmentioned, "tp");
   check_says(refusal([](context<cpu>& ctx) {
                layer_norm<float, forgets_tp>{ctx, 1e-5, "second"};
              }),
-             "second: input", rule::axis_unmentioned, "tp");
+             "second: input", layout_error::axis_unmentioned, "tp");
   check_says(refusal([](context<cpu>& ctx) {
                cross_entropy_loss<float, spec<batch, shard<vocab, tp>>, spec<batch>>{ctx, 8};
              }),
-             "cross_entropy: logits", rule::axis_unmentioned, "dp");
+             "cross_entropy: logits", layout_error::axis_unmentioned, "dp");
   check_says(refusal([](context<cpu>& ctx) {
                cross_entropy_loss<float, logits, spec<shard<batch, dp>>>{ctx, 8};
              }),
-             "cross_entropy: labels", rule::axis_unmentioned, "tp");
+             "cross_entropy: labels", layout_error::axis_unmentioned, "tp");
 }
 
 TEST_CASE("a tensor refuses an axis that the mesh does not have, and may leave others unmentioned") {
   check_says(refusal([](context<cpu>& ctx) { tensor<float, spec<shard<batch, cp>, hidden>>{ctx}; }),
-             "tensor <shard<batch, cp>, hidden>", rule::axis_unknown, "cp");
+             "tensor <shard<batch, cp>, hidden>", layout_error::axis_unknown, "cp");
   check_says(refusal([](context<cpu>& ctx) { tensor<float, spec<batch, hidden, partial<ep>>>{ctx}; }),
-             "tensor <batch, hidden, partial<ep>>", rule::axis_unknown, "ep");
+             "tensor <batch, hidden, partial<ep>>", layout_error::axis_unknown, "ep");
   CHECK(refusal([](context<cpu>& ctx) { tensor<float, forgets_tp>{ctx}; }).empty());
 }

@@ -1,11 +1,11 @@
 // Dropout, residual, sequential and redistribute as layers: finite differences on one rank, meshes equal one rank.
 #include "../support/layer_check.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,9 +1,9 @@
 // Attention of queries over another sequence's keys: the core, and cross-attention under strategies.
 #include "../support/layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/nn/context_attention.hpp"
-#include "plait/nn/cross_attention.hpp"
+#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/attention/cross_attention.hpp"
+#include "plait/nn/strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -192,7 +192,7 @@ TEST_CASE("cross-attention, sequence-parallel, tensor-parallel, with parameters 
 }
 
 TEST_CASE("cross-attention of tokens in zigzag order, and with adapters") {
-  check_cross<with_context<megatron_sp, ring<cp>, zigzag>>({.output_bias = true});
+  check_cross<context_parallel<megatron_sp, ring<cp>, zigzag>>({.output_bias = true});
   check_cross<megatron_sp>({.lora = {.k = {2, 1.5}, .o = {3, 0.5}}});
 }
 

@@ -1,11 +1,11 @@
 // Low-rank adapters: finite differences on one rank, meshes equal one rank, and the base stays as it is.
 #include "../support/layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
-#include "plait/optim/adamw.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/adamw.hpp"
 
 using namespace plait;
 using namespace plait::test;

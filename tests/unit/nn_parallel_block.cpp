@@ -2,13 +2,13 @@
 // PaLM's block, a layer of one's own, and experts as a batched linear: finite differences, and meshes equal one rank.
 #include "../support/layer_check.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/strategy_parallel.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy/parallel.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "plait/comm/threads.hpp"
-#include "plait/models/strategies.hpp"
-#include "plait/optim/adamw.hpp"
-#include "plait/optim/gradient_norm.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/gradient_norm.hpp"
 
 using namespace plait;
 

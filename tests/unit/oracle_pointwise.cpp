@@ -71,8 +71,8 @@ TEST_CASE("an operand that comes twice is no exception") {
   layout pending;
   pending.dims.push_back({m, {}});
   pending.set(axis_of<mesh_a>, state::partial);
-  CHECK(pointwise(combine::product, {&pending, &pending}).verdict.code == rule::partial_times_partial);
+  CHECK(pointwise(combine::product, {&pending, &pending}).verdict.code == layout_error::partial_times_partial);
   CHECK(pointwise(combine::sum, {&pending, &pending}).verdict.ok());
-  CHECK(contract(pending, pending, {}).verdict.code == rule::partial_times_partial);
-  CHECK(attend(pending, pending, pending, {m, m, m}).verdict.code == rule::partial_nonlinear);
+  CHECK(contract(pending, pending, {}).verdict.code == layout_error::partial_times_partial);
+  CHECK(attend(pending, pending, pending, {m, m, m}).verdict.code == layout_error::partial_nonlinear);
 }

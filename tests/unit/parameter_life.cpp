@@ -2,13 +2,13 @@
 #include <string>
 
 #include "../support/layer_check.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/optim/adamw.hpp"
-#include "plait/optim/gradient_norm.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/gradient_norm.hpp"
+#include "plait/train/weights_hash.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -6,8 +6,8 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/observe/step_trace.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
 #include "plait/schedule/verify.hpp"
 
 using namespace plait;

@@ -8,14 +8,14 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/language_model.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/schedule/zero_bubble.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 #include "temp_folder.hpp"
 
 namespace {

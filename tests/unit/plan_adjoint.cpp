@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "plait/layout/cost.hpp"
 #include "plait/layout/describe.hpp"
 #include "support/plan_simulator.hpp"
 

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "plait/layout/cost.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/make_plan.hpp"
 #include "support/placed_value.hpp"

@@ -18,7 +18,7 @@ using V = spec<shard<row, tp>, column>;
 using W = spec<row, shard<column, tp>>;
 
 template <class From, class To>
-void goes_by(move forward, move backward) {
+void goes_by(transition_kind forward, transition_kind backward) {
   const plan p = make_plan(layout_v<From>, layout_v<To>);
   CAPTURE(describe(p));
   REQUIRE(p.verdict.ok());
@@ -45,19 +45,19 @@ TEST_CASE("the sixteen transitions of one axis") {
   stays<R>();
   stays<P>();
   stays<V>();
-  goes_by<I, R>(move::relabel, move::all_reduce);
-  goes_by<P, I>(move::all_reduce, move::relabel);
-  goes_by<P, R>(move::all_reduce, move::all_reduce);
-  goes_by<V, R>(move::all_gather, move::reduce_scatter);
-  goes_by<V, I>(move::all_gather, move::slice);
-  goes_by<I, V>(move::slice, move::all_gather);
-  goes_by<P, V>(move::reduce_scatter, move::all_gather);
-  goes_by<R, V>(move::slice, move::pad);
-  goes_by<V, P>(move::pad, move::slice);
-  goes_by<R, P>(move::keep_one, move::keep_one);
-  goes_by<R, I>(move::relabel, move::keep_one);
-  goes_by<I, P>(move::keep_one, move::relabel);
-  goes_by<V, W>(move::all_to_all, move::all_to_all);
+  goes_by<I, R>(transition_kind::relabel, transition_kind::all_reduce);
+  goes_by<P, I>(transition_kind::all_reduce, transition_kind::relabel);
+  goes_by<P, R>(transition_kind::all_reduce, transition_kind::all_reduce);
+  goes_by<V, R>(transition_kind::all_gather, transition_kind::reduce_scatter);
+  goes_by<V, I>(transition_kind::all_gather, transition_kind::slice);
+  goes_by<I, V>(transition_kind::slice, transition_kind::all_gather);
+  goes_by<P, V>(transition_kind::reduce_scatter, transition_kind::all_gather);
+  goes_by<R, V>(transition_kind::slice, transition_kind::pad);
+  goes_by<V, P>(transition_kind::pad, transition_kind::slice);
+  goes_by<R, P>(transition_kind::keep_one, transition_kind::keep_one);
+  goes_by<R, I>(transition_kind::relabel, transition_kind::keep_one);
+  goes_by<I, P>(transition_kind::keep_one, transition_kind::relabel);
+  goes_by<V, W>(transition_kind::all_to_all, transition_kind::all_to_all);
 }
 
 TEST_CASE("axes that make one transition share one collective") {
@@ -70,8 +70,8 @@ TEST_CASE("axes that make one transition share one collective") {
 }
 
 TEST_CASE("other dims, or the same dims in another order, are no redistribution") {
-  CHECK(make_plan(layout_v<V>, layout_v<spec<row>>).verdict.code == rule::dims_differ);
-  CHECK(make_plan(layout_v<V>, layout_v<spec<column, shard<row, tp>>>).verdict.code == rule::dims_differ);
+  CHECK(make_plan(layout_v<V>, layout_v<spec<row>>).verdict.code == layout_error::dims_differ);
+  CHECK(make_plan(layout_v<V>, layout_v<spec<column, shard<row, tp>>>).verdict.code == layout_error::dims_differ);
 }
 
 TEST_CASE("a plan names the axes it communicates over") {

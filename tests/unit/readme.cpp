@@ -7,14 +7,14 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/models/strategies.hpp"
 #include "plait/nn/combinators.hpp"
-#include "plait/parallel/pipeline.hpp"
-#include "plait/parallel/pipeline_world.hpp"
-#include "plait/parallel/train_step.hpp"
-#include "plait/parallel/weights_hash.hpp"
-#include "plait/schedule/one_f_one_b.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/schedule/verified.hpp"
+#include "plait/train/train_step.hpp"
+#include "plait/train/weights_hash.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
@@ -35,8 +35,8 @@ struct up_projection {
   using output = pl::spec<pl::shard<batch, dp>, seq, pl::shard<ffn, tp>>;
 };
 
-using long_context = pl::with_context<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>;
-static_assert(pl::verify<pl::interleaved<2>, pl::stages<4>, pl::microbatches<16>>());
+using long_context = pl::context_parallel<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>;
+static_assert(pl::verify<pl::interleaved<2>, pl::pipeline_ranks<4>, pl::microbatches<16>>());
 
 struct row : pl::axis_tag<"row"> {};
 

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "../support/layer_check.hpp"
+#include "plait/layout/make_plan.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -43,7 +44,7 @@ void check_move(const layout& from, const layout& to, world& w, const dim_sizes&
   cpu device;
   const executor moves(from, to, w, sizes, "test");
   const std::vector<std::int64_t> in = local_part(from, w, sizes, full);
-  std::vector<std::int64_t> out(static_cast<std::size_t>(moves.to().local_size()), -1);
+  std::vector<std::int64_t> out(static_cast<std::size_t>(moves.target().local_size()), -1);
   w.ledger().clear();
   moves.run(device, in.data(), out.data(), dtype::i64);
   const ledger measured = w.ledger();
@@ -62,7 +63,7 @@ void check_move(const layout& from, const layout& to, world& w, const dim_sizes&
     finish.run(device, out.data(), sum.data(), dtype::i64);
     out = sum;
   }
-  INFO(describe(moves.steps()));
+  INFO(describe(moves.planned()));
   CHECK(out == local_part(complete, w, sizes, full));
 }
 
@@ -98,7 +99,7 @@ TEST_CASE("random redistributions of a 3-d tensor on three axes") {
       const layout from = random_layout(random, true), to = random_layout(random, true);
       const plan p = make_plan(from, to, mesh.shape(), sizes);
       if (!p.verdict.ok()) continue;
-      for (const step& s : p.steps) ++kinds_seen[static_cast<int>(s.kind)];
+      for (const redistribution_step& s : p.steps) ++kinds_seen[static_cast<int>(s.kind)];
       cases.emplace_back(from, to);
     }
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
@@ -107,7 +108,7 @@ TEST_CASE("random redistributions of a 3-d tensor on three axes") {
     });
   }
   for (int kind = 0; kind < 8; ++kind) {
-    INFO(name_of(static_cast<move>(kind)));
+    INFO(name_of(static_cast<transition_kind>(kind)));
     CHECK(kinds_seen[kind] > 0);
   }
 }
@@ -126,8 +127,8 @@ TEST_CASE("all-to-all between any two of three dims") {
       for (const layout& to : places) {
         check_move(from, to, w, sizes, full);
         const executor moves(from, to, w, sizes, "test");
-        CHECK(moves.steps().steps.size() == (from == to ? 0u : 1u));
-        if (!(from == to)) CHECK(moves.steps().steps[0].kind == move::all_to_all);
+        CHECK(moves.planned().steps.size() == (from == to ? 0u : 1u));
+        if (!(from == to)) CHECK(moves.planned().steps[0].kind == transition_kind::all_to_all);
       }
   });
 }

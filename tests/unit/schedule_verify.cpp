@@ -25,7 +25,7 @@ constexpr posting_rule all_rules[] = {posting_rule::blocking,           posting_
                                       posting_rule::per_peer,           posting_rule::per_peer_direction,
                                       posting_rule::per_stage_and_kind, posting_rule::global_list};
 
-schedule_rule refused_as(const schedule& s, int rank, int position, const verify_options& options = {}) {
+schedule_error refused_as(const schedule& s, int rank, int position, const verify_options& options = {}) {
   const schedule_verdict v = verify(s, options);
   CAPTURE(describe(v));
   CHECK(v.rank == rank);
@@ -176,35 +176,35 @@ TEST_CASE("an incomplete or disordered schedule is refused with the action that 
   REQUIRE(verify(good).ok());
   schedule s = good;
   s.order[1].erase(s.order[1].begin());
-  CHECK(refused_as(s, 1, 1) == schedule_rule::backward_before_forward);
+  CHECK(refused_as(s, 1, 1) == schedule_error::backward_before_forward);
   s = good;
   s.order[2].pop_back();
-  CHECK(refused_as(s, 2, -1) == schedule_rule::backward_missing);
+  CHECK(refused_as(s, 2, -1) == schedule_error::backward_missing);
   CHECK(describe(verify(s)) ==
         "rank 2, (W3.0): a backward is missing: each stage needs one B, or one I and one W, of each microbatch");
   s = good;
   std::swap(s.order[0][3], s.order[0][4]);
-  CHECK(refused_as(s, 0, 3) == schedule_rule::weight_before_input);
+  CHECK(refused_as(s, 0, 3) == schedule_error::weight_before_input);
   s = good;
   s.order[0][4] = s.order[0][3];
-  CHECK(refused_as(s, 0, 4) == schedule_rule::done_twice);
+  CHECK(refused_as(s, 0, 4) == schedule_error::done_twice);
   s = good;
   s.order[0][4] = backward_of(0, 0);
-  CHECK(refused_as(s, 0, 4) == schedule_rule::two_backwards);
+  CHECK(refused_as(s, 0, 4) == schedule_error::two_backwards);
   s = good;
   s.order[0][1] = forward_of(1, 1);
-  CHECK(refused_as(s, 0, 1) == schedule_rule::unknown_chunk);
+  CHECK(refused_as(s, 0, 1) == schedule_error::unknown_chunk);
   s = good;
   s.order[0][1] = forward_of(0, 4);
-  CHECK(refused_as(s, 0, 1) == schedule_rule::unknown_microbatch);
+  CHECK(refused_as(s, 0, 1) == schedule_error::unknown_microbatch);
   s = good;
   std::erase_if(s.order[1], [](const action& a) { return a.microbatch == 3; });
-  CHECK(refused_as(s, 1, -1) == schedule_rule::forward_missing);
+  CHECK(refused_as(s, 1, -1) == schedule_error::forward_missing);
   s = good;
   s.order.pop_back();
-  CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
+  CHECK(refused_as(s, -1, -1) == schedule_error::shape_illegal);
   s = {"none", {.ranks = 0}, {}};
-  CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
+  CHECK(refused_as(s, -1, -1) == schedule_error::shape_illegal);
 }
 
 TEST_CASE("sizes that are not legal are refused before they are multiplied") {
@@ -222,8 +222,8 @@ TEST_CASE("sizes that are not legal are refused before they are multiplied") {
                                       {2, 1, -4}}) {
     schedule s = good;
     s.shape = shape;
-    CHECK(refused_as(s, -1, -1) == schedule_rule::shape_illegal);
-    CHECK(verify_programs(shape, rank_program(good)).code == schedule_rule::shape_illegal);
+    CHECK(refused_as(s, -1, -1) == schedule_error::shape_illegal);
+    CHECK(verify_programs(shape, rank_program(good)).code == schedule_error::shape_illegal);
   }
   CHECK(describe(verify({"none", {.ranks = 1 << 16, .microbatches = 1 << 16}, {}})) ==
         "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which "
@@ -232,7 +232,7 @@ TEST_CASE("sizes that are not legal are refused before they are multiplied") {
   schedule empty{"empty", {.ranks = 512, .chunks = 2, .microbatches = 4096}, {}};
   empty.order.resize(512);
   for (posting_rule rule : all_rules)
-    CHECK(refused_as(empty, 0, -1, {.posting = rule}) == schedule_rule::forward_missing);
+    CHECK(refused_as(empty, 0, -1, {.posting = rule}) == schedule_error::forward_missing);
 }
 
 TEST_CASE("a simulation does not follow what a schedule does not have") {
@@ -256,7 +256,7 @@ TEST_CASE("ranks that wait for each other are refused, with whom the first waits
   std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: legal, and slower
   CHECK(verify(s).ok());
   s.order[1] = {forward_of(0, 1), backward_of(0, 1), forward_of(0, 0), backward_of(0, 0)};
-  CHECK(refused_as(s, 0, 1) == schedule_rule::never_ready);
+  CHECK(refused_as(s, 0, 1) == schedule_error::never_ready);
   CHECK(describe(verify(s)) ==
         "rank 0, action 1 (B0.0): the schedule cannot finish: ranks wait for each other's actions in a circle; it "
         "waits for rank 1, which is stuck at action 0 (F1.0)");
@@ -274,7 +274,8 @@ TEST_CASE("the limit on activations names the forward that is too much, and what
         "rank 0, action 4 (F4.0): a forward would keep more activations than the limit allows; the nearest legal limit "
         "is 7");
   CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.5}).ok());
-  CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.4}).code == schedule_rule::over_activation_limit);
+  CHECK(verify(make_schedule<dualpipe_v>(4, 8), {.max_activations = 4.4}).code ==
+        schedule_error::over_activation_limit);
 }
 
 TEST_CASE("a deadlock names the two messages that wait for each other") {
@@ -290,9 +291,9 @@ TEST_CASE("a deadlock names the two messages that wait for each other") {
 TEST_CASE("which schedules finish under which posting rule") {
   const auto finishes = [](const schedule& s, posting_rule rule) {
     const schedule_verdict v = verify(s, {.posting = rule});
-    return v.ok() ? "yes" : v.code == schedule_rule::deadlock ? "deadlock" : text_of(v.code);
+    return v.ok() ? "yes" : v.code == schedule_error::deadlock ? "deadlock" : text_of(v.code);
   };
-  const char* const cross = text_of(schedule_rule::messages_cross);
+  const char* const cross = text_of(schedule_error::messages_cross);
   for (int p : {2, 3, 4, 8}) {
     const int m = 2 * p;
     CAPTURE(p);
@@ -379,29 +380,29 @@ TEST_CASE("programs with messages too many, too few or misplaced are refused") {
            good[rank].begin();
   };
   const auto receive = find(1, step_kind::receive), send = find(0, step_kind::send);
-  REQUIRE(code(good) == schedule_rule::ok);
+  REQUIRE(code(good) == schedule_error::ok);
   programs p = good;
   p[1].erase(p[1].begin() + receive);
-  CHECK(code(p) == schedule_rule::transfer_missing);
+  CHECK(code(p) == schedule_error::transfer_missing);
   p = good;
   p[0].erase(p[0].begin() + send);
-  CHECK(code(p) == schedule_rule::transfer_missing);
+  CHECK(code(p) == schedule_error::transfer_missing);
   p = good;
   p[0].insert(p[0].begin() + send, p[0][static_cast<std::size_t>(send)]);
-  CHECK(code(p) == schedule_rule::transfer_twice);
+  CHECK(code(p) == schedule_error::transfer_twice);
   p = good;
   std::rotate(p[0].begin(), p[0].begin() + send, p[0].begin() + send + 1);
-  CHECK(code(p) == schedule_rule::send_misplaced);
+  CHECK(code(p) == schedule_error::send_misplaced);
   p = good;
   p[1].push_back({step_kind::receive, {}, {transfer_kind::gradient, 1, 0, 0}});
-  CHECK(code(p) == schedule_rule::receive_misplaced);
+  CHECK(code(p) == schedule_error::receive_misplaced);
   p = good;
   p[1].push_back({step_kind::compute, forward_of(1, 0), {}});
-  CHECK(code(p) == schedule_rule::unknown_chunk);
+  CHECK(code(p) == schedule_error::unknown_chunk);
   p = good;
   p[0].push_back({step_kind::compute, forward_of(0, 2), {}});
-  CHECK(code(p) == schedule_rule::unknown_microbatch);
+  CHECK(code(p) == schedule_error::unknown_microbatch);
   p = good;
   p.resize(3);
-  CHECK(code(p) == schedule_rule::shape_illegal);
+  CHECK(code(p) == schedule_error::shape_illegal);
 }

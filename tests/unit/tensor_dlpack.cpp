@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/tensor/dlpack.hpp"
+#include "plait/interop/dlpack.hpp"
 
 using namespace plait;
 

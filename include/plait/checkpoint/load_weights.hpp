@@ -124,7 +124,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const safe
   model.visit([&](auto& p) { load_parameter(ctx, p, *detail::find_entry(entries, p.name()), source); });
 }
 
-/// What a Llama's checkpoint may hold beside its parameters.
+/// Names that a Llama's checkpoint may hold beside its parameters.
 template <class Config>
 parameter_aliases tied_names(const Config& config) {
   if (!config.tie_embeddings) return {};

@@ -16,7 +16,7 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/error.hpp"
-#include "plait/data/mapped_file.hpp"
+#include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
@@ -160,7 +160,7 @@ class safetensors_header {
 
 }  // namespace detail
 
-/// What a safetensors file holds.
+/// The content of a safetensors file.
 struct safetensors_contents {
   std::vector<safetensors_entry> entries;  ///< in the order of their data
   safetensors_metadata metadata;

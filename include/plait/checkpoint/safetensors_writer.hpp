@@ -9,9 +9,9 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/error.hpp"
-#include "plait/data/atomic_file.hpp"
-#include "plait/data/json_writer.hpp"
-#include "plait/data/utf8.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/io/json_writer.hpp"
+#include "plait/io/utf8.hpp"
 
 namespace plait {
 

@@ -12,6 +12,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/hash.hpp"
 #include "plait/device/buffer.hpp"
 
 namespace plait {
@@ -69,13 +70,6 @@ inline std::vector<knob> unpacked_knobs(std::string_view bytes) {
     k.value = word();
   }
   return knobs;
-}
-
-/// FNV-1a.
-inline std::uint64_t hash_of(std::string_view bytes) {
-  std::uint64_t hash = 14695981039346656037ull;
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-  return hash;
 }
 
 /// "rank 3", "ranks 0 to 2, 5".
@@ -156,7 +150,7 @@ inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ra
 template <class Greatest, class Gather>
 void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greatest, Gather&& gather) {
   const std::string mine = packed_knobs(sorted_knobs(knobs));
-  const auto hash = static_cast<std::int64_t>(hash_of(mine));
+  const auto hash = static_cast<std::int64_t>(fnv1a(mine));
   std::int64_t most[] = {hash, ~hash};  // the greatest complement is that of the least
   greatest(most, 2);
   if (most[0] == ~most[1]) return;

@@ -11,7 +11,7 @@
 
 namespace plait {
 
-/// What one rank has communicated, per label (the group's name, usually its mesh axes) and kind of collective. Not
+/// The communication of one rank, per label (the group's name, usually its mesh axes) and kind of collective. Not
 /// synchronised: one ledger per rank. `wire` follows wire_bytes, so it is the traffic of the whole group and equal on
 /// all its ranks, except for all_to_all_v, where each rank counts n times what it sends to others: the group's traffic
 /// is the mean over its ranks.

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/mpi_pending.hpp"
+#include "plait/comm/mpi/pending.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::mpi {

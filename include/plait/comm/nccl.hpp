@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/nccl_bootstrap.hpp"
-#include "plait/comm/nccl_call.hpp"
+#include "plait/comm/launch/rendezvous.hpp"
+#include "plait/comm/nccl/state.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::nccl {

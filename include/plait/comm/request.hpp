@@ -8,8 +8,8 @@
 
 namespace plait {
 
-/// What a backend supplies behind a request; one constant table per backend, no virtual objects, so that starting an
-/// operation allocates nothing. `owner` keeps alive whatever `object` points to.
+/// The functions that a backend supplies behind a request; one constant table per backend, no virtual objects, so that
+/// starting an operation allocates nothing. `owner` keeps alive whatever `object` points to.
 struct request_ops {
   /// Blocks until the operation is complete; throws plait::error if it never will be.
   void (*wait)(void* owner, void* object);

@@ -1,20 +1,14 @@
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "plait/comm/communicator.hpp"
-#include "plait/comm/threads_member.hpp"
+#include "plait/comm/threads/member.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::threads {
@@ -79,50 +73,22 @@ class communicator : public verbs<communicator> {
 
 static_assert(plait::communicator<communicator>);
 
+namespace detail {
+
+void run_ranks(int ranks, const std::function<void(communicator&)>& body);
+
+}  // namespace detail
+
 /// Runs `body(communicator)` on `ranks` threads and returns when all have ended. The first error of any rank ends them
 /// all and is thrown here as a plait::error that says which rank it was and what every rank did last; the rank's own
 /// exception is nested in it.
 template <class F>
 void run(int ranks, F&& body) {
-  if (ranks < 1) fail({"threads::run: ranks is ", ranks, "; at least 1 is needed"});
-  const auto world = std::make_shared<detail::world>(ranks);
-  const auto home = std::make_shared<detail::group>();
-  home->label = "world";
-  for (int r = 0; r < ranks; ++r) home->members.push_back(r);
-
-  const auto rank_main = [&](int rank) {
-    std::exception_ptr exception;
-    std::string what;
-    try {
-      communicator comm(std::make_shared<detail::member>(world, home, rank));
-      body(comm);
-    } catch (const std::exception& e) {
-      exception = std::current_exception();
-      what = e.what();
-    } catch (...) {
-      exception = std::current_exception();
-      what = "an exception that is not a std::exception";
-    }
-    world->leave(rank, exception, what);
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(ranks));
-  try {
-    for (int r = 0; r < ranks; ++r) threads.emplace_back(rank_main, r);
-  } catch (const std::exception& e) {
-    world->fail(cat({"threads::run: only ", threads.size(), " of ", ranks, " threads could be started: ", e.what()}));
-  }
-  for (std::thread& t : threads) t.join();
-
-  if (!world->failed()) return;
-  if (const std::exception_ptr inner = world->exception()) {
-    try {
-      std::rethrow_exception(inner);
-    } catch (...) {
-      std::throw_with_nested(error(world->cause()));
-    }
-  }
-  throw error(world->cause());
+  detail::run_ranks(ranks, [&body](communicator& comm) { body(comm); });
 }
 
 }  // namespace plait::threads
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/threads.ipp"  // IWYU pragma: keep
+#endif

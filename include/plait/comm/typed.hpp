@@ -38,8 +38,8 @@ struct plan_between {
 };
 
 /// Whether a step runs over `axes`. A reduction in place does not care for their order; parts of a dim lie in it.
-constexpr bool runs_over(const step& s, const axis_list& axes) {
-  if (s.kind != move::all_reduce) return s.axes == axes;
+constexpr bool runs_over(const redistribution_step& s, const axis_list& axes) {
+  if (s.kind != transition_kind::all_reduce) return s.axes == axes;
   for (axis_id axis : s.axes)
     if (!axes.contains(axis)) return false;
   return s.axes.size() == axes.size();
@@ -47,7 +47,7 @@ constexpr bool runs_over(const step& s, const axis_list& axes) {
 
 /// Refuses to compile unless the plan from `From` to `To` is one collective of kind `Kind` over `Axes`, of whole
 /// blocks.
-template <move Kind, spec_like From, spec_like To, axis_like... Axes>
+template <transition_kind Kind, spec_like From, spec_like To, axis_like... Axes>
 constexpr bool is_one_collective() {
   static_assert(enforced<plan_between<From, To>, among<From, To>, From, To>);
   if constexpr (plan_between<From, To>::value.ok()) {
@@ -58,7 +58,7 @@ constexpr bool is_one_collective() {
       static_assert(runs_over(way.steps[0], axis_list(axis_of<Axes>...)),
                     "the collective between these specs runs over other axes than the group's, or in another order");
       static_assert(
-          Kind == move::all_reduce || way.steps[0].dim == layout_v<From>.dims[0].dim,
+          Kind == transition_kind::all_reduce || way.steps[0].dim == layout_v<From>.dims[0].dim,
           "only the parts of a first dim lie one after the other: let redistribute gather and scatter the rest");
     }
   }
@@ -82,11 +82,11 @@ class typed_group {
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_reduce<Comm>
   local_part<T, To> all_reduce(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
-    static_assert(detail::is_one_collective<move::all_reduce, From, To, Axes...>());
+    static_assert(detail::is_one_collective<transition_kind::all_reduce, From, To, Axes...>());
     comm_->all_reduce(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
     return out;
   }
-  /// The same in place: `x` has spec `To` afterwards.
+  /// Does so in place: `x` has spec `To` afterwards.
   template <spec_like To, class T, spec_like From>
   local_part<T, To> all_reduce(local_part<T, From> x, std::size_t n) const {
     return all_reduce(x, local_part<T, To>{x.data}, n);
@@ -96,7 +96,7 @@ class typed_group {
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_all_gather<Comm>
   local_part<T, To> all_gather(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
-    static_assert(detail::is_one_collective<move::all_gather, From, To, Axes...>());
+    static_assert(detail::is_one_collective<transition_kind::all_gather, From, To, Axes...>());
     comm_->all_gather(in.data, out.data, n, dtype_of<T>);
     return out;
   }
@@ -105,7 +105,7 @@ class typed_group {
   template <class In, class T, spec_like From, spec_like To>
     requires std::same_as<std::remove_const_t<In>, T> && detail::calls_reduce_scatter<Comm>
   local_part<T, To> reduce_scatter(local_part<In, From> in, local_part<T, To> out, std::size_t n) const {
-    static_assert(detail::is_one_collective<move::reduce_scatter, From, To, Axes...>());
+    static_assert(detail::is_one_collective<transition_kind::reduce_scatter, From, To, Axes...>());
     comm_->reduce_scatter(in.data, out.data, n, dtype_of<T>, reduce_op::sum);
     return out;
   }

@@ -10,7 +10,7 @@
 
 #include "plait/core/text.hpp"
 #include "plait/data/token_source.hpp"
-#include "plait/data/utf8.hpp"
+#include "plait/io/utf8.hpp"
 
 namespace plait {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
-#include "plait/data/mapped_file.hpp"
+#include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
@@ -216,7 +216,7 @@ inline token_file open_bytes(const std::string& path, const std::string& knob) {
   return {std::move(file), token_type::u8, count};
 }
 
-/// What `token_format::automatic` takes `path` for.
+/// Returns the format that `token_format::automatic` takes `path` for.
 inline token_format guess_token_format(const std::string& path) {
   const auto exists = [](const std::string& name) {
     std::error_code ignored;

@@ -11,7 +11,7 @@
 
 namespace plait {
 
-/// What a token source reads.
+/// The kinds of files that a token source reads.
 struct token_source_config {
   std::vector<std::string> paths;  ///< one or more; joined in this order, with nothing in between
   token_format format = token_format::automatic;

@@ -34,7 +34,7 @@ class attention_library {
   attention_library& operator=(const attention_library&) = default;
 };
 
-/// What a device's owner chose. The library belongs to whoever made it and outlives its use; null: there is none.
+/// The choice of a device's owner. The library belongs to whoever made it and outlives its use; null: there is none.
 struct attention_choice {
   attention_backend backend = attention_backend::automatic;
   attention_library* library = nullptr;

@@ -118,7 +118,7 @@ class cpu {
     }
   }
 
-  /// The same with bf16 factors and a float result. Throws `plait::error` unless `supports_bf16()`.
+  /// The product with bf16 factors and a float result. Throws `plait::error` unless `supports_bf16()`.
   void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const bf16* a,
             std::int64_t lda, const bf16* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
     if (!supports_bf16()) {

@@ -43,7 +43,7 @@ class cuda {
     explicit stream(cudaStream_t handle) : handle_(handle) {}
     cudaStream_t handle() const { return handle_; }
     void synchronize() const { detail::cuda_check(cudaStreamSynchronize(handle_), "waiting for a stream"); }
-    /// What is put into this stream from now on begins after the event.
+    /// All work put into this stream from now on begins after the event.
     void wait(const event& e) const;
     bool operator==(const stream&) const = default;
 
@@ -181,7 +181,8 @@ class cuda {
   void release_cache() { allocator_.release_cache(); }
   /// See `caching_allocator::hold_cache`.
   void hold_cache(bool hold) { allocator_.hold_cache(hold); }
-  /// What the plan says a rank will hold, in bytes: stands beside the device's memory in an out-of-memory error.
+  /// Sets the bytes that the plan says a rank will hold, which stand beside the device's memory in an out-of-memory
+  /// error.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
 
   /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`: (float, float), (double, double),

@@ -8,7 +8,7 @@
 
 namespace plait {
 
-/// What a place that computes must offer. Layers and kernels are written against this concept; `cpu` models it, a GPU
+/// A place that computes. Layers and kernels are written against this concept; `cpu` models it, a GPU
 /// device models it with real streams. A device object belongs to one rank and is used by that rank's thread only
 /// (`allocate` and `release` may be called from any thread).
 ///

@@ -6,7 +6,8 @@
 
 namespace plait {
 
-/// What a kernel found and could not throw: the first such thing since the last synchronisation. Lies in device memory.
+/// An error that a kernel found and could not throw: the first such thing since the last synchronisation. Lies in
+/// device memory.
 struct device_fault {
   static constexpr int none = 0, embedding_id = 1, cross_entropy_target = 2;
 
@@ -16,7 +17,7 @@ struct device_fault {
   long long limit = 0;  ///< legal values are 0 to limit - 1
 };
 
-/// The same text as the error that the CPU's kernel throws.
+/// Returns the text of the error that the CPU's kernel throws.
 inline std::string text_of(const device_fault& fault) {
   const std::string row = std::to_string(fault.row), value = std::to_string(fault.value);
   const std::string last = std::to_string(fault.limit - 1);

@@ -30,7 +30,7 @@ inline constexpr cudaDataType_t cuda_type = std::is_same_v<T, double> ? CUDA_R_6
 
 }  // namespace detail
 
-/// What a product does beside multiplying, in the same pass over C. `bias` [n] is added to every row; `addend` [m, n]
+/// The work of a product beside multiplying, in the same pass over C. `bias` [n] is added to every row; `addend` [m, n]
 /// is read where C would be, so that C = product + beta * addend without a copy of it. Null: not there.
 template <class C>
 struct gemm_epilogue {

@@ -22,7 +22,7 @@ inline constexpr bool ranges_enabled = true;
 inline constexpr bool ranges_enabled = false;
 #endif
 
-/// What the ranges of a layer are called. Made with the layer, so that a range makes no string.
+/// The names of a layer's ranges. Made with the layer, so that a range makes no string.
 class range_names {
  public:
   range_names() = default;
@@ -45,8 +45,8 @@ class range_names {
 #endif
 };
 
-/// What the calling thread puts into a device's streams until the end of the scope stands under `name` in a profile,
-/// inside the ranges that are open. Nothing on the cpu.
+/// All work that the calling thread puts into a device's streams until the end of the scope stands under `name` in a
+/// profile, inside the ranges that are open. Nothing on the cpu.
 class range {
  public:
   template <class Device>

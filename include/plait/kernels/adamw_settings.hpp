@@ -8,7 +8,7 @@
 
 namespace plait::kernels {
 
-/// What stays the same over all steps of AdamW (Loshchilov and Hutter 2019).
+/// The settings of AdamW that stay the same over all steps (Loshchilov and Hutter 2019).
 struct adamw_settings {
   double beta1 = 0.9;
   double beta2 = 0.999;

@@ -44,7 +44,7 @@ struct attention_shape {
 
   std::int64_t group() const { return heads / kv_heads; }
 
-  /// The same shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
+  /// Returns this shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
   attention_shape checked() const {
     const auto refuse = [](const char* name, std::int64_t value, const std::string& legal) {
       fail({"attention: ", name, " = ", value, ", must be ", legal});

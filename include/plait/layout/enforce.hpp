@@ -59,7 +59,7 @@ struct facts {
       return type_list<>{};
   }
   static constexpr auto dim() {
-    if constexpr (static_cast<bool>(v.dim) && v.code != rule::dims_differ)
+    if constexpr (static_cast<bool>(v.dim) && v.code != layout_error::dims_differ)
       return type_list<on_dim<dim_tag_of<v.dim>>>{};
     else
       return type_list<>{};
@@ -81,30 +81,25 @@ struct facts {
   using type = concat<decltype(axis()), decltype(dim()), decltype(both_states()), decltype(lists())>;
 };
 
-template <rule Rule, class Facts>
+template <layout_error Error, class Facts>
 struct refused_with;
-template <rule Rule, class... Facts>
-struct refused_with<Rule, type_list<Facts...>> {
-  using type = refused<Rule, Facts...>;
+template <layout_error Error, class... Facts>
+struct refused_with<Error, type_list<Facts...>> {
+  using type = refused<Error, Facts...>;
 };
 
-struct accepted {};
-template <bool Ok, class Verdict, class Where, class... Specs>
-struct consequence_of {
-  using type = accepted;
-};
 template <class Verdict, class Where, class... Specs>
-struct consequence_of<false, Verdict, Where, Specs...> {
+struct layout_refusal {
   using found = facts<Verdict, concat<typename Specs::dims...>, concat<typename Specs::axes...>>;
   using type = typename refused_with<found::v.code, concat<typename found::type, type_list<Where>>>::type;
 };
 /// `accepted`, or the class whose instantiation is the error.
 template <class Verdict, class Where, class... Specs>
-using consequence = typename consequence_of<Verdict::value.ok(), Verdict, Where, Specs...>::type;
-/// The same, and silent after an earlier refusal.
+using consequence = typename consequence_of<Verdict::value.ok(), layout_refusal<Verdict, Where, Specs...>>::type;
+/// Refuses likewise, but is silent after an earlier refusal.
 template <class Verdict, class Where, class... Specs>
-using later_consequence =
-    typename consequence_of<refused_before<Where> || Verdict::value.ok(), Verdict, Where, Specs...>::type;
+using later_consequence = typename consequence_of<refused_before<Where> || Verdict::value.ok(),
+                                                  layout_refusal<Verdict, Where, Specs...>>::type;
 
 }  // namespace detail
 

@@ -1,17 +1,16 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
+#include "plait/core/refusal.hpp"
 #include "plait/core/type_list.hpp"
 
 namespace plait {
 
 /// Every way in which a layout can be refused, in order of severity: where several axes offend, the last of these is
 /// the one reported.
-enum class rule : std::uint8_t {
+enum class layout_error : std::uint8_t {
   ok,
   layers_do_not_fit,
   branch_ends_elsewhere,
@@ -38,33 +37,25 @@ enum class rule : std::uint8_t {
   axis_unknown,
 };
 
-/// A rule's text is written once: the exception has it from `text_of`, the `static_assert` from `refused`. Each is a
-/// specialisation of its own, because compilers show the line of the source that refuses, and a line that a macro wrote
-/// for all rules would be pages long.
-template <rule Rule>
-inline constexpr const char* rule_text = nullptr;
 template <>
-inline constexpr const char* rule_text<rule::ok> = "ok";
-/// Instantiated when a layout is refused. `Facts` are types that a compiler prints: where, in which states, by whom.
-template <rule Rule, class... Facts>
-struct refused {};
+inline constexpr const char* error_text<layout_error::ok> = "ok";
 
 #define PLAIT_TEXT                                                                                   \
   "the output of a layer does not lie as the next one takes it: let their policies agree, or put a " \
   "redistribution between them"
 template <>
-inline constexpr const char* rule_text<rule::layers_do_not_fit> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::layers_do_not_fit> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::layers_do_not_fit, Facts...> {
+struct refused<layout_error::layers_do_not_fit, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a residual branch must end as it began: norm, layer and the residual stream need one spec"
 template <>
-inline constexpr const char* rule_text<rule::branch_ends_elsewhere> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::branch_ends_elsewhere> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::branch_ends_elsewhere, Facts...> {
+struct refused<layout_error::branch_ends_elsewhere, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -73,18 +64,18 @@ struct refused<rule::branch_ends_elsewhere, Facts...> {
   "this step would need a collective over an axis that the policy does not name: redistribute explicitly, " \
   "or let the two specs agree on that axis"
 template <>
-inline constexpr const char* rule_text<rule::move_not_named> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::move_not_named> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::move_not_named, Facts...> {
+struct refused<layout_error::move_not_named, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "the global size of a dim is not divisible by the number of ranks that shard it"
 template <>
-inline constexpr const char* rule_text<rule::does_not_divide> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::does_not_divide> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::does_not_divide, Facts...> {
+struct refused<layout_error::does_not_divide, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -93,9 +84,9 @@ struct refused<rule::does_not_divide, Facts...> {
   "a dim is sharded over an axis in one operand and not in the other: the local sizes differ. Gather it, " \
   "or shard the other operand alike"
 template <>
-inline constexpr const char* rule_text<rule::sharded_and_whole> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::sharded_and_whole> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::sharded_and_whole, Facts...> {
+struct refused<layout_error::sharded_and_whole, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -104,9 +95,9 @@ struct refused<rule::sharded_and_whole, Facts...> {
   "a dim is sharded over the same axes in a different order in two operands: the local parts are different " \
   "rows"
 template <>
-inline constexpr const char* rule_text<rule::axis_order_differs> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::axis_order_differs> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::axis_order_differs, Facts...> {
+struct refused<layout_error::axis_order_differs, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -115,9 +106,9 @@ struct refused<rule::axis_order_differs, Facts...> {
   "one axis shards different dims of two operands: each rank would combine parts that do not belong " \
   "together"
 template <>
-inline constexpr const char* rule_text<rule::one_axis_two_dims> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::one_axis_two_dims> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::one_axis_two_dims, Facts...> {
+struct refused<layout_error::one_axis_two_dims, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -126,9 +117,9 @@ struct refused<rule::one_axis_two_dims, Facts...> {
   "the dim that a linear contracts is sharded in its input but not in its weight: gather the input first, " \
   "or shard the weight's contracted dim over the same axes (row-parallel)"
 template <>
-inline constexpr const char* rule_text<rule::contraction_sharded> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::contraction_sharded> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::contraction_sharded, Facts...> {
+struct refused<layout_error::contraction_sharded, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -137,9 +128,9 @@ struct refused<rule::contraction_sharded, Facts...> {
   "attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel " \
   "policy"
 template <>
-inline constexpr const char* rule_text<rule::seq_must_be_whole> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::seq_must_be_whole> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::seq_must_be_whole, Facts...> {
+struct refused<layout_error::seq_must_be_whole, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -148,9 +139,9 @@ struct refused<rule::seq_must_be_whole, Facts...> {
   "attention needs the sequence sharded over exactly the axes of its context-parallel policy, in its " \
   "order: let the residual shard its sequence over them first, or choose another policy"
 template <>
-inline constexpr const char* rule_text<rule::context_axes_differ> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::context_axes_differ> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::context_axes_differ, Facts...> {
+struct refused<layout_error::context_axes_differ, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -159,9 +150,9 @@ struct refused<rule::context_axes_differ, Facts...> {
   "attention needs whole heads on the rank: the dim that its scores sum over is sharded. Shard the heads " \
   "instead"
 template <>
-inline constexpr const char* rule_text<rule::head_dim_must_be_whole> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::head_dim_must_be_whole> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::head_dim_must_be_whole, Facts...> {
+struct refused<layout_error::head_dim_must_be_whole, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -170,9 +161,9 @@ struct refused<rule::head_dim_must_be_whole, Facts...> {
   "the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, " \
   "b> or shard<kv_heads, a>"
 template <>
-inline constexpr const char* rule_text<rule::kv_heads_must_lead> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::kv_heads_must_lead> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::kv_heads_must_lead, Facts...> {
+struct refused<layout_error::kv_heads_must_lead, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -181,9 +172,9 @@ struct refused<rule::kv_heads_must_lead, Facts...> {
   "an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' " \
   "terms. Use it as replicate<axis> (no communication now, one reduction of its gradient)"
 template <>
-inline constexpr const char* rule_text<rule::meets_invariant> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::meets_invariant> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::meets_invariant, Facts...> {
+struct refused<layout_error::meets_invariant, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -192,9 +183,9 @@ struct refused<rule::meets_invariant, Facts...> {
   "a sum of a partial value and one that is not partial would count the latter once per rank: resolve the " \
   "pending sum first, then add"
 template <>
-inline constexpr const char* rule_text<rule::partial_plus_other> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::partial_plus_other> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::partial_plus_other, Facts...> {
+struct refused<layout_error::partial_plus_other, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -203,9 +194,9 @@ struct refused<rule::partial_plus_other, Facts...> {
   "a product of a partial and a sharded value mixes terms of one rank with the shard of another: resolve " \
   "the pending sum first"
 template <>
-inline constexpr const char* rule_text<rule::partial_times_varying> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::partial_times_varying> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::partial_times_varying, Facts...> {
+struct refused<layout_error::partial_times_varying, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -214,9 +205,9 @@ struct refused<rule::partial_times_varying, Facts...> {
   "the product of two partial values is not partial: the sum of products is not the product of sums. " \
   "Resolve one of the pending sums first"
 template <>
-inline constexpr const char* rule_text<rule::partial_times_partial> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::partial_times_partial> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::partial_times_partial, Facts...> {
+struct refused<layout_error::partial_times_partial, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -224,18 +215,18 @@ struct refused<rule::partial_times_partial, Facts...> {
 #define PLAIT_TEXT \
   "a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first"
 template <>
-inline constexpr const char* rule_text<rule::partial_nonlinear> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::partial_nonlinear> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::partial_nonlinear, Facts...> {
+struct refused<layout_error::partial_nonlinear, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a forgotten reduction: the value is still partial over an axis on which it has to be complete"
 template <>
-inline constexpr const char* rule_text<rule::unresolved_partial> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::unresolved_partial> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::unresolved_partial, Facts...> {
+struct refused<layout_error::unresolved_partial, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -243,18 +234,18 @@ struct refused<rule::unresolved_partial, Facts...> {
 #define PLAIT_TEXT \
   "a nonlinear reduction over a dim that is sharded: each rank sees only its part. Gather the dim first"
 template <>
-inline constexpr const char* rule_text<rule::reduced_over_shard> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::reduced_over_shard> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::reduced_over_shard, Facts...> {
+struct refused<layout_error::reduced_over_shard, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "the dims are not the ones expected here, in this order"
 template <>
-inline constexpr const char* rule_text<rule::dims_differ> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::dims_differ> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::dims_differ, Facts...> {
+struct refused<layout_error::dims_differ, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -263,9 +254,9 @@ struct refused<rule::dims_differ, Facts...> {
   "a gradient with the wrong spec: the gradient of a value has the dual spec (replicate and partial change " \
   "places)"
 template <>
-inline constexpr const char* rule_text<rule::wrong_dual> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::wrong_dual> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::wrong_dual, Facts...> {
+struct refused<layout_error::wrong_dual, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
@@ -274,30 +265,25 @@ struct refused<rule::wrong_dual, Facts...> {
   "a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, " \
   "partial<axis> or invariant<axis>"
 template <>
-inline constexpr const char* rule_text<rule::axis_unmentioned> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::axis_unmentioned> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::axis_unmentioned, Facts...> {
+struct refused<layout_error::axis_unmentioned, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
 #define PLAIT_TEXT "a spec names an axis that the mesh does not have"
 template <>
-inline constexpr const char* rule_text<rule::axis_unknown> = PLAIT_TEXT;
+inline constexpr const char* error_text<layout_error::axis_unknown> = PLAIT_TEXT;
 template <class... Facts>
-struct refused<rule::axis_unknown, Facts...> {
+struct refused<layout_error::axis_unknown, Facts...> {
   static_assert(always_false<Facts...>, PLAIT_TEXT);
 };
 #undef PLAIT_TEXT
 
-/// The text of a rule, as the `static_assert` has it.
-constexpr const char* text_of(rule r) {
-  constexpr std::size_t count = static_cast<std::size_t>(rule::axis_unknown) + 1;  // the last of them
-  constexpr auto texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
-    static_assert((rule_text<static_cast<rule>(Is)> && ...), "a rule has no text");
-    return std::array<const char*, count>{rule_text<static_cast<rule>(Is)>...};
-  }(std::make_index_sequence<count>{});
-  return texts[static_cast<std::size_t>(r)];
+/// The text of an error, as the `static_assert` has it.
+constexpr const char* text_of(layout_error e) {
+  return detail::error_texts<layout_error, layout_error::axis_unknown>[static_cast<std::size_t>(e)];
 }
 
 }  // namespace plait

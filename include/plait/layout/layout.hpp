@@ -8,7 +8,7 @@
 
 namespace plait {
 
-/// What one mesh axis is for one value.
+/// The state of one mesh axis for one value.
 ///
 /// * invariant: equal on all ranks along the axis, and so is the gradient.
 /// * replicated: equal on all ranks, and the gradient is partial: each rank computes its own contribution.

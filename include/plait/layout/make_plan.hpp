@@ -13,7 +13,7 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
   for (axis_id axis : moving)
     if (result.from.state_of(axis) != s || result.to.state_of(axis) != t) return false;
   if (s == state::varying && t == state::varying) {
-    result.steps.push_back({move::all_to_all, moving, {}, s, t, result.to});
+    result.steps.push_back({transition_kind::all_to_all, moving, {}, s, t, result.to});
     return true;
   }
   layout current = result.from;

@@ -6,33 +6,42 @@ namespace plait {
 
 /// One step of a redistribution. `keep_one` leaves the value on the group's first rank and zeros elsewhere; `pad` puts
 /// the local part among zeros; `relabel` moves nothing: only the meaning of the value changes.
-enum class move : std::uint8_t { slice, pad, keep_one, relabel, all_reduce, all_gather, reduce_scatter, all_to_all };
+enum class transition_kind : std::uint8_t {
+  slice,
+  pad,
+  keep_one,
+  relabel,
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all
+};
 
-constexpr const char* name_of(move m) {
+constexpr const char* name_of(transition_kind m) {
   switch (m) {
-    case move::slice:
+    case transition_kind::slice:
       return "slice";
-    case move::pad:
+    case transition_kind::pad:
       return "pad";
-    case move::keep_one:
+    case transition_kind::keep_one:
       return "keep_one";
-    case move::relabel:
+    case transition_kind::relabel:
       return "relabel";
-    case move::all_reduce:
+    case transition_kind::all_reduce:
       return "all_reduce";
-    case move::all_gather:
+    case transition_kind::all_gather:
       return "all_gather";
-    case move::reduce_scatter:
+    case transition_kind::reduce_scatter:
       return "reduce_scatter";
-    case move::all_to_all:
+    case transition_kind::all_to_all:
       return "all_to_all";
   }
   return "?";
 }
-constexpr bool communicates(move m) { return m >= move::all_reduce; }
+constexpr bool communicates(transition_kind m) { return m >= transition_kind::all_reduce; }
 
-struct step {
-  move kind = move::relabel;
+struct redistribution_step {
+  transition_kind kind = transition_kind::relabel;
   axis_list axes;  ///< the group, major first; for moves of a dim in the order in which the axes shard it
   dim_id dim;      ///< the dim that is sliced, gathered, scattered or padded; none for the other moves
   state from = state::invariant, to = state::invariant;  ///< of every axis in `axes`
@@ -42,38 +51,46 @@ struct step {
 /// How to get from one layout to another of the same dims: an empty list of steps where they are equivalent.
 struct plan {
   layout from, to;
-  static_vector<step, 12> steps;
+  static_vector<redistribution_step, 12> steps;
   plait::verdict verdict;
 
   constexpr const layout& before(std::size_t i) const { return i == 0 ? from : steps[i - 1].after; }
   /// The axes that some step communicates over.
   constexpr axis_list communicating_axes() const {
     axis_list axes;
-    for (const step& s : steps)
+    for (const redistribution_step& s : steps)
       if (communicates(s.kind)) axes = union_of(axes, s.axes);
     return axes;
   }
 };
 
 /// The one move from `from` to `to` on an axis, for a value that changes on that axis only: the sixteen transitions.
-constexpr move transition(state from, state to) {
+constexpr transition_kind transition(state from, state to) {
   using enum state;
   switch (from) {
     case invariant:
-      return to == varying ? move::slice : to == partial ? move::keep_one : move::relabel;
+      return to == varying   ? transition_kind::slice
+             : to == partial ? transition_kind::keep_one
+                             : transition_kind::relabel;
     case replicated:
-      return to == varying ? move::slice : to == partial ? move::keep_one : move::relabel;
+      return to == varying   ? transition_kind::slice
+             : to == partial ? transition_kind::keep_one
+                             : transition_kind::relabel;
     case varying:
-      return to == varying ? move::all_to_all : to == partial ? move::pad : move::all_gather;
+      return to == varying   ? transition_kind::all_to_all
+             : to == partial ? transition_kind::pad
+                             : transition_kind::all_gather;
     case partial:
-      return to == varying ? move::reduce_scatter : to == partial ? move::relabel : move::all_reduce;
+      return to == varying   ? transition_kind::reduce_scatter
+             : to == partial ? transition_kind::relabel
+                             : transition_kind::all_reduce;
   }
-  return move::relabel;
+  return transition_kind::relabel;
 }
 
 /// The adjoint of one step: from the dual of what it made to the dual of what it took.
-constexpr step mirror(const step& s, const layout& before) {
-  step back = s;
+constexpr redistribution_step mirror(const redistribution_step& s, const layout& before) {
+  redistribution_step back = s;
   back.from = dual(s.to);
   back.to = dual(s.from);
   back.kind = transition(back.from, back.to);

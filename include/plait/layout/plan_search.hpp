@@ -64,7 +64,7 @@ class plan_search {
     for (;;) {
       const int current = cheapest_open();
       if (current < 0) {  // every way is blocked by a dim that does not divide: an end does not either
-        result.verdict.code = rule::does_not_divide;
+        result.verdict.code = layout_error::does_not_divide;
         return;
       }
       const std::size_t c = static_cast<std::size_t>(current);
@@ -316,7 +316,7 @@ class plan_search {
   }
 
   constexpr void add(plan& result, const arrangement& a, const arrangement& b) const {
-    step s;
+    redistribution_step s;
     s.after = layout_of(b);
     for (std::size_t i = 0; i < count_; ++i) {
       if (a.place[i] == b.place[i] && outside(a, i) == outside(b, i)) continue;
@@ -328,7 +328,7 @@ class plan_search {
         s.dim = from_.dims[static_cast<std::size_t>((s.from == state::varying ? a : b).place[i] - first_dim)].dim;
     }
     if (!result.steps.empty()) {
-      step& last = result.steps.back();
+      redistribution_step& last = result.steps.back();
       if (last.kind == s.kind && last.dim == s.dim && last.from == s.from && last.to == s.to && s.dim) {
         const bool inwards = s.to == state::varying;  // slices and scatters append; gathers and pads take the innermost
         last.axes = union_of(inwards ? last.axes : s.axes, inwards ? s.axes : last.axes);

@@ -27,10 +27,11 @@ constexpr verdict same_parts(const layout& a, const layout& b) {
     if (!b.has(p.dim)) continue;
     const axis_list other = b.axes_of(p.dim);
     if (p.axes == other) continue;
-    verdict v{rule::axis_order_differs, p.axes.empty() ? other[0] : p.axes[0], p.dim, state::varying, state::varying};
+    verdict v{layout_error::axis_order_differs, p.axes.empty() ? other[0] : p.axes[0], p.dim, state::varying,
+              state::varying};
     for (axis_id axis : union_of(p.axes, other))
       if (p.axes.contains(axis) != other.contains(axis))
-        v = {rule::sharded_and_whole, axis, p.dim, a.state_of(axis), b.state_of(axis)};
+        v = {layout_error::sharded_and_whole, axis, p.dim, a.state_of(axis), b.state_of(axis)};
     worst.worsen(v);
   }
   return worst;
@@ -41,25 +42,25 @@ constexpr verdict same_parts(const layout& a, const layout& b) {
 /// business.
 struct axis_outcome {
   state result;
-  rule code;
+  layout_error code;
 };
 constexpr axis_outcome combine_states(combine how, state a, state b) {
   using enum state;
   if (a == partial || b == partial) {
     const state other = a == partial ? b : a;
-    if (how == combine::nonlinear) return {replicated, rule::partial_nonlinear};
-    if (how == combine::sum) return {partial, other == partial ? rule::ok : rule::partial_plus_other};
-    if (other == partial) return {partial, rule::partial_times_partial};
-    if (other == varying) return {varying, rule::partial_times_varying};
-    return {partial, other == invariant ? rule::meets_invariant : rule::ok};
+    if (how == combine::nonlinear) return {replicated, layout_error::partial_nonlinear};
+    if (how == combine::sum) return {partial, other == partial ? layout_error::ok : layout_error::partial_plus_other};
+    if (other == partial) return {partial, layout_error::partial_times_partial};
+    if (other == varying) return {varying, layout_error::partial_times_varying};
+    return {partial, other == invariant ? layout_error::meets_invariant : layout_error::ok};
   }
-  if (a == b) return {a, rule::ok};
-  if (a == invariant || b == invariant) return {a == invariant ? b : a, rule::meets_invariant};
-  return {varying, rule::ok};
+  if (a == b) return {a, layout_error::ok};
+  if (a == invariant || b == invariant) return {a == invariant ? b : a, layout_error::meets_invariant};
+  return {varying, layout_error::ok};
 }
 
-constexpr verdict outcome(rule code, axis_id axis, dim_id dim, state a, state b) {
-  return code == rule::ok ? verdict{} : verdict{code, axis, dim, a, b};
+constexpr verdict outcome(layout_error code, axis_id axis, dim_id dim, state a, state b) {
+  return code == layout_error::ok ? verdict{} : verdict{code, axis, dim, a, b};
 }
 
 /// Puts the non-varying states of `axis` into a result whose dims are placed already.
@@ -72,18 +73,18 @@ constexpr void settle(layout& result, axis_id axis, state s) {
 /// Contraction of two tensors by dim names (einsum): `out` lists the dims of the result in order; a shared dim in `out`
 /// is a batch dim, every dim that is not in `out` is summed. Per axis: dims that are sharded alike and summed leave a
 /// partial result; a sharded operand needs a replicated (not invariant) partner; a partial one likewise.
-constexpr ruled contract(const layout& a, const layout& b, const dim_list& out) {
-  ruled r;
+constexpr derived_layout contract(const layout& a, const layout& b, const dim_list& out) {
+  derived_layout r;
   r.verdict = detail::same_parts(a, b);
   for (dim_id dim : out) {
-    if (!a.has(dim) && !b.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+    if (!a.has(dim) && !b.has(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
     r.result.dims.push_back({dim, a.has(dim) ? a.axes_of(dim) : b.axes_of(dim)});
   }
   for (axis_id axis : detail::axes_of({&a, &b})) {
     const state sa = a.state_of(axis), sb = b.state_of(axis);
     const dim_id da = a.sharded_by(axis), db = b.sharded_by(axis);
     if (da && db && !(da == db)) {
-      r.verdict.worsen({rule::one_axis_two_dims, axis, db, sa, sb});
+      r.verdict.worsen({layout_error::one_axis_two_dims, axis, db, sa, sb});
       for (dim_placement& p : r.result.dims)
         if (p.dim == db)
           if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
@@ -98,29 +99,29 @@ constexpr ruled contract(const layout& a, const layout& b, const dim_list& out) 
 
 /// An elementwise operation of one or more operands. The first has all dims of the result; the others may lack some
 /// (broadcast). Operands must hold the same parts; states agree, or a replicated value is broadcast into a sharded one.
-constexpr ruled pointwise(combine how, std::initializer_list<const layout*> operands) {
+constexpr derived_layout pointwise(combine how, std::initializer_list<const layout*> operands) {
   const layout& first = **operands.begin();
-  ruled r;
+  derived_layout r;
   r.result.dims = first.dims;
   for (const layout* b : operands) {
     r.verdict.worsen(detail::same_parts(first, *b));
     for (const dim_placement& p : b->dims)
-      if (!first.has(p.dim)) r.verdict.worsen({rule::dims_differ, {}, p.dim});
+      if (!first.has(p.dim)) r.verdict.worsen({layout_error::dims_differ, {}, p.dim});
   }
   for (axis_id axis : detail::axes_of(operands)) {
     state s = first.state_of(axis);
     if (s == state::partial && how == combine::nonlinear)
-      r.verdict.worsen({rule::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
+      r.verdict.worsen({layout_error::partial_nonlinear, axis, {}, s, s}), s = state::replicated;
     for (const layout* const* at = operands.begin() + 1; at != operands.end(); ++at) {
       const layout* b = *at;  // which may be the first operand once more: x * x
       const state sb = b->state_of(axis);
       const dim_id da = first.sharded_by(axis), db = b->sharded_by(axis);
       if (da && db && !(da == db)) {
-        r.verdict.worsen({rule::one_axis_two_dims, axis, db, s, sb});
+        r.verdict.worsen({layout_error::one_axis_two_dims, axis, db, s, sb});
         continue;
       }
       if (db && !da) {  // the result has the dim, so the first operand holds all of it: same_parts has said so
-        r.verdict.worsen({rule::sharded_and_whole, axis, db, s, sb});
+        r.verdict.worsen({layout_error::sharded_and_whole, axis, db, s, sb});
         continue;
       }
       const auto [next, code] = detail::combine_states(how, s, sb);
@@ -133,10 +134,10 @@ constexpr ruled pointwise(combine how, std::initializer_list<const layout*> oper
 }
 
 /// Sum (or mean) over `dim`, which leaves the result: partial over the axes that sharded it.
-constexpr ruled reduce_sum(const layout& a, dim_id dim) {
-  ruled r{a, {}};
+constexpr derived_layout reduce_sum(const layout& a, dim_id dim) {
+  derived_layout r{a, {}};
   const int at = a.find(dim);
-  if (at < 0) return {a, {rule::dims_differ, {}, dim}};
+  if (at < 0) return {a, {layout_error::dims_differ, {}, dim}};
   const axis_list axes = a.axes_of(dim);
   r.result.dims.erase(static_cast<std::size_t>(at));
   for (axis_id axis : axes) r.result.set(axis, state::partial);
@@ -144,29 +145,30 @@ constexpr ruled reduce_sum(const layout& a, dim_id dim) {
 }
 
 /// A reduction over `dim` that is not linear (max): the dim must be whole and the value complete.
-constexpr ruled reduce_nonlinear(const layout& a, dim_id dim) {
-  ruled r = reduce_sum(a, dim);
+constexpr derived_layout reduce_nonlinear(const layout& a, dim_id dim) {
+  derived_layout r = reduce_sum(a, dim);
   for (axis_id axis : a.axes_of(dim)) {
-    r.verdict.worsen({rule::reduced_over_shard, axis, dim, state::varying, state::varying});
+    r.verdict.worsen({layout_error::reduced_over_shard, axis, dim, state::varying, state::varying});
     r.result.set(axis, state::replicated);
   }
-  for (axis_id axis : a.partial) r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, state::partial});
+  for (axis_id axis : a.partial)
+    r.verdict.worsen({layout_error::partial_nonlinear, axis, dim, state::partial, state::partial});
   return r;
 }
 
 /// Softmax over `dim`, which may be sharded: the operation then reduces its maximum and its sum over those axes itself.
-constexpr ruled softmax(const layout& a, dim_id dim) {
-  ruled r = pointwise(combine::nonlinear, {&a});
-  if (!a.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+constexpr derived_layout softmax(const layout& a, dim_id dim) {
+  derived_layout r = pointwise(combine::nonlinear, {&a});
+  if (!a.has(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
   return r;
 }
 
 /// RMSNorm or LayerNorm of `x` over `dim` (which may be sharded: the statistics are reduced inside), times `weight`.
-constexpr ruled normalize(const layout& x, const layout& weight, dim_id dim) {
-  ruled r = pointwise(combine::product, {&x, &weight});
-  if (!x.has(dim)) r.verdict.worsen({rule::dims_differ, {}, dim});
+constexpr derived_layout normalize(const layout& x, const layout& weight, dim_id dim) {
+  derived_layout r = pointwise(combine::product, {&x, &weight});
+  if (!x.has(dim)) r.verdict.worsen({layout_error::dims_differ, {}, dim});
   for (axis_id axis : x.partial)
-    r.verdict.worsen({rule::partial_nonlinear, axis, dim, state::partial, weight.state_of(axis)});
+    r.verdict.worsen({layout_error::partial_nonlinear, axis, dim, state::partial, weight.state_of(axis)});
   return r;
 }
 
@@ -177,10 +179,10 @@ namespace detail {
 constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must_vary, state partner) {
   const state s = indices.state_of(axis);
   const dim_id d = indices.sharded_by(axis);
-  if (s == state::partial) return {rule::partial_nonlinear, axis, {}, partner, s};
+  if (s == state::partial) return {layout_error::partial_nonlinear, axis, {}, partner, s};
   if (must_vary && indices.has(must_vary) && !(d == must_vary))
-    return {rule::sharded_and_whole, axis, must_vary, partner, s};
-  if (d && !(d == must_vary)) return {rule::sharded_and_whole, axis, d, partner, s};
+    return {layout_error::sharded_and_whole, axis, must_vary, partner, s};
+  if (d && !(d == must_vary)) return {layout_error::sharded_and_whole, axis, d, partner, s};
   return {};
 }
 
@@ -188,9 +190,9 @@ constexpr verdict index_operand(const layout& indices, axis_id axis, dim_id must
 
 /// Lookup of `ids` in the rows (dim `rows`) of `table`: the result has the dims of `ids`, then the table's other dims.
 /// A table with sharded rows gives zeros for rows that it does not hold, so the result is partial there.
-constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
-  ruled r;
-  if (!table.has(rows)) r.verdict.worsen({rule::dims_differ, {}, rows});
+constexpr derived_layout lookup(const layout& table, const layout& ids, dim_id rows) {
+  derived_layout r;
+  if (!table.has(rows)) r.verdict.worsen({layout_error::dims_differ, {}, rows});
   r.result.dims = ids.dims;
   for (const dim_placement& p : table.dims)
     if (!(p.dim == rows)) r.result.dims.push_back(p);
@@ -198,13 +200,13 @@ constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
     const state st = table.state_of(axis), si = ids.state_of(axis);
     const dim_id dt = table.sharded_by(axis), di = ids.sharded_by(axis);
     if (si == state::partial) {
-      r.verdict.worsen({rule::partial_nonlinear, axis, {}, st, si});
+      r.verdict.worsen({layout_error::partial_nonlinear, axis, {}, st, si});
     } else if (dt && di) {
-      r.verdict.worsen({rule::one_axis_two_dims, axis, di, st, si});
+      r.verdict.worsen({layout_error::one_axis_two_dims, axis, di, st, si});
     } else if (di) {
-      const rule code = st == state::invariant ? rule::meets_invariant
-                        : st == state::partial ? rule::partial_times_varying
-                                               : rule::ok;
+      const layout_error code = st == state::invariant ? layout_error::meets_invariant
+                                : st == state::partial ? layout_error::partial_times_varying
+                                                       : layout_error::ok;
       r.verdict.worsen(detail::outcome(code, axis, di, st, si));
     } else {
       detail::settle(r.result, axis, dt == rows && dt ? state::partial : st);
@@ -215,10 +217,10 @@ constexpr ruled lookup(const layout& table, const layout& ids, dim_id rows) {
 
 /// Softmax cross-entropy of `logits` against integer `labels` over the dim `classes`, which may be sharded: the
 /// operation reduces its statistics itself, so its result, one loss for each row, is invariant over those axes.
-constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id classes) {
-  ruled r;
+constexpr derived_layout cross_entropy(const layout& logits, const layout& labels, dim_id classes) {
+  derived_layout r;
   const int at = logits.find(classes);
-  if (at < 0) return {logits, {rule::dims_differ, {}, classes}};
+  if (at < 0) return {logits, {layout_error::dims_differ, {}, classes}};
   const axis_list over = logits.axes_of(classes);
   r.result = logits;
   r.result.dims.erase(static_cast<std::size_t>(at));
@@ -226,12 +228,13 @@ constexpr ruled cross_entropy(const layout& logits, const layout& labels, dim_id
   for (axis_id axis : over) r.result.set(axis, state::invariant);
   for (axis_id axis : detail::axes_of({&logits, &labels})) {
     const state s = logits.state_of(axis);
-    if (s == state::partial) r.verdict.worsen({rule::partial_nonlinear, axis, classes, s, labels.state_of(axis)});
+    if (s == state::partial)
+      r.verdict.worsen({layout_error::partial_nonlinear, axis, classes, s, labels.state_of(axis)});
     r.verdict.worsen(detail::index_operand(labels, axis, r.result.sharded_by(axis), s));
   }
   for (const dim_placement& p : r.result.dims)
     if (labels.has(p.dim) && !(labels.axes_of(p.dim) == p.axes) && r.verdict.ok())
-      r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+      r.verdict.worsen({layout_error::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
   return r;
 }
 
@@ -244,26 +247,26 @@ struct attention_dims {
 
 namespace detail {
 
-/// What one axis says of attention with the operand `kv`, which is k or, where the operation is linear in it, v.
+/// The rule of one axis for attention with the operand `kv`, which is k or, where the operation is linear in it, v.
 constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attention_dims& dims, axis_id axis,
                                  bool is_v) {
   const state sq = q.state_of(axis), sk = kv.state_of(axis);
   const dim_id dq = q.sharded_by(axis), dk = kv.sharded_by(axis);
   const dim_id depth = q.dims.empty() ? dim_id{} : q.dims.back().dim;
-  const auto refuse = [&](rule code, dim_id dim) { return verdict{code, axis, dim, sq, sk}; };
-  if (sq == state::partial || (sk == state::partial && !is_v)) return refuse(rule::partial_nonlinear, {});
+  const auto refuse = [&](layout_error code, dim_id dim) { return verdict{code, axis, dim, sq, sk}; };
+  if (sq == state::partial || (sk == state::partial && !is_v)) return refuse(layout_error::partial_nonlinear, {});
   if ((dq && dq == dims.seq) || (dk && dk == dims.seq)) {
     if (dq == dk && dims.context.contains(axis)) return {};
-    return refuse(rule::seq_must_be_whole, dims.seq);
+    return refuse(layout_error::seq_must_be_whole, dims.seq);
   }
-  if ((dq && dq == depth) || (dk && dk == depth)) return refuse(rule::head_dim_must_be_whole, depth);
+  if ((dq && dq == depth) || (dk && dk == depth)) return refuse(layout_error::head_dim_must_be_whole, depth);
   if (dq && dq == dims.heads && ((dk && dk == dims.kv_heads) || sk == state::replicated)) return {};
   if (dq && sk == state::replicated && !kv.has(dq) && !q.has(dims.seq)) return {};  // queries of another sequence
-  if (dq && dk && !(dq == dk)) return refuse(rule::one_axis_two_dims, dk);
+  if (dq && dk && !(dq == dk)) return refuse(layout_error::one_axis_two_dims, dk);
   if (sk != state::partial && (sq == state::invariant) != (sk == state::invariant))
-    return refuse(rule::meets_invariant, dq ? dq : dk);
+    return refuse(layout_error::meets_invariant, dq ? dq : dk);
   if (sk == state::partial) return outcome(combine_states(combine::product, sq, sk).code, axis, dq, sq, sk);
-  if (static_cast<bool>(dq) != static_cast<bool>(dk)) return refuse(rule::sharded_and_whole, dq ? dq : dk);
+  if (static_cast<bool>(dq) != static_cast<bool>(dk)) return refuse(layout_error::sharded_and_whole, dq ? dq : dk);
   return {};
 }
 
@@ -274,42 +277,43 @@ constexpr verdict attend_on_axis(const layout& q, const layout& kv, const attent
 /// (cross-attention) may be sharded over axes on which k and v are replicated. kv heads may be sharded over the leading
 /// axes of heads only, and are replicated over the rest. The operation is linear in v, so that a partial v with
 /// replicated q and k gives a partial result.
-constexpr ruled attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
-  ruled r{q, {}};
+constexpr derived_layout attend(const layout& q, const layout& k, const layout& v, const attention_dims& dims) {
+  derived_layout r{q, {}};
   for (const layout* kv : {&k, &v}) {
     for (axis_id axis : detail::axes_of({&q, kv}))
       r.verdict.worsen(detail::attend_on_axis(q, *kv, dims, axis, kv == &v));
     const axis_list outer = kv->axes_of(dims.kv_heads), all = q.axes_of(dims.heads);
     for (std::size_t i = 0; i < outer.size(); ++i)
       if (i >= all.size() || !(all[i] == outer[i]))
-        r.verdict.worsen({rule::kv_heads_must_lead, outer[i], dims.kv_heads, q.state_of(outer[i]), state::varying});
+        r.verdict.worsen(
+            {layout_error::kv_heads_must_lead, outer[i], dims.kv_heads, q.state_of(outer[i]), state::varying});
     for (const dim_placement& p : q.dims)
       if (kv->has(p.dim) && !(kv->axes_of(p.dim) == p.axes) && r.verdict.ok())
-        r.verdict.worsen({rule::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
+        r.verdict.worsen({layout_error::axis_order_differs, p.axes.empty() ? axis_id{} : p.axes[0], p.dim});
   }
   const axis_list over = q.axes_of(dims.seq);
   for (std::size_t i = 0; i < dims.context.size(); ++i) {
     const axis_id axis = dims.context[i];
     if (i >= over.size() || !(over[i] == axis))
-      r.verdict.worsen({rule::context_axes_differ, axis, dims.seq, q.state_of(axis), k.state_of(axis)});
+      r.verdict.worsen({layout_error::context_axes_differ, axis, dims.seq, q.state_of(axis), k.state_of(axis)});
   }
   for (axis_id axis : v.partial) {
     if (k.state_of(axis) != state::replicated)
-      r.verdict.worsen({rule::partial_nonlinear, axis, {}, k.state_of(axis), state::partial});
+      r.verdict.worsen({layout_error::partial_nonlinear, axis, {}, k.state_of(axis), state::partial});
     detail::settle(r.result, axis, state::partial);
   }
   return r;
 }
 
-/// What a layer's boundary demands of a spec: every axis of the mesh is mentioned, so that none is forgotten by
+/// A layer's boundary demands of a spec that every axis of the mesh is mentioned, so that none is forgotten by
 /// silence, and the mesh has every axis that the spec mentions.
 constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)
-    if (!a.mentions(axis)) worst.worsen({rule::axis_unmentioned, axis, {}});
+    if (!a.mentions(axis)) worst.worsen({layout_error::axis_unmentioned, axis, {}});
   for (axis_id axis : a.mentioned())
     if (!mesh.has(axis))
-      worst.worsen({rule::axis_unknown, axis, a.sharded_by(axis), a.state_of(axis), a.state_of(axis)});
+      worst.worsen({layout_error::axis_unknown, axis, a.sharded_by(axis), a.state_of(axis), a.state_of(axis)});
   return worst;
 }
 

@@ -17,7 +17,7 @@ struct partial {};
 template <class... Axes>
 struct invariant {};
 
-/// What `spec<...>` becomes: its dims in order, then replicate, partial and invariant, each once, with axes by name.
+/// `spec<...>` becomes this: its dims in order, then replicate, partial and invariant, each once, with axes by name.
 template <class... Items>
 struct placed;
 

@@ -37,7 +37,7 @@ constexpr const char* name_of(operand o) {
 /// The outcome of a rule with its facts: the offending axis and dim, and the states of two operands there; where dims
 /// differ, whose they are, and both lists.
 struct verdict {
-  rule code = rule::ok;
+  layout_error code = layout_error::ok;
   axis_id axis;
   dim_id dim;
   state first = state::invariant;
@@ -46,7 +46,7 @@ struct verdict {
   dim_list expected = {};
   dim_list given = {};
 
-  constexpr bool ok() const { return code == rule::ok; }
+  constexpr bool ok() const { return code == layout_error::ok; }
   /// Keeps the more severe of two outcomes.
   constexpr void worsen(const verdict& other) {
     if (other.code > code) *this = other;
@@ -58,7 +58,7 @@ constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_l
   if (expected == given) return {};
   std::size_t i = 0;
   while (i < expected.size() && i < given.size() && expected[i] == given[i]) ++i;
-  verdict v{rule::dims_differ, {}, i < expected.size() ? expected[i] : given[i]};
+  verdict v{layout_error::dims_differ, {}, i < expected.size() ? expected[i] : given[i]};
   v.of = of;
   v.expected = expected;
   v.given = given;
@@ -66,7 +66,7 @@ constexpr verdict compare_dims(operand of, const dim_list& expected, const dim_l
 }
 
 /// A rule's result. `result` is meaningful also after an error, so that one mistake does not become many.
-struct ruled {
+struct derived_layout {
   layout result;
   plait::verdict verdict;
 };

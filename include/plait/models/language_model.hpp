@@ -10,11 +10,11 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
-#include "plait/parallel/model.hpp"
+#include "plait/pipeline/model.hpp"
 
 namespace plait {
 
-/// What a language model is told beside its layers.
+/// Options of a language model, beside its layers.
 struct language_model_options {
   recompute keep = recompute::none;
   bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)

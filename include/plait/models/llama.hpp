@@ -15,11 +15,11 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/parallel/layer_split.hpp"
+#include "plait/pipeline/layer_split.hpp"
 
 namespace plait {
 
-/// What may be chosen for a model beside its configuration.
+/// Options of a model beside its configuration.
 struct llama_options {
   recompute keep = recompute::none;
   double dropout = 0;  ///< on the output of each residual branch

@@ -127,7 +127,7 @@ struct llama_flops {
 
   /// The usual figure for model flops utilisation.
   constexpr double total() const { return weights + attention; }
-  /// What a causal model needs: at least half of the attention square is masked.
+  /// The work of a causal model: at least half of the attention square is masked.
   constexpr double causal() const { return weights + attention * visible; }
 };
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/data/atomic_file.hpp"
-#include "plait/data/json_writer.hpp"
-#include "plait/data/mapped_file.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/io/json_writer.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/models/llama_config.hpp"
 
 namespace plait {
@@ -77,7 +77,7 @@ class config_reader {
     if (has(key) && at(key) != legal) bad(key, at(key), legal.dump());
   }
   [[noreturn]] void bad(const char* key, const nlohmann::json& value, const std::string& legal) const {
-    fail({source_, ": key '", prefix_, key, "' is ", shown(value), "; legal is ", legal});
+    fail({source_, ": key '", prefix_, key, "' is ", excerpt(value), "; legal is ", legal});
   }
 
  private:
@@ -85,7 +85,7 @@ class config_reader {
     if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
     return *object_.find(key);
   }
-  static std::string shown(const nlohmann::json& value) {
+  static std::string excerpt(const nlohmann::json& value) {
     std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
     if (text.size() > 60) text = text.substr(0, 57) + "...";
     return text;
@@ -259,7 +259,7 @@ inline llama_config read_llama_config(const std::string& path, const std::string
   return parse_llama_config(read_file(path, knob), cat({knob, ": '", path, "'"}));
 }
 
-/// What `--model` takes: the name of a preset, or a path (it has a '/' or ends in ".json") of a `config.json`.
+/// Reads what `--model` takes: the name of a preset, or a path (it has a '/' or ends in ".json") of a `config.json`.
 inline llama_config load_llama_config(const std::string& name_or_path, const std::string& knob = "--model") {
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "plait/models/llama.hpp"
-#include "plait/parallel/agree.hpp"
 #include "plait/schedule/simulate.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
 
 namespace plait {
 
-/// What the parts of a Llama cost for one microbatch, forward and backward, in any unit.
+/// The costs of the parts of a Llama for one microbatch, forward and backward, in any unit.
 struct llama_part_times {
   action_times layer, embedding, head;  ///< head: the final norm, the output projection and the loss
 };
@@ -88,7 +88,7 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
   }
   const auto shared = [&](action_times t) {
     for (double* time : {&t.forward, &t.input_backward, &t.weight_backward})
-      *time = agree(ctx, std::max(*time, 0.0), reduce_op::max);
+      *time = all_reduce_scalar(ctx, std::max(*time, 0.0), reduce_op::max);
     t.backward = t.input_backward + t.weight_backward;
     return t;
   };
@@ -97,13 +97,13 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
   return {shared(alone), shared(embedding), shared(head)};
 }
 
-/// What to balance stages by.
+/// Returns the costs to balance stages by.
 inline stage_costs stage_costs_of(const llama_part_times& t, std::int64_t layers) {
   const auto all = [](const action_times& a) { return a.forward + a.backward; };
   return {std::vector<double>(static_cast<std::size_t>(layers), all(t.layer)), all(t.embedding), all(t.head)};
 }
 
-/// What the actions of stages with these layers cost, for a simulation.
+/// Returns the costs of the actions of stages with these layers, for a simulation.
 inline schedule_costs schedule_costs_of(const llama_part_times& t, const std::vector<stage_layers>& parts,
                                         double link = 0) {
   schedule_costs costs;

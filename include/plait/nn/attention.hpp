@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "plait/layout/errors.hpp"
-#include "plait/nn/context_parallel/chosen.hpp"
-#include "plait/nn/head_norms.hpp"
+#include "plait/nn/attention/context_parallel/chosen.hpp"
+#include "plait/nn/attention/head_norms.hpp"
+#include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/local_heads.hpp"
-#include "plait/nn/sublayer.hpp"
+#include "plait/nn/strategy/branch.hpp"
 
 namespace plait {
 namespace detail {
@@ -32,15 +32,15 @@ struct attention_lora {
   lora_options q{}, k{}, v{}, o{};
 };
 
-/// What a self-attention is, beside its strategy.
+/// Options of a self-attention, beside its strategy.
 struct attention_options {
   /// A token sees itself and window - 1 tokens before it; 0: all before it.
   std::int64_t window = 0;
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
   /// the first token of each token's document.
   bool documents = false;
-  /// What `chosen_context` is.
-  context_choice context = context_choice::ring;
+  /// The policy that `chosen` stands for.
+  chosen_policy context = chosen_policy::ring;
   /// Whether a token sees none behind it. Without a mask the sequence must be whole.
   bool causal = true;
   /// Inverse rotary frequencies, head_dim / 2 of them; none: queries and keys are not rotated.
@@ -149,7 +149,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, names_.forward());
+    const range profiled(ctx.device, names_.forward());
     check_documents(mb);
     auto qkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
@@ -172,7 +172,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
                                             saved& kept, const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, names_.backward());
+    const range profiled(ctx.device, names_.backward());
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();

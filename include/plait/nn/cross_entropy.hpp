@@ -19,7 +19,7 @@ struct loss_derivation {
 };
 constexpr loss_derivation derive_loss(const layout& logits, const layout& labels) {
   loss_derivation d;
-  const ruled r = cross_entropy(logits, labels, logits.dims.back().dim);
+  const derived_layout r = cross_entropy(logits, labels, logits.dims.back().dim);
   d.rows = d.sum = r.result;
   d.verdict = r.verdict;
   while (!d.sum.dims.empty()) d.sum = reduce_sum(d.sum, d.sum.dims.back().dim).result;
@@ -77,7 +77,7 @@ class cross_entropy_loss {
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, "cross_entropy forward");
+    const range profiled(ctx.device, "cross_entropy forward");
     const std::int64_t n = rows_;
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
@@ -113,7 +113,7 @@ class cross_entropy_loss {
                                              const loss_seed<Sum, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, "cross_entropy backward");
+    const range profiled(ctx.device, "cross_entropy backward");
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();

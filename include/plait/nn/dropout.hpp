@@ -37,7 +37,7 @@ class dropout {
   void forward(const microbatch<Device>& mb, tensor<T, Spec, Device>& x) const {
     if (p_ == 0) return;
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, names_.forward());
+    const range profiled(ctx.device, names_.forward());
     each_part(mb, x.part(), [&](const box& part, std::int64_t at) {
       kernels::dropout_forward(ctx.device, x.data() + at, x.data() + at, part, ctx.seed, stream_, p_);
     });
@@ -47,7 +47,7 @@ class dropout {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
     if (p_ == 0) return;
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, names_.backward());
+    const range profiled(ctx.device, names_.backward());
     each_part(mb, dy.part(), [&](const box& part, std::int64_t at) {
       kernels::dropout_backward(ctx.device, dy.data() + at, dy.data() + at, part, ctx.seed, stream_, p_);
     });

@@ -20,7 +20,7 @@ constexpr lookup_derivation derive_lookup(const layout& ids, const layout& table
   lookup_derivation d;
   d.table = use_of(table, ids);
   d.output = output;
-  const ruled product = lookup(d.table, ids, table.dims[0].dim);
+  const derived_layout product = lookup(d.table, ids, table.dims[0].dim);
   d.product = product.result;
   d.verdict = product.verdict;
   d.verdict.worsen(compare_dims(operand::output, d.product.dim_order(), output.dim_order()));
@@ -86,7 +86,7 @@ class embedding {
         layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
         used_memory<Precision>{how.memory.weight, how.memory.gradient, how.memory.weight != nullptr,
                                how.memory.gradient != nullptr});
-    tokens_ = resolve_.from().local_size() / width_;
+    tokens_ = resolve_.source().local_size() / width_;
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
@@ -94,10 +94,10 @@ class embedding {
     forward(mb, ids.data(), y.data());
     return y;
   }
-  /// The same on the caller's memory: this rank's part of the ids and of the output.
+  /// Forward on the caller's memory: this rank's part of the ids and of the output.
   void forward(const microbatch<Device>& mb, const token* ids, T* y) {
     Device& on = mb.ctx.device;
-    const range shown(on, names_.forward());
+    const range profiled(on, names_.forward());
     buffer<Device> product;
     T* out = y;
     if (!resolve_.trivial()) {
@@ -116,11 +116,11 @@ class embedding {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
     backward(mb, ids.data(), dy.data());
   }
-  /// The same on the caller's memory.
+  /// Backward on the caller's memory.
   void backward(const microbatch<Device>& mb, const token* ids, const T* dy) {
     if (!table_->trainable()) return;
     Device& on = mb.ctx.device;
-    const range shown(on, names_.backward());
+    const range profiled(on, names_.backward());
     buffer<Device> resolved;
     const T* d = dy;
     if (!unresolve_.trivial()) {

@@ -6,7 +6,7 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/errors.hpp"
-#include "plait/nn/layer_requirements.hpp"
+#include "plait/nn/layer/requirements.hpp"
 #include "plait/tensor/tensor.hpp"
 
 namespace plait {
@@ -23,7 +23,7 @@ struct layer_types {
   using tensor_of = tensor<T, Spec, Device>;
 };
 
-/// What pipelines, combinators and predictions ask of a layer, beside the types of `layer_types`:
+/// Pipelines, combinators and predictions ask this of a layer, beside the types of `layer_types`:
 ///
 ///     struct saved;                          // what `forward` keeps, besides its input
 ///     tensor_of<output> forward(mb, const tensor_of<input>& x, saved* keep);            // null: no backward pass
@@ -77,7 +77,8 @@ struct dual_value_check {
     const layout given = layout_v<Given>, expected = dual(layout_v<Expected>);
     if (const verdict v = compare_dims(operand::gradient, expected.dim_order(), given.dim_order()); !v.ok()) return v;
     for (axis_id axis : differing_axes(given, expected))
-      return verdict{rule::wrong_dual, axis, given.sharded_by(axis), given.state_of(axis), expected.state_of(axis)};
+      return verdict{layout_error::wrong_dual, axis, given.sharded_by(axis), given.state_of(axis),
+                     expected.state_of(axis)};
     return verdict{};
   }();
 };

@@ -9,8 +9,8 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/linear_core.hpp"
-#include "plait/nn/policy_check.hpp"
+#include "plait/nn/layer/policy_check.hpp"
+#include "plait/nn/linear/core.hpp"
 
 namespace plait {
 
@@ -132,7 +132,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
     return y;
   }
-  /// The same on the caller's memory: this rank's part of the input and of the output.
+  /// Forward on the caller's memory: this rank's part of the input and of the output.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) { core_.forward(mb, x, y, keep); }
 
   /// Takes the gradient of the output and returns that of the input, plus `addend` where that is not null; adds to the
@@ -146,7 +146,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.
+  /// Backward on the caller's memory. dx may be null: then only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx) {
     core_.backward(mb, x, kept, dy, dx);
   }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "plait/layout/errors.hpp"
-#include "plait/nn/sublayer.hpp"
+#include "plait/nn/strategy/branch.hpp"
 
 namespace plait {
 
@@ -50,7 +50,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, names_.forward());
+    const range profiled(ctx.device, names_.forward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));
@@ -71,7 +71,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
                                             saved& kept, const tensor<T, Gradient, Device>& dy) {
     const context<Device>& ctx = mb.ctx;
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
-    const range shown(ctx.device, names_.backward());
+    const range profiled(ctx.device, names_.backward());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));

@@ -5,10 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "plait/core/compiled.hpp"
 #include "plait/device/range.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
-#include "plait/nn/linear_core.hpp"
+#include "plait/nn/linear/core.hpp"
 
 namespace plait {
 namespace detail {
@@ -42,7 +43,7 @@ void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t 
   mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
 }
 
-/// What both norms share: sizes, the group that shares a row, and parameters of the last dim.
+/// The shared part of both norms: sizes, the group that shares a row, and parameters of the last dim.
 template <class Precision, compute_device Device>
 class norm_core {
  public:
@@ -120,10 +121,10 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     forward(mb, x.data(), y.data(), keep);
     return y;
   }
-  /// The same on the caller's memory.
+  /// Forward on the caller's memory.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, core_.names.forward());
+    const range profiled(ctx.device, core_.names.forward());
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -148,10 +149,10 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
+  /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, core_.names.backward());
+    const range profiled(ctx.device, core_.names.backward());
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
       kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
@@ -216,10 +217,10 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     forward(mb, x.data(), y.data(), keep);
     return y;
   }
-  /// The same on the caller's memory.
+  /// Forward on the caller's memory.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, core_.names.forward());
+    const range profiled(ctx.device, core_.names.forward());
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
@@ -247,10 +248,10 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
     return dx;
   }
-  /// The same on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
+  /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
-    const range shown(ctx.device, core_.names.backward());
+    const range profiled(ctx.device, core_.names.backward());
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {
@@ -289,5 +290,8 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   detail::norm_core<Precision, Device> core_;
   double eps_;
 };
+
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
 
 }  // namespace plait

@@ -10,10 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/hash.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/nn/parameter_use.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
@@ -25,7 +28,7 @@ struct initializer {
   double std = 0.02;
 };
 
-/// What the user of a parameter knows of it.
+/// Describes a parameter to its users.
 struct parameter_info {
   std::string name;                 ///< unique in a model; Hugging Face's, in models
   std::vector<std::int64_t> shape;  ///< logical and global, without padding; only the leading dim may be padded
@@ -154,7 +157,7 @@ class parameter {
     return all;
   }
   /// Elements that this rank uses.
-  std::int64_t used_size() const { return gather_.to().local_size(); }
+  std::int64_t used_size() const { return gather_.target().local_size(); }
   parameter_state state() const {
     if (!current_) return phase_ == phase::updated ? parameter_state::updated : parameter_state::stale;
     return phase_ == phase::accumulating ? parameter_state::accumulating
@@ -175,12 +178,13 @@ class parameter {
   }
   const gradient_type* gradient() const { return const_cast<parameter*>(this)->gradient(); }
 
-  /// What layers read. Throws while the parameter is stale.
+  /// Returns the values that layers read. Throws while the parameter is stale.
   const weight_type* used_value() const {
     require_gathered();
     return used_value_;
   }
-  /// What backward passes add to. Throws unless the parameter is accumulating; not for a frozen one.
+  /// Returns the gradient that backward passes add to. Throws unless the parameter is accumulating; not for a frozen
+  /// one.
   gradient_type* used_gradient() const {
     require_accumulating();
     return used_gradient_;
@@ -259,7 +263,7 @@ class parameter {
                     ctx.device.main_stream());
     phase_ = phase::accumulating;
   }
-  /// The same where the caller, whose memory it is, has zeroed it.
+  /// Begins a gradient that the caller, whose memory it is, has zeroed.
   void begin_gradient() {
     if (!frozen_) phase_ = phase::accumulating;
   }
@@ -316,12 +320,8 @@ class parameter {
   const executor& gather_plan() const { return gather_; }
   const executor& reduce_plan() const { return reduce_; }
 
-  /// FNV-1a of a name: the stream of its random numbers.
-  static constexpr std::uint64_t stream_of(std::string_view name) {
-    std::uint64_t hash = 14695981039346656037ull;
-    for (char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-    return hash;
-  }
+  /// Returns the stream of random numbers of a parameter with this name.
+  static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
 
  private:
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
@@ -361,7 +361,7 @@ class parameter {
 template <class Precision, compute_device Device>
 using parameter_ptr = std::shared_ptr<parameter<Precision, Device>>;
 
-/// What a step does with all parameters of a layer or a model before its first pass: gathers them, and begins their
+/// Prepares all parameters of a layer or a model for a step's first pass: gathers them, and begins their
 /// gradients. Collective.
 template <compute_device Device, class Layer>
 void gather_parameters(const context<Device>& ctx, Layer& layer) {
@@ -371,5 +371,8 @@ template <compute_device Device, class Layer>
 void zero_gradients(const context<Device>& ctx, Layer& layer) {
   layer.visit([&](auto& p) { p.zero_gradient(ctx); });
 }
+
+PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
 
 }  // namespace plait

@@ -77,7 +77,7 @@ class sequence_order {
     for (std::int64_t i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = position(first + i);
     return all;
   }
-  /// The same as runs in the order of the text; a run's `at` counts from `first`.
+  /// The positions as runs in original order; a run's `at` counts from `first`.
   std::vector<token_run> runs(std::int64_t first, std::int64_t count) const {
     const std::int64_t size = length_ / pieces_;
     std::vector<token_run> all;

@@ -6,10 +6,10 @@
 
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/describe.hpp"
-#include "plait/nn/attention_policy.hpp"
-#include "plait/nn/linear_rule.hpp"
+#include "plait/nn/attention/policy.hpp"
+#include "plait/nn/linear/rule.hpp"
 #include "plait/nn/sequence_order.hpp"
-#include "plait/nn/strategy_check.hpp"
+#include "plait/nn/strategy/check.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
@@ -29,7 +29,7 @@ namespace plait {
 ///
 /// The residual may shard its last dim, `hidden`, over axes of its own: weights then shard it alike, which is
 /// two-dimensional tensor parallelism. `branch_input` and `branch_output`, both or none, are how attention and MLP take
-/// and give their tensors, where that is not as the residual lies: `in_parallel` (nn/strategy_parallel.hpp) makes them
+/// and give their tensors, where that is not as the residual lies: `in_parallel` (nn/strategy/parallel.hpp) makes them
 /// for blocks whose branches share one gather and one reduction.
 template <class S>
 concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {

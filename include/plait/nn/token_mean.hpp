@@ -29,7 +29,7 @@ struct same_rows_value {
     verdict v;
     for (axis_id axis : union_of(sum.partial, count.partial))
       if (sum.partial.contains(axis) != count.partial.contains(axis))
-        v.worsen({rule::wrong_dual, axis, {}, sum.state_of(axis), count.state_of(axis)});
+        v.worsen({layout_error::wrong_dual, axis, {}, sum.state_of(axis), count.state_of(axis)});
     return v;
   }();
 };

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
-#include "plait/data/json_writer.hpp"
+#include "plait/io/json_writer.hpp"
 #include "plait/observe/step_record.hpp"
 
 namespace plait {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "plait/core/text.hpp"
-#include "plait/data/atomic_file.hpp"
+#include "plait/io/atomic_file.hpp"
 
 namespace plait {
 

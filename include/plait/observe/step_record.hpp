@@ -4,7 +4,7 @@
 
 namespace plait {
 
-/// What one optimizer step reports, the same on every rank.
+/// The report of one optimizer step, equal on every rank.
 struct step_record {
   std::int64_t step = 0;         ///< counted from 1: steps finished
   double loss = 0;               ///< nats per counted token of the global batch

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/observe/trace.hpp"
-#include "plait/parallel/pipeline_executor.hpp"
+#include "plait/pipeline/executor.hpp"
 
 namespace plait {
 
@@ -38,8 +38,8 @@ struct step_event {
 };
 static_assert(std::is_trivially_copyable_v<step_event>);
 
-/// What one rank's executor and recorder have seen of a step. `group` tells apart the pipelines of a mesh, `origin` is
-/// the `comm_clock` of a moment that all ranks share, such as the end of a barrier.
+/// The events of a step that one rank's executor and recorder have seen. `group` tells apart the pipelines of a mesh,
+/// `origin` is the `comm_clock` of a moment that all ranks share, such as the end of a barrier.
 inline std::vector<step_event> events_of(const pipeline_shape& shape, const std::vector<pipeline_event>& steps,
                                          const recorder& communication, std::uint64_t group, double origin) {
   std::vector<step_event> all;
@@ -133,7 +133,7 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
   return t;
 }
 
-/// What the actions of a measured timeline cost: of each stage and kind the mean.
+/// The costs of the actions of a measured timeline: of each stage and kind the mean.
 inline schedule_costs measured_costs(const pipeline_timeline& t) {
   constexpr std::size_t kinds = 4;
   const auto stages = static_cast<std::size_t>(t.shape.stages());

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "plait/core/text.hpp"
-#include "plait/data/atomic_file.hpp"
-#include "plait/data/json_writer.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/io/json_writer.hpp"
 #include "plait/schedule/posting.hpp"
 #include "plait/schedule/timeline.hpp"
 
@@ -30,7 +30,7 @@ struct trace_event {
   std::uint64_t flow_in = 0;   ///< the same number; 0: none. A number is used by one pair of events.
 };
 
-/// What a track is called; tracks without a name are called by their number.
+/// The name of a track; tracks without a name are called by their number.
 struct trace_track {
   int rank = 0;
   int track = 0;

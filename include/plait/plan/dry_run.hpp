@@ -10,11 +10,11 @@
 #include "plait/device/counting.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/parallel/train_step.hpp"
+#include "plait/train/train_step.hpp"
 
 namespace plait {
 
-/// What a layer does in one forward and one backward pass, on one rank.
+/// The work of a layer in one forward and one backward pass, on one rank.
 struct layer_plan {
   ledger forward, backward;     ///< what it sends
   std::int64_t kept_bytes = 0;  ///< that the forward pass keeps, besides input and output
@@ -56,7 +56,7 @@ layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t 
   return plan;
 }
 
-/// What a training step does on one rank.
+/// The work of a training step on one rank.
 struct step_plan {
   ledger traffic;
   std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included

@@ -6,7 +6,7 @@
 
 namespace plait {
 
-/// What a matrix product is computed in, as far as peaks differ.
+/// The number types of a matrix product, as far as peaks differ.
 enum class product_kind { f32, tf32, bf16 };
 
 constexpr const char* name_of(product_kind kind) {

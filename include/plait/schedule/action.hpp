@@ -8,7 +8,7 @@
 
 namespace plait {
 
-/// What a rank computes for one microbatch in one of its chunks of the model.
+/// A computation of a rank for one microbatch in one of its chunks of the model.
 ///
 /// A *backward* is either one action, B, or two (arXiv 2401.10241): I gives the gradient of the chunk's input, on which
 /// the stage before waits, and W the gradients of its weights, on which nobody waits.

@@ -20,8 +20,8 @@ struct stage_action {
 };
 
 [[noreturn]] inline void bad_cell(int row, std::size_t column, std::string_view cell, const std::string& what) {
-  const std::string shown = cell.size() <= 60 ? std::string(cell) : std::string(cell.substr(0, 57)) + "...";
-  fail({"schedule CSV, row ", row + 1, ", cell ", column + 1, " \"", shown, "\": ", what});
+  const std::string excerpt = cell.size() <= 60 ? std::string(cell) : std::string(cell.substr(0, 57)) + "...";
+  fail({"schedule CSV, row ", row + 1, ", cell ", column + 1, " \"", excerpt, "\": ", what});
 }
 
 inline std::string_view without_blanks(std::string_view text) {
@@ -111,7 +111,7 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
   return s;
 }
 
-/// The same format, without cells for idle time: `_load_csv` reads it.
+/// Writes that format, without cells for idle time: `_load_csv` reads it.
 inline std::string to_csv(const schedule& s) {
   std::string text;
   for (std::size_t r = 0; r < s.order.size(); ++r) {

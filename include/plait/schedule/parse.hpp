@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
-#include "plait/schedule/automatic.hpp"
 #include "plait/schedule/csv.hpp"
+#include "plait/schedule/search/automatic.hpp"
 #include "plait/schedule/verified.hpp"
 
 namespace plait {

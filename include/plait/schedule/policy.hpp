@@ -14,10 +14,10 @@ namespace plait {
 ///       static constexpr std::string_view name = "mine";                             // default "custom"
 ///       static constexpr int chunks = 2;                                             // per rank; default 1
 ///       static constexpr stage_placement placement = stage_placement::vee;           // default straight
-///       static constexpr schedule_verdict check(const pipeline_shape&) { ... }       // sizes it cannot serve; default
-///       none static constexpr schedule make(const pipeline_shape& shape) { ... }
+///       static constexpr schedule_verdict check(const pipeline_shape&) { ... }       // refuses sizes; default none
+///       static constexpr schedule make(const pipeline_shape& shape) { ... }
 ///     };
-///     static_assert(verify<my_schedule, stages<4>, microbatches<16>>());
+///     static_assert(verify<my_schedule, pipeline_ranks<4>, microbatches<16>>());
 template <class Policy>
 concept schedule_policy = requires(const pipeline_shape& shape) {
   { Policy::make(shape) } -> std::same_as<schedule>;

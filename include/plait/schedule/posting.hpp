@@ -114,7 +114,7 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
                                        const std::vector<std::vector<program_step>>& programs) {
   enum : unsigned char { made = 1, sent = 2, received = 4, used = 8 };
   std::vector<unsigned char> seen(slots(shape), 0);
-  const auto at = [](schedule_rule code, std::size_t r, std::size_t i, const program_step& step) {
+  const auto at = [](schedule_error code, std::size_t r, std::size_t i, const program_step& step) {
     return schedule_verdict{.code = code, .rank = static_cast<int>(r), .position = static_cast<int>(i), .step = step};
   };
   for (std::size_t r = 0; r < programs.size(); ++r) {
@@ -123,11 +123,11 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
       const program_step& step = programs[r][i];
       transfer t;
       if (step.kind == step_kind::compute) {
-        if (step.action.chunk >= shape.chunks) return at(schedule_rule::unknown_chunk, r, i, step);
-        if (step.action.microbatch >= shape.microbatches) return at(schedule_rule::unknown_microbatch, r, i, step);
+        if (step.action.chunk >= shape.chunks) return at(schedule_error::unknown_chunk, r, i, step);
+        if (step.action.microbatch >= shape.microbatches) return at(schedule_error::unknown_microbatch, r, i, step);
         if (input_of(shape, rank, step.action, t)) {
           unsigned char& flags = seen[slot_of(shape, t)];
-          if ((flags & received) == 0) return at(schedule_rule::transfer_missing, r, i, {step_kind::receive, {}, t});
+          if ((flags & received) == 0) return at(schedule_error::transfer_missing, r, i, {step_kind::receive, {}, t});
           flags |= used;
         }
         if (output_of(shape, rank, step.action, t)) seen[slot_of(shape, t)] |= made;
@@ -135,7 +135,7 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
       }
       t = step.transfer;
       const bool send = step.kind == step_kind::send;
-      const schedule_rule misplaced = send ? schedule_rule::send_misplaced : schedule_rule::receive_misplaced;
+      const schedule_error misplaced = send ? schedule_error::send_misplaced : schedule_error::receive_misplaced;
       const int step_to = t.kind == transfer_kind::activation ? 1 : -1;
       if (t.from_stage < 0 || t.from_stage >= shape.stages() || t.to_stage != t.from_stage + step_to ||
           t.to_stage < 0 || t.to_stage >= shape.stages() || t.microbatch < 0 || t.microbatch >= shape.microbatches ||
@@ -143,7 +143,7 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
           shape.rank_of(t.from_stage) == shape.rank_of(t.to_stage))
         return at(misplaced, r, i, step);
       unsigned char& flags = seen[slot_of(shape, t)];
-      if ((flags & (send ? sent : received)) != 0) return at(schedule_rule::transfer_twice, r, i, step);
+      if ((flags & (send ? sent : received)) != 0) return at(schedule_error::transfer_twice, r, i, step);
       if (send && (flags & made) == 0) return at(misplaced, r, i, step);
       flags |= send ? sent : received;
     }
@@ -154,11 +154,11 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
       if (step.kind == step_kind::compute) {
         transfer t;
         if (output_of(shape, static_cast<int>(r), step.action, t) && (seen[slot_of(shape, t)] & sent) == 0)
-          return at(schedule_rule::transfer_missing, r, i, {step_kind::send, {}, t});
+          return at(schedule_error::transfer_missing, r, i, {step_kind::send, {}, t});
       } else if (const unsigned char flags = seen[slot_of(shape, step.transfer)]; (flags & sent) == 0) {
-        return at(schedule_rule::transfer_missing, r, i, {step_kind::send, {}, step.transfer});
+        return at(schedule_error::transfer_missing, r, i, {step_kind::send, {}, step.transfer});
       } else if ((flags & used) == 0 || (flags & received) == 0) {
-        return at(schedule_rule::receive_misplaced, r, i, {step_kind::receive, {}, step.transfer});
+        return at(schedule_error::receive_misplaced, r, i, {step_kind::receive, {}, step.transfer});
       }
     }
   return {};
@@ -251,7 +251,7 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
               home[other.kind == step_kind::send ? other.transfer.to_stage : other.transfer.from_stage];
           if (other.kind == step.kind || other_peer != rank) break;
           if (!(other.transfer == step.transfer))
-            return {.code = schedule_rule::messages_cross,
+            return {.code = schedule_error::messages_cross,
                     .rank = rank,
                     .position = position,
                     .step = step,
@@ -278,7 +278,7 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
     if (position < 0) continue;
     const program_step& step = programs[r][static_cast<std::size_t>(position)];
     schedule_verdict v{
-        .code = schedule_rule::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
+        .code = schedule_error::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
     if (step.kind == step_kind::compute) return v;
     v.other_rank = shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
     v.other_position = stuck_at(static_cast<std::size_t>(v.other_rank));
@@ -299,7 +299,7 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                                            const std::vector<std::vector<program_step>>& programs,
                                            posting_rule rule = posting_rule::global_list) {
   if (!shape.legal() || programs.size() != static_cast<std::size_t>(shape.ranks))
-    return {.code = schedule_rule::shape_illegal};
+    return {.code = schedule_error::shape_illegal};
   if (const schedule_verdict v = detail::check_steps(shape, programs); !v.ok()) return v;
   return detail::run_programs(shape, programs, rule);
 }

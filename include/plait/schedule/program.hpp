@@ -31,7 +31,7 @@ inline std::string describe(const program_step& step) {
   }
 }
 
-/// What every rank computes, sends and receives, in the one order that every backend follows.
+/// The computations, sends and receives of every rank, in the one order that every backend follows.
 ///
 /// The communication of a rank is the projection of the global transfer list (`simulation::transfers`) onto it, merged
 /// with its actions: a send follows the action that makes it, a receive precedes the first action that ends after the

@@ -32,10 +32,10 @@ struct schedule_name {
 /// Who computes what in which order: the whole of a pipeline schedule, as data. Communication is derived from it
 /// (`program.hpp`), so are its times (`simulate.hpp`) and whether it is legal (`verify.hpp`).
 ///
-///     schedule s = parse_schedule("interleaved:2", ranks, microbatches);  // or interleaved<2>::make(...), or one's
-///     own require_verified(s);                                                // complete, ordered, free of deadlock
-///     auto programs = rank_program(s, costs);                             // what each rank computes, sends and
-///     receives for (const program_step& step : programs[my_rank]) ...              // an executor
+///     schedule s = parse_schedule("interleaved:2", ranks, microbatches);  // or interleaved<2>::make(...), or your own
+///     require_verified(s);                                                // complete, ordered, free of deadlock
+///     auto programs = rank_program(s, costs);                 // what each rank computes, sends and receives
+///     for (const program_step& step : programs[my_rank]) ...  // an executor
 ///
 /// Usable in constant expressions, where it must not outlive the expression.
 struct schedule {

@@ -31,7 +31,7 @@ struct action_times {
   }
 };
 
-/// What actions and messages cost. The defaults are the unit costs of the literature: F = I = W = 1, B = 2, and
+/// The costs of actions and messages. The defaults are the unit costs of the literature: F = I = W = 1, B = 2, and
 /// communication takes no time.
 struct schedule_costs {
   /// Of one microbatch in *all* chunks of a rank; one of v chunks takes a v-th of it. Schedules with different numbers
@@ -53,7 +53,7 @@ struct schedule_costs {
   }
 };
 
-/// What one stage sends to the next (an activation) or to the one before (its gradient).
+/// A message from one stage to the next (an activation) or to the one before (its gradient).
 enum class transfer_kind : std::uint8_t { activation, gradient };
 
 /// One message between two ranks. Stages on one rank hand over in place: that is no transfer.

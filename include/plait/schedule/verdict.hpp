@@ -11,7 +11,7 @@ namespace plait {
 
 /// The outcome of a check with its facts: the first offending action or message, and where it stands.
 struct schedule_verdict {
-  schedule_rule code = schedule_rule::ok;
+  schedule_error code = schedule_error::ok;
   int rank = -1;            ///< -1: no particular one
   int position = -1;        ///< in the rank's order (actions) or program (steps), from 0; -1: none
   program_step step{};      ///< what stands there, or is missing
@@ -21,14 +21,14 @@ struct schedule_verdict {
   int below = 0;  ///< nearest legal number of microbatches (or limit on activations) below; 0: none
   int above = 0;  ///< ... and above
 
-  constexpr bool ok() const { return code == schedule_rule::ok; }
+  constexpr bool ok() const { return code == schedule_error::ok; }
 };
 
 /// The verdict as one line: "rank 2, action 5 (B3.0): a backward comes before ...".
 inline std::string describe(const schedule_verdict& v) {
   if (v.ok()) return "ok";
   std::string text;
-  const bool in_program = v.code >= schedule_rule::send_misplaced;
+  const bool in_program = v.code >= schedule_error::send_misplaced;
   if (v.rank >= 0) {
     append(text, {"rank ", v.rank, ", "});
     if (v.position >= 0) append(text, {in_program ? "step " : "action ", v.position, " "});
@@ -44,9 +44,9 @@ inline std::string describe(const schedule_verdict& v) {
   }
   if (v.below > 0 || v.above > 0) {
     const bool both = v.below > 0 && v.above > 0;
-    text += v.code == schedule_rule::over_activation_limit ? "; the nearest legal limit is "
-            : both                                         ? "; the nearest legal numbers of microbatches are "
-                                                           : "; the nearest legal number of microbatches is ";
+    text += v.code == schedule_error::over_activation_limit ? "; the nearest legal limit is "
+            : both                                          ? "; the nearest legal numbers of microbatches are "
+                                                            : "; the nearest legal number of microbatches is ";
     if (v.below > 0) text += std::to_string(v.below);
     if (both) text += " and ";
     if (v.above > 0) text += std::to_string(v.above);

@@ -2,19 +2,19 @@
 
 #include "plait/schedule/errors.hpp"
 // The errors first: a compiler prints the way to them.
-#include "plait/schedule/controllable_memory.hpp"
-#include "plait/schedule/dualpipe_v.hpp"
-#include "plait/schedule/one_f_one_b.hpp"
+#include "plait/schedule/generators/controllable_memory.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
 #include "plait/schedule/policy.hpp"
-#include "plait/schedule/zero_bubble.hpp"
 
 namespace plait {
 
-/// Arguments of `verify<...>`: the extent of the pipeline axis (each of these stages holds the policy's chunks), the
-/// microbatches of a step, and the most activations a rank may keep, in microbatch-stages.
+/// Arguments of `verify<...>`: the ranks along the pipeline axis (each holds as many stages as the policy has chunks),
+/// the microbatches of a step, and the most activations a rank may keep, in microbatch-stages.
 template <int N>
-struct stages {
-  static_assert(N >= 1, "stages<N> needs at least one stage");
+struct pipeline_ranks {
+  static_assert(N >= 1, "pipeline_ranks<N> needs at least one rank");
 };
 template <int N>
 struct microbatches {
@@ -42,7 +42,7 @@ constexpr schedule_verdict verdict_of(const verify_options& options) {
   const pipeline_shape shape = shape_of<Policy>(Ranks, Microbatches);
   if (const schedule_verdict v = check_shape<Policy>(shape); !v.ok()) return v;
   const schedule s = Policy::make(shape);
-  if (s.shape != shape) return {.code = schedule_rule::placement_differs};
+  if (s.shape != shape) return {.code = schedule_error::placement_differs};
   return verify(s, options);
 }
 
@@ -61,47 +61,43 @@ constexpr auto nearest_fact() {
     return no_nearest{};
 }
 
-struct schedule_accepted {};
-template <bool Ok, class Verifier, class... Arguments>
-struct schedule_consequence {
-  using type = schedule_accepted;
-};
-/// The class whose instantiation is the error.
 template <class Verifier, class... Arguments>
-struct schedule_consequence<false, Verifier, Arguments...> {
+struct schedule_refusal {
   static constexpr schedule_verdict v = Verifier::verdict;
-  using type = schedule_refused<v.code, Arguments..., at_rank<v.rank>, at_position<v.position>,
-                                decltype(action_fact<v>()), decltype(nearest_fact<v>())>;
+  using type = refused<v.code, Arguments..., at_rank<v.rank>, at_position<v.position>, decltype(action_fact<v>()),
+                       decltype(nearest_fact<v>())>;
 };
 
 template <class Policy, class... Arguments>
 struct verifier;
 template <class Policy, int Ranks, int Microbatches>
-struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>> {
+struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>> {
   static constexpr schedule_verdict verdict = verdict_of<Policy, Ranks, Microbatches>({});
 };
 template <class Policy, int Ranks, int Microbatches, int Limit>
-struct verifier<Policy, stages<Ranks>, microbatches<Microbatches>, activations_at_most<Limit>> {
+struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>, activations_at_most<Limit>> {
   static constexpr schedule_verdict verdict =
       verdict_of<Policy, Ranks, Microbatches>({.max_activations = static_cast<double>(Limit)});
 };
 
 }  // namespace detail
 
-/// `verify` at compile time. True, or the text of the rule that is broken, with the first offending action.
+/// Verifies a schedule at compile time. Returns true, or is an error whose text names what is broken and the first
+/// offending action.
 ///
-/// Takes about a tenth of a second for 4 stages and 16 microbatches, and fits the limits that compilers set by
-/// themselves up to 8 stages with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
+/// It takes about a tenth of a second for 4 ranks and 16 microbatches, and fits the limits that compilers set by
+/// themselves up to 8 ranks with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s
 /// -fconstexpr-ops-limit, or `require_verified`, which takes milliseconds at run time.
 ///
-///     static_assert(plait::verify<plait::interleaved<2>, plait::stages<4>, plait::microbatches<16>>());
-///     static_assert(plait::verify<plait::zb_h1, plait::stages<4>, plait::microbatches<16>,
+///     static_assert(plait::verify<plait::interleaved<2>, plait::pipeline_ranks<4>, plait::microbatches<16>>());
+///     static_assert(plait::verify<plait::zb_h1, plait::pipeline_ranks<4>, plait::microbatches<16>,
 ///                                 plait::activations_at_most<4>>());
-template <schedule_policy Policy, class Stages, class Microbatches, class... Limits>
+template <schedule_policy Policy, class Ranks, class Microbatches, class... Limits>
 constexpr bool verify() {
-  using verifier = detail::verifier<Policy, Stages, Microbatches, Limits...>;
+  using verifier = detail::verifier<Policy, Ranks, Microbatches, Limits...>;
   using consequence =
-      detail::schedule_consequence<verifier::verdict.ok(), verifier, Policy, Stages, Microbatches, Limits...>;
+      detail::consequence_of<verifier::verdict.ok(),
+                             detail::schedule_refusal<verifier, Policy, Ranks, Microbatches, Limits...>>;
   // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
   return requires { sizeof(typename consequence::type); } || true;
 }

@@ -9,7 +9,7 @@
 
 namespace plait {
 
-/// What `verify` asks of a schedule besides that it is complete, ordered and finishes.
+/// Demands of `verify` besides that a schedule is complete, ordered and finishes.
 struct verify_options {
   posting_rule posting = posting_rule::global_list;
   /// Most activations that a rank may keep, in microbatch-stages (one of v chunks counts 1/v); negative: any.
@@ -29,7 +29,7 @@ constexpr int peak_chunks(const std::vector<action>& order) {
 }
 
 constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
-  if (!shape.legal()) return {.code = schedule_rule::shape_illegal};
+  if (!shape.legal()) return {.code = schedule_error::shape_illegal};
   return {};
 }
 
@@ -37,7 +37,7 @@ constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
 constexpr schedule_verdict check_actions(const schedule& s, double max_activations) {
   const pipeline_shape& shape = s.shape;
   if (const schedule_verdict v = check_shape(shape); !v.ok()) return v;
-  if (s.order.size() != static_cast<std::size_t>(shape.ranks)) return {.code = schedule_rule::shape_illegal};
+  if (s.order.size() != static_cast<std::size_t>(shape.ranks)) return {.code = schedule_error::shape_illegal};
 
   const auto bit = [](action_kind kind) { return static_cast<unsigned char>(1u << static_cast<unsigned>(kind)); };
   constexpr unsigned char f = 1, b = 2, i_half = 4, w_half = 8;
@@ -48,27 +48,27 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
     for (std::size_t i = 0; i < order.size(); ++i) {
       const action a = order[i];
       schedule_verdict wrong{.rank = r, .position = static_cast<int>(i), .step = {step_kind::compute, a, {}}};
-      const auto refuse = [&](schedule_rule code) {
+      const auto refuse = [&](schedule_error code) {
         wrong.code = code;
         return wrong;
       };
-      if (a.chunk >= shape.chunks) return refuse(schedule_rule::unknown_chunk);
-      if (a.microbatch >= shape.microbatches) return refuse(schedule_rule::unknown_microbatch);
+      if (a.chunk >= shape.chunks) return refuse(schedule_error::unknown_chunk);
+      if (a.microbatch >= shape.microbatches) return refuse(schedule_error::unknown_microbatch);
       unsigned char& flags =
           seen[static_cast<std::size_t>(shape.stage_of(r, a.chunk) * shape.microbatches + a.microbatch)];
-      if ((flags & bit(a.kind)) != 0) return refuse(schedule_rule::done_twice);
-      if (a.kind != action_kind::forward && (flags & f) == 0) return refuse(schedule_rule::backward_before_forward);
+      if ((flags & bit(a.kind)) != 0) return refuse(schedule_error::done_twice);
+      if (a.kind != action_kind::forward && (flags & f) == 0) return refuse(schedule_error::backward_before_forward);
       if ((a.kind == action_kind::backward && (flags & (i_half | w_half)) != 0) ||
           (a.kind != action_kind::backward && (flags & b) != 0))
-        return refuse(schedule_rule::two_backwards);
+        return refuse(schedule_error::two_backwards);
       if (a.kind == action_kind::weight_backward && (flags & i_half) == 0)
-        return refuse(schedule_rule::weight_before_input);
+        return refuse(schedule_error::weight_before_input);
       flags |= bit(a.kind);
       if (a.kind == action_kind::forward) ++held;
       if (frees_activations(a.kind)) --held;
       if (max_activations >= 0 && held > max_activations * shape.chunks + 1e-9) {
         wrong.above = (peak_chunks(order) + shape.chunks - 1) / shape.chunks;
-        return refuse(schedule_rule::over_activation_limit);
+        return refuse(schedule_error::over_activation_limit);
       }
     }
   }
@@ -77,11 +77,11 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
       for (int mb = 0; mb < shape.microbatches; ++mb) {
         const unsigned char flags = seen[static_cast<std::size_t>(shape.stage_of(r, chunk) * shape.microbatches + mb)];
         if ((flags & f) == 0)
-          return {.code = schedule_rule::forward_missing,
+          return {.code = schedule_error::forward_missing,
                   .rank = r,
                   .step = {step_kind::compute, forward_of(chunk, mb), {}}};
         if ((flags & (b | w_half)) == 0)
-          return {.code = schedule_rule::backward_missing,
+          return {.code = schedule_error::backward_missing,
                   .rank = r,
                   .step = {step_kind::compute,
                            (flags & i_half) != 0 ? weight_backward_of(chunk, mb) : backward_of(chunk, mb),
@@ -98,7 +98,7 @@ constexpr schedule_verdict name_stuck(const schedule& s, const std::vector<int>&
     if (at == s.order[rank].size()) continue;
     const action a = s.order[rank][at];
     const int stage = s.shape.stage_of(r, a.chunk);
-    schedule_verdict v{.code = schedule_rule::never_ready,
+    schedule_verdict v{.code = schedule_error::never_ready,
                        .rank = r,
                        .position = done[rank],
                        .step = {step_kind::compute, a, {}},

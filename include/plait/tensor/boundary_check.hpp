@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "plait/layout/bytes.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/layout/local_box.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/layout/spec.hpp"
 #include "plait/tensor/context.hpp"

@@ -19,7 +19,7 @@ constexpr dim_sizes sizes_of(Sizes... sizes) {
   return table;
 }
 
-/// What layers run in: one rank's device and mesh, the global size of every dim, and the seed of random numbers.
+/// Layers run in a context: one rank's device and mesh, the global size of every dim, and the seed of random numbers.
 /// Nothing in it changes during a step; what differs between microbatches is in `microbatch` (tensor/microbatch.hpp).
 template <compute_device Device>
 struct context {

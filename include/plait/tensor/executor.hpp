@@ -2,45 +2,26 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/world.hpp"
-#include "plait/core/error.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/kernels.hpp"
-#include "plait/layout/bytes.hpp"
-#include "plait/layout/describe.hpp"
-#include "plait/layout/make_plan.hpp"
+#include "plait/layout/cost.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/layout/plan.hpp"
 
 namespace plait {
 
 /// `a` without the axes along which there is one rank: they cost nothing and mean nothing.
-inline layout prune(const layout& a, const world& w) {
-  layout b;
-  for (const dim_placement& p : a.dims) b.dims.push_back({p.dim, w.pruned(p.axes)});
-  b.replicated = w.pruned(a.replicated);
-  b.partial = w.pruned(a.partial);
-  b.invariant = w.pruned(a.invariant);
-  return b;
-}
+layout prune(const layout& a, const world& w);
 
 /// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
 /// extents.
-inline void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where) {
-  for (const dim_placement& p : a.dims) {
-    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
-    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
-    if (size % ranks == 0) continue;
-    std::string extents;
-    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
-    fail({where, ": ", text_of(rule::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ", extents,
-          " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
-          (size / ranks + 1) * ranks});
-  }
-}
+void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where);
 
 /// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
 /// on contiguous row-major local arrays of any dtype.
@@ -48,44 +29,19 @@ class executor {
  public:
   executor() = default;
   /// Throws `plait::error` that names `where` if a dim does not divide or the dims differ.
-  executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where)
-      : executor(make_plan(prune(from, w), prune(to, w), w.shape(), sizes), w, sizes, where) {}
+  executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
   /// Runs a given plan, such as the mirror of another.
-  executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where) : plan_(p) {
-    enforce(plan_.verdict, where);
-    enforce_divides(plan_.from, w.shape(), sizes, where);
-    enforce_divides(plan_.to, w.shape(), sizes, where);
-    const std::int64_t rank = w.rank();
-    source_ = local_box(plan_.from, w.shape(), sizes, rank);
-    box before = source_;
-    for (const step& s : plan_.steps) {
-      stage g{s.kind,
-              -1,
-              w.shape().size(s.axes),
-              w.shape().index_in(rank, s.axes),
-              communicates(s.kind) ? &w.group(s.axes) : nullptr,
-              before,
-              local_box(s.after, w.shape(), sizes, rank),
-              {}};
-      if (s.dim) g.dim = plan_.from.find(s.dim);
-      if (s.kind == move::all_to_all) g.peers = peers(s, static_cast<std::size_t>(&s - plan_.steps.begin()), w, sizes);
-      before = g.after;
-      if (communicates(s.kind))
-        costs_.push_back(cost(plan_, static_cast<std::size_t>(&s - plan_.steps.begin()), w.shape(), sizes, 1));
-      stages_.push_back(std::move(g));
-    }
-    target_ = before;
-  }
+  executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where);
 
-  const plan& steps() const { return plan_; }
-  plan backward() const { return mirror(plan_); }
-  const box& from() const { return source_; }
-  const box& to() const { return target_; }
+  const plan& planned() const { return plan_; }
+  plan backward() const;
+  const box& source() const { return source_; }
+  const box& target() const { return target_; }
   /// True if no data moves: input and output are the same local array.
   bool trivial() const {
-    for (const stage& s : stages_)
-      if (s.kind != move::relabel) return false;
+    for (const ready_step& s : ready_)
+      if (s.kind != transition_kind::relabel) return false;
     return true;
   }
 
@@ -108,9 +64,9 @@ class executor {
     const std::size_t element = size_of(type);
     const void* current = in;
     buffer<Device> held;
-    for (std::size_t i = 0; i < stages_.size(); ++i) {
-      const stage& s = stages_[i];
-      if (s.kind == move::relabel) continue;
+    for (std::size_t i = 0; i < ready_.size(); ++i) {
+      const ready_step& s = ready_[i];
+      if (s.kind == transition_kind::relabel) continue;
       buffer<Device> next;
       void* target = out;
       if (i != last) {
@@ -128,12 +84,12 @@ class executor {
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-  /// What an all-to-all exchanges with one rank of its group: boxes in the coordinates of the global tensor.
+  /// The exchange of an all-to-all with one rank of its group: boxes in the coordinates of the global tensor.
   struct peer {
     box send, receive;
   };
-  struct stage {
-    move kind;
+  struct ready_step {
+    transition_kind kind;
     int dim;
     std::int64_t ranks, index;
     any_communicator* comm;
@@ -141,48 +97,26 @@ class executor {
     std::vector<peer> peers;
   };
 
-  std::size_t last_active() const {
-    for (std::size_t i = stages_.size(); i-- > 0;)
-      if (stages_[i].kind != move::relabel) return i;
-    return none;
-  }
+  std::size_t last_active() const;
 
-  std::vector<peer> peers(const step& s, std::size_t i, const world& w, const dim_sizes& sizes) const {
-    std::vector<peer> all(static_cast<std::size_t>(w.shape().size(s.axes)));
-    const std::int64_t own = w.rank();
-    const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
-    const box mine_after = local_box(s.after, w.shape(), sizes, own);
-    for (std::int64_t r = 0; r < w.size(); ++r)
-      if (w.shape().group_of(r, s.axes) == w.shape().group_of(own, s.axes))
-        all[static_cast<std::size_t>(w.shape().index_in(r, s.axes))] = {
-            intersect(mine_before, local_box(s.after, w.shape(), sizes, r)),
-            intersect(mine_after, local_box(plan_.before(i), w.shape(), sizes, r))};
-    return all;
-  }
+  std::vector<peer> peers(const redistribution_step& s, std::size_t i, const world& w, const dim_sizes& sizes) const;
 
   /// A box of a row-major array seen as [outer, rows, inner] around dimension `dim`.
   struct view {
     std::int64_t outer = 1, rows = 1, inner = 1;
   };
-  static view around(const box& b, int dim) {
-    view v;
-    for (int d = 0; d < b.dims; ++d) {
-      const std::int64_t n = b.local[static_cast<std::size_t>(d)];
-      (d < dim ? v.outer : d == dim ? v.rows : v.inner) *= n;
-    }
-    return v;
-  }
+  static view around(const box& b, int dim);
 
   template <class Device>
-  static void apply(Device& device, const stage& s, const void* in, void* out, dtype type) {
+  static void apply(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
     const auto element = static_cast<std::int64_t>(size_of(type));
     const auto whole = static_cast<std::size_t>(s.before.local_size());
     switch (s.kind) {
-      case move::relabel:
+      case transition_kind::relabel:
         return;
-      case move::slice:
-      case move::pad: {
-        const bool slicing = s.kind == move::slice;
+      case transition_kind::slice:
+      case transition_kind::pad: {
+        const bool slicing = s.kind == transition_kind::slice;
         const view large = around(slicing ? s.before : s.after, s.dim),
                    small = around(slicing ? s.after : s.before, s.dim);
         const std::int64_t row = small.rows * small.inner * element, stride = large.rows * large.inner * element;
@@ -194,12 +128,12 @@ class executor {
         }
         return;
       }
-      case move::keep_one:
+      case transition_kind::keep_one:
         if (s.index == 0) return device.copy(out, in, whole * size_of(type), device.main_stream());
         return device.zero(out, whole * size_of(type), device.main_stream());
-      case move::all_reduce:
+      case transition_kind::all_reduce:
         return s.comm->all_reduce(in, out, whole, type, reduce_op::sum);
-      case move::all_gather: {
+      case transition_kind::all_gather: {
         const view small = around(s.before, s.dim);
         if (small.outer == 1) return s.comm->all_gather(in, out, whole, type);
         buffer<Device> parts(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
@@ -209,7 +143,7 @@ class executor {
                          s.ranks * row);
         return;
       }
-      case move::reduce_scatter: {
+      case transition_kind::reduce_scatter: {
         const view small = around(s.after, s.dim);
         const auto part = static_cast<std::size_t>(s.after.local_size());
         if (small.outer == 1) return s.comm->reduce_scatter(in, out, part, type, reduce_op::sum);
@@ -220,13 +154,13 @@ class executor {
         s.comm->reduce_scatter(parts.data(), out, part, type, reduce_op::sum);
         return;
       }
-      case move::all_to_all:
+      case transition_kind::all_to_all:
         return exchange(device, s, in, out, type);
     }
   }
 
   template <class Device>
-  static void exchange(Device& device, const stage& s, const void* in, void* out, dtype type) {
+  static void exchange(Device& device, const ready_step& s, const void* in, void* out, dtype type) {
     const std::size_t ranks = s.peers.size();
     std::vector<std::size_t> send(ranks), send_at(ranks), receive(ranks), receive_at(ranks);
     std::size_t sent = 0, received = 0;
@@ -251,8 +185,14 @@ class executor {
 
   plan plan_;
   box source_, target_;
-  std::vector<stage> stages_;
+  std::vector<ready_step> ready_;
   std::vector<collective_cost> costs_;  ///< in elements
 };
 
+PLAIT_COMPILED_TEMPLATE(void executor::run<cpu>(cpu&, const void*, void*, dtype) const)
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/tensor/executor.ipp"  // IWYU pragma: keep
+#endif

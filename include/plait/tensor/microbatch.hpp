@@ -11,8 +11,8 @@
 
 namespace plait {
 
-/// What a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to make
-/// again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
+/// How much a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to
+/// make again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
 enum class recompute : std::uint8_t { none, selective, full };
 
 constexpr const char* name_of(recompute policy) {
@@ -64,10 +64,10 @@ struct microbatch {
   const std::int32_t* document_starts = nullptr;
   /// Where `backward` puts weight gradients; null: it computes them at once.
   weight_work* deferred = nullptr;
-  /// What a forward pass keeps.
+  /// How much a forward pass keeps.
   recompute policy = recompute::none;
 
-  /// The same microbatch under another policy.
+  /// Returns the same microbatch under another policy.
   microbatch keeping(recompute what) const {
     microbatch other = *this;
     other.policy = what;

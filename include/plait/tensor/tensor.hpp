@@ -53,7 +53,7 @@ class tensor {
   explicit operator bool() const { return data_ != nullptr; }
   void reset() { tensor().swap(*this); }
 
-  /// The same memory under an equivalent spec: invariant by mention or by default.
+  /// Returns the same memory under an equivalent spec: invariant by mention or by default.
   template <spec_like Other>
     requires(equivalent(layout_v<Spec>, layout_v<Other>))
   tensor<T, Other, Device> as() && {
@@ -68,7 +68,7 @@ class tensor {
     other.data_ = data_;
     return other;
   }
-  /// The same memory as a gradient: a value that has been overwritten with its own gradient.
+  /// Returns the same memory as a gradient: a value that has been overwritten with its own gradient.
   tensor<T, dual_t<Spec>, Device> into_dual() && { return release_to<dual_t<Spec>>(); }
 
   void swap(tensor& other) noexcept {

@@ -10,7 +10,7 @@
 
 #include "plait/testing/conformance_collectives.hpp"
 
-/// What every model of `communicator` must do, on any number of ranks: for who writes one. Every rank calls
+/// Checks what every model of `communicator` must do, on any number of ranks: for those who write one. Every rank calls
 /// `testing::conformance(comm)`; a difference throws `plait::error`, which says what differs. The arrays are in the
 /// host's memory, or in that of the thread's `memory_scope`.
 namespace plait::testing::conformance_parts {

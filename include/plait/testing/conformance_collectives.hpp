@@ -13,7 +13,7 @@
 #include "plait/comm/communicator.hpp"
 #include "plait/testing/conformance_memory.hpp"
 
-/// What each collective and message must do, one function for each; conformance.hpp calls them all. A difference throws
+/// Checks of each collective and message, one function for each; conformance.hpp calls them all. A difference throws
 /// `plait::error`. The values are small integers, so that sums are exact in every dtype.
 namespace plait::testing::conformance_parts {
 

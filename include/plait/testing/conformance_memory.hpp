@@ -79,7 +79,7 @@ class array {
   T* data() { return memory_ != nullptr ? device_ : host_.data(); }
   const T* data() const { return memory_ != nullptr ? device_ : host_.data(); }
   std::size_t size() const { return host_.size(); }
-  /// What is there now, by value.
+  /// Returns what is there now, by value.
   std::vector<T> values() const { return read(data(), size()); }
 
  private:

@@ -9,7 +9,7 @@
 
 #include "plait/core/error.hpp"
 
-/// What the checks of plait/testing find: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
+/// The findings of plait/testing: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
 namespace plait::testing {
 
 class findings {

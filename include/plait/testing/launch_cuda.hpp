@@ -1,6 +1,6 @@
 #pragma once
 
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 
 namespace plait::testing {
 

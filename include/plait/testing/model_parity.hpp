@@ -15,7 +15,7 @@
 #include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/sequence_order.hpp"
-#include "plait/parallel/pipeline_world.hpp"
+#include "plait/pipeline/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/verify.hpp"
 #include "plait/testing/launch.hpp"
@@ -31,7 +31,7 @@
 ///     CHECK(check_model(mesh{1, 1}.shape(), {mesh{2, 1}.shape(), mesh{2, 4}.shape()}, how, make).text() == "");
 namespace plait::testing {
 
-/// What is trained, and on what. Every token is a function of its global sample and position, so that all meshes see
+/// The training run of a check. Every token is a function of its global sample and position, so that all meshes see
 /// the same data.
 struct model_setup {
   /// Global sizes of all dims, for a microbatch of so many samples over the whole mesh (of a stage).
@@ -55,7 +55,7 @@ struct model_setup {
   std::function<bool(const std::string& name)> vanishes{};
 };
 
-/// What one rank saw. Tensors are gathered to their full logical shape; they are those of this rank's stages.
+/// The findings of one rank. Tensors are gathered to their full logical shape; they are those of this rank's stages.
 struct model_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
@@ -121,7 +121,7 @@ inline bool sends_over(const ledger& book, axis_id axis) {
 
 }  // namespace detail
 
-/// What `rank` of a mesh sends in a step, by a dry run.
+/// Returns the traffic of `rank` of a mesh in a step, by a dry run.
 template <class Make>
 step_plan predict_model(const mesh_shape& mesh, std::int64_t rank, const model_setup& how, Make& make,
                         const schedule* plan = nullptr) {
@@ -213,8 +213,8 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
   return all;
 }
 
-/// What one rank alone sees, on a mesh with the axes of `mesh`. Finds a case that shows nothing: a parameter without a
-/// gradient, a loss or weights that stay the same.
+/// Returns what one rank alone sees, on a mesh with the axes of `mesh`. Finds a case that shows nothing: a parameter
+/// without a gradient, a loss or weights that stay the same.
 template <class Make, class Launch = on_cpu>
 model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& make, findings& found,
                           const Launch& launch = {}) {

@@ -56,9 +56,9 @@ tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector
 template <class T, class Device>
 std::vector<double> collect_full(const context<Device>& ctx, const layout& from, const T* local) {
   const executor moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
-  auto there = make_buffer<T>(ctx.device, static_cast<std::size_t>(moves.to().local_size()));
+  auto there = make_buffer<T>(ctx.device, static_cast<std::size_t>(moves.target().local_size()));
   moves.run(ctx.device, local, there.data(), dtype_of<T>);
-  std::vector<T> out(static_cast<std::size_t>(moves.to().local_size()));
+  std::vector<T> out(static_cast<std::size_t>(moves.target().local_size()));
   ctx.device.download(out.data(), there.data(), there.bytes(), ctx.device.main_stream());
   return std::vector<double>(out.begin(), out.end());
 }

@@ -11,11 +11,12 @@
 #include <vector>
 
 #include "plait/core/text.hpp"
-#include "plait/parallel/pipeline_executor.hpp"
-#include "plait/parallel/weights_hash.hpp"
+#include "plait/pipeline/executor.hpp"
 #include "plait/testing/findings.hpp"
+#include "plait/train/weights_hash.hpp"
 
-/// What training leaves: the parameters of a model and their gradients as whole arrays with names, and what was kept.
+/// The values that training leaves: the parameters of a model and their gradients as whole arrays with names, and what
+/// was kept.
 namespace plait::testing {
 
 struct named_values {

@@ -17,7 +17,7 @@ file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/generated/all.hpp" "${all}")
 
 add_executable(app "${CMAKE_CURRENT_LIST_DIR}/app.cpp" "${CMAKE_CURRENT_LIST_DIR}/other.cpp")
 target_include_directories(app PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
-target_link_libraries(app PRIVATE plait::cpu)
+target_link_libraries(app PRIVATE plait::cpu ${app_links})
 if(TARGET plait::mpi)
   target_link_libraries(app PRIVATE plait::mpi)
 endif()

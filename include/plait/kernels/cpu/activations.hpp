@@ -13,13 +13,13 @@ namespace plait::kernels {
 namespace detail {
 
 template <class T>
-PLAIT_INLINE simd::pack<T> sigmoid(simd::pack<T> x) {
+PLAIT_ALWAYS_INLINE simd::pack<T> sigmoid(simd::pack<T> x) {
   return T(1) / (simd::exp<T>(-x) + T(1));
 }
 
 /// tanh u = 1 - 2 / (e^2u + 1)
 template <class T>
-PLAIT_INLINE simd::pack<T> tanh(simd::pack<T> u) {
+PLAIT_ALWAYS_INLINE simd::pack<T> tanh(simd::pack<T> u) {
   return T(1) - T(2) / (simd::exp<T>(u * T(2)) + T(1));
 }
 

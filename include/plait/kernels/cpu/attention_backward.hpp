@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstdint>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/cpu/attention_blocks.hpp"
 
@@ -151,5 +152,12 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O
     }
   }
 }
+
+PLAIT_COMPILED_TEMPLATE(void attention_backward(cpu&, const float*, const float*, const float*, const float*,
+                                                const float*, const float*, float*, float*, float*,
+                                                const attention_shape&, attention_accumulate, const float*))
+PLAIT_COMPILED_TEMPLATE(void attention_backward(cpu&, const double*, const double*, const double*, const double*,
+                                                const double*, const double*, double*, double*, double*,
+                                                const attention_shape&, attention_accumulate, const double*))
 
 }  // namespace plait::kernels

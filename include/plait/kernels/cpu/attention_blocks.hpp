@@ -8,7 +8,7 @@
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// What the forward and the backward pass of attention share: blocks, packing, masked exponentials of a row of scores.
+/// The shared part of attention's forward and backward pass: blocks, packing, masked exponentials of a row of scores.
 namespace plait::kernels::detail {
 
 /// Keys in a block: a row of scores is then 1 KiB of floats.
@@ -83,7 +83,7 @@ void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::
 
 /// The pack with the lanes from `count` on replaced by -infinity.
 template <class T>
-PLAIT_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t count) {
+PLAIT_ALWAYS_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t count) {
   simd::pack<T> lane;
   for (std::int64_t i = 0; i < simd::lanes<T>; ++i) lane[i] = static_cast<T>(i);
   const T limit = static_cast<T>(std::min(count, simd::lanes<T>));
@@ -92,7 +92,7 @@ PLAIT_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t count) {
 
 /// The largest of the first `count` scores of a row whose storage is a whole number of packs.
 template <class T>
-PLAIT_INLINE T row_maximum(const T* scores, std::int64_t count) {
+PLAIT_ALWAYS_INLINE T row_maximum(const T* scores, std::int64_t count) {
   constexpr std::int64_t w = simd::lanes<T>;
   simd::pack<T> m = simd::splat(-std::numeric_limits<T>::infinity());
   std::int64_t c = 0;
@@ -103,7 +103,7 @@ PLAIT_INLINE T row_maximum(const T* scores, std::int64_t count) {
 
 /// scores = exp(scores - shift) for the first `count` of a row, 0 for the rest up to `width`; returns their sum.
 template <class T>
-PLAIT_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int64_t width) {
+PLAIT_ALWAYS_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
   simd::pack<T> sum{};
   std::int64_t c = 0;
@@ -125,8 +125,8 @@ PLAIT_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int
 /// Turns a row of scores into probabilities and a row of their gradients into gradients of the scores:
 /// p = exp(s - lse), ds = p (dp - delta) for those from `first` on and before `count`, 0 for the rest up to `width`.
 template <class T>
-PLAIT_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t first, std::int64_t count,
-                                std::int64_t width) {
+PLAIT_ALWAYS_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t first, std::int64_t count,
+                                       std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
   std::int64_t c = 0;
   for (; c + w <= count; c += w) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/cpu/attention_blocks.hpp"
 
@@ -131,5 +132,10 @@ void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const sta
     }
   }
 }
+
+PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const float*, const float*, const float*, float*, float*,
+                                               const attention_shape&))
+PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double*, const double*, double*, double*,
+                                               const attention_shape&))
 
 }  // namespace plait::kernels

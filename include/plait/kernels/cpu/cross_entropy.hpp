@@ -38,14 +38,14 @@ bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, 
 
 /// A row without any valid column has nothing to add, whatever its maximum.
 template <class T>
-PLAIT_INLINE double sum_exp_of(const T* x, std::int64_t n, T maximum) {
+PLAIT_ALWAYS_INLINE double sum_exp_of(const T* x, std::int64_t n, T maximum) {
   return simd::sum_of<T>(
       n, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum); }, x);
 }
 
 template <class T, class Id>
-PLAIT_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& sum_exp, T& target_logit, T* sum_logits,
-                                    const vocabulary_range& range) {
+PLAIT_ALWAYS_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& sum_exp, T& target_logit, T* sum_logits,
+                                           const vocabulary_range& range) {
   const std::int64_t valid = range.valid();
   const std::int64_t at = static_cast<std::int64_t>(target) - range.first_column;
   sum_exp = static_cast<T>(sum_exp_of(x, valid, maximum));

@@ -53,7 +53,7 @@ void fill(cpu&, T* y, std::int64_t n, T value) {
 
 namespace detail {
 template <class To, class From>
-PLAIT_INLINE To converted(From x) {
+PLAIT_ALWAYS_INLINE To converted(From x) {
   if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, bf16>) {
     return x;
   } else if constexpr (std::is_same_v<To, bf16>) {

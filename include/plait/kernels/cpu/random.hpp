@@ -44,8 +44,8 @@ void for_each_run(const box& part, F f) {
 /// 64-bit lane to itself, so that a product's two halves come from one multiplication.
 inline constexpr std::int64_t blocks_at_once = 16;
 
-PLAIT_INLINE void many_random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first,
-                                    std::uint32_t* words) {
+PLAIT_ALWAYS_INLINE void many_random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first,
+                                           std::uint32_t* words) {
   using pack = simd::pack<std::uint64_t>;
   constexpr std::int64_t w = simd::lanes<std::uint64_t>;
   constexpr std::uint64_t low = 0xFFFFFFFFu;

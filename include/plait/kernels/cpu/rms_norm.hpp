@@ -35,15 +35,15 @@ void rms_inverse(cpu&, const T* sum_squares, T* inv_rms, std::int64_t rows, std:
 
 namespace detail {
 template <class T>
-PLAIT_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, std::int64_t columns) {
+PLAIT_ALWAYS_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, std::int64_t columns) {
   simd::transform(
       columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
 }
 
 /// dx = inv (dy w - x inv^2 dot / columns_global) + addend, where dot is the row's sum of dy w x; addend may be null.
 template <class T>
-PLAIT_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse, T dot, T* dx, std::int64_t columns,
-                             std::int64_t columns_global, const T* addend) {
+PLAIT_ALWAYS_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse, T dot, T* dx,
+                                    std::int64_t columns, std::int64_t columns_global, const T* addend) {
   const T pull = static_cast<T>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
                                 static_cast<double>(columns_global));
   if (addend == nullptr) {
@@ -61,7 +61,7 @@ PLAIT_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse
 }
 
 template <class T>
-PLAIT_INLINE T rms_row_dot(const T* x, const T* weight, const T* dy, std::int64_t columns) {
+PLAIT_ALWAYS_INLINE T rms_row_dot(const T* x, const T* weight, const T* dy, std::int64_t columns) {
   return static_cast<T>(simd::sum_of<T>(
       columns, [](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return d * w * v; }, x, weight, dy));
 }

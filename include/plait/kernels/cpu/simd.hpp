@@ -18,7 +18,7 @@
 #define PLAIT_IVDEP _Pragma("GCC ivdep")
 #endif
 
-#define PLAIT_INLINE inline __attribute__((always_inline))
+#define PLAIT_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace plait::kernels::simd {
 
@@ -44,12 +44,12 @@ template <class T>
 inline constexpr std::int64_t lanes = pack_bytes / static_cast<std::int64_t>(sizeof(T));
 
 template <class T>
-PLAIT_INLINE pack<T> splat(T value) {
+PLAIT_ALWAYS_INLINE pack<T> splat(T value) {
   return value - pack<T>{};
 }
 
 template <class T>
-PLAIT_INLINE pack<T> load(const T* from) {
+PLAIT_ALWAYS_INLINE pack<T> load(const T* from) {
   pack<T> p;
   std::memcpy(&p, from, pack_bytes);
   return p;
@@ -57,31 +57,31 @@ PLAIT_INLINE pack<T> load(const T* from) {
 
 /// The first `count` lanes from memory, the others `fill`.
 template <class T>
-PLAIT_INLINE pack<T> load_some(const T* from, std::int64_t count, T fill) {
+PLAIT_ALWAYS_INLINE pack<T> load_some(const T* from, std::int64_t count, T fill) {
   alignas(64) T lane[lanes<T>];
   for (std::int64_t i = 0; i < lanes<T>; ++i) lane[i] = i < count ? from[i] : fill;
   return load(lane);
 }
 
 template <class T>
-PLAIT_INLINE void store(pack<T> p, T* to) {
+PLAIT_ALWAYS_INLINE void store(pack<T> p, T* to) {
   std::memcpy(to, &p, pack_bytes);
 }
 
 template <class T>
-PLAIT_INLINE void store_some(pack<T> p, T* to, std::int64_t count) {
+PLAIT_ALWAYS_INLINE void store_some(pack<T> p, T* to, std::int64_t count) {
   alignas(64) T lane[lanes<T>];
   store<T>(p, lane);
   for (std::int64_t i = 0; i < count; ++i) to[i] = lane[i];
 }
 
 template <class T>
-PLAIT_INLINE pack<T> max(pack<T> a, pack<T> b) {
+PLAIT_ALWAYS_INLINE pack<T> max(pack<T> a, pack<T> b) {
   return a > b ? a : b;
 }
 
 template <class T>
-PLAIT_INLINE pack<T> sqrt(pack<T> x) {
+PLAIT_ALWAYS_INLINE pack<T> sqrt(pack<T> x) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) {
     return pack<T>(_mm512_maskz_sqrt_ps(0xFFFF, __m512(x)));
@@ -99,7 +99,7 @@ PLAIT_INLINE pack<T> sqrt(pack<T> x) {
 /// the next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that
 /// would be subnormal become 0, -infinity gives 0, too large gives infinity.
 template <class T>
-PLAIT_INLINE pack<T> exp(pack<T> x) {
+PLAIT_ALWAYS_INLINE pack<T> exp(pack<T> x) {
   using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
   constexpr bool single = sizeof(T) == 4;
   constexpr T high = single ? T(88.72283) : T(709.782712893384);
@@ -150,7 +150,7 @@ PLAIT_INLINE pack<T> exp(pack<T> x) {
 
 /// Folds the lanes with `combine`, upper half on lower half, down to one value.
 template <class T, int Bytes = pack_bytes, class F>
-PLAIT_INLINE T fold(typename pack_of<T, Bytes>::type p, F combine) {
+PLAIT_ALWAYS_INLINE T fold(typename pack_of<T, Bytes>::type p, F combine) {
   if constexpr (Bytes > 16) {
     typename pack_of<T, Bytes / 2>::type low, high;
     std::memcpy(&low, &p, Bytes / 2);
@@ -164,19 +164,19 @@ PLAIT_INLINE T fold(typename pack_of<T, Bytes>::type p, F combine) {
 }
 
 template <class T>
-PLAIT_INLINE T lane_sum(pack<T> p) {
+PLAIT_ALWAYS_INLINE T lane_sum(pack<T> p) {
   return fold<T>(p, [](auto a, auto b) { return a + b; });
 }
 
 template <class T>
-PLAIT_INLINE T lane_max(pack<T> p) {
+PLAIT_ALWAYS_INLINE T lane_max(pack<T> p) {
   return fold<T>(p, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 /// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. Every element takes the same
 /// path, in the body of the loop or in its tail, so a value does not depend on where a shard begins.
 template <class T, class F, class... From>
-PLAIT_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
+PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
   std::int64_t i = 0;
   for (; i + lanes<T> <= n; i += lanes<T>) store<T>(f(load(from + i)...), to + i);
   if (i < n) store_some<T>(f(load_some(from + i, n - i, T(0))...), to + i, n - i);
@@ -185,7 +185,7 @@ PLAIT_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
 /// The sum over i of f(from_0[i], from_1[i], ...), where f works on packs: four packs at a time, emptied into a double
 /// every 64 packs, so that a float sum of any length is good to the last bits.
 template <class T, class F, class... From>
-PLAIT_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
+PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
   constexpr std::int64_t w = lanes<T>;
   constexpr std::int64_t block = 64 * w;
   double total = 0;
@@ -211,7 +211,7 @@ PLAIT_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
 
 /// The largest of n elements, -infinity for none.
 template <class T>
-PLAIT_INLINE T max_of(const T* x, std::int64_t n) {
+PLAIT_ALWAYS_INLINE T max_of(const T* x, std::int64_t n) {
   constexpr T least = -std::numeric_limits<T>::infinity();
   constexpr std::int64_t w = lanes<T>;
   pack<T> m0 = splat(least), m1 = m0;

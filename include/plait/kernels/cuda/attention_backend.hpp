@@ -8,7 +8,7 @@
 
 namespace plait::kernels {
 
-/// What a call of attention asks for beside its shape.
+/// The demands of a call of attention beside its shape.
 struct attention_request {
   dtype type = dtype::bf16;  ///< of queries, keys and values
   attention_accumulate accumulate{};

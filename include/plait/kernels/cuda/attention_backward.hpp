@@ -77,7 +77,7 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
   });
 }
 
-/// The same with the device's choice.
+/// Uses the device's choice.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,

@@ -97,7 +97,7 @@ class cudnn_attention final : public attention_library {
   static std::int64_t window_of(const kernels::attention_shape& s) {
     return s.window > 0 && s.q_offset + s.q_len - s.window > s.k_offset ? s.window : 0;
   }
-  /// What of a checked shape no plan is made for; empty if nothing.
+  /// Returns the part of a checked shape that no plan is made for; empty if there is none.
   static std::string impossible(const kernels::attention_shape& s) {
     if (s.batch == 0 || s.q_len == 0 || s.k_len == 0) return "batch, q_len and k_len must be at least 1";
     if (s.head_dim % 8 != 0 || s.head_dim > 128) return "head_dim must be a multiple of 8 up to 128";

@@ -32,7 +32,7 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
   });
 }
 
-/// The same with the device's choice.
+/// Uses the device's choice.
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape) {

@@ -23,7 +23,7 @@ concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>
 
 }  // namespace plait::kernels
 
-/// What the kernels of attention share: sizes as the device sees them, which query sees which key, tiles.
+/// The shared part of the kernels of attention: sizes as the device sees them, which query sees which key, tiles.
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before

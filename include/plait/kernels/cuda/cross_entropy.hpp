@@ -54,7 +54,7 @@ struct online_statistics {
     sum_exp *= exp_of(maximum - to);
     maximum = to;
   }
-  /// What the exponents are relative to: exp(-infinity - 0) is 0, where -infinity - -infinity is no number.
+  /// The origin of the exponents: exp(-infinity - 0) is 0, where -infinity - -infinity is no number.
   __device__ S base() const { return maximum > nothing<S>() ? maximum : S(0); }
 };
 

@@ -9,7 +9,7 @@
 #include "plait/core/dtype.hpp"
 #include "plait/core/precision.hpp"
 
-/// What CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
+/// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
 namespace plait::kernels {
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
@@ -34,7 +34,7 @@ __host__ __device__ inline bf16 device_bf16(float x) {
   return y;
 }
 
-/// What arithmetic on T happens in: float for bf16, T for the others.
+/// The type in which arithmetic on T happens: float for bf16, T for the others.
 template <class T>
 using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 

@@ -135,7 +135,7 @@ __device__ inline void load_b_columns(unsigned (&b)[4], const bf16* tile, int pi
   load_matrices<false>(b, tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
 }
 
-/// The same where row k of `tile` holds row k of B.
+/// Loads B where row k of `tile` holds row k of B.
 __device__ inline void load_b_rows(unsigned (&b)[4], const bf16* tile, int pitch) {
   const int lane = warp_lane();
   load_matrices<true>(b, tile + (lane % 16) * pitch + lane / 16 * 8);
@@ -157,7 +157,7 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #endif
 }
 
-/// The same for one number of 4 bytes.
+/// Copies one number of 4 bytes so.
 template <class T>
   requires(sizeof(T) == 4)
 __device__ inline void copy_async(T* to, const T* from, bool valid) {

@@ -6,8 +6,8 @@
 #include "plait/kernels/cuda/column_sums.hpp"
 #include "plait/kernels/cuda/rows.hpp"
 
-/// What RMS norm and layer norm share: y = n w + b with the normalised n = (x - mean) inverse, where RMS norm has
-/// neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
+/// The shared part of RMS norm and layer norm: y = n w + b with the normalised n = (x - mean) inverse, where RMS norm
+/// has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
 namespace plait::kernels::detail {
 
 inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }

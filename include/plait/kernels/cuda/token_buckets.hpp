@@ -25,7 +25,7 @@ __device__ inline std::int64_t row_of_token(const Id* ids, std::int64_t token, s
   return row >= 0 && row < rows_local ? row : -1;
 }
 
-/// What the gradient needs to know of tokens and rows. Tokens of one row form a bucket.
+/// The gradient's view of tokens and rows. Tokens of one row form a bucket.
 ///
 ///   count[row]      tokens of the row
 ///   start[row]      where its bucket begins; the order of the buckets does not matter

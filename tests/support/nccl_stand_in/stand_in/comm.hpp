@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/comm/threads_cuda.hpp"
+#include "plait/comm/threads/cuda.hpp"
 #include "types.hpp"
 
 namespace plait::nccl_stand_in {

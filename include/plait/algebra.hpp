@@ -1,0 +1,21 @@
+#pragma once
+
+/// Meshes, specs, redistribution plans and pipeline schedules: all that is decided before anything runs. It needs
+/// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`. Next: nn.hpp for
+/// layers, layout/rules.hpp for the typing rules themselves.
+#include "plait/layout/boundary.hpp"
+#include "plait/layout/cost.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/layout/enforce.hpp"
+#include "plait/layout/make_plan.hpp"
+#include "plait/layout/rules.hpp"
+#include "plait/layout/spec.hpp"
+#include "plait/mesh/mesh.hpp"
+#include "plait/mesh/parse.hpp"
+#include "plait/schedule/generators/controllable_memory.hpp"
+#include "plait/schedule/generators/dualpipe_v.hpp"
+#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
+#include "plait/schedule/search/automatic.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/verified.hpp"

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <charconv>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "plait/core/error.hpp"
+
+namespace plait::nccl {
+
+/// A process among those that a launcher has started, and where its rank 0 is met.
+struct launch_place {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;   ///< among the processes of this host: the index of its GPU
+  std::string address;  ///< of the host of rank 0: a name or an address
+  int port = 0;         ///< where rank 0 listens
+};
+
+namespace detail {
+
+inline constexpr int any_number = std::numeric_limits<int>::max();
+
+/// The number in an environment variable; `who` sets it.
+template <class Get>
+int number_in(const Get& get, const char* name, const char* who, int least, int most) {
+  const char* const text = get(name);
+  if (text == nullptr || *text == '\0') fail({"nccl: ", name, " is not set; ", who, " sets it"});
+  int value = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stop, problem] = std::from_chars(text, end, value);
+  if (problem != std::errc() || stop != end || value < least || value > most) {
+    fail({"nccl: ", name, " is '", text, "', must be a number of at least ", least,
+          most == any_number ? "" : cat({" and at most ", most})});
+  }
+  return value;
+}
+
+/// The first host of a list in Slurm's notation: "gpu[03-05,9],login" gives "gpu03".
+inline std::string first_host(std::string_view list) {
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const std::size_t close = list.find(']', i);
+    if (close == std::string_view::npos) fail({"nccl: the list of hosts '", list, "' has an open bracket"});
+    const std::string_view inside = list.substr(i + 1, close - i - 1);
+    host += inside.substr(0, inside.find_first_of("-,"));
+    i = close;
+  }
+  if (host.empty()) fail({"nccl: the list of hosts '", list, "' names none"});
+  return host;
+}
+
+}  // namespace detail
+
+/// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK,
+/// MASTER_ADDR and MASTER_PORT, as torchrun sets them; else SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, with
+/// MASTER_ADDR or the first host of the step's node list, and MASTER_PORT or a port made from the job's number (so that
+/// two jobs on a host do not meet). Throws `plait::error` that names the variable that is missing or malformed.
+///
+/// torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the next port is used
+/// then.
+template <class Get>
+launch_place place_from(const Get& get) {
+  launch_place out;
+  const auto set = [&](const char* name) {
+    const char* const text = get(name);
+    return text != nullptr && *text != '\0';
+  };
+  if (set("RANK") || set("WORLD_SIZE")) {
+    const char* const who = "torchrun, or whoever starts the processes,";
+    out.size = detail::number_in(get, "WORLD_SIZE", who, 1, detail::any_number);
+    out.rank = detail::number_in(get, "RANK", who, 0, out.size - 1);
+    out.local_rank = detail::number_in(get, "LOCAL_RANK", who, 0, out.size - 1);
+    if (!set("MASTER_ADDR")) fail({"nccl: MASTER_ADDR is not set; ", who, " sets it"});
+    out.address = get("MASTER_ADDR");
+    const bool taken =
+        set("TORCHELASTIC_USE_AGENT_STORE") && std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
+    out.port = detail::number_in(get, "MASTER_PORT", who, 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
+    return out;
+  }
+  if (!set("SLURM_PROCID")) {
+    fail(
+        "nccl: the environment names no ranks: neither RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT "
+        "(torchrun) nor SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID (srun) are set");
+  }
+  out.size = detail::number_in(get, "SLURM_NTASKS", "srun", 1, detail::any_number);
+  out.rank = detail::number_in(get, "SLURM_PROCID", "srun", 0, out.size - 1);
+  out.local_rank = detail::number_in(get, "SLURM_LOCALID", "srun", 0, out.size - 1);
+  if (set("MASTER_ADDR")) {
+    out.address = get("MASTER_ADDR");
+  } else {
+    for (const char* const name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+      if (out.address.empty() && set(name)) out.address = detail::first_host(get(name));
+    }
+    if (out.address.empty()) fail("nccl: neither MASTER_ADDR nor SLURM_STEP_NODELIST is set; srun sets the latter");
+  }
+  out.port = set("MASTER_PORT")
+                 ? detail::number_in(get, "MASTER_PORT", "the job's script", 1, 65535)
+                 : 20000 + detail::number_in(get, "SLURM_JOB_ID", "Slurm", 0, detail::any_number) % 20000;
+  return out;
+}
+
+/// Reads this process's environment.
+inline launch_place place_from_environment() {
+  return place_from([](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace plait::nccl

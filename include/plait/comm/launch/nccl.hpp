@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/launch/rendezvous.hpp"
+#include "plait/comm/nccl.hpp"
+#include "plait/core/error.hpp"
+
+// How a rank comes to its first communicator: from the launcher's environment, in the threads of one process, or from
+// a communicator of the caller's. (nccl_mpi.hpp: from MPI.)
+namespace plait::nccl {
+
+inline ncclUniqueId new_id() {
+  ncclUniqueId id;
+  detail::check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return id;
+}
+
+namespace detail {
+
+inline communicator connect(std::shared_ptr<team> ranks, const cuda& device, const ncclUniqueId& id, int rank, int size,
+                            const options& settings) {
+  device.bind_thread();
+  auto home = std::make_shared<session>(std::move(ranks), device.main_stream().handle(), device.side_stream().handle(),
+                                        settings);
+  home->rank = rank;
+  auto s = std::make_shared<state>(home);
+  s->label = "world";
+  const auto op = s->begin("init", 0);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // else a rank that never comes would hold the others inside NCCL
+  const ncclResult_t first = ncclCommInitRankConfig(&s->link.comm, size, id, rank, &config);
+  if (s->link.comm == nullptr) check(first == ncclSuccess ? ncclInternalError : first, "ncclCommInitRankConfig");
+  return communicator::ready(std::move(s), op);
+}
+
+}  // namespace detail
+
+/// The communicator of `size` processes that share `id`, which one of them made by `new_id()`; one process for each
+/// GPU. It works on the device's streams; the device must outlive it. Throws `plait::error` when a rank does not come
+/// within the deadline.
+inline communicator connect(const cuda& device, const ncclUniqueId& id, int rank, int size,
+                            const options& settings = {}) {
+  return detail::connect(std::make_shared<detail::team>(), device, id, rank, size, settings);
+}
+
+/// The communicator of all processes that torchrun or srun has started: see `place_from` for the variables, and
+/// `launch_place::local_rank` for the device to choose.
+inline communicator from_environment(const cuda& device, const options& settings = {}) {
+  const launch_place here = place_from_environment();
+  std::string bytes(sizeof(ncclUniqueId), '\0');
+  if (here.rank == 0) {
+    const ncclUniqueId made = new_id();
+    std::memcpy(bytes.data(), &made, sizeof made);
+  }
+  bytes = share(here, bytes, settings.deadline > 0 ? settings.deadline : 1e9);
+  ncclUniqueId id;
+  if (bytes.size() != sizeof id) fail("nccl: rank 0 runs another program: its id has another size");
+  std::memcpy(&id, bytes.data(), sizeof id);
+  return connect(device, id, here.rank, here.size, settings);
+}
+
+/// A communicator of the caller's, the stream it works on, and one for started operations (null: one of plait's own).
+/// None of them is destroyed or aborted here; the communicator must not be used for other things at the same time. Its
+/// splits are plait's. The calling thread's GPU must be the communicator's.
+inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
+                           std::string_view label = "attached", cudaStream_t side = nullptr) {
+  auto home = std::make_shared<detail::session>(std::make_shared<detail::team>(), stream, side, settings);
+  auto s = std::make_shared<detail::state>(home);
+  s->label = label;
+  s->link.owned = false;
+  s->link.comm = comm;
+  const auto op = s->begin("attach", 0);
+  communicator out = communicator::ready(std::move(s), op);
+  home->rank = out.rank();
+  return out;
+}
+inline communicator attach(ncclComm_t comm, const cuda& device, const options& settings = {},
+                           std::string_view label = "attached") {
+  return attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle());
+}
+
+/// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have
+/// ended. The first error ends them all and is thrown here as a plait::error that says whose it was; a rank's own
+/// exception is nested in it.
+template <class F>
+void run(const std::vector<int>& devices, const cuda::options& device_options, const options& settings, F&& body) {
+  if (devices.empty()) fail("nccl::run: devices is empty; at least 1 is needed");
+  const ncclUniqueId id = new_id();
+  const auto team = std::make_shared<detail::team>();
+  std::mutex mutex;
+  std::exception_ptr exception;
+  const auto report = [&](int rank, const std::string& what) {
+    if (!team->explain(rank, cat({"rank ", rank, ": ", what}))) return;
+    const std::lock_guard lock(mutex);
+    exception = std::current_exception();
+  };
+  const auto rank_main = [&](int rank) {
+    try {
+      cuda::options chosen = device_options;
+      chosen.device = devices[static_cast<std::size_t>(rank)];
+      cuda device(chosen);
+      communicator comm = detail::connect(team, device, id, rank, static_cast<int>(devices.size()), settings);
+      try {
+        body(comm, device);
+      } catch (const std::exception& e) {  // while the communicators are still there to be aborted
+        report(rank, e.what());
+      } catch (...) {
+        report(rank, "an exception that is not a std::exception");
+      }
+    } catch (const std::exception& e) {
+      report(rank, e.what());
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (std::size_t r = 0; r < devices.size(); ++r) threads.emplace_back(rank_main, static_cast<int>(r));
+  } catch (const std::exception& e) {
+    team->fail(cat({"nccl::run: not all threads could be started: ", e.what()}));
+  }
+  for (std::thread& t : threads) t.join();
+
+  if (!team->failed()) return;
+  if (exception == nullptr) throw error(team->cause());
+  try {
+    std::rethrow_exception(exception);
+  } catch (...) {
+    std::throw_with_nested(error(team->cause()));
+  }
+}
+template <class F>
+void run(const std::vector<int>& devices, F&& body) {
+  run(devices, cuda::options{}, options{}, std::forward<F>(body));
+}
+
+}  // namespace plait::nccl

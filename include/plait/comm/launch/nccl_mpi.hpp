@@ -1,0 +1,29 @@
+#pragma once
+
+#include <mpi.h>
+
+#include "plait/comm/launch/nccl.hpp"
+#include "plait/comm/mpi.hpp"
+
+namespace plait::nccl {
+
+/// This process's index among those of its host: the GPU to choose. Collective.
+inline int local_rank(const mpi::communicator& ranks) {
+  MPI_Comm host = MPI_COMM_NULL;
+  mpi::detail::check(MPI_Comm_split_type(ranks.get(), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+                     "MPI_Comm_split_type");
+  int rank = 0;
+  mpi::detail::check(MPI_Comm_rank(host, &rank), "MPI_Comm_rank");
+  MPI_Comm_free(&host);
+  return rank;
+}
+
+/// The NCCL communicator of the same processes; MPI carries its id and is not needed any more then. Collective.
+inline communicator from_mpi(mpi::communicator& ranks, const cuda& device, const options& settings = {}) {
+  ncclUniqueId id{};
+  if (ranks.rank() == 0) id = new_id();
+  ranks.broadcast(&id, sizeof id, dtype::u8, 0);
+  return connect(device, id, ranks.rank(), ranks.size(), settings);
+}
+
+}  // namespace plait::nccl

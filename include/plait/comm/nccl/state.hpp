@@ -1,0 +1,138 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/call.hpp"
+#include "plait/comm/nccl/types.hpp"
+#include "plait/comm/nccl/watchdog.hpp"
+#include "plait/comm/request.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait::nccl::detail {
+
+/// Refuses memory that is the host's.
+inline void check_device_memory(const char* what, const void* a, const void* b) {
+  for (const void* const p : {a, b}) {
+    cudaPointerAttributes found{};
+    if (p == nullptr) continue;
+    if (cudaPointerGetAttributes(&found, p) == cudaSuccess && found.type != cudaMemoryTypeUnregistered) continue;
+    static_cast<void>(cudaGetLastError());
+    fail({what, ": a pointer to the host's memory; NCCL works on a device's"});
+  }
+}
+
+/// The state that the copies of a communicator share.
+struct state {
+  std::shared_ptr<session> home;
+  handle link;
+  int rank = 0, size = 1;
+  std::string label;
+  std::uint64_t sequence = 0;
+  int open_groups = 0;
+  std::vector<call> messages;        ///< of the open group
+  std::shared_ptr<operation> group;  ///< of the open group
+
+  explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
+  state(const state&) = delete;
+  state& operator=(const state&) = delete;
+  ~state() {
+    if (link.comm == nullptr) return;
+    // While an exception unwinds this rank, the others may never call what is in flight.
+    if (link.owned && std::uncaught_exceptions() > 0) {
+      home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
+    }
+    home->remove(&link);
+    if (!link.owned || link.aborted) return;
+    ncclResult_t now = home->ranks().failed() ? ncclRemoteError : ncclCommFinalize(link.comm);
+    const double until = comm_clock() + home->settings.deadline;
+    while (now == ncclInProgress) {
+      if (ncclCommGetAsyncError(link.comm, &now) != ncclSuccess || home->ranks().failed()) break;
+      if (home->settings.deadline > 0 && comm_clock() > until) break;
+      std::this_thread::yield();
+    }
+    now == ncclSuccess ? ncclCommDestroy(link.comm) : ncclCommAbort(link.comm);
+  }
+
+  /// Calls NCCL and waits until the communicator has taken the call; throws with what failed.
+  template <class F>
+  void issue(operation& op, const char* call, const F& f) {
+    ncclResult_t result = home->guarded(f);
+    const double until = comm_clock() + home->settings.deadline;
+    while (result == ncclInProgress) {
+      std::this_thread::yield();
+      ncclResult_t now = ncclInProgress;
+      result = home->guarded([&] {
+        const ncclResult_t asked = ncclCommGetAsyncError(link.comm, &now);
+        return asked != ncclSuccess ? asked : now;
+      });
+      if (result == ncclInProgress && home->settings.deadline > 0 && comm_clock() > until) {
+        home->ranks().fail(
+            cat({"rank ", home->rank, ": ", op.text(), " (", call, ") did not finish within its deadline of ",
+                 home->settings.deadline,
+                 " s: a rank of the group is lost or has not called it; last operations: ", home->last_operations()}));
+      }
+    }
+    if (result == ncclSuccess) return;
+    if (!home->ranks().failed()) {
+      const char* const more = ncclGetLastError(link.comm);
+      home->ranks().fail(
+          cat({"rank ", home->rank, ": ", op.text(), " (", call, ") failed: ", ncclGetErrorString(result), " (",
+               more ? more : "", "); last operations: ", home->last_operations()}));
+    }
+    home->over(op);
+    home->stop(op.text());
+  }
+
+  std::shared_ptr<operation> begin(const char* name, std::uint64_t bytes) {
+    auto op = home->begin(name, label, sequence++, bytes);
+    if (!home->ranks().failed()) return op;
+    home->over(*op);
+    home->stop(op->text());
+  }
+};
+
+/// A started operation, and the rank that waits for it.
+struct pending {
+  std::shared_ptr<session> home;
+  std::shared_ptr<operation> op;
+
+  void wait() {
+    if (home->ranks().failed()) home->stop(op->text());
+    if (!home->is_enqueued(*op)) fail({op->text(), " was waited for before the end of its group"});
+    join();
+  }
+  bool done() {
+    if (home->ranks().failed()) home->stop(op->text());
+    if (op->recorded) fail({op->text(), " is part of a graph, which runs later: the host cannot wait for it"});
+    if (home->is_enqueued(*op) && op->event.done()) return true;
+    std::this_thread::yield();
+    return false;
+  }
+  void drop() noexcept {
+    try {
+      if (home->is_enqueued(*op)) join();
+    } catch (const std::exception&) {  // the next call meets the same error
+    }
+  }
+
+  void join() {
+    home->main.wait(op->event);
+    if (home->last_started == op) home->last_started = nullptr;
+  }
+
+  static request started(std::shared_ptr<session> home, std::shared_ptr<operation> op) {
+    static constexpr request_ops table = {[](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
+                                          [](void* owner, void*) { return static_cast<pending*>(owner)->done(); },
+                                          [](void* owner, void*) noexcept { static_cast<pending*>(owner)->drop(); }};
+    return request(table, std::make_shared<pending>(pending{std::move(home), std::move(op)}), nullptr);
+  }
+};
+
+}  // namespace plait::nccl::detail

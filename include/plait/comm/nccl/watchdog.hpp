@@ -1,0 +1,342 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/nccl/types.hpp"
+#include "plait/comm/recorder.hpp"
+#include "plait/core/error.hpp"
+#include "plait/device/cuda.hpp"
+
+namespace plait::nccl {
+
+struct options {
+  double deadline = 600;        ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
+  bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
+};
+
+namespace detail {
+
+/// An operation in flight. Its event is recorded behind it; kept for the next one when it is over.
+struct operation {
+  enum class phase : std::uint8_t { issuing, enqueued, over };
+  phase now = phase::issuing;  ///< guarded by the session
+  const char* name = "";
+  std::string label;
+  std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
+  bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
+  cuda::event event;
+
+  std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }
+};
+
+class session;
+
+/// Lets the thread ask for events while some stream is being recorded, in whatever mode: none of these events is.
+class relaxed_capture {
+ public:
+  relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  relaxed_capture(const relaxed_capture&) = delete;
+  relaxed_capture& operator=(const relaxed_capture&) = delete;
+  ~relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// The ranks of this process, which fail together, and the thread that watches over them.
+class team {
+ public:
+  team() = default;
+  team(const team&) = delete;
+  team& operator=(const team&) = delete;
+  ~team() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string cause() const {
+    const std::lock_guard lock(mutex_);
+    return cause_;
+  }
+  void add(session* s, double deadline);
+  void remove(const session* s) {
+    const std::lock_guard lock(mutex_);
+    std::erase(sessions_, s);
+  }
+  /// Ends all communicators of the process that are its own. Only the first reason counts; `leaving` is a rank that an
+  /// exception unwinds, whose reason is known later.
+  void fail(const std::string& why, int leaving = -1);
+  /// Notes the text of the exception that ended `rank`. False where something else came first.
+  bool explain(int rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failed() && leaving_ == rank) {
+        cause_ = why;
+        leaving_ = -1;
+        return true;
+      }
+      if (failed()) return false;
+    }
+    fail(why);
+    return true;
+  }
+
+ private:
+  void watch();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<session*> sessions_;
+  std::atomic<bool> failed_{false};
+  std::string cause_;
+  int leaving_ = -1;
+  double tick_ = 1;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// One NCCL communicator of a rank.
+struct handle {
+  ncclComm_t comm = nullptr;
+  bool owned = true;
+  std::atomic<bool> aborted{false};
+};
+
+/// One rank: its streams, what it has in flight, and its communicators.
+class session {
+ public:
+  session(std::shared_ptr<team> ranks, cudaStream_t main_stream, cudaStream_t side_stream, const options& chosen)
+      : main(main_stream), side(side_stream), settings(chosen), team_(std::move(ranks)) {
+    plait::detail::cuda_check(cudaGetDevice(&device_), "asking for the GPU");
+    if (side_stream == nullptr) {
+      plait::detail::cuda_check(cudaStreamCreateWithFlags(&own_side_, cudaStreamNonBlocking), "making a stream");
+      side = cuda::stream(own_side_);
+    }
+    plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
+    plait::detail::cuda_check(cudaMemset(barrier_word_, 0, sizeof(int)), "zeroing a word");
+    team_->add(this, settings.deadline);
+  }
+  session(const session&) = delete;
+  session& operator=(const session&) = delete;
+  ~session() {
+    team_->remove(this);
+    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);
+    cudaFree(barrier_word_);
+  }
+
+  cuda::stream main, side;
+  cuda::event fork;                         ///< where the main stream was when an operation was started
+  std::shared_ptr<operation> last_started;  ///< in the side stream, and the main stream has not waited for it
+  const options settings;
+  int rank = 0;  ///< in the first communicator, for texts
+
+  team& ranks() { return *team_; }
+  int* barrier_word() { return barrier_word_; }
+
+  /// Runs `call` unless the ranks have failed. Whoever aborts the communicators waits a moment for its end.
+  template <class F>
+  ncclResult_t guarded(const F& call) {
+    {
+      const std::lock_guard lock(issue_);
+      if (!team_->failed()) return call();
+    }
+    return ncclRemoteError;  // the caller finds that the ranks have failed
+  }
+
+  /// Notes an operation that is about to be issued.
+  std::shared_ptr<operation> begin(const char* name, const std::string& label, std::uint64_t sequence,
+                                   std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (in_flight_.size() > 32) retire();
+    std::shared_ptr<operation> op;
+    if (idle_.empty()) {
+      op = std::make_shared<operation>();
+    } else {
+      op = std::move(idle_.back());
+      idle_.pop_back();
+    }
+    op->now = operation::phase::issuing;
+    op->name = name;
+    op->label = label;
+    op->sequence = sequence;
+    op->bytes = bytes;
+    op->recorded = false;
+    op->serial = ++serial_;
+    op->ticket = flight_.start(label, sequence, name, bytes);
+    in_flight_.push_back(op);
+    return op;
+  }
+  /// The operation is in `stream`, or in the graph that the stream is being recorded in: then it is over here, since
+  /// nobody watches a replay.
+  void enqueued(operation& op, cuda::stream stream) {
+    const bool recorded = cuda::capturing(stream);
+    op.event.record(stream);
+    const std::lock_guard lock(mutex_);
+    op.recorded = recorded;
+    op.now = recorded ? operation::phase::over : operation::phase::enqueued;
+    if (recorded) flight_.mark(op.ticket, flight_recorder::state::completed);
+  }
+  /// Puts the main stream behind what was started and nobody has waited for.
+  void join_last_started() {
+    if (last_started == nullptr) return;
+    const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
+    const bool recording = cuda::capturing(main);
+    if (recording && !last->recorded) {
+      plait::fail({last->text(), " was started before the stream was recorded; wait for it before that"});
+    }
+    if (recording == last->recorded) main.wait(last->event);
+  }
+  /// It has left nothing in a stream.
+  void over(operation& op) {
+    const std::lock_guard lock(mutex_);
+    op.now = operation::phase::over;
+    flight_.mark(op.ticket, flight_recorder::state::completed);
+  }
+  bool is_enqueued(const operation& op) {
+    const std::lock_guard lock(mutex_);
+    return op.now != operation::phase::issuing;
+  }
+
+  [[noreturn]] void stop(const std::string& doing) { plait::fail({doing, " was stopped: ", team_->cause()}); }
+
+  std::string last_operations() {
+    const std::lock_guard lock(mutex_);
+    return flight_.text(16);
+  }
+
+  void add(handle* h) {
+    const std::lock_guard lock(mutex_);
+    handles_.push_back(h);
+  }
+  void remove(const handle* h) {
+    const std::lock_guard lock(mutex_);
+    std::erase(handles_, h);
+  }
+
+  // The watching thread's part.
+
+  /// Why the ranks must end; empty if they need not.
+  std::string problem() {
+    const std::lock_guard lock(mutex_);
+    for (const handle* h : handles_) {
+      ncclResult_t state = ncclSuccess;
+      if (h->aborted || h->comm == nullptr) continue;
+      if (ncclCommGetAsyncError(h->comm, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
+        continue;
+      }
+      return cat({"rank ", rank, ": NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm),
+                  ") at ", in_flight_.empty() ? "no operation" : in_flight_.front()->text(),
+                  "; last operations: ", flight_.text(16)});
+    }
+    retire();
+    if (in_flight_.empty() || settings.deadline <= 0) {
+      watched_ = 0;
+    } else if (const operation& first = *in_flight_.front(); watched_ != first.serial) {
+      watched_ = first.serial;
+      since_ = comm_clock();
+    } else if (comm_clock() - since_ > settings.deadline) {
+      return cat({"rank ", rank, ": ", first.text(), " (", bytes_text(first.bytes),
+                  ") did not finish within its deadline of ", settings.deadline,
+                  " s: a rank of the group is lost or has not called it; last operations: ", flight_.text(16)});
+    }
+    return "";
+  }
+
+  /// Ends the rank's own communicators. One that is inside a call gets a moment to come out of it.
+  void abort_all() {
+    std::unique_lock calls(issue_, std::defer_lock);
+    for (int i = 0; i < 100 && !calls.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    const std::lock_guard lock(mutex_);
+    for (handle* h : handles_) {
+      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) ncclCommAbort(h->comm);
+    }
+  }
+
+ private:
+  /// Forgets what has finished, in order. With the mutex held.
+  void retire() {
+    const relaxed_capture relaxed;
+    while (!in_flight_.empty()) {
+      const std::shared_ptr<operation>& first = in_flight_.front();
+      if (first->now == operation::phase::issuing) return;
+      if (first->now == operation::phase::enqueued) {
+        if (cudaEventQuery(first->event.handle()) == cudaErrorNotReady) {
+          static_cast<void>(cudaGetLastError());
+          return;
+        }
+        flight_.mark(first->ticket, flight_recorder::state::completed);
+      }
+      if (first.use_count() == 1 && idle_.size() < 64) idle_.push_back(first);
+      in_flight_.pop_front();
+    }
+  }
+
+  std::shared_ptr<team> team_;
+  std::mutex issue_, mutex_;  // issue_ is taken first
+  flight_recorder flight_;
+  std::deque<std::shared_ptr<operation>> in_flight_;
+  std::vector<std::shared_ptr<operation>> idle_;
+  std::vector<handle*> handles_;
+  std::uint64_t serial_ = 0, watched_ = 0;
+  double since_ = 0;
+  int device_ = 0;
+  cudaStream_t own_side_ = nullptr;
+  int* barrier_word_ = nullptr;
+};
+
+inline void team::add(session* s, double deadline) {
+  const std::lock_guard lock(mutex_);
+  sessions_.push_back(s);
+  if (deadline > 0 && deadline / 10 < tick_) {
+    tick_ = deadline / 10;
+    changed_.notify_one();
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+}
+
+inline void team::fail(const std::string& why, int leaving) {
+  const std::lock_guard lock(mutex_);
+  if (failed()) return;
+  leaving_ = leaving;
+  cause_ = why;
+  failed_.store(true, std::memory_order_release);
+  for (session* s : sessions_) s->abort_all();
+}
+
+inline void team::watch() {
+  std::unique_lock lock(mutex_);
+  while (!over_ && !failed()) {
+    changed_.wait_for(lock, std::chrono::duration<double>(tick_));
+    std::string why;
+    for (std::size_t i = 0; i < sessions_.size() && why.empty() && !over_; ++i) why = sessions_[i]->problem();
+    if (why.empty() || failed()) continue;
+    lock.unlock();
+    std::fprintf(stderr, "plait: %s\n", why.c_str());
+    fail(why);
+    lock.lock();
+  }
+}
+
+}  // namespace detail
+}  // namespace plait::nccl

@@ -1,0 +1,163 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/comm/call.hpp"
+#include "plait/comm/recorder.hpp"
+#include "plait/comm/threads/engine.hpp"
+#include "plait/core/collective.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/text.hpp"
+
+namespace plait::threads::detail {
+
+struct group;
+
+enum class action : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  all_to_all_v,
+  broadcast,
+  barrier,
+  split,
+  message
+};
+
+/// The ranks of one operation must agree on this. `count` is the count of the public call, except for all_to_all_v,
+/// where it is 0 and the counts are compared pair by pair.
+struct signature {
+  action what = action::barrier;
+  std::size_t count = 0;
+  dtype type = dtype::u8;
+  reduce_op op = reduce_op::sum;
+  int root = 0;  ///< of a broadcast; the tag of a message
+  bool on_device = false;
+  bool operator==(const signature&) const = default;
+};
+
+inline action action_of(const call& c) {
+  switch (c.kind) {
+    case collective::all_reduce:
+      return action::all_reduce;
+    case collective::all_gather:
+      return action::all_gather;
+    case collective::reduce_scatter:
+      return action::reduce_scatter;
+    case collective::all_to_all:
+      return c.ragged ? action::all_to_all_v : action::all_to_all;
+    case collective::broadcast:
+      return action::broadcast;
+    case collective::send:
+    case collective::receive:
+      return action::message;
+    case collective::barrier:
+      return action::barrier;
+  }
+  return action::barrier;
+}
+
+inline const char* name_of(action what) {
+  switch (what) {
+    case action::all_reduce:
+      return "all_reduce";
+    case action::all_gather:
+      return "all_gather";
+    case action::reduce_scatter:
+      return "reduce_scatter";
+    case action::all_to_all:
+      return "all_to_all";
+    case action::all_to_all_v:
+      return "all_to_all_v";
+    case action::broadcast:
+      return "broadcast";
+    case action::barrier:
+      return "barrier";
+    case action::split:
+      return "split";
+    case action::message:
+      return "message";
+  }
+  return "?";
+}
+
+/// "all_reduce(1024 float, sum)"
+inline std::string text(const signature& s) {
+  std::string out = name_of(s.what);
+  if (s.what == action::barrier || s.what == action::split) return out;
+  out += "(";
+  if (s.what != action::all_to_all_v) append(out, {s.count, " "});
+  out += plait::name_of(s.type);
+  if (s.what == action::all_reduce || s.what == action::reduce_scatter) out += std::string(", ") + plait::name_of(s.op);
+  if (s.what == action::broadcast) append(out, {", root ", s.root});
+  return out + (s.on_device ? ") on a device" : ")");
+}
+
+/// One rank's part of an operation.
+struct part {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  bool here = false;
+  std::uint64_t ticket = 0;  ///< in the rank's flight recorder
+  // all_to_all_v: counts and offsets per peer, in elements (the vectors keep their memory between operations)
+  std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
+  // split
+  int color = 0, key = 0;
+  std::string label;
+  std::shared_ptr<group> child;
+  int child_rank = -1;
+  std::unique_ptr<device_mark> mark;  ///< on a device: what the rank enqueued before
+
+  void fill(const call& c) {
+    in = static_cast<const std::byte*>(c.in);
+    out = static_cast<std::byte*>(c.out);
+    if (!c.ragged) return;
+    send_counts.assign(c.send_counts.begin(), c.send_counts.end());
+    send_offsets.assign(c.send_offsets.begin(), c.send_offsets.end());
+    receive_counts.assign(c.receive_counts.begin(), c.receive_counts.end());
+    receive_offsets.assign(c.receive_offsets.begin(), c.receive_offsets.end());
+  }
+};
+
+/// One collective, or one message (part 0 sends, part 1 receives). It moves through three states, kept in `word`:
+/// filling, open (every rank is here; units of work may be taken by whoever waits for it), finished. Operations are
+/// reused, so the steady state allocates nothing.
+struct operation {
+  static constexpr std::uint32_t open = 1, finished = 2;
+
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<std::size_t> next_unit{0};
+  std::atomic<std::size_t> units_left{0};
+  std::atomic<int> left{0};  ///< ranks that are done with it
+  std::size_t units = 0;
+  signature what;
+  std::uint64_t sequence = 0;
+  int arrived = 0;
+  int source = 0, target = 0;  ///< of a message: ranks in the group
+  const group* home = nullptr;
+  std::vector<part> parts;
+  std::vector<int> world_ranks;      ///< of the parts
+  std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
+  bool broken = false;               ///< the device refused the work
+
+  bool complete() const { return arrived == static_cast<int>(parts.size()); }
+
+  void begin(const signature& s, std::uint64_t seq, const group* g) {
+    word.store(0, std::memory_order_relaxed);
+    left.store(0, std::memory_order_relaxed);
+    what = s;
+    sequence = seq;
+    arrived = 0;
+    home = g;
+    broken = false;
+    for (part& p : parts) p.here = false;
+  }
+};
+
+}  // namespace plait::threads::detail

@@ -1,0 +1,69 @@
+// The definitions of world.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
+    : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
+  if (shape_.size() != root_.size())
+    fail({"the mesh has ", shape_.size(), " ranks, but the communicator has ", root_.size(),
+          ": the extents of the axes must multiply to the number of ranks"});
+  make_groups();
+}
+
+PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
+  axis_list rest;
+  for (axis_id axis : axes)
+    if (shape_.extent(axis) > 1) rest.push_back(axis);
+  return rest;
+}
+
+PLAIT_INLINE any_communicator& world::group(const axis_list& axes) {
+  const axis_list wanted = pruned(axes);
+  for (entry& e : groups_)
+    if (e.axes == wanted) return e.comm;
+  return make(wanted);
+}
+
+PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank)
+    : shape_(shape),
+      root_(counting_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
+      ledger_(std::make_shared<plait::ledger>()),
+      counting_(true) {
+  make_groups();
+}
+
+PLAIT_INLINE void world::make_groups() {
+  for (unsigned set = 1; set < 1u << shape_.axes.size(); ++set) {
+    axis_list axes;
+    for (std::size_t i = 0; i < shape_.axes.size(); ++i)
+      if (set >> i & 1u) axes.push_back(shape_.axes[i]);
+    if (pruned(axes) == axes) make(axes);
+  }
+}
+
+PLAIT_INLINE any_communicator& world::make(const axis_list& axes) {
+  any_communicator part = counting_ ? counting_communicator(static_cast<int>(shape_.index_in(rank(), axes)),
+                                                            static_cast<int>(shape_.size(axes)), label_of(axes))
+                                    : root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
+                                                  static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
+  groups_.push_back({axes, count(part)});
+  return groups_.back().comm;
+}
+
+PLAIT_INLINE std::string label_of(const axis_list& axes) {
+  std::string label;
+  for (axis_id axis : axes) {
+    if (!label.empty()) label += '+';
+    label += axis.text();
+  }
+  return label.empty() ? "none" : label;
+}
+
+}  // namespace plait

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// The text of an error, a value of an enumeration such as `layout_error`. It is written once: an exception has it from
+/// `text_of`, the `static_assert` from `refused`. Each error specialises both, because compilers show the line of the
+/// source that refuses, and a line that a macro wrote for all errors would be pages long.
+template <auto Error>
+inline constexpr const char* error_text = nullptr;
+
+/// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom.
+template <auto Error, class... Facts>
+struct refused {};
+
+namespace detail {
+
+/// The texts of all errors of an enumeration, up to the last of them.
+template <class Error, Error Last>
+inline constexpr auto error_texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
+  static_assert((error_text<static_cast<Error>(Is)> && ...), "an error has no text");
+  return std::array{error_text<static_cast<Error>(Is)>...};
+}(std::make_index_sequence<static_cast<std::size_t>(Last) + 1>{});
+
+struct accepted {};
+
+template <bool Ok, class Refusal>
+struct consequence_of {
+  using type = accepted;
+};
+template <class Refusal>
+struct consequence_of<false, Refusal> {
+  using type = typename Refusal::type;
+};
+
+}  // namespace detail
+}  // namespace plait

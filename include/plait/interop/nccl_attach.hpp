@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "plait/comm/launch/nccl.hpp"
+#include "plait/comm/world.hpp"
+#include "plait/mesh/mesh.hpp"
+#include "plait/tensor/microbatch.hpp"
+
+namespace plait {
+
+/// The resources that plait takes for itself where it is attached to a program.
+struct attach_options {
+  std::size_t workspace_bytes = std::size_t{32} << 20;  ///< device memory for products
+  bool tf32 = false;                                    ///< see cuda::options
+  double deadline = 600;                                ///< see nccl::options
+  std::uint64_t seed = 0;                               ///< of weights and dropout
+};
+
+/// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
+/// `context<cuda>&` or a `microbatch<cuda>` does, and must outlive the layers that are made with it. The communicator
+/// and the stream remain the caller's and must outlive it; nothing else may use the communicator while work of its
+/// layers is being issued.
+///
+/// Layers put their work into the caller's stream and wait for nothing. What is plait's own: the workspace, a stream
+/// for started collectives, the communicators of the mesh's groups, a thread that watches for lost ranks, and, while a
+/// layer runs, room for what it gathers. The end of its life waits for the stream.
+class attached_rank {
+ public:
+  /// Collective. Throws `plait::error` where the mesh does not have the communicator's number of ranks.
+  attached_rank(const mesh_shape& shape, ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes,
+                const attach_options& options)
+      : device_({.device = device_of(comm),
+                 .tf32 = options.tf32,
+                 .workspace_bytes = options.workspace_bytes,
+                 .main = named(stream)}),
+        ranks_(shape, nccl::attach(comm, device_, {.deadline = options.deadline})),
+        context_{device_, ranks_, sizes, options.seed} {}
+  attached_rank(const attached_rank&) = delete;
+  attached_rank& operator=(const attached_rank&) = delete;
+
+  cuda& device() { return device_; }
+  world& ranks() { return ranks_; }
+  plait::context<cuda>& context() { return context_; }
+  operator plait::context<cuda>&() { return context_; }
+  operator microbatch<cuda>() { return context_; }
+
+ private:
+  static int device_of(ncclComm_t comm) {
+    int device = 0;
+    nccl::detail::check(ncclCommCuDevice(comm, &device), "ncclCommCuDevice");
+    return device;
+  }
+  /// A handle that is not null for the default stream, which to a device object would mean a stream of its own.
+  static cudaStream_t named(cudaStream_t stream) {
+    if (stream != nullptr) return stream;
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+    return cudaStreamPerThread;
+#else
+    return cudaStreamLegacy;
+#endif
+  }
+
+  cuda device_;
+  world ranks_;
+  plait::context<cuda> context_;
+};
+
+/// Takes all ranks of the caller's communicator, in order, as the ranks of `shape`. `sizes` are the global sizes of the
+/// dims that layers will use; they can be set later in the context.
+template <mesh_like Mesh>
+attached_rank attach(const Mesh& shape, ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
+                     const attach_options& options = {}) {
+  return attached_rank(shape.shape(), comm, stream, sizes, options);
+}
+
+/// Attaches to a mesh with at most one dynamic extent, which follows from the communicator's number of ranks.
+template <mesh_like Mesh>
+  requires(Mesh::rank_dynamic <= 1)
+attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& sizes = {},
+                     const attach_options& options = {}) {
+  mesh_shape shape = Mesh::static_shape();
+  int ranks = 0;
+  nccl::detail::check(ncclCommCount(comm, &ranks), "ncclCommCount");
+  std::int64_t known = 1;
+  for (const std::int64_t extent : shape.extents) known *= extent == dynamic ? 1 : extent;
+  for (std::size_t i = 0; i < shape.axes.size(); ++i) {
+    if (shape.extents[i] != dynamic) continue;
+    if (ranks % known != 0) {
+      fail({"attach: the communicator has ", ranks, " ranks, which the other axes' ", known, " do not divide, so ",
+            shape.axes[i].text(), " has no extent; take ", ranks / known * known, " or ", (ranks / known + 1) * known,
+            " ranks"});
+    }
+    shape.extents[i] = ranks / known;
+  }
+  return attached_rank(shape, comm, stream, sizes, options);
+}
+
+}  // namespace plait

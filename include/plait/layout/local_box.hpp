@@ -1,0 +1,48 @@
+#pragma once
+
+#include "plait/layout/plan.hpp"
+
+namespace plait {
+
+/// Whether every dim has a size and divides by the ranks that shard it.
+constexpr verdict check_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+  for (const dim_placement& p : a.dims)
+    if (sizes.of(p.dim) % mesh.size(p.axes) != 0)
+      return {layout_error::does_not_divide, p.axes.empty() ? axis_id{} : p.axes[0], p.dim, state::varying,
+              state::varying};
+  return {};
+}
+
+/// The part of the tensor that `rank` holds.
+constexpr box local_box(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank) {
+  box b;
+  for (const dim_placement& p : a.dims) {
+    const std::size_t d = static_cast<std::size_t>(b.dims++);
+    b.global[d] = sizes.of(p.dim);
+    b.local[d] = b.global[d] / mesh.size(p.axes);
+    b.offset[d] = mesh.index_in(rank, p.axes) * b.local[d];
+  }
+  return b;
+}
+
+/// Elements that each rank holds.
+constexpr std::int64_t local_elements(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
+  std::int64_t n = 1;
+  for (const dim_placement& p : a.dims) n *= sizes.of(p.dim) / mesh.size(p.axes);
+  return n;
+}
+
+/// The part of `a` that also lies in `b`, both parts of one tensor.
+constexpr box intersect(const box& a, const box& b) {
+  box c = a;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(a.dims); ++d) {
+    const std::int64_t low = a.offset[d] > b.offset[d] ? a.offset[d] : b.offset[d];
+    const std::int64_t end_a = a.offset[d] + a.local[d], end_b = b.offset[d] + b.local[d];
+    c.offset[d] = low;
+    c.local[d] = (end_a < end_b ? end_a : end_b) - low;
+    if (c.local[d] < 0) c.local[d] = 0;
+  }
+  return c;
+}
+
+}  // namespace plait

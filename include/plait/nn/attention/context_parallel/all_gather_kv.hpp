@@ -1,0 +1,177 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/nn/attention/engine.hpp"
+
+namespace plait {
+namespace detail {
+
+/// Where the tokens of several blocks go when they are put together in the order of the text.
+class text_assembly {
+ public:
+  text_assembly() = default;
+  /// Blocks `first` to `first + count - 1`, of `tokens` tokens each.
+  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count,
+                std::int64_t tokens)
+      : tokens_(tokens) {
+    for (std::size_t b = 0; b < count; ++b)
+      for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length});
+    std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
+    std::int64_t at = 0;
+    std::vector<token_run> runs;
+    for (piece& p : pieces_) {
+      p.to = at;
+      runs.push_back({at, p.position, p.length});
+      at += p.length;
+    }
+    length_ = at;
+    runs_ = joined(std::move(runs));
+  }
+
+  std::int64_t length() const { return length_; }
+  /// Of the tokens put together.
+  const std::vector<token_run>& runs() const { return runs_; }
+
+  /// From blocks [block, batch, tokens, row] to [batch, length, row], rows in bytes.
+  template <class Device>
+  void join(Device& device, const void* blocks, void* text, std::int64_t batch, std::int64_t row) const {
+    for (const piece& p : pieces_)
+      kernels::copy_3d(device, place(blocks, block_of(p, batch) * row), place(text, p.to * row), batch, p.length, row,
+                       tokens_ * row, row, length_ * row, row);
+  }
+  /// The reverse.
+  template <class Device>
+  void split(Device& device, const void* text, void* blocks, std::int64_t batch, std::int64_t row) const {
+    for (const piece& p : pieces_)
+      kernels::copy_3d(device, place(text, p.to * row), place(blocks, block_of(p, batch) * row), batch, p.length, row,
+                       length_ * row, row, tokens_ * row, row);
+  }
+
+ private:
+  struct piece {
+    std::size_t block;
+    std::int64_t at, to, position, length;
+  };
+  /// The first token of a piece, in rows from the first block.
+  std::int64_t block_of(const piece& p, std::int64_t batch) const {
+    return static_cast<std::int64_t>(p.block) * batch * tokens_ + p.at;
+  }
+  static const void* place(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+  static void* place(void* p, std::int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+  std::int64_t tokens_ = 0, length_ = 0;
+  std::vector<piece> pieces_;
+  std::vector<token_run> runs_;
+};
+
+}  // namespace detail
+
+/// Attention of local queries over gathered keys and values. The gathered ones are not kept: the backward pass gathers
+/// again, and reduce-scatters dk and dv in the type of statistics. No partial outputs are merged.
+///
+/// Over c ranks, each sends (c-1)/c of all keys and values of its heads, B = 2 batch seq kv_heads head_dim elements of
+/// the activations' type, forward; these again and (c-1)/c B elements of the type of statistics, backward.
+template <class Precision, class Device>
+class all_gather_kv_attention {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+  using alone = whole_attention<Precision, Device>;
+
+ public:
+  using saved = typename alone::saved;
+
+  all_gather_kv_attention() = default;
+  all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
+      : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
+    part_.shape = part.shape.checked();
+    if (part.blocks.size() == 1)
+      alone_ = alone(ctx, part, axes);
+    else
+      comm_ = &ctx.ranks.group(axes);
+  }
+
+  bool keeps_inputs() const { return true; }
+
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+    if (part_.blocks.size() == 1) return alone_.forward(ctx, in, o, keep);
+    const buffer<Device> keys = gather(ctx, in);
+    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+    for (const token_run& q : queries())
+      kernels::attention_forward(ctx.device, in.q + q.at * part_.shape.q_stride, key_at(keys, q),
+                                 key_at(keys, q) + width(), o + q.at * o_width(), lse.template data<S>() + q.at,
+                                 piece(q, in));
+    if (keep) keep->lse = std::move(lse);
+  }
+
+  template <class G>
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+                attention_gradients<G> out) {
+    if (part_.blocks.size() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
+    const std::int64_t row = 2 * width() * static_cast<std::int64_t>(sizeof(S));
+    const auto own = static_cast<std::size_t>(block_size()), all = own * part_.blocks.size();
+    buffer<Device> text = make_buffer<S>(ctx.device, all);
+    detail::clear(ctx.device, text.template data<S>(), static_cast<std::int64_t>(all));
+    {
+      const buffer<Device> keys = gather(ctx, in);
+      attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
+                                                    kept.lse.template data<S>(), d_o);
+      sum.add({keys.template data<T>(), keys.template data<T>() + width(), 2 * width(), text_.length(), &text_.runs()},
+              text.template data<S>(), text.template data<S>() + width(), 2 * width());
+      sum.finish(out.dq);
+    }
+    buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
+    text_.split(ctx.device, text.data(), blocks.data(), part_.shape.batch, row);
+    comm_->reduce_scatter(blocks.data(), mine.data(), own, dtype_of<S>, reduce_op::sum);
+    write_key_gradients(ctx.device, mine.template data<S>(), part_.shape, out);
+  }
+
+ private:
+  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
+  std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
+  std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
+  std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
+  std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
+
+  /// All keys and values in the order of the text, [batch, seq, 2, kv_heads, head_dim].
+  buffer<Device> gather(const context<Device>& ctx, const attention_inputs<T>& in) {
+    const auto own = static_cast<std::size_t>(block_size());
+    buffer<Device> mine = make_buffer<T>(ctx.device, own);
+    buffer<Device> blocks = make_buffer<T>(ctx.device, own * part_.blocks.size());
+    pack_keys_and_values(ctx.device, in, part_.shape, mine.template data<T>());
+    comm_->all_gather(mine.data(), blocks.data(), own, dtype_of<T>);
+    buffer<Device> text = make_buffer<T>(ctx.device, own * part_.blocks.size());
+    text_.join(ctx.device, blocks.data(), text.data(), part_.shape.batch,
+               2 * width() * static_cast<std::int64_t>(sizeof(T)));
+    return text;
+  }
+
+  /// The first key that a run of queries may see.
+  std::int64_t first_key(const token_run& q) const {
+    const std::int64_t window = part_.shape.window;
+    return window > 0 ? std::max<std::int64_t>(0, q.position - window + 1) : 0;
+  }
+  const T* key_at(const buffer<Device>& keys, const token_run& q) const {
+    return keys.template data<T>() + first_key(q) * 2 * width();
+  }
+  kernels::attention_shape piece(const token_run& q, const attention_inputs<T>& in) const {
+    const std::int64_t first = first_key(q);
+    kernels::attention_shape s =
+        detail::piece_of(part_.shape, q, {first, first, q.position + q.length - first}, in.first_visible);
+    s.k_stride = s.v_stride = 2 * width();
+    s.k_batch = text_.length();
+    return s;
+  }
+
+  attention_part part_;
+  axis_list axes_;
+  detail::text_assembly text_;
+  any_communicator* comm_ = nullptr;
+  alone alone_;
+};
+
+}  // namespace plait

@@ -1,0 +1,182 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/nn/attention/engine.hpp"
+
+namespace plait {
+
+/// Who needs whose keys on a ring of ranks, and so how far each block travels: rank r holds block r at step 0 and block
+/// r - s, modulo the ranks, at step s, if the block comes so far. A block stops at the last rank that sees some of it:
+/// under a causal mask without zigzag, block j makes c - 1 - j hops, and nobody waits for what nobody sees.
+class ring_route {
+ public:
+  ring_route() = default;
+  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)
+      : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
+    for (int j = 0; j < ranks_; ++j)
+      for (int s = 1; s < ranks_; ++s)
+        if (sees(blocks[at(j + s)], blocks[at(j)], window)) hops_[at(j)] = s;
+    last_ = *std::max_element(hops_.begin(), hops_.end());
+  }
+
+  int ranks() const { return ranks_; }
+  int next() const { return static_cast<int>(at(mine_ + 1)); }
+  int previous() const { return static_cast<int>(at(mine_ - 1)); }
+  int last_step() const { return last_; }
+  /// The block whose turn it is here at step s.
+  std::size_t block(int s) const { return at(mine_ - s); }
+  /// Whether it is here then.
+  bool holds(int s) const { return s <= hops_[block(s)]; }
+  /// Whether it goes on to the next rank.
+  bool sends(int s) const { return s < hops_[block(s)]; }
+  /// Whether the block of step s + 1 comes from the previous rank.
+  bool receives(int s) const { return s + 1 < ranks_ && holds(s + 1); }
+
+  // The gradient of a block's keys and values begins at its first visitor, and returns home from its last one.
+
+  /// Whether the gradient of the block of step s leaves this rank then, for the next rank or for home.
+  bool gradient_leaves(int s) const { return s >= 1 && holds(s); }
+  int gradient_goes_to(int s) const { return sends(s) ? next() : static_cast<int>(block(s)); }
+  /// Whether that of step s + 1 comes from the previous rank.
+  bool gradient_arrives(int s) const { return s >= 1 && receives(s); }
+  /// Whether that of this rank's own block comes home at the end of step s, and from where.
+  bool gradient_returns(int s) const { return s >= 1 && s == hops_[at(mine_)]; }
+  int gradient_returns_from() const { return static_cast<int>(at(mine_ + hops_[at(mine_)])); }
+
+ private:
+  std::size_t at(int rank) const { return static_cast<std::size_t>((rank % ranks_ + ranks_) % ranks_); }
+
+  int ranks_ = 1, mine_ = 0, last_ = 0;
+  std::vector<int> hops_;
+};
+
+/// Ring attention: keys and values travel as they are (grouped heads, not expanded), two blocks of them exist at a
+/// time, and the next one travels while this one is computed with. Going back they travel again, and dk and dv with
+/// them in the type of statistics.
+///
+/// In zigzag order over c ranks, without a window, each rank sends in a forward pass (c-1)/c of all keys and values of
+/// its heads, B = 2 batch seq kv_heads head_dim elements of the activations' type; in a backward pass these again, and
+/// (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on average, from 0 to (c-1)/c B.
+template <class Precision, class Device>
+class ring_attention {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+  using alone = whole_attention<Precision, Device>;
+  static constexpr int key_tag = 0, gradient_tag = 1, home_tag = 2;
+
+ public:
+  using saved = typename alone::saved;
+
+  ring_attention() = default;
+  ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
+      : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.window) {
+    if (part.blocks.size() == 1)
+      alone_ = alone(ctx, part, axes);
+    else
+      comm_ = &ctx.ranks.group(axes);
+  }
+
+  bool keeps_inputs() const { return true; }
+
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+    if (route_.ranks() == 1) return alone_.forward(ctx, in, o, keep);
+    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+    attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>());
+    travel(
+        ctx, in, [&](int, const key_block<T>& keys) { sum.add(keys); }, [](int) {});
+    sum.finish();
+    if (keep) keep->lse = std::move(lse);
+  }
+
+  template <class G>
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+                attention_gradients<G> out) {
+    if (route_.ranks() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
+    attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
+                                                  kept.lse.template data<S>(), d_o);
+    const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(block_size())); };
+    buffer<Device> home = block_of_gradients(), returned, leaving, arriving, here;
+    comm_group moves(*comm_);
+    const auto add = [&](int s, const key_block<T>& keys) {
+      buffer<Device>& into = s == 0 ? home : here;
+      if (into.empty()) into = block_of_gradients();
+      detail::clear(ctx.device, into.template data<S>(), block_size());
+      sum.add(keys, into.template data<S>(), into.template data<S>() + width(), 2 * width());
+    };
+    const auto pass_on = [&](int s) {
+      moves.wait();
+      if (s >= 2 && route_.holds(s))
+        kernels::accumulate(ctx.device, arriving.template data<S>(), here.template data<S>(), block_size());
+      if (route_.gradient_leaves(s)) {
+        leaving.swap(here);
+        const bool goes_home = !route_.sends(s);
+        moves.send(leaving.data(), block_elements(), dtype_of<S>, route_.gradient_goes_to(s),
+                   goes_home ? home_tag : gradient_tag);
+      }
+      if (route_.gradient_arrives(s)) {
+        if (arriving.empty()) arriving = block_of_gradients();
+        moves.receive(arriving.data(), block_elements(), dtype_of<S>, route_.previous(), gradient_tag);
+      }
+      if (route_.gradient_returns(s)) {
+        returned = block_of_gradients();
+        moves.receive(returned.data(), block_elements(), dtype_of<S>, route_.gradient_returns_from(), home_tag);
+      }
+      moves.start();
+    };
+    travel(ctx, in, add, pass_on);
+    moves.wait();
+    if (!returned.empty())
+      kernels::accumulate(ctx.device, returned.template data<S>(), home.template data<S>(), block_size());
+    sum.finish(out.dq);
+    write_key_gradients(ctx.device, home.template data<S>(), part_.shape, out);
+  }
+
+ private:
+  const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
+  std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
+  std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }
+  std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
+  std::size_t block_elements() const { return static_cast<std::size_t>(block_size()); }
+
+  /// Calls use(step, keys and values) for each block that comes by, while the next one is on its way, then after(step).
+  template <class Use, class After>
+  void travel(const context<Device>& ctx, const attention_inputs<T>& in, Use&& use, After&& after) {
+    buffer<Device> current, next;
+    const auto block_of_keys = [&] { return make_buffer<T>(ctx.device, static_cast<std::size_t>(block_size())); };
+    if (route_.sends(0)) {
+      current = block_of_keys();
+      pack_keys_and_values(ctx.device, in, part_.shape, current.template data<T>());
+    }
+    comm_group moves(*comm_);
+    for (int s = 0; s <= route_.last_step(); ++s) {
+      if (route_.sends(s)) moves.send(current.data(), block_elements(), dtype_of<T>, route_.next(), key_tag);
+      if (route_.receives(s)) {
+        if (next.empty()) next = block_of_keys();
+        moves.receive(next.data(), block_elements(), dtype_of<T>, route_.previous(), key_tag);
+      }
+      moves.start();
+      if (s == 0) {
+        use(s, local_keys(in, part_.shape, queries()));
+      } else if (route_.holds(s)) {
+        const T* const keys = current.template data<T>();
+        use(s, key_block<T>{keys, keys + width(), 2 * width(), part_.shape.k_len, &part_.blocks[route_.block(s)]});
+      }
+      after(s);
+      moves.wait();
+      current.swap(next);
+    }
+  }
+
+  attention_part part_;
+  axis_list axes_;
+  ring_route route_;
+  any_communicator* comm_ = nullptr;
+  alone alone_;
+};
+
+}  // namespace plait

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/errors.hpp"
+#include "plait/nn/attention/local_heads.hpp"
+#include "plait/nn/layer.hpp"
+
+namespace plait {
+
+/// Options of an `attention_core`, beside its specs.
+struct attention_core_options {
+  /// Whether query i sees no key behind key i.
+  bool causal = false;
+  /// A query at position p sees none before position p - window + 1; 0: no such bound.
+  std::int64_t window = 0;
+  /// The factor of the scores; 0: 1 / sqrt(head_dim).
+  double scale = 0;
+  /// Inverse rotary frequencies, head_dim / 2 of them, for positions that begin at 0 in both sequences; none: no
+  /// rotation.
+  std::vector<double> frequencies{};
+};
+
+namespace detail {
+
+/// The dim of a [batch, tokens, heads, head_dim] that counts tokens, or heads; none where there are not four.
+constexpr dim_id dim_at(const layout& a, std::size_t i) { return a.dims.size() == 4 ? a.dims[i].dim : dim_id{}; }
+
+template <class Q, class K>
+struct attention_core_value {
+  static constexpr verdict value = attend(layout_v<Q>, layout_v<K>, layout_v<K>,
+                                          {dim_at(layout_v<K>, 1), dim_at(layout_v<Q>, 2), dim_at(layout_v<K>, 2)})
+                                       .verdict;
+};
+
+}  // namespace detail
+
+/// Grouped-query attention alone: no projections, no parameters, no communication. Queries are a tensor of spec `Q`
+/// [batch, tokens, heads, head_dim], keys and values of `K`, with tokens of their own number and, if they are another
+/// sequence's, dim; every rank has all keys that its queries see. For a sequence of keys that is sharded see
+/// nn/attention/context_attention.hpp.
+template <class Precision, spec_like Q, spec_like K, compute_device Device = cpu>
+class attention_core {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+  static_assert(
+      layout_v<Q>.dims.size() == 4 && layout_v<K>.dims.size() == 4,
+      "queries and keys of an attention are [batch, tokens, heads, head_dim]: let their specs have four dims");
+  static_assert(enforced<detail::attention_core_value<Q, K>, among<Q, K>, Q, K>);
+
+ public:
+  using queries = Q;
+  using keys = K;
+  using output = Q;
+  template <class Spec>
+  using tensor_of = tensor<T, Spec, Device>;
+
+  struct saved {
+    tensor_of<Q> q;     ///< rotated
+    tensor_of<K> k, v;  ///< k rotated
+    buffer<Device> lse;
+  };
+  struct gradients {
+    tensor_of<dual_t<Q>> q;
+    tensor_of<dual_t<K>> k, v;
+  };
+
+  attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
+    const std::int64_t rank = ctx.ranks.rank();
+    const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
+    const box k = local_box(layout_v<K>, ctx.ranks.shape(), ctx.sizes, rank);
+    enforce_divides(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, name);
+    enforce_divides(layout_v<K>, ctx.ranks.shape(), ctx.sizes, name);
+    const detail::local_heads own = detail::share_of_heads(q, k, name);
+    kv_heads_ = k.local[2];
+    first_key_ = own.first * k.local[3];
+    shape_.batch = q.local[0];
+    shape_.q_len = q.local[1];
+    shape_.k_len = k.local[1];
+    shape_.heads = q.local[2];
+    shape_.kv_heads = own.used;
+    shape_.head_dim = q.local[3];
+    shape_.scale = how.scale != 0 ? how.scale : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
+    shape_.k_stride = shape_.v_stride = kv_heads_ * shape_.head_dim;
+    shape_.causal = how.causal;
+    shape_.window = how.window;
+    shape_.q_offset = q.offset[1];
+    const bool positions_matter = how.causal || how.window > 0 || !how.frequencies.empty();
+    if (positions_matter && (layout_v<Q>.has(dim_of<zseq>) || layout_v<K>.has(dim_of<zseq>)))
+      fail({name, ": a mask, a window and a rotation need sequences in the order of the text, which zseq is not"});
+    if (how.frequencies.empty()) return;
+    if (static_cast<std::int64_t>(how.frequencies.size()) * 2 != shape_.head_dim)
+      fail({name, ": ", how.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
+            ", must be half of it"});
+    q_rotations_ = make_rotations(ctx, how.frequencies, shape_.q_offset, shape_.q_len);
+    k_rotations_ = make_rotations(ctx, how.frequencies, 0, shape_.k_len);
+  }
+
+  /// Takes queries, keys and values over, and rotates them in place.
+  tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
+                            saved* keep = nullptr) {
+    const context<Device>& ctx = mb.ctx;
+    rotate(ctx, q.data(), k.data(), [](auto&&... a) { kernels::rope_forward(a...); });
+    tensor_of<output> o(ctx);
+    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
+    kernels::attention_forward(ctx.device, static_cast<const T*>(q.data()),
+                               static_cast<const T*>(k.data()) + first_key_,
+                               static_cast<const T*>(v.data()) + first_key_, o.data(), lse.template data<S>(), shape_);
+    if (keep) *keep = {std::move(q), std::move(k), std::move(v), std::move(lse)};
+    return o;
+  }
+
+  /// `o` is the output of the forward pass, which the caller has kept, and `d_o` its gradient.
+  template <spec_like Gradient>
+  gradients backward(const microbatch<Device>& mb, const tensor_of<output>& o, saved& kept,
+                     const tensor_of<Gradient>& d_o) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Q>, Gradient, output>);
+    const context<Device>& ctx = mb.ctx;
+    gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};
+    if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
+      for (auto* unused : {&d.k, &d.v})
+        ctx.device.zero(unused->data(), static_cast<std::size_t>(unused->size()) * sizeof(T), ctx.device.main_stream());
+    const tensor_of<Q>& q = kept.q;
+    const tensor_of<K>&k = kept.k, &v = kept.v;
+    kernels::attention_backward(ctx.device, q.data(), k.data() + first_key_, v.data() + first_key_, o.data(),
+                                static_cast<const S*>(kept.lse.template data<S>()), d_o.data(), d.q.data(),
+                                d.k.data() + first_key_, d.v.data() + first_key_, shape_);
+    rotate(ctx, d.q.data(), d.k.data(), [](auto&&... a) { kernels::rope_backward(a...); });
+    return d;
+  }
+
+ private:
+  buffer<Device> make_rotations(const context<Device>& ctx, const std::vector<double>& frequencies, std::int64_t first,
+                                std::int64_t count) const {
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(count));
+    std::iota(positions.begin(), positions.end(), first);
+    auto table = make_buffer<S>(ctx.device, positions.size() * frequencies.size() * 2);
+    kernels::rope_table(ctx.device, positions.data(), count, std::span<const double>(frequencies),
+                        table.template data<S>(), table.template data<S>() + count * shape_.head_dim / 2);
+    return table;
+  }
+  template <class F>
+  void rotate(const context<Device>& ctx, T* q, T* k, F kernel) const {
+    if (q_rotations_.empty()) return;
+    const auto apply = [&](T* x, const buffer<Device>& table, std::int64_t tokens, std::int64_t heads) {
+      const S* const cosine = table.template data<S>();
+      kernel(ctx.device, x, cosine, cosine + tokens * shape_.head_dim / 2, shape_.batch * tokens, heads,
+             shape_.head_dim, heads * shape_.head_dim, tokens);
+    };
+    apply(q, q_rotations_, shape_.q_len, shape_.heads);
+    apply(k, k_rotations_, shape_.k_len, kv_heads_);
+  }
+
+  kernels::attention_shape shape_;
+  std::int64_t kv_heads_ = 0;   ///< on this rank, used or not
+  std::int64_t first_key_ = 0;  ///< of the used ones, in elements
+  buffer<Device> q_rotations_, k_rotations_;
+};
+
+}  // namespace plait

@@ -1,0 +1,204 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "plait/nn/attention.hpp"
+#include "plait/nn/attention/core.hpp"
+#include "plait/nn/combinators/sum.hpp"
+
+namespace plait {
+namespace detail {
+
+/// `Spec` with `source_seq` in place of the dim that counts a sequence's tokens.
+template <class Spec>
+struct on_source_value {
+  static constexpr layout value = [] {
+    layout a = layout_v<Spec>;
+    const dim_id sequence = sequence_of(a);
+    for (dim_placement& p : a.dims)
+      if (p.dim == sequence) p.dim = dim_of<source_seq>;
+    return a;
+  }();
+};
+template <class Spec>
+using on_source_t = spec_from<on_source_value<Spec>, Spec, spec<source_seq>>;
+
+/// A memory that all queries see: whole along its sequence, and replicated over the axes of the heads and of context
+/// parallelism.
+constexpr layout seen_by_all(layout memory, const axis_list& axes) {
+  for (axis_id axis : axes) {
+    for (dim_placement& p : memory.dims)
+      if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
+    memory.set(axis, state::replicated);
+  }
+  return memory;
+}
+
+template <class S, class Memory>
+struct cross_values {
+  using specs = transformer_specs<S>;
+  static constexpr axis_list axes =
+      union_of(sharding_axes(layout_v<typename specs::query_dims>), context_axes<typename specs::attention>);
+  struct seen {
+    static constexpr layout value = seen_by_all(layout_v<Memory>, axes);
+  };
+  struct keys {
+    static constexpr layout value = inside_branch(layout_v<Memory>, layout_v<typename specs::key_dims>, axes);
+  };
+};
+
+}  // namespace detail
+
+/// The strategy of an encoder whose output a decoder under `Base` attends to: the same, with `source_seq` as the dim of
+/// its sequence, which has a length of its own.
+template <class Base>
+struct on_source : Base {
+  using residual = detail::on_source_t<typename Base::residual>;
+};
+template <class Base>
+  requires requires {
+    typename Base::branch_input;
+    typename Base::branch_output;
+  }
+struct on_source<Base> : Base {
+  using residual = detail::on_source_t<typename Base::residual>;
+  using branch_input = detail::on_source_t<typename Base::branch_input>;
+  using branch_output = detail::on_source_t<typename Base::branch_output>;
+};
+
+/// Options of a cross-attention, beside its strategy.
+struct cross_attention_options {
+  bool q_bias = false, k_bias = false, v_bias = false, output_bias = false;
+  initializer init{};
+  initializer output_init{};
+  attention_lora lora{};
+};
+
+/// Attention with two inputs (Vaswani et al. 2017) under a strategy: queries from x, keys and values from a memory,
+/// such as an encoder's output. Each query sees the whole memory, without a mask or positions. x lies as for
+/// `self_attention`; the memory lies like it, with `source_seq` in place of the sequence, and is gathered once for keys
+/// and values. With context parallelism x stays sharded, and the memory is gathered over those axes too.
+///
+/// Parameters are named `NAME.q_proj`, `k_proj`, `v_proj`, `o_proj`. It has two inputs, so it is no `layer`: what holds
+/// it passes the memory and adds up its gradient.
+template <class Precision, class S, compute_device Device = cpu>
+class cross_attention {
+  using T = activation_of<Precision>;
+  using specs = transformer_specs<S>;
+
+ public:
+  using value_type = T;
+  using device = Device;
+  using input = typename specs::branch_input;
+  using memory_input = detail::on_source_t<input>;
+  using output = typename specs::branch_output;
+  template <class Spec>
+  using tensor_of = tensor<T, Spec, Device>;
+
+ private:
+  using values = detail::cross_values<S, memory_input>;
+  using seen = spec_from<typename values::seen, memory_input, typename specs::query_dims>;
+  using keys = spec_from<typename values::keys, memory_input, typename specs::query_dims, typename specs::key_dims>;
+  using queries = typename specs::queries;
+  using key = typename specs::template policy<seen, typename specs::key::weight, keys>;
+  using query_value = detail::linear_value<typename specs::query>;
+  using key_value = detail::linear_value<key>;
+  using out_value = detail::linear_value<typename specs::attention_output>;
+  static_assert(enforced<query_value, S, input, queries>);
+  static_assert(enforced<key_value, S, memory_input, keys>);
+  static_assert(enforced<out_value, S, input, queries>);
+  using core = attention_core<Precision, queries, keys, Device>;
+  using gathering = redistribution<T, memory_input, seen, Device>;
+
+ public:
+  struct saved {
+    linear_saved<Device> q, k, v, out;
+    tensor_of<seen> gathered;  ///< the memory; empty if it is the memory itself, or gathered again
+    tensor_of<queries> attended;
+    typename core::saved inside;
+  };
+  struct gradients {
+    tensor_of<dual_t<input>> x;
+    tensor_of<dual_t<memory_input>> memory;
+  };
+
+  cross_attention(const context<Device>& ctx, const std::string& name, const cross_attention_options& how = {})
+      : names_(name),
+        gather_(ctx, name + ": memory"),
+        q_(ctx, query_value::derivation,
+           {describe<typename specs::query>(ctx, name + ".q_proj", how.init, how.q_bias, how.lora.q)}),
+        k_(ctx, key_value::derivation, {describe<key>(ctx, name + ".k_proj", how.init, how.k_bias, how.lora.k)}),
+        v_(ctx, key_value::derivation, {describe<key>(ctx, name + ".v_proj", how.init, how.v_bias, how.lora.v)}),
+        out_(ctx, out_value::derivation,
+             {describe<typename specs::attention_output>(ctx, name + ".o_proj", how.output_init, how.output_bias,
+                                                         how.lora.o)}),
+        core_(ctx, name) {
+    enforce_boundary<input>(ctx, name + ": input");
+  }
+
+  /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
+  tensor_of<output> forward(const microbatch<Device>& mb, const tensor_of<input>& x,
+                            const tensor_of<memory_input>& source, saved* keep = nullptr,
+                            const tensor_of<output>* addend = nullptr) {
+    const range profiled(mb.ctx.device, names_.forward());
+    tensor_of<seen> gathered = gather(mb, source);
+    tensor_of<queries> q(mb.ctx);
+    tensor_of<keys> k(mb.ctx), v(mb.ctx);
+    q_.forward(mb, x.data(), q.data(), keep ? &keep->q : nullptr);
+    k_.forward(mb, gathered.data(), k.data(), keep ? &keep->k : nullptr);
+    v_.forward(mb, gathered.data(), v.data(), keep ? &keep->v : nullptr);
+    tensor_of<queries> attended =
+        core_.forward(mb, std::move(q), std::move(k), std::move(v), keep ? &keep->inside : nullptr);
+    tensor_of<output> y(mb.ctx);
+    out_.forward(mb, attended.data(), y.data(), keep ? &keep->out : nullptr, addend ? addend->data() : nullptr);
+    if (!keep) return y;
+    if (gathered.owning() && mb.policy == recompute::none) keep->gathered = std::move(gathered);
+    keep->attended = std::move(attended);
+    return y;
+  }
+
+  /// Returns the gradients of both inputs, which the caller has kept.
+  template <spec_like Gradient>
+  gradients backward(const microbatch<Device>& mb, const tensor_of<input>& x, const tensor_of<memory_input>& source,
+                     saved& kept, const tensor_of<Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
+    const range profiled(mb.ctx.device, names_.backward());
+    tensor_of<dual_t<queries>> dattended(mb.ctx);
+    out_.backward(mb, kept.attended.data(), kept.out, dy.data(), dattended.data());
+    const auto inside = core_.backward(mb, kept.attended, kept.inside, dattended);
+    if (!kept.gathered) kept.gathered = gather(mb, source);
+    const T* const m = kept.gathered.data();
+    tensor_of<dual_t<seen>> from_keys(mb.ctx), dseen(mb.ctx);
+    k_.backward(mb, m, kept.k, inside.k.data(), from_keys.data());
+    v_.backward(mb, m, kept.v, inside.v.data(), dseen.data(), from_keys.data());
+    typename gathering::saved none;
+    gradients d{tensor_of<dual_t<input>>(mb.ctx), gather_.backward(mb, source, none, dseen)};
+    q_.backward(mb, x.data(), kept.q, inside.q.data(), d.x.data());
+    return d;
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    for (auto* linear : {&q_, &k_, &v_, &out_}) linear->visit(f);
+  }
+
+ private:
+  template <class Policy>
+  static linear_branch describe(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
+                                const lora_options& lora) {
+    return detail::describe_branch<Policy>(ctx, name, init, bias, lora);
+  }
+  /// A view of the memory where nothing moves.
+  tensor_of<seen> gather(const microbatch<Device>& mb, const tensor_of<memory_input>& source) {
+    if (gather_.trivial()) return tensor_of<seen>(mb.ctx, const_cast<T*>(source.data()));
+    return gather_.forward(mb, source);
+  }
+
+  range_names names_;
+  gathering gather_;
+  linear_core<Precision, Device> q_, k_, v_, out_;
+  core core_;
+};
+
+}  // namespace plait

@@ -1,0 +1,335 @@
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/precision.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/nn/attention/policy.hpp"
+#include "plait/nn/sequence_order.hpp"
+#include "plait/tensor/context.hpp"
+
+namespace plait {
+
+/// One rank's attention as an engine sees it. The local sequence has shape.q_len = shape.k_len tokens; strides are
+/// those of the caller's arrays, between tokens, and outputs are [batch, q_len, heads, head_dim] without gaps.
+struct attention_part {
+  kernels::attention_shape shape;
+  /// Where the local tokens of each rank along the policy's axes lie in the text, in the order of those ranks.
+  std::vector<std::vector<token_run>> blocks;
+  std::size_t mine = 0;                         ///< this rank's block
+  bool documents = false;                       ///< whether `first_visible` is given
+  std::string name;                             ///< of the layer, for messages
+  chosen_policy context = chosen_policy::ring;  ///< for a policy that is chosen at run time
+};
+
+/// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that
+/// the local queries may see, such as where their documents begin; null if documents are not packed.
+template <class T>
+struct attention_inputs {
+  const T* q = nullptr;
+  const T* k = nullptr;
+  const T* v = nullptr;
+  const std::int32_t* first_visible = nullptr;
+};
+template <class G>
+struct attention_gradients {
+  G* dq = nullptr;
+  G* dk = nullptr;
+  G* dv = nullptr;
+};
+
+/// Computes attention for one layer under a policy: local queries against the whole sequence. It is constructed
+/// from (context, attention_part, axes of the policy). `forward` writes o and keeps what `backward` needs; `backward`
+/// overwrites the gradients, whose type G is T or the type of statistics. Where `keeps_inputs()`, the caller keeps q, k
+/// and v for it.
+template <class E, class Precision, class Device>
+concept attention_engine =
+    std::constructible_from<E, const context<Device>&, const attention_part&, const axis_list&> &&
+    std::default_initializable<typename E::saved> &&
+    requires(E& e, const E& c, const context<Device>& ctx, const attention_inputs<activation_of<Precision>>& in,
+             activation_of<Precision>* o, typename E::saved& kept,
+             attention_gradients<activation_of<Precision>> gradients) {
+      e.forward(ctx, in, o, &kept);
+      e.backward(ctx, in, o, o, kept, gradients);
+      { c.keeps_inputs() } -> std::convertible_to<bool>;
+    };
+
+namespace detail {
+
+/// `attention_shape` for queries of one run against keys of one run.
+inline kernels::attention_shape piece_of(const kernels::attention_shape& whole, const token_run& q, const token_run& k,
+                                         const std::int32_t* first_visible) {
+  kernels::attention_shape s = whole;
+  s.q_batch = s.lse_stride = whole.q_len;
+  s.q_len = q.length, s.q_offset = q.position;
+  s.k_len = k.length, s.k_offset = k.position;
+  s.first_visible = first_visible ? first_visible + q.at : nullptr;
+  return s;
+}
+
+/// Rows of `width` elements without gaps to rows `stride` apart, in another type if need be.
+template <class From, class To, class Device>
+void write_rows(Device& device, const From* from, std::int64_t rows, std::int64_t width, To* to, std::int64_t stride) {
+  if constexpr (std::is_same_v<From, To>) {
+    constexpr auto size = static_cast<std::int64_t>(sizeof(To));
+    kernels::copy_2d(device, from, to, rows, width * size, width * size, stride * size);
+  } else {
+    if (stride == width) return kernels::cast(device, from, to, rows * width);
+    auto narrow = make_buffer<To>(device, static_cast<std::size_t>(rows * width));
+    kernels::cast(device, from, narrow.template data<To>(), rows * width);
+    write_rows(device, narrow.template data<To>(), rows, width, to, stride);
+  }
+}
+
+template <class T>
+void clear(auto& device, T* data, std::int64_t count) {
+  device.zero(data, static_cast<std::size_t>(count) * sizeof(T), device.main_stream());
+}
+
+}  // namespace detail
+
+/// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride.
+template <class T>
+struct key_block {
+  const T* k = nullptr;
+  const T* v = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t tokens = 0;
+  const std::vector<token_run>* runs = nullptr;
+};
+
+/// The keys and values of the local tokens, where they are.
+template <class T>
+key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
+                        const std::vector<token_run>& runs) {
+  return {in.k, in.v, shape.checked().k_stride, shape.k_len, &runs};
+}
+
+/// Keys and values side by side, [batch, tokens, 2, kv_heads, head_dim]: one message.
+template <class T, class Device>
+void pack_keys_and_values(Device& device, const attention_inputs<T>& in, const kernels::attention_shape& shape,
+                          T* block) {
+  constexpr auto size = static_cast<std::int64_t>(sizeof(T));
+  const kernels::attention_shape s = shape.checked();
+  const std::int64_t row = s.kv_heads * s.head_dim * size, tokens = s.batch * s.k_len;
+  kernels::copy_2d(device, in.k, block, tokens, row, s.k_stride * size, 2 * row);
+  kernels::copy_2d(device, in.v, block + s.kv_heads * s.head_dim, tokens, row, s.v_stride * size, 2 * row);
+}
+
+/// The reverse for their gradients, with the strides that the shape names.
+template <class S, class G, class Device>
+void write_key_gradients(Device& device, const S* block, const kernels::attention_shape& shape,
+                         const attention_gradients<G>& out) {
+  const kernels::attention_shape s = shape.checked();
+  const std::int64_t width = s.kv_heads * s.head_dim, tokens = s.batch * s.k_len;
+  auto narrow = make_buffer<S>(device, std::is_same_v<S, G> ? 0 : static_cast<std::size_t>(tokens * width));
+  for (const bool keys : {true, false}) {
+    const S* const from = block + (keys ? 0 : width);
+    G* const to = keys ? out.dk : out.dv;
+    const std::int64_t stride = keys ? s.dk_stride : s.dv_stride;
+    constexpr auto size = static_cast<std::int64_t>(sizeof(S));
+    if constexpr (std::is_same_v<S, G>) {
+      kernels::copy_2d(device, from, to, tokens, width * size, 2 * width * size, stride * size);
+    } else {
+      kernels::copy_2d(device, from, narrow.data(), tokens, width * size, 2 * width * size, width * size);
+      detail::write_rows(device, narrow.template data<S>(), tokens, width, to, stride);
+    }
+  }
+}
+
+/// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
+/// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
+/// costs accuracy. Writes o and lse in `finish`.
+template <class Precision, compute_device Device>
+class attention_sum {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+
+ public:
+  /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results.
+  attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
+                const std::vector<token_run>& queries, T* o, S* lse)
+      : device_(device), shape_(shape.checked()), in_(in), queries_(queries), begun_(queries.size()), o_(o), lse_(lse) {
+    if constexpr (std::is_same_v<T, S>) {
+      total_ = o;
+    } else {
+      total_memory_ = make_buffer<S>(device, elements());
+      total_ = total_memory_.template data<S>();
+    }
+  }
+
+  void add(const key_block<T>& keys) {
+    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
+      kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
+      piece.k_stride = piece.v_stride = keys.stride;
+      piece.k_batch = keys.tokens;
+      const std::int64_t o_at = q.at * shape_.heads * shape_.head_dim;
+      const bool first = begin(first_run, runs);
+      if (!first && part_.empty()) {
+        part_ = make_buffer<S>(device_, elements());
+        part_lse_ = make_buffer<S>(device_, rows());
+      }
+      S* const o = first ? total_ : part_.template data<S>();
+      S* const lse = first ? lse_ : part_lse_.template data<S>();
+      kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
+                                 keys.v + k.at * keys.stride, o + o_at, lse + q.at, piece);
+      if (!first)
+        kernels::merge_lse(device_, total_ + o_at, lse_ + q.at, o + o_at, lse + q.at, shape_.heads * shape_.head_dim,
+                           piece);
+    }
+  }
+
+  void finish() {
+    for (std::size_t i = 0; i < queries_.size(); ++i)
+      if (!begun_[i]) see_nothing(queries_[i]);
+    if constexpr (!std::is_same_v<T, S>) kernels::cast(device_, total_, o_, static_cast<std::int64_t>(elements()));
+  }
+
+ private:
+  std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
+  std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
+
+  /// Whether the queries of these runs have no result yet; from now on they have. Where only some have, the others are
+  /// given the result of seeing nothing.
+  bool begin(std::size_t first_run, std::size_t runs) {
+    bool some = false;
+    for (std::size_t i = first_run; i < first_run + runs; ++i) some = some || begun_[i];
+    for (std::size_t i = first_run; i < first_run + runs; ++i) {
+      if (some && !begun_[i]) see_nothing(queries_[i]);
+      begun_[i] = true;
+    }
+    return !some;
+  }
+  void see_nothing(const token_run& q) {
+    const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0}, nullptr);
+    kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, in_.k, in_.v,
+                               total_ + q.at * shape_.heads * shape_.head_dim, lse_ + q.at, nothing);
+  }
+
+  Device& device_;
+  kernels::attention_shape shape_;
+  attention_inputs<T> in_;
+  const std::vector<token_run>& queries_;
+  std::vector<bool> begun_;  ///< whether a run of queries has a first partial result
+  T* o_;
+  S* lse_;
+  S* total_ = nullptr;
+  buffer<Device> total_memory_, part_, part_lse_;
+};
+
+/// The backward pass of the same: dq of the local queries, summed over blocks of keys, and each block's own dk and dv,
+/// all in the type of statistics.
+template <class Precision, compute_device Device>
+class attention_gradient_sum {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+
+ public:
+  attention_gradient_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
+                         const std::vector<token_run>& queries, const T* o, const S* lse, const T* d_o)
+      : device_(device),
+        shape_(shape.checked()),
+        in_(in),
+        queries_(queries),
+        o_(o),
+        lse_(lse),
+        d_o_(d_o),
+        delta_(make_buffer<S>(device, static_cast<std::size_t>(shape.batch * shape.q_len * shape.heads))),
+        dq_(make_buffer<S>(device, static_cast<std::size_t>(rows() * width()))) {
+    kernels::attention_delta(device, o, d_o, delta_.template data<S>(), shape_);
+    detail::clear(device, dq_.template data<S>(), rows() * width());
+  }
+
+  /// Adds to dk and dv, which lie as the block's keys do, `stride` apart.
+  void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
+    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
+    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
+      kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
+      piece.k_stride = piece.v_stride = keys.stride;
+      piece.dk_stride = piece.dv_stride = stride;
+      piece.dq_stride = width();
+      piece.k_batch = keys.tokens;
+      kernels::attention_backward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
+                                  keys.v + k.at * keys.stride, o_ + q.at * width(), lse_ + q.at, d_o_ + q.at * width(),
+                                  dq_.template data<S>() + q.at * width(), dk + k.at * stride, dv + k.at * stride,
+                                  piece, kernels::attention_accumulate{true, true}, delta_.template data<S>() + q.at);
+    }
+  }
+
+  /// Writes dq, with the stride that the shape names.
+  template <class G>
+  void finish(G* dq) {
+    detail::write_rows(device_, dq_.template data<S>(), rows(), width(), dq, shape_.dq_stride);
+  }
+
+ private:
+  std::int64_t rows() const { return shape_.batch * shape_.q_len; }
+  std::int64_t width() const { return shape_.heads * shape_.head_dim; }
+
+  Device& device_;
+  kernels::attention_shape shape_;
+  attention_inputs<T> in_;
+  const std::vector<token_run>& queries_;
+  const T* o_;
+  const S* lse_;
+  const T* d_o_;
+  buffer<Device> delta_, dq_;
+};
+
+/// Attention without communication, where the whole sequence is here.
+template <class Precision, class Device>
+class whole_attention {
+  using T = activation_of<Precision>;
+  using S = statistic_of<Precision>;
+
+ public:
+  struct saved {
+    buffer<Device> lse;  ///< [batch, heads, seq]
+  };
+
+  whole_attention() = default;
+  whole_attention(const context<Device>&, const attention_part& part, const axis_list&) : shape_(part.shape) {
+    if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
+      fail({part.name, ": attention over the whole sequence was given a part of it"});
+    shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
+  }
+
+  bool keeps_inputs() const { return true; }
+
+  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
+    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+    kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
+    if (keep) keep->lse = std::move(lse);
+  }
+  template <class G>
+  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
+                attention_gradients<G> out) {
+    kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk,
+                                out.dv, with(in));
+  }
+
+ private:
+  std::int64_t rows() const { return shape_.batch * shape_.heads * shape_.q_len; }
+  kernels::attention_shape with(const attention_inputs<T>& in) const {
+    kernels::attention_shape s = shape_;
+    s.first_visible = in.first_visible;
+    return s;
+  }
+
+  kernels::attention_shape shape_;
+};
+
+PLAIT_COMPILED_TEMPLATE(class whole_attention<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
+
+}  // namespace plait

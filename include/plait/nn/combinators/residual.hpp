@@ -1,0 +1,95 @@
+#pragma once
+
+#include <utility>
+
+#include "plait/layout/errors.hpp"
+#include "plait/nn/combinators/sequential.hpp"
+#include "plait/nn/dropout.hpp"
+
+namespace plait {
+
+/// y = x + dropout(layer(norm(x))): the residual branch of a transformer.
+template <class Norm, class Layer>
+class residual {
+  static_assert(detail::all_layers<Norm, Layer>);
+
+ public:
+  template <class... Dropout>
+  residual(Norm, Layer, const Dropout&...) {}
+};
+
+template <layer Norm, layer Layer>
+class residual<Norm, Layer> {
+ public:
+  using value_type = typename Norm::value_type;
+  using device = typename Norm::device;
+  using input = typename Norm::input;
+  using output = input;
+  static_assert(detail::fits<layout_error::branch_ends_elsewhere, 0, Norm, 1, Layer>);
+  static_assert(detail::fits<layout_error::branch_ends_elsewhere, 1, Layer, 0, Norm>);
+  template <class Spec>
+  using tensor_of = tensor<value_type, Spec, device>;
+
+  struct saved {
+    typename Norm::saved norm;
+    tensor_of<input> normalized;  ///< empty if it is made again
+    typename Layer::saved inner;
+  };
+
+  residual(Norm norm, Layer inner, dropout<value_type, input, device> drop = {0.0, ""})
+      : norm_(std::move(norm)), inner_(std::move(inner)), drop_(drop) {}
+
+  tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    tensor_of<input> normalized = norm_.forward(mb, x, keep ? &keep->norm : nullptr);
+    tensor_of<output> y = branch(mb, normalized, x, keep ? &keep->inner : nullptr);
+    if (keep && mb.policy == recompute::none) keep->normalized = std::move(normalized);
+    return y;
+  }
+
+  template <spec_like Gradient>
+  tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
+                                    const tensor_of<Gradient>& dy) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<input>, Gradient, output>);
+    if (!kept.normalized) kept.normalized = norm_.forward(mb, x, nullptr);
+    const tensor_of<dual_t<output>>* into_branch = &dy;
+    tensor_of<dual_t<output>> dropped;
+    if (drop_.probability() > 0) {
+      device& d = mb.ctx.device;
+      dropped = tensor_of<dual_t<output>>(mb.ctx);
+      d.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type), d.main_stream());
+      drop_.backward(mb, dropped);
+      into_branch = &dropped;
+    }
+    auto dnormalized = inner_.backward(mb, kept.normalized.template view_as<typename Layer::input>(), kept.inner,
+                                       into_branch->template view_as<dual_t<typename Layer::output>>());
+    return detail::backward_plus(norm_, mb, x, kept.norm, dnormalized.template view_as<dual_t<typename Norm::output>>(),
+                                 dy);
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    norm_.visit(f);
+    inner_.visit(f);
+  }
+  Norm& norm() { return norm_; }
+  Layer& inner() { return inner_; }
+
+ private:
+  /// x + dropout(layer(normalized))
+  tensor_of<output> branch(const microbatch<device>& mb, const tensor_of<input>& normalized, const tensor_of<input>& x,
+                           typename Layer::saved* keep) {
+    const auto in = normalized.template view_as<typename Layer::input>();
+    const auto stream = x.template view_as<typename Layer::output>();
+    if (drop_.probability() == 0) return detail::forward_plus(inner_, mb, in, keep, stream).template as<output>();
+    auto y = inner_.forward(mb, in, keep).template as<output>();
+    drop_.forward(mb, y);
+    kernels::accumulate(mb.ctx.device, x.data(), y.data(), y.size());
+    return y;
+  }
+
+  Norm norm_;
+  Layer inner_;
+  dropout<value_type, input, device> drop_;
+};
+
+}  // namespace plait

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "plait/nn/linear/lora.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
+/// are zero. Null: memory of the layer's own.
+template <class Precision>
+struct parameter_memory {
+  weight_of<Precision>* weight = nullptr;
+  gradient_of<Precision>* gradient = nullptr;
+  weight_of<Precision>* bias = nullptr;
+  gradient_of<Precision>* bias_gradient = nullptr;
+};
+
+/// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
+struct linear_branch {
+  parameter_info weight;
+  layout stored_weight;
+  bool bias = false;
+  parameter_info bias_info;
+  layout stored_bias;
+  lora_options lora{};
+};
+
+namespace detail {
+
+/// The dim of outputs that lie side by side.
+struct columns : dim_tag<"columns"> {};
+
+/// `a`, an output of one of several linears with this input, with its own dims as one dim that is whole here, and with
+/// the states of the axes in `moving` alone: what is left is what all of them share.
+inline layout side_by_side(const layout& a, const layout& input, const axis_list& moving) {
+  layout shared;
+  for (const dim_placement& p : a.dims)
+    if (input.has(p.dim)) shared.dims.push_back(p);
+  shared.dims.push_back({dim_of<columns>, {}});
+  for (axis_id axis : moving)
+    if (!a.sharded_by(axis)) shared.set(axis, a.state_of(axis));
+  return shared;
+}
+
+}  // namespace detail
+}  // namespace plait

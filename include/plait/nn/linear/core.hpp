@@ -1,0 +1,372 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/device/range.hpp"
+#include "plait/nn/linear/branch.hpp"
+#include "plait/nn/linear/lora.hpp"
+#include "plait/nn/linear/rule.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// The memory that linears keep of a forward pass beyond their input: the gathered input, unless it is the input
+/// itself, or is to be gathered again, or no weight needs it; what adapters have between their two weights.
+template <compute_device Device>
+struct linear_saved {
+  buffer<Device> gathered, adapted;
+};
+
+namespace detail {
+
+/// Whether a product on the device can add a row to each row of its result, and a matrix, in the same pass.
+template <class Device, class T>
+concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* out) {
+  d.gemm(false, true, n, n, n, 1.0, in, n, in, n, 0.0, out, n, {in, in});
+};
+
+}  // namespace detail
+
+/// The computation of linears that share an input, without types: everything follows from their derivation.
+/// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
+/// rows.
+template <class Precision, compute_device Device>
+class linear_core {
+ public:
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using parameter = plait::parameter<Precision, Device>;
+  /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
+  /// another layer for this one to use, or null; one linear alone can have it.
+  linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
+              const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr)
+      : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
+        spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
+        names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
+        columns_(info.size()),
+        weights_(info.size()),
+        biases_(info.size()),
+        adapters_(info.size()) {
+    const mesh_shape& mesh = ctx.ranks.shape();
+    const linear_layouts& first = d.branches[0];
+    for (const dim_placement& p : d.input.dims) {
+      const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
+      (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
+    }
+    std::vector<std::int64_t> sizes(info.size()), bias_sizes(info.size());
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
+      columns_[i] = sizes[i] / inner_ / batches_;
+      total_ += columns_[i];
+      if (info[i].bias) bias_sizes[i] = local_elements(d.branches[i].bias, mesh, ctx.sizes);
+      all_have_bias_ = all_have_bias_ && info[i].bias;
+    }
+    make_resolution(ctx, d, info[0].weight.name);
+    make_adapters(ctx, d, info);
+    if (shared)
+      share(std::move(shared), d, info[0].weight.name);
+    else
+      make_weights(ctx, d, info, sizes, callers);
+    make_biases(ctx, d, info, bias_sizes, callers);
+    for (std::size_t i = 0; i < info.size(); ++i)
+      for (const auto* base : {&weights_[i], &biases_[i]})
+        if (info[i].lora.rank != 0 && *base) (*base)->freeze();
+  }
+
+  std::int64_t rows() const { return batches_ * rows_; }
+  std::int64_t columns() const { return total_; }
+  /// Elements of the output, of all branches.
+  std::int64_t output_size() const { return resolve_.target().local_size(); }
+
+  /// `addend`, of the output's size, is added to it where it is not null; it must not be y.
+  void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
+    const range profiled(ctx.device, names_.forward());
+    require_gathered();
+    buffer<Device> gathered = gather(ctx, x);
+    const T* const input = gathered.empty() ? x : gathered.template data<T>();
+    buffer<Device> adapted = adapters_.hidden(ctx.device, input);
+    if (resolve_.trivial()) {
+      const bool biased = multiply(ctx, true, total_, inner_, input, y, addend, true);
+      adapters_.add_outputs(ctx.device, adapted, y);
+      if (!biased) add_biases(ctx, y);
+    } else {
+      auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
+      multiply(ctx, true, total_, inner_, input, product.template data<T>(), nullptr, false);
+      adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
+      resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
+      add_biases(ctx, y);
+      if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
+    }
+    if (!keep || mb.policy != recompute::none) return;
+    if (weights_trainable()) keep->gathered = std::move(gathered);
+    if (adapters_.trainable()) keep->adapted = std::move(adapted);
+  }
+
+  /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; addend must not be dx. If
+  /// weight gradients are deferred, x must live until they are computed; dy need not.
+  void backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved, const T* dy, T* dx,
+                const T* addend = nullptr) {
+    const context<Device>& ctx = mb.ctx;
+    const range profiled(ctx.device, names_.backward());
+    require_gathered();
+    const bool weights = weights_trainable(), trains = weights || biases_trainable();
+    buffer<Device> resolved, kept_dy;
+    const T* d = dy;
+    if (mb.deferred && trains && (biases_trainable() || unresolve_.trivial())) {
+      kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
+      ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
+      d = dy = kept_dy.template data<T>();
+    }
+    if (!unresolve_.trivial()) {
+      resolved = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
+      unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
+      d = resolved.template data<T>();
+    }
+    if (weights && saved.gathered.empty()) saved.gathered = gather(ctx, x);
+    const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
+    if (adapters_.trainable() && saved.adapted.empty()) saved.adapted = adapters_.hidden(ctx.device, in);
+    buffer<Device> dadapted = adapters_.hidden_gradients(ctx.device, d);
+    if (dx) {
+      buffer<Device> gathered;
+      T* out = dx;
+      if (!spread_.trivial()) {
+        gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
+        out = gathered.template data<T>();
+      }
+      multiply(ctx, false, inner_, total_, d, out, out == dx ? addend : nullptr, false);
+      adapters_.add_input_gradients(ctx.device, dadapted, out);
+      if (out != dx) {
+        spread_.run(ctx.device, out, dx, dtype_of<T>);
+        if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
+      }
+    }
+    if (!trains) return;
+    mb.on_weights([this, &ctx, x, dy, d, resolved = std::move(resolved), kept_dy = std::move(kept_dy),
+                   gathered = std::move(saved.gathered), adapted = std::move(saved.adapted),
+                   dadapted = std::move(dadapted)] {
+      const range weights_shown(ctx.device, names_.weights());
+      const T* const input = gathered.empty() ? x : gathered.template data<T>();
+      weight_gradients(ctx, d, input);
+      adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
+      bias_gradients(ctx, dy);
+    });
+  }
+
+  const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return weights_[i]; }
+  const parameter_ptr<Precision, Device>& bias(std::size_t i) const { return biases_[i]; }
+  template <class F>
+  void visit(F&& f) {
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      f(*weights_[i]);
+      if (biases_[i]) f(*biases_[i]);
+      adapters_.visit(i, f);
+    }
+  }
+
+ private:
+  void make_resolution(const context<Device>& ctx, const shared_linears& d, const std::string& name) {
+    layout product = d.branches[0].product, output = d.branches[0].output;
+    dim_sizes sizes = ctx.sizes;
+    if (d.branches.size() > 1) {
+      const axis_list moving = differing_axes(product, output);
+      product = detail::side_by_side(product, d.input, moving);
+      output = detail::side_by_side(output, d.input, moving);
+      sizes.set(dim_of<detail::columns>, total_);
+      for (const linear_layouts& b : d.branches) {
+        if (differing_axes(b.product, b.output) == moving &&
+            detail::side_by_side(b.product, d.input, moving) == product &&
+            detail::side_by_side(b.output, d.input, moving) == output)
+          continue;
+        fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
+              describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
+              describe(b.product), " to ", describe(b.output)});
+      }
+    }
+    resolve_ = executor(product, output, ctx.ranks, sizes, "output of " + name);
+    unresolve_ = executor(resolve_.backward(), ctx.ranks, sizes, "gradient of the output of " + name);
+  }
+
+  void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < info.size(); at += columns_[i++])
+      if (info[i].lora.rank != 0)
+        adapters_.emplace(i, ctx, d.gathered, d.branches[i], info[i].weight, info[i].stored_weight, info[i].lora,
+                          detail::product_part{batches_, rows_, inner_, columns_[i], total_, at});
+  }
+  void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                    const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
+    const std::int64_t n = batches_ * total_ * inner_;
+    weight_ = callers.weight;
+    if (!weight_) {
+      weight_memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
+      weight_ = weight_memory_.template data<W>();
+    }
+    std::shared_ptr<buffer<Device>> own;
+    G* gradient = callers.gradient;
+    if (!gradient) {
+      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
+      gradient = own->template data<G>();
+    }
+    W* value = weight_;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      weights_[i] = std::make_shared<parameter>(
+          ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed, d.gathered,
+          used_memory<Precision>{value, gradient, callers.weight != nullptr, callers.gradient != nullptr});
+      weights_[i]->hold_gradient(own);
+      value += sizes[i], gradient += sizes[i];
+    }
+  }
+  void make_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                   const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
+    std::int64_t n = 0;
+    for (std::int64_t size : sizes) n += size;
+    if (n == 0) return;
+    bias_ = callers.bias;
+    if (!bias_) {
+      bias_memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
+      bias_ = bias_memory_.template data<W>();
+    }
+    std::shared_ptr<buffer<Device>> own;
+    G* gradient = callers.bias_gradient;
+    if (!gradient) {
+      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
+      gradient = own->template data<G>();
+    }
+    W* value = bias_;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      if (!info[i].bias) continue;
+      biases_[i] = std::make_shared<parameter>(
+          ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed, d.branches[i].output,
+          used_memory<Precision>{value, gradient, callers.bias != nullptr, callers.bias_gradient != nullptr});
+      biases_[i]->hold_gradient(own);
+      value += sizes[i], gradient += sizes[i];
+    }
+  }
+  void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {
+    if (weights_.size() > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
+    if (!equivalent(shared->used(), d.branches[0].weight))
+      fail({name, ": the parameter ", shared->name(), " is used in two layouts, ", describe(shared->used()), " and ",
+            describe(d.branches[0].weight), "; its users must shard it alike"});
+    weights_[0] = std::move(shared);
+  }
+
+  /// Whether anything is to be done for gradients of weights and adapters, and of biases.
+  bool weights_trainable() const {
+    return adapters_.trainable() ||
+           std::any_of(weights_.begin(), weights_.end(), [](const auto& p) { return p->trainable(); });
+  }
+  bool biases_trainable() const {
+    return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
+  }
+  void require_gathered() const {
+    for (const auto& p : weights_) p->require_gathered();
+    for (const auto& p : biases_)
+      if (p) p->require_gathered();
+  }
+  const W* weights() const { return weight_ ? weight_ : weights_[0]->used_value(); }
+
+  buffer<Device> gather(const context<Device>& ctx, const T* x) {
+    if (gather_.trivial()) return {};
+    buffer<Device> gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
+    gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
+    return gathered;
+  }
+
+  /// out [rows, n] = a [rows, k] times the weight, or its transpose, plus `addend` and the biases where they are
+  /// wanted; so for each batch. What the device adds in the product's own pass costs none of its own. False if the
+  /// biases are still to be added.
+  bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, const T* a, T* out,
+                const T* addend, bool biases) {
+    // cuBLASLt's table of types names no bias for double.
+    constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
+    const bool with_bias = fuses_bias && biases && all_have_bias_ && batches_ == 1;
+    const W* const weight = weights();
+    for (std::int64_t b = 0; b < batches_; ++b) {
+      const T* const from = a + b * rows_ * k;
+      T* const to = out + b * rows_ * n;
+      if constexpr (detail::fuses_additions<Device, T>) {
+        const T* bias = nullptr;
+        if constexpr (fuses_bias) bias = with_bias ? bias_ : nullptr;
+        ctx.device.gemm(false, transposed, rows_, n, k, 1.0, from, k, weight + b * total_ * inner_, inner_,
+                        addend ? 1.0 : 0.0, to, n, {bias, addend ? addend + b * rows_ * n : nullptr});
+      } else {
+        ctx.device.gemm(false, transposed, rows_, n, k, 1.0, from, k, weight + b * total_ * inner_, inner_, 0.0, to, n);
+      }
+    }
+    if constexpr (detail::fuses_additions<Device, T>) {
+      return with_bias;
+    } else {
+      if (addend) kernels::accumulate(ctx.device, addend, out, rows() * n);
+      return false;
+    }
+  }
+
+  /// Adds to the gradients of the weights that have one: branches that lie below each other in one product.
+  void weight_gradients(const context<Device>& ctx, const T* d, const T* in) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < weights_.size();) {
+      if (!weights_[i]->trainable()) {
+        at += columns_[i++];
+        continue;
+      }
+      G* const gradient = weights_[i]->used_gradient();
+      const std::int64_t first = at;
+      for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++]) weights_[i]->require_accumulating();
+      for (std::int64_t b = 0; b < batches_; ++b)
+        ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
+                        in + b * rows_ * inner_, inner_, 1.0, gradient + b * total_ * inner_, inner_);
+    }
+  }
+
+  /// Calls f(parameter, offset in a row, columns, row stride) for each bias; rows are those of the output.
+  template <class F>
+  void each_bias(F&& f) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < biases_.size(); ++i) {
+      const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
+      if (biases_[i]) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
+      at += n;
+    }
+  }
+  void add_biases(const context<Device>& ctx, T* y) {
+    each_bias([&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      const std::int64_t rows = output_size() / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        kernels::add_bias(ctx.device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
+    });
+  }
+  void bias_gradients(const context<Device>& ctx, const T* dy) {
+    each_bias([&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      if (!p.trainable()) return;
+      const std::int64_t rows = output_size() / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        kernels::bias_gradient(ctx.device, dy + b * rows * stride + at, p.used_gradient() + b * n, rows, n, stride);
+    });
+  }
+
+  executor gather_, spread_, resolve_, unresolve_;
+  range_names names_;
+  std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
+  std::vector<std::int64_t> columns_;           ///< of each branch
+  buffer<Device> weight_memory_, bias_memory_;  ///< of all branches, one after the other
+  W *weight_ = nullptr, *bias_ = nullptr;       ///< null: a weight of another layer; no bias
+  std::vector<parameter_ptr<Precision, Device>> weights_, biases_;
+  detail::lora_adapters<Precision, Device> adapters_;
+  bool all_have_bias_ = true;
+};
+
+PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_core<double, cpu>)
+
+}  // namespace plait

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "plait/layout/enforce.hpp"
+#include "plait/layout/rules.hpp"
+
+namespace plait {
+
+/// How a parameter is used, given how its dims are placed and the layout of what it meets (the input of a product, the
+/// rows of a norm, the output that a bias is added to): replicated over every axis on which its partner varies or is
+/// replicated and which does not shard the parameter itself, so that its gradient is partial there and the reduction
+/// follows. This rule is the only source of a parameter's use.
+constexpr layout use_of(layout placed, const layout& met) {
+  for (axis_id axis : met.mentioned()) {
+    if (placed.state_of(axis) != state::invariant) continue;
+    const state s = met.state_of(axis);
+    if (s != state::invariant) placed.set(axis, state::replicated);
+  }
+  return placed;
+}
+
+/// Parameters are stored sharded or invariant: one stored replicated would reach the optimizer with a gradient that is
+/// still partial.
+constexpr verdict check_stored(const layout& stored) {
+  verdict v;
+  for (axis_id axis : stored.replicated)
+    v.worsen({layout_error::unresolved_partial, axis, {}, state::partial, state::replicated});
+  for (axis_id axis : stored.partial)
+    v.worsen({layout_error::unresolved_partial, axis, {}, state::replicated, state::partial});
+  return v;
+}
+
+namespace detail {
+template <class Placed, class Met>
+struct use_value {
+  static constexpr layout value = use_of(layout_v<Placed>, layout_v<Met>);
+};
+}  // namespace detail
+
+/// The use as a type: `use_t<spec<hidden>, residual>` is the spec of a norm's weight where it is used.
+template <spec_like Placed, spec_like Met>
+using use_t = spec_from<detail::use_value<Placed, Met>, Placed, Met>;
+
+}  // namespace plait

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "plait/nn/layer.hpp"
+#include "plait/nn/token_mean.hpp"
+#include "plait/pipeline/layer_split.hpp"
+
+namespace plait {
+
+/// A model as a pipeline runs it: one stage from token ids to a summed loss, or the whole model where there is one
+/// stage. `language_model` is one; a model of one's own has
+///
+///     types       precision_type; device; tokens (a tensor of ids, and of labels); activation (what goes from stage to
+///                 stage) and gradient (its gradient, going back); logits; saved (what a forward pass keeps);
+///                 mean (the `token_mean` of its loss)
+///     part()      the layers that this stage has
+///     forward_layers(mb, ids, x, saved*) -> activation      x is empty in the first stage, which takes the ids
+///     backward_layers(mb, ids, saved&, dy) -> gradient      empty in the first stage
+///     forward_loss(mb, x, labels, saved*) -> summed loss    of the last stage, like the next two
+///     backward_loss(mb, labels, saved&, seed) -> gradient
+///     forward_scores(mb, x) -> logits
+///     visit(f)    f(parameter) for each, each once
+///     ignore_index(), documents(), dropout()
+///
+/// A parameter that the first and the last stage both have says so (`parameter_info::tied_across_stages`).
+template <class M>
+concept model = requires(M& m, const M& c, const microbatch<typename M::device>& mb, const typename M::tokens& ids,
+                         typename M::activation x, typename M::gradient dy, typename M::saved& kept,
+                         const typename M::mean::seed_type& seed) {
+  typename M::precision_type;
+  typename M::logits;
+  { c.part() } -> std::convertible_to<stage_layers>;
+  { m.forward_layers(mb, ids, std::move(x), &kept) } -> std::same_as<typename M::activation>;
+  { m.backward_layers(mb, ids, kept, std::move(dy)) } -> std::same_as<typename M::gradient>;
+  m.forward_loss(mb, std::move(x), ids, &kept);
+  { m.backward_loss(mb, ids, kept, seed) } -> std::same_as<typename M::gradient>;
+  { m.forward_scores(mb, std::move(x)) } -> std::same_as<typename M::logits>;
+  m.visit(detail::any_visitor{});
+  { c.ignore_index() } -> std::convertible_to<std::int64_t>;
+  { c.documents() } -> std::convertible_to<bool>;
+  { c.dropout() } -> std::convertible_to<double>;
+};
+
+}  // namespace plait

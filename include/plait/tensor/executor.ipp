@@ -1,0 +1,98 @@
+// The definitions of executor.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <string>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/layout/make_plan.hpp"
+
+namespace plait {
+
+PLAIT_INLINE layout prune(const layout& a, const world& w) {
+  layout b;
+  for (const dim_placement& p : a.dims) b.dims.push_back({p.dim, w.pruned(p.axes)});
+  b.replicated = w.pruned(a.replicated);
+  b.partial = w.pruned(a.partial);
+  b.invariant = w.pruned(a.invariant);
+  return b;
+}
+
+PLAIT_INLINE void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes,
+                                  std::string_view where) {
+  for (const dim_placement& p : a.dims) {
+    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
+    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
+    if (size % ranks == 0) continue;
+    std::string extents;
+    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
+    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
+          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
+          (size / ranks + 1) * ranks});
+  }
+}
+
+PLAIT_INLINE executor::executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
+                                std::string_view where)
+    : executor(make_plan(prune(from, w), prune(to, w), w.shape(), sizes), w, sizes, where) {}
+
+PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where) : plan_(p) {
+  enforce(plan_.verdict, where);
+  enforce_divides(plan_.from, w.shape(), sizes, where);
+  enforce_divides(plan_.to, w.shape(), sizes, where);
+  const std::int64_t rank = w.rank();
+  source_ = local_box(plan_.from, w.shape(), sizes, rank);
+  box before = source_;
+  for (const redistribution_step& s : plan_.steps) {
+    ready_step g{s.kind,
+                 -1,
+                 w.shape().size(s.axes),
+                 w.shape().index_in(rank, s.axes),
+                 communicates(s.kind) ? &w.group(s.axes) : nullptr,
+                 before,
+                 local_box(s.after, w.shape(), sizes, rank),
+                 {}};
+    if (s.dim) g.dim = plan_.from.find(s.dim);
+    if (s.kind == transition_kind::all_to_all)
+      g.peers = peers(s, static_cast<std::size_t>(&s - plan_.steps.begin()), w, sizes);
+    before = g.after;
+    if (communicates(s.kind))
+      costs_.push_back(cost(plan_, static_cast<std::size_t>(&s - plan_.steps.begin()), w.shape(), sizes, 1));
+    ready_.push_back(std::move(g));
+  }
+  target_ = before;
+}
+
+PLAIT_INLINE plan executor::backward() const { return mirror(plan_); }
+
+PLAIT_INLINE std::size_t executor::last_active() const {
+  for (std::size_t i = ready_.size(); i-- > 0;)
+    if (ready_[i].kind != transition_kind::relabel) return i;
+  return none;
+}
+
+PLAIT_INLINE std::vector<executor::peer> executor::peers(const redistribution_step& s, std::size_t i, const world& w,
+                                                         const dim_sizes& sizes) const {
+  std::vector<peer> all(static_cast<std::size_t>(w.shape().size(s.axes)));
+  const std::int64_t own = w.rank();
+  const box mine_before = local_box(plan_.before(i), w.shape(), sizes, own);
+  const box mine_after = local_box(s.after, w.shape(), sizes, own);
+  for (std::int64_t r = 0; r < w.size(); ++r)
+    if (w.shape().group_of(r, s.axes) == w.shape().group_of(own, s.axes))
+      all[static_cast<std::size_t>(w.shape().index_in(r, s.axes))] = {
+          intersect(mine_before, local_box(s.after, w.shape(), sizes, r)),
+          intersect(mine_after, local_box(plan_.before(i), w.shape(), sizes, r))};
+  return all;
+}
+
+PLAIT_INLINE executor::view executor::around(const box& b, int dim) {
+  view v;
+  for (int d = 0; d < b.dims; ++d) {
+    const std::int64_t n = b.local[static_cast<std::size_t>(d)];
+    (d < dim ? v.outer : d == dim ? v.rows : v.inner) *= n;
+  }
+  return v;
+}
+
+}  // namespace plait

@@ -1,0 +1,54 @@
+#pragma once
+
+#include "plait/comm/threads.hpp"
+#include "plait/device/cuda_graph.hpp"
+#include "plait/train/train_step.hpp"
+
+namespace plait {
+
+/// Runs a `training_step` as a graph: twice as it is, so that all memory is there, then recorded, and replayed from
+/// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
+/// numbers lie in the device's memory. A replay is not counted in the ledger. Where somebody else has changed a
+/// parameter's values since the last step, such as whoever loads a checkpoint, the step runs as it is.
+///
+/// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
+/// on in-process ranks, whose threads meet for every collective.
+template <class Step>
+class graph_step {
+ public:
+  graph_step(const context<cuda>& ctx, Step& step) : step_(step), graph_(ctx.device) {
+    if (step.model().dropout() > 0)
+      fail({"graph_step: dropout = ", step.model().dropout(),
+            ", must be 0: a replay would drop the same elements in every step"});
+    if (ctx.ranks.size() > 1 && ctx.ranks.root().template get_if<threads::communicator>() != nullptr)
+      fail({"graph_step: ", ctx.ranks.size(),
+            " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
+            "NCCL"});
+  }
+
+  void run(const context<cuda>& ctx) {
+    if (runs_ < 2 || values_changed()) {
+      ++runs_;
+      return step_.run(ctx);
+    }
+    if (graph_) return graph_.launch();
+    graph_.record([&] { step_.run(ctx); });
+    graph_.launch();
+  }
+  /// Whether steps are replayed by now.
+  bool replaying() const { return static_cast<bool>(graph_); }
+
+ private:
+  /// A recorded step does not round values that the optimizer has rounded.
+  bool values_changed() const {
+    bool changed = false;
+    step_.model().visit([&](auto& p) { changed = changed || p.state() == parameter_state::stale; });
+    return changed;
+  }
+
+  Step& step_;
+  cuda_graph graph_;
+  int runs_ = 0;
+};
+
+}  // namespace plait

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// The global norm of gradients, every element counted once: a parameter's squares are summed over the axes that shard
+/// it as stored, and over no other, because there the gradient is invariant. One reduction of one number for each
+/// distinct set of axes.
+template <class Precision, compute_device Device = cpu>
+class gradient_norm {
+  using G = gradient_of<Precision>;
+
+ public:
+  /// Adds a gradient; one that several stages of a pipeline share only where it counts.
+  void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g) {
+    part& p = share(ctx.ranks, g.parameter().stored());
+    if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
+  }
+  /// The sum of the squares, the same on every rank: one number in the device's memory, valid as long as this object.
+  /// Collective over the mesh.
+  const double* squares(const context<Device>& ctx) {
+    sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
+    double* const all = sums_.template data<double>();
+    ctx.device.zero(all, sums_.bytes(), ctx.device.main_stream());
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      double* const own = all + i + 1;
+      kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
+      if (!parts_[i].axes.empty()) ctx.ranks.group(parts_[i].axes).all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
+      kernels::accumulate(ctx.device, own, all, 1);
+    }
+    return all;
+  }
+  /// The norm, on the host.
+  double total(const context<Device>& ctx) {
+    double sum = 0;
+    ctx.device.download(&sum, squares(ctx), sizeof sum, ctx.device.main_stream());
+    return std::sqrt(sum);
+  }
+
+ private:
+  struct part {
+    axis_list axes;
+    std::vector<kernels::const_elements<G>> gradients;
+  };
+  part& share(const world& w, const layout& stored) {
+    axis_list axes;
+    for (axis_id axis : w.shape().axes)
+      if (w.shape().extent(axis) > 1 && stored.sharded_by(axis)) axes.push_back(axis);
+    for (part& s : parts_)
+      if (s.axes == axes) return s;
+    parts_.push_back({axes, {}});
+    return parts_.back();
+  }
+  std::vector<part> parts_;
+  buffer<Device> sums_;
+};
+
+/// The factor by which clipping to `limit` multiplies gradients: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where
+/// below 1. A limit of 0 does not clip.
+inline double clip_factor(double norm, double limit) {
+  const double factor = limit / (norm + 1e-6);
+  return limit > 0 && factor < 1 ? factor : 1.0;
+}
+
+PLAIT_COMPILED_TEMPLATE(class gradient_norm<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class gradient_norm<double, cpu>)
+
+}  // namespace plait

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/gradient_norm.hpp"
+#include "plait/train/step_result.hpp"
+
+namespace plait {
+
+/// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from.
+template <class T>
+class host_numbers {
+ public:
+  explicit host_numbers(const box& part) : part_(part), values_(static_cast<std::size_t>(part.local_size())) {}
+  T* data() { return values_.data(); }
+  const T* data() const { return values_.data(); }
+  std::int64_t size() const { return part_.local_size(); }
+  /// Where this part lies in the microbatch over the whole mesh.
+  const box& part() const { return part_; }
+
+ private:
+  box part_;
+  std::vector<T> values_;
+};
+/// Token ids or labels.
+using host_tokens = host_numbers<std::int64_t>;
+/// Where the document of each token begins (see `microbatch::document_starts`).
+using host_starts = host_numbers<std::int32_t>;
+
+/// Puts `from` where the model can read it.
+template <class T, class To, compute_device Device>
+void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
+  ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(T),
+                    ctx.device.main_stream());
+}
+
+/// One optimizer step over any number of microbatches, in three parts:
+///
+///     step.load(ctx, first_sample, fill);     // data to the device
+///     optimizer.begin_step(ctx, learning_rate);
+///     step.run(ctx);                          // everything else; waits for nothing, the same work in every step
+///     step.result(ctx);                       // the numbers of the step, which waits for it
+///
+/// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
+/// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
+/// weight and no state of the optimizer, on all ranks alike, and says so.
+///
+/// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage.
+template <model Stage>
+class training_step {
+  using device = typename Stage::device;
+  using precision = typename Stage::precision_type;
+  using tokens = typename Stage::tokens;
+  using pipeline_type = pipeline<Stage>;
+
+ public:
+  training_step(const context<device>& ctx, pipeline_type& model, adamw<precision, device>& optimizer, double clip)
+      : training_step(ctx, model, nullptr, optimizer, clip) {}
+  training_step(const context<device>& ctx, Stage& whole, adamw<precision, device>& optimizer,
+                std::int64_t microbatches, double clip)
+      : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches)), optimizer,
+                      clip) {}
+
+  /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
+  /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
+  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`. `first_sample` is the
+  /// global index of the step's first sample, over all steps.
+  template <class Fill>
+  void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
+    const std::int64_t ignored = model_.ignore_index();
+    first_sample_ = first_sample;
+    std::int64_t counted = 0;
+    for (std::size_t i = 0; i < batch_.size(); ++i) {
+      host_tokens ids(batch_[i].first.part()), labels(batch_[i].second.part());
+      if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
+        host_starts starts(ids.part());
+        fill(static_cast<std::int64_t>(i), ids, labels, starts);
+        if (model_.documents()) upload(ctx, starts, starts_[i]);
+      } else {
+        if (model_.documents())
+          fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
+        fill(static_cast<std::int64_t>(i), ids, labels);
+      }
+      for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
+      upload(ctx, ids, batch_[i].first);
+      upload(ctx, labels, batch_[i].second);
+    }
+    mean_.count(ctx, counted);
+  }
+
+  /// Forward, backward, reduction, clipping and update. The optimizer's `begin_step` comes before.
+  void run(const context<device>& ctx) {
+    gather_parameters(ctx, model_);
+    zero_gradients(ctx, model_);
+    mean_.begin(ctx);
+    std::vector<const std::int32_t*> starts;
+    for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
+    auto reduced = model_.run(ctx, batch_, mean_, first_sample_, starts);
+    model_.sum_over_stages(ctx, mean_.pending_sum());
+    mean_.finish(ctx);
+    gradient_norm<precision, device> norm;
+    for (const auto& gradient : reduced) norm.add(ctx, gradient);
+    double* const squares = squares_.template data<double>();
+    auto* const clipped = clipped_.template data<kernels::clip_numbers>();
+    ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
+    model_.sum_over_stages(ctx, squares);
+    kernels::clip(ctx.device, squares, clip_, clipped);
+    optimizer_.clip_by(ctx, clipped);
+    optimizer_.update(ctx, reduced);
+  }
+
+  step_result result(const context<device>& ctx) {
+    double sum = 0, counted = 0;
+    kernels::clip_numbers clipped;
+    ctx.device.synchronize();
+    ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
+    ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
+    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
+    const bool skipped = clipped.update == 0;
+    if (skipped) optimizer_.forget_step();
+    return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
+  }
+
+  pipeline_type& model() const { return model_; }
+
+ private:
+  training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own, adamw<precision, device>& optimizer,
+                double clip)
+      : training_step(ctx, *own, nullptr, optimizer, clip) {
+    own_ = std::move(own);
+  }
+  training_step(const context<device>& ctx, pipeline_type& model, std::nullptr_t, adamw<precision, device>& optimizer,
+                double clip)
+      : model_(model),
+        optimizer_(optimizer),
+        clip_(clip),
+        mean_(ctx),
+        squares_(make_buffer<double>(ctx.device, 1)),
+        clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)) {
+    for (int i = 0; i < model.shape().microbatches; ++i) {
+      batch_.emplace_back(tokens(ctx), tokens(ctx));
+      if (model.documents())
+        starts_.push_back(make_buffer<std::int32_t>(ctx.device, static_cast<std::size_t>(batch_[0].first.size())));
+    }
+  }
+
+  std::unique_ptr<pipeline_type> own_;  ///< around a whole model
+  pipeline_type& model_;
+  adamw<precision, device>& optimizer_;
+  double clip_;
+  std::int64_t first_sample_ = 0;
+  typename pipeline_type::batch batch_;
+  std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
+  typename pipeline_type::mean mean_;
+  buffer<device> squares_, clipped_;
+};
+
+template <class Stage, class... Rest>
+training_step(const context<typename Stage::device>&, pipeline<Stage>&, Rest&&...) -> training_step<Stage>;
+template <model Stage, class... Rest>
+training_step(const context<typename Stage::device>&, Stage&, Rest&&...) -> training_step<Stage>;
+
+/// One step of a whole model, with what `training_step` says.
+template <model Stage, class Fill>
+step_result train_step(const context<typename Stage::device>& ctx, Stage& model,
+                       adamw<typename Stage::precision_type, typename Stage::device>& optimizer,
+                       std::int64_t microbatches, double learning_rate, double clip, std::int64_t first_sample,
+                       Fill&& fill) {
+  training_step step(ctx, model, optimizer, microbatches, clip);
+  step.load(ctx, first_sample, fill);
+  optimizer.begin_step(ctx, learning_rate);
+  step.run(ctx);
+  return step.result(ctx);
+}
+
+}  // namespace plait
