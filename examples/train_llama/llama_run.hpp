@@ -266,16 +266,15 @@ class llama_run final : public model_run {
   bool gathered_ = false;
 };
 
-/// Whether the program can also leave the sequence in the order of the text: every instantiation takes its time to
+/// Whether the program can also leave the sequence in its original order: every instantiation takes its time to
 /// compile. On one context-parallel rank the orders are the same.
 template <class Strategy, class Device>
-inline constexpr bool has_text_order =
+inline constexpr bool has_original_order =
     std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu>;
 
-/// A rank's training, with the sequence placed as --attention says.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
-  if constexpr (has_text_order<Strategy, Device>) {
+  if constexpr (has_original_order<Strategy, Device>) {
     if (!s.zigzag)
       return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
                                                                                                      std::move(ranks));

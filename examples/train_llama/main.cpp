@@ -17,6 +17,7 @@
 #include "report.hpp"
 #include "signals.hpp"
 #include "start_cuda.hpp"
+#include "strategies.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif
@@ -26,13 +27,10 @@ volatile std::sig_atomic_t interrupted = 0;
 namespace {
 
 make_run<plait::cpu> cpu_program(const options& opt) {
-  const bool sp = opt.strategy == "sp", sharded = opt.store == "sharded";
-  if (opt.precision == "float") {
-    if (sharded) return sp ? float_sp_sharded : float_tp_sharded;
-    return sp ? float_sp : float_tp;
-  }
-  if (sharded) return sp ? double_sp_sharded : double_tp_sharded;
-  return sp ? double_sp : double_tp;
+  return with_strategy(opt, [&]<class S>() -> make_run<plait::cpu> {
+    if (opt.precision == "double") return make_llama_run<double, S, plait::cpu>;
+    return make_llama_run<float, S, plait::cpu>;
+  });
 }
 
 /// Trains on a rank of the CPU.
@@ -79,6 +77,17 @@ int finish(const std::string& problem, bool speaks) {
   return interrupted ? 128 + interrupted : 0;
 }
 
+/// Prints the plan, or has `run` train, which returns its problem. Returns the exit code.
+template <class Run>
+int plan_or_train(const setup& s, bool speaks, Run&& run) {
+  if (s.opt.dry_run) {
+    if (speaks) print_plan(s, plan_of(s));
+    return 0;
+  }
+  watch_signals();
+  return finish(run(), speaks);
+}
+
 /// How many processes of a launcher this is one of, as the first of the variables says that is set; 0: none is.
 int processes_by(std::initializer_list<const char*> variables) {
   for (const char* name : variables)
@@ -105,22 +114,19 @@ int train_threads(int argc, char** argv) {
   if (!parse(argc, argv, opt)) return 0;
   if (!opt.dry_run) refuse_lonely_processes(opt);
   const setup s = ready(opt, -1);
-  if (opt.dry_run) {
-    print_plan(s, plan_of(s));
-    return 0;
-  }
-  watch_signals();
-  std::string problem;
-  const auto keep = [&](std::string mine, std::int64_t rank) {
-    if (rank == 0) problem = std::move(mine);
-  };
-  if (opt.device == "cuda") {
-    start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
-  } else {
-    plait::threads::run(static_cast<int>(s.mesh.size()),
-                        [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
-  }
-  return finish(problem, true);
+  return plan_or_train(s, true, [&] {
+    std::string problem;
+    const auto keep = [&](std::string mine, std::int64_t rank) {
+      if (rank == 0) problem = std::move(mine);
+    };
+    if (opt.device == "cuda") {
+      start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
+    } else {
+      plait::threads::run(static_cast<int>(s.mesh.size()),
+                          [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
+    }
+    return problem;
+  });
 }
 
 #ifdef PLAIT_WITH_MPI
@@ -160,19 +166,16 @@ int train_mpi(int argc, char** argv) {
     return 1;
   }
   if (helped) return 0;
-  if (opt.dry_run) {
-    if (world.rank() == 0) print_plan(*s, plan_of(*s));
-    return 0;
-  }
-  watch_signals();
-  std::string problem;
-  plait::mpi::run(argc, argv, [&](plait::mpi::communicator ranks) {
-    if (opt.device == "cuda")
-      start_by_mpi(*s, ranks, [&](model_run& run) { problem = train(*s, run); });
-    else
-      problem = train_on_cpu(*s, plait::any_communicator(ranks));
+  return plan_or_train(*s, world.rank() == 0, [&] {
+    std::string problem;
+    plait::mpi::run(argc, argv, [&](plait::mpi::communicator ranks) {
+      if (opt.device == "cuda")
+        start_by_mpi(*s, ranks, [&](model_run& run) { problem = train(*s, run); });
+      else
+        problem = train_on_cpu(*s, plait::any_communicator(ranks));
+    });
+    return problem;
   });
-  return finish(problem, world.rank() == 0);
 }
 #else
 int train_mpi(int, char**) {
@@ -191,18 +194,15 @@ int train_nccl(int argc, char** argv) {
     options opt;
     if (!parse(argc, argv, opt, place.rank == 0)) return 0;
     const setup s = ready(opt, launched ? place.size : -1);
-    if (opt.dry_run) {
-      if (place.rank == 0) print_plan(s, plan_of(s));
-      return 0;
-    }
-    watch_signals();
-    std::string problem;
-    const rank_body body = [&](model_run& run) {
-      std::string mine = train(s, run);
-      if (run.rank() == place.rank) problem = std::move(mine);
-    };
-    launched ? start_launched(s, body) : start_on_all_gpus(s, body);
-    return finish(problem, place.rank == 0);
+    return plan_or_train(s, place.rank == 0, [&] {
+      std::string problem;
+      const rank_body body = [&](model_run& run) {
+        std::string mine = train(s, run);
+        if (run.rank() == place.rank) problem = std::move(mine);
+      };
+      launched ? start_launched(s, body) : start_on_all_gpus(s, body);
+      return problem;
+    });
   } catch (const plait::disagreement& e) {  // all ranks know it
     if (place.rank == 0) complain(e.what());
     return 1;

@@ -12,6 +12,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
+#include "plait/nn/strategies.hpp"
 #include "plait/observe/step_trace.hpp"
 #include "plait/train/step_result.hpp"
 
@@ -57,16 +58,11 @@ class model_run {
 template <class Device>
 using make_run = std::unique_ptr<model_run> (*)(const setup&, Device&, plait::any_communicator);
 
-// The CPU's instantiations, each in a translation unit of its own.
-std::unique_ptr<model_run> float_sp(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> float_tp(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> float_sp_sharded(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> float_tp_sharded(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> double_sp(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> double_tp(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> double_sp_sharded(const setup&, plait::cpu&, plait::any_communicator);
-std::unique_ptr<model_run> double_tp_sharded(const setup&, plait::cpu&, plait::any_communicator);
+/// A rank's training, with the sequence placed as --attention says. Defined in llama_run.hpp; on the CPU each
+/// instantiation is compiled in a file of its own, which CMake writes.
+template <class Precision, plait::strategy Strategy, plait::compute_device Device>
+std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks);
 
-// Those of GPUs, all strategies of a precision in one.
+// The instantiations of GPUs, all strategies of a precision in one file.
 make_run<plait::cuda> cuda_float(const options& opt);
 make_run<plait::cuda> cuda_bf16(const options& opt);

@@ -7,6 +7,7 @@
 
 #include "llama_run.hpp"
 #include "plait/plan/dry_run.hpp"
+#include "strategies.hpp"
 
 // A step runs on a device and in a world that only count: what it sends, keeps and allocates is what a real one will.
 namespace {
@@ -59,19 +60,14 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
 
 template <class Precision, plait::strategy Strategy>
 run_plan placed_plan(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  if constexpr (has_text_order<Strategy, plait::cpu>)
+  if constexpr (has_original_order<Strategy, plait::cpu>)
     if (!s.zigzag) return plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, rank, stages);
   return plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, rank, stages);
 }
 
 template <class Precision>
 run_plan plan_in(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  const bool sp = s.opt.strategy == "sp";
-  if (s.opt.store == "sharded")
-    return sp ? placed_plan<Precision, plait::stored_over_dp<plait::megatron_sp>>(s, rank, stages)
-              : placed_plan<Precision, plait::stored_over_dp<plait::megatron_tp>>(s, rank, stages);
-  return sp ? placed_plan<Precision, plait::megatron_sp>(s, rank, stages)
-            : placed_plan<Precision, plait::megatron_tp>(s, rank, stages);
+  return with_strategy(s.opt, [&]<class S>() { return placed_plan<Precision, S>(s, rank, stages); });
 }
 
 }  // namespace

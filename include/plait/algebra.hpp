@@ -1,8 +1,8 @@
+// Meshes, specs, redistribution plans and pipeline schedules: all that is decided before anything runs. It needs
+// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`. Next: nn.hpp for
+// layers, layout/rules.hpp for the typing rules themselves.
 #pragma once
 
-/// Meshes, specs, redistribution plans and pipeline schedules: all that is decided before anything runs. It needs
-/// nothing but the standard library, has no device and no communicator, and most of it is `constexpr`. Next: nn.hpp for
-/// layers, layout/rules.hpp for the typing rules themselves.
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/cost.hpp"
 #include "plait/layout/describe.hpp"

@@ -1,7 +1,7 @@
+// Every layer, the tensors between them, and in-process ranks to run them on. No optimizer and no model. Next:
+// nn/layer.hpp for a layer of one's own, nn/strategy.hpp for a strategy, train.hpp for training.
 #pragma once
 
-/// Every layer, the tensors between them, and in-process ranks to run them on. No optimizer and no model. Next:
-/// nn/layer.hpp for a layer of one's own, nn/strategy.hpp for a strategy, train.hpp for training.
 #include "plait/comm/threads.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/attention.hpp"

@@ -1,7 +1,7 @@
+// Training steps: pipelines, optimizers, and what makes a model of layers. Not a trainer; examples/train_llama is one.
+// Next: models/llama.hpp for a model, train/train_step.hpp for the step.
 #pragma once
 
-/// Training steps: pipelines, optimizers, and what makes a model of layers. Not a trainer; examples/train_llama is one.
-/// Next: models/llama.hpp for a model, train/train_step.hpp for the step.
 #include "plait/models/language_model.hpp"
 #include "plait/nn.hpp"
 #include "plait/pipeline/pipeline.hpp"

@@ -1,3 +1,4 @@
+// The version of plait, and `pl`, its short name.
 #pragma once
 
 #define PLAIT_VERSION_MAJOR 0

@@ -1,4 +1,4 @@
-// expect: the number of microbatches must be divisible by the number of stages
+// expect: the number of microbatches must be divisible by the number of ranks
 // expect: nearest_legal<12, 16>
 // expect: it needs more microbatches
 // expect: nearest_legal<0, 8>

@@ -1,4 +1,5 @@
-"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, and is in no circle.
+"""floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, is in no circle,
+and opens with a comment of one to four lines that says what it is.
 
 The lowest floors include only the standard library.
 
@@ -12,6 +13,7 @@ FLOORS = ["core", "mesh", "layout", "schedule", "io", "data", "device", "kernels
           "pipeline", "train", "checkpoint", "plan", "observe", "models", "testing"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_LINES = 400
+MOST_OPENING_LINES = 4
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -52,6 +54,9 @@ def main() -> int:
         text = file.read_text()
         if text.count("\n") > MOST_LINES:
             complaints.append(f"{name}: over {MOST_LINES} lines")
+        opening = next((i for i, line in enumerate(text.split("\n")) if not line.startswith("// ")), 0)
+        if not 1 <= opening <= MOST_OPENING_LINES:
+            complaints.append(f"{name}: opens with {opening} lines of comment; 1 to {MOST_OPENING_LINES} are legal")
         for bracket, included in INCLUDE.findall(text):
             if bracket == '"' and (file.parent / included).exists():
                 included = (file.parent / included).resolve().relative_to(root.resolve()).as_posix()

@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <cstring>
@@ -181,4 +182,12 @@ TEST_CASE("what is no data is refused by name") {
   CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
   CHECK(plait::token_format_from("auto") == token_format::automatic);
   CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, megatron, nanogpt");
+}
+
+TEST_CASE("a pipe is refused at once, whether or not anybody writes into it") {
+  temp_folder dir;
+  const std::string path = dir / "pipe";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(plait::mapped_file(path, "--data"),
+                    ("--data: '" + path + "' is no regular file; pipes and devices cannot be mapped").c_str());
 }

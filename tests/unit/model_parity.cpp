@@ -1,6 +1,7 @@
 // The kit that compares models with one rank finds what it should, in cases that are wrong on purpose.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 
 #include "../support/gpt2_parity.hpp"
@@ -92,4 +93,12 @@ TEST_CASE("a dry run of something else") {
               if (counts<decltype(ctx)>) options.keep = recompute::full;
             }));
   CHECK(contains(text, "bytes, and the dry run said"));
+}
+
+TEST_CASE("what is no number differs from everything, on either side") {
+  const double nan = std::nan("");
+  CHECK(testing::largest_difference({1}, {nan}) == INFINITY);
+  CHECK(testing::largest_difference({nan}, {1}) == INFINITY);
+  CHECK(testing::largest_difference({1, 2}, {1}) == INFINITY);
+  CHECK(testing::largest_difference({1}, {2}) == 0.5);
 }

@@ -5,6 +5,7 @@
 #include "../support/layer_check.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
+#include "plait/nn/positions.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -224,4 +225,16 @@ TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with paddin
       }
     }
   }
+}
+
+TEST_CASE("learned positions of tokens in zigzag order ask for the order") {
+  threads::run(1, [](threads::communicator c) {
+    cpu device;
+    world ranks(two{1, 1}.shape(), c);
+    const context<cpu> ctx{device, ranks, sizes_of<batch, zseq, hidden, position>(2, 4, 8, 4)};
+    using in_zigzag = spec<shard<batch, dp>, zseq, hidden, invariant<tp>>;
+    CHECK_THROWS_WITH((learned_positions<double, in_zigzag>(ctx, "wpe")),
+                      "wpe: learned positions of tokens in zigzag order need their sequence_order");
+    CHECK_NOTHROW(learned_positions<double, in_zigzag>(ctx, "wpe", sequence_order::zigzag(4, 1)));
+  });
 }

@@ -96,12 +96,12 @@ TEST_CASE("every mistake names the option, the value and what is legal") {
             std::string("--schedule ") + text + ": automatic has 1 or 2 chunks per rank, as in automatic:2");
   refuses("interleaved:2", 4, 14,
           "--schedule interleaved:2: with 4 pipeline ranks and 14 microbatches: interleaved 1F1B passes groups of as "
-          "many microbatches as there are pipeline stages: the number of microbatches must be divisible by the number "
-          "of stages; the nearest legal numbers of microbatches are 12 and 16");
+          "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
+          "of ranks; the nearest legal numbers of microbatches are 12 and 16");
   refuses("interleaved:2", 4, 3,
           "--schedule interleaved:2: with 4 pipeline ranks and 3 microbatches: interleaved 1F1B passes groups of as "
-          "many microbatches as there are pipeline stages: the number of microbatches must be divisible by the number "
-          "of stages; the nearest legal number of microbatches is 4");
+          "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
+          "of ranks; the nearest legal number of microbatches is 4");
   refuses("dualpipe_v", 4, 7,
           "--schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
           "pipeline: it needs more microbatches; the nearest legal number of microbatches is 8");
@@ -159,8 +159,8 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
   // What is called the nearest legal number is legal.
   refuses("interleaved:2", 1000, 2001,
           "--schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
-          "as many microbatches as there are pipeline stages: the number of microbatches must be divisible by the "
-          "number of stages; the nearest legal number of microbatches is 2000");
+          "as many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
+          "number of ranks; the nearest legal number of microbatches is 2000");
 }
 
 TEST_CASE("costs and limits that are none are refused") {
@@ -304,8 +304,8 @@ TEST_CASE("a policy of one's own needs no more than make") {
   CHECK_THROWS_AS(make_schedule<one_at_a_time>(0, 4), error);
   CHECK_THROWS_WITH(make_schedule<interleaved<2>>(4, 6),
                     "schedule interleaved (4 ranks, 6 microbatches): interleaved 1F1B passes groups of as many "
-                    "microbatches as there are pipeline stages: the number of microbatches must be divisible by the "
-                    "number of stages; the nearest legal numbers of microbatches are 4 and 8");
+                    "microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
+                    "number of ranks; the nearest legal numbers of microbatches are 4 and 8");
 }
 
 TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps to the limit") {

@@ -1,3 +1,5 @@
+// The part of the safetensors format that reading and writing share: element types, entries, conversions. No file is
+// opened here: see checkpoint/safetensors_reader.hpp and checkpoint/safetensors_writer.hpp.
 #pragma once
 
 #include <array>

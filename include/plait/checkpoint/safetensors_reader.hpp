@@ -1,3 +1,5 @@
+// Reads safetensors files, strictly, as whole tensors that lie in the mapped file. It knows no model and no mesh:
+// checkpoint/load_weights.hpp does. Malformed files and their messages: tests/unit/safetensors_file.cpp.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +26,7 @@ namespace detail {
 
 /// Receives the events of the JSON parser and accepts the header's one shape:
 /// `{"__metadata__": {key: string, ..}, name: {"dtype": string, "shape": [..], "data_offsets": [begin, end]}, ..}`.
-/// No tree is built, so a hostile header costs no more memory than it has bytes.
+/// No tree is built, so a hostile header costs a few bytes of memory for each of its own.
 class safetensors_header {
  public:
   struct tensor {

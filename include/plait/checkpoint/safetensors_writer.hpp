@@ -1,3 +1,5 @@
+// Writes whole tensors of the host's memory as a safetensors file, at once. It collects nothing from ranks or devices:
+// the caller has the bytes. Next: checkpoint/safetensors_format.hpp, io/atomic_file.hpp.
 #pragma once
 
 #include <algorithm>

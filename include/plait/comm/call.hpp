@@ -1,3 +1,5 @@
+// One operation of a communicator as a value, with the bytes that it counts for and the checks that all backends
+// share. It does not run by itself: `run` and `start` of comm/communicator.hpp take it.
 #pragma once
 
 #include <cstddef>

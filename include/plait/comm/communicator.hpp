@@ -1,3 +1,6 @@
+// The interface of every backend: the verbs, which are alike for all, the concept with the six members that a backend
+// supplies, and groups of messages. No backend is here: comm/threads.hpp, comm/mpi.hpp and comm/nccl.hpp are plait's,
+// and tests/support/mailbox.hpp is a small one that a test brings.
 #pragma once
 
 #include <concepts>
@@ -13,8 +16,6 @@
 #include "plait/comm/request.hpp"
 
 namespace plait {
-
-// A communicator has verbs, which are the same for all, and six members, which its backend supplies.
 
 /// The operations of a communicator, by name: each is a `call` that `run` completes or `start` begins. Counts are
 /// elements of the dtype. Every rank of a group calls the collectives of one communicator in the same order, with the

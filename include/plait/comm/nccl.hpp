@@ -1,3 +1,5 @@
+// The NCCL backend: a rank's communicator on the memory of its GPU. How a rank comes to its first one is in
+// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/watchdog.hpp. Test: tests/cuda/comm_nccl.cu.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +22,8 @@
 namespace plait::nccl {
 
 /// A rank's handle of an NCCL communicator, on the memory of its GPU; see communicator.hpp for what the operations
-/// mean. Nothing waits on the host but `barrier`: a call is in the order of the device's main stream, a started one
+/// mean. The host waits in `barrier` and `split`, and while NCCL itself is
+/// still setting up a call: a call is in the order of the device's main stream, a started one
 /// runs in the side stream between the call and the main stream's wait. The GPU runs all of a rank's operations in the
 /// order in which they were called, whatever communicator they belong to, so every rank must call them in one order.
 ///
@@ -28,7 +31,8 @@ namespace plait::nccl {
 ///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
 /// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
-/// is past its deadline aborts all communicators of the process; later and waiting calls throw what happened.
+/// is past its deadline aborts all communicators of its team, those made from one by `split`; later and waiting calls
+/// throw what happened.
 class communicator : public verbs<communicator> {
   using op_ptr = std::shared_ptr<detail::operation>;
 
@@ -117,7 +121,7 @@ class communicator : public verbs<communicator> {
     return ready(std::move(child), op);
   }
 
-  /// Aborts all communicators of this process; the other processes find a lost peer.
+  /// Aborts all communicators of its team in this process; the other processes find a lost peer.
   void abort(const std::string& why) noexcept {
     try {
       self().home->ranks().fail(cat({"rank ", self().home->rank, " called abort: ", why}));

@@ -1,3 +1,5 @@
+// The handle of a started operation, and the table of functions by which a backend serves it. It starts nothing; that
+// is `start` of comm/communicator.hpp.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +10,8 @@
 
 namespace plait {
 
-/// The functions that a backend supplies behind a request; one constant table per backend, no virtual objects, so that
-/// starting an operation allocates nothing. `owner` keeps alive whatever `object` points to.
+/// The functions that a backend supplies behind a request: a constant table and no virtual object, so that a backend
+/// that reuses its operations allocates nothing to start one. `owner` keeps alive whatever `object` points to.
 struct request_ops {
   /// Blocks until the operation is complete; throws plait::error if it never will be.
   void (*wait)(void* owner, void* object);

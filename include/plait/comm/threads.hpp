@@ -1,3 +1,6 @@
+// The in-process backend: the ranks are threads of one process, which move data in its memory and find a deadlock at
+// once. It needs no launcher and spans no machines (comm/mpi.hpp and comm/nccl.hpp do). Next: comm/threads/member.hpp
+// for how it works, comm/threads/cuda.hpp for ranks that share a GPU.
 #pragma once
 
 #include <exception>
@@ -47,7 +50,7 @@ class communicator : public verbs<communicator> {
     return child ? communicator(std::move(child)) : communicator();
   }
 
-  /// Collective: the same ranks, on the memory of each rank's device. `engine` must outlive no stream that it uses.
+  /// Collective: the same ranks, on the memory of each rank's device. The streams that `engine` uses must outlive it.
   communicator on(std::shared_ptr<device_engine> engine) {
     auto child = self().split(0, rank(), label());
     child->use(std::move(engine));

@@ -1,8 +1,8 @@
+// Two macros that choose how code that names no user's type is compiled: with every file that includes it (the
+// default), or once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is
+// compiled.cpp, which defines PLAIT_COMPILING. The code itself is in the `.ipp` beside a header, such as
+// layout/describe.ipp, and in instantiations that PLAIT_COMPILED_TEMPLATE names, as in nn/parameter.hpp.
 #pragma once
-
-/// How plait's code that names no user's type is compiled: with every file that includes it (the default), or once, in
-/// a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is `plait/compiled.cpp`, which
-/// defines PLAIT_COMPILING. What is compiled once is in the `.ipp` beside a header, and in PLAIT_COMPILED_TEMPLATE.
 
 #if defined(PLAIT_COMPILING)
 #define PLAIT_INLINE

@@ -1,3 +1,5 @@
+// The exception that plait throws, and the functions that throw it. Errors that a compiler reports as well have
+// their texts in layout/errors.hpp and schedule/errors.hpp; messages are put together with core/text.hpp.
 #pragma once
 
 #include <initializer_list>

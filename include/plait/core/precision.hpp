@@ -1,3 +1,5 @@
+// The table from the number type of a layer to those of its weights, gradients, master weights and statistics.
+// Elements themselves, and their conversion, are in core/dtype.hpp. A user of most rows: nn/parameter.hpp.
 #pragma once
 
 #include "plait/core/dtype.hpp"

@@ -1,3 +1,5 @@
+// Messages put together from pieces, without format strings. The text that a model is trained on is in
+// data/text.hpp. Next: core/error.hpp, which throws such messages; tests/static/texts.cpp.
 #pragma once
 
 #include <bit>

@@ -1,3 +1,5 @@
+// A shuffled order of [0, size) that is computed and not stored. It is no generator of random numbers: weights and
+// dropout have theirs in kernels/philox.hpp. Next: data/sampler.hpp, which orders samples by it.
 #pragma once
 
 #include <bit>
@@ -7,8 +9,8 @@ namespace plait {
 
 /// A pseudo-random permutation of [0, size) that can be evaluated at any place in constant time and memory: a balanced
 /// Feistel network on the smallest even number of bits that holds `size`, walked until the image falls into range
-/// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The domain is less than four times `size`, so
-/// the expected walk is below four steps.
+/// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The domain is at most four times `size`, so
+/// the expected walk is at most four steps.
 ///
 /// A shuffled array would have to be stored, and made anew by every rank and after every restart; this is a function of
 /// (key, index) alone.

@@ -1,3 +1,5 @@
+// Cuts a token stream into samples and gives them in shuffled order. A sampler knows no mesh: each rank asks for the
+// samples and positions that it holds, such as those of nn/sequence_order.hpp. Next: data/token_source.hpp.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +25,8 @@ struct sampler_config {
 };
 
 /// Samples of a token stream. Window w is tokens [w seq, w seq + seq]: position p has the input w seq + p and the
-/// target one further, so each token is the target once per epoch. The order is a permutation of the windows keyed by
+/// target one further, so in an epoch no token is the target twice, and each is once but the first, those that are held
+/// out, and the rest after the last whole window. The order is a permutation of the windows keyed by
 /// (seed, epoch) and evaluated at the place asked for; nothing is stored, and a cursor alone resumes a run. A *cursor*
 /// counts samples since the start of training, `step * global_batch + i`; every rank that computes the same cursor
 /// reads the same sample, whatever the mesh.

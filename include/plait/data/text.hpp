@@ -1,3 +1,5 @@
+// Text as tokens, one for each byte: encoding, safe printing, and entropies to compare a loss with. It has no subword
+// tokenizer: such tokens come from files (data/token_file.hpp). Messages are put together in core/text.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The formats of token files, and how one file is opened. The values of tokens are not checked here:
+// data/token_source.hpp checks them if they are read, and joins several files. Tests: tests/unit/data_tokens.cpp.
 #pragma once
 
 #include <bit>
@@ -19,7 +21,8 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 /// How the tokens lie in a file.
 enum class token_format {
-  automatic,  ///< `.idx`, or `.bin` with an `.idx` beside it: megatron; another `.bin`: nanogpt; all else: bytes
+  automatic,  ///< `.idx`, `.bin` with an `.idx` beside it, or the stem of both: megatron; another `.bin`:
+              ///< nanogpt; all else: bytes
   bytes,      ///< any file; each byte is a token, vocabulary 256
   megatron,   ///< `.bin` and `.idx` of Megatron-LM's indexed dataset
   nanogpt,    ///< flat uint16 tokens without a header

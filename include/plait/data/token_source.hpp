@@ -1,3 +1,5 @@
+// One or several token files as one stream, every token checked against the vocabulary. It makes no samples:
+// data/sampler.hpp does. The formats are in data/token_file.hpp.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +13,7 @@
 
 namespace plait {
 
-/// The kinds of files that a token source reads.
+/// The files of a token source, and how they are read.
 struct token_source_config {
   std::vector<std::string> paths;  ///< one or more; joined in this order, with nothing in between
   token_format format = token_format::automatic;

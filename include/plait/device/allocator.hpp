@@ -1,3 +1,5 @@
+// A cache of released blocks over a source of memory, with the bytes in use and their peak. Every device has one;
+// other code owns memory by device/buffer.hpp and does not call it. Test: tests/unit/device_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +23,7 @@ namespace plait {
 template <class Source>
 class caching_allocator {
  public:
-  /// Names the stream a block belongs to; blocks are never moved between streams.
+  /// Names the stream that a block belongs to: the one that it was released on last.
   using stream_key = std::uintptr_t;
 
   explicit caching_allocator(Source source = {}) : source_(source) {}

@@ -1,3 +1,5 @@
+// Owned memory of a device: bytes without shape or type, with one owner. Arrays that have a spec are in
+// tensor/tensor.hpp, and the reuse of released memory is in device/allocator.hpp.
 #pragma once
 
 #include <cstddef>

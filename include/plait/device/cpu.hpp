@@ -1,3 +1,5 @@
+// The CPU as a device: its memory, its products by oneDNN and OpenBLAS, and streams that have always finished. Other
+// computations are kernels (kernels/kernels.hpp). Next: device/device.hpp for the concept; tests/unit/gemm_cpu.cpp.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,9 @@ namespace plait {
 class cpu {
  public:
   struct options {
-    int threads = 1;  ///< threads that one float or bf16 product may use; at least 1
+    /// Threads that one product may use; at least 1. OpenBLAS, which does those of doubles, has one number for the
+    /// whole process: the last that was set.
+    int threads = 1;
   };
 
   class event;

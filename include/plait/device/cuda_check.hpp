@@ -1,3 +1,5 @@
+// The check of CUDA's runtime calls, which turns an error into a `plait::error`. It does not see the faults that
+// kernels report: those are in device/device_fault.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,3 +1,5 @@
+// The launch of CUDA kernels: grids, errors as exceptions, and dynamic shared memory, which kernels declare by
+// PLAIT_DYNAMIC_SHARED. Helpers for the inside of kernels are in kernels/cuda/math.hpp. Test: tests/cuda/launch.cu.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,3 +1,6 @@
+// The concept of a device: memory, streams, events and products. It says nothing of ranks or meshes, which meet a
+// device in tensor/context.hpp. Next: device/cpu.hpp, device/cuda.hpp and device/counting.hpp, which model it, and
+// kernels/kernels.hpp for what else runs on one.
 #pragma once
 
 #include <concepts>
@@ -8,8 +11,11 @@
 
 namespace plait {
 
-/// A place that computes. Layers and kernels are written against this concept; `cpu` models it, a GPU
-/// device models it with real streams. A device object belongs to one rank and is used by that rank's thread only
+class cpu;
+class cuda;
+
+/// A place that computes. Layers are written against this concept, and a kernel for each device; `cpu` models it, and
+/// `cuda` with real streams. A device object belongs to one rank and is used by that rank's thread only
 /// (`allocate` and `release` may be called from any thread).
 ///
 /// * `stream` is a small copyable handle that names an ordered queue of work; `main_stream()` is where gemm and the
@@ -19,9 +25,6 @@ namespace plait {
 /// * `copy` and `zero` work on the device's memory; `upload` and `download` are the only ways in and out. The source of
 ///   an upload may be changed when the call returns, the target of a download is complete when it returns.
 /// * memory is bound to the stream it was allocated on: after `release(ptr, stream)` it is reused only on `stream`.
-class cpu;
-class cuda;
-
 template <class D>
 concept compute_device = requires(D& d, typename D::stream s, typename D::event e, void* to, const void* from,
                                   std::size_t bytes, std::int64_t n, const float* in, float* out) {

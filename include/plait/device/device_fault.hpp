@@ -1,3 +1,5 @@
+// A fault that a kernel on a GPU found in its data, and its text. Errors of CUDA's own calls are in
+// device/cuda_check.hpp. Next: kernels/cuda/faults.hpp, which writes one down; `cuda::synchronize` throws it.
 #pragma once
 
 #include <string>
@@ -17,7 +19,7 @@ struct device_fault {
   long long limit = 0;  ///< legal values are 0 to limit - 1
 };
 
-/// Returns the text of the error that the CPU's kernel throws.
+/// Returns the text of the error, in the words of the CPU's kernel.
 inline std::string text_of(const device_fault& fault) {
   const std::string row = std::to_string(fault.row), value = std::to_string(fault.value);
   const std::string last = std::to_string(fault.limit - 1);

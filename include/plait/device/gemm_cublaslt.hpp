@@ -1,3 +1,5 @@
+// Matrix products on a GPU by cuBLASLt, with a bias or an addend in one pass. It is the one header that includes
+// <cublasLt.h>. Callers use `gemm` of device/cuda.hpp, which checks the problem first.
 #pragma once
 
 #include <cublasLt.h>

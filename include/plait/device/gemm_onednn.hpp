@@ -1,3 +1,5 @@
+// Matrix products of float and bf16 on the CPU by oneDNN, whose headers only device/gemm_onednn.ipp includes. Callers
+// use `gemm` of device/cpu.hpp, which checks the problem first; products of double are in device/gemm_openblas.hpp.
 #pragma once
 
 #include <memory>

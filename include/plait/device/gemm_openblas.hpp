@@ -1,3 +1,5 @@
+// Matrix products of double on the CPU by OpenBLAS. It is the one header that includes <cblas.h>. Callers use `gemm`
+// of device/cpu.hpp, which checks the problem first; products of float and bf16 are in device/gemm_onednn.hpp.
 #pragma once
 
 #include <cblas.h>

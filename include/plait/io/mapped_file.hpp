@@ -1,3 +1,5 @@
+// Reads files: mapped as a whole, or copied into a string. It writes none: io/atomic_file.hpp does.
+// Next: data/token_file.hpp and checkpoint/safetensors_reader.hpp, which read from the mapped bytes.
 #pragma once
 
 #include <fcntl.h>
@@ -26,7 +28,7 @@ class mapped_file {
   /// Maps `path`. `knob` is what the user set to name this file; every error text starts with it.
   /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
   mapped_file(std::string path, const std::string& knob) : path_(std::move(path)) {
-    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) fail({knob, ": cannot open '", path_, "': ", std::strerror(errno)});
     struct closer {
       int descriptor;

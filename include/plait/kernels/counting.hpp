@@ -1,8 +1,9 @@
+// Every kernel for the device that computes nothing: a call does nothing. A kernel that is missing here does not
+// compile in a dry run. Next: device/counting.hpp, plan/dry_run.hpp.
 #pragma once
 
 #include "plait/device/counting.hpp"
 
-/// Every kernel for the device that computes nothing: a call does nothing.
 namespace plait::kernels {
 
 template <class... Arguments>

@@ -1,3 +1,5 @@
+// Structs that the reductions of all devices share: arrays of a sum over many tensors, and the numbers of clipping.
+// The kernels are in kernels/cpu/reductions.hpp and kernels/cuda/reductions.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
+// Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
+// pointers into that device's memory, sizes and scalars. Kernels know no mesh. On the CPU, T is float or double, and
+// nvcc does not see those kernels; on a GPU it may be bf16 as well, and statistics and gradients of weights are then
+// float. Next: nn/layer.hpp for what calls them.
 #pragma once
 
-/// Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
-/// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float or double on the cpu, and
-/// bf16 as well on cuda, where statistics and gradients of weights are then float.
 #ifndef __CUDACC__
 #include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/adamw.hpp"

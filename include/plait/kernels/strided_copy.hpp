@@ -1,3 +1,5 @@
+// The description of a copy between strided arrays, and the one that moves a part between two boxes. It copies
+// nothing: kernels/cpu/copy.hpp and kernels/cuda/copy.hpp do. Next: core/box.hpp.
 #pragma once
 
 #include <array>

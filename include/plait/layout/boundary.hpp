@@ -1,3 +1,5 @@
+// Refuses to compile a boundary whose spec forgets an axis of its mesh. The rule is `check_boundary` in
+// layout/rules.hpp; a mesh that is known at run time only is checked by tensor/boundary_check.hpp.
 #pragma once
 
 #include "plait/layout/enforce.hpp"

@@ -1,3 +1,5 @@
+// Layouts, meshes, plans and verdicts in words, and `enforce`, which throws unless a verdict is ok; all at run time.
+// The error at compile time is `enforced` in layout/enforce.hpp; the texts of the errors are in layout/errors.hpp.
 #pragma once
 
 #include <string>

@@ -1,3 +1,5 @@
+// The errors of layouts and the text of each, for compilers and exceptions alike. The conditions are elsewhere: most
+// in layout/rules.hpp. How an error is raised: core/refusal.hpp, layout/enforce.hpp; messages: tests/fail.
 #pragma once
 
 #include <cstddef>

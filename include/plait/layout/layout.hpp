@@ -1,3 +1,5 @@
+// How a tensor lies on a mesh, as a value, with its states, its dual and the table of dim sizes. A layout says nothing
+// about strides or memory. As a type it is a spec (layout/spec.hpp); how layouts combine: layout/rules.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,12 @@
+// Which part of a tensor a rank holds, from a layout, a mesh and sizes. Only `check_divides` looks whether sizes
+// divide; the other functions take it for granted. Next: core/box.hpp, the part itself; layout/cost.hpp.
 #pragma once
 
 #include "plait/layout/plan.hpp"
 
 namespace plait {
 
-/// Whether every dim has a size and divides by the ranks that shard it.
+/// Checks that every dim divides by the ranks that shard it. A dim that is sharded and has no size does not.
 constexpr verdict check_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes) {
   for (const dim_placement& p : a.dims)
     if (sizes.of(p.dim) % mesh.size(p.axes) != 0)

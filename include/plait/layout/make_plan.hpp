@@ -1,3 +1,5 @@
+// Plans the redistribution from one layout to another. No data move here: tensor/redistribute.hpp does that for
+// tensors. Next: layout/plan.hpp for steps and mirrors; that plans are of least bytes, tests/unit/plan_optimal.cpp.
 #pragma once
 
 #include "plait/layout/plan.hpp"
@@ -45,8 +47,9 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
 
 /// The plan of least wire bytes, forward and backward together, from one layout to another of the same dims in the same
 /// order, among those that `allowed` admits. Extents decide between plans where it matters: those that are `dynamic` or
-/// unknown count as 2; dims of known size are never cut into parts that do not divide. With other dims, the verdict is
-/// `dims_differ`.
+/// unknown count as 2. No step on the way cuts a dim of known size into parts that do not divide; whether the ends
+/// divide is for `check_divides` to say. The verdict is `dims_differ` for other dims, and `does_not_divide` if no way
+/// is left.
 constexpr plan make_plan(const layout& from, const layout& to, const mesh_shape& mesh = {}, const dim_sizes& sizes = {},
                          detours allowed = detours::none) {
   plan result;

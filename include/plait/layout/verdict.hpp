@@ -1,3 +1,5 @@
+// The result of a rule: ok, or an error of layout/errors.hpp with the axis, dim and states that it is about. A verdict
+// is a value and stops nothing by itself: layout/enforce.hpp and layout/describe.hpp make errors of it.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// A mesh as a type and as a value, and the arithmetic between ranks, coordinates and groups. It starts no ranks and
+// holds no communicators: comm/world.hpp does that. Next: mesh/parse.hpp; tests/static/mesh_ranks.cpp.
 #pragma once
 
 #include <concepts>

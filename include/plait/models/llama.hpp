@@ -1,3 +1,5 @@
+// Llama and its relatives as a model, under any strategy. It trains and scores; it does not generate text. Next:
+// models/llama_config.hpp for its shape, checkpoint/load_weights.hpp for weights, train/train_step.hpp.
 #pragma once
 
 #include <memory>
@@ -24,6 +26,8 @@ struct llama_options {
   recompute keep = recompute::none;
   double dropout = 0;  ///< on the output of each residual branch
   cross_entropy_settings loss{};
+  /// The context-parallel policy and adapters. Its frequencies, biases, norms and initialisers are taken from the
+  /// configuration.
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
 };

@@ -1,7 +1,7 @@
+// The combinators of layers: `sequential`, `residual`, `stack`, `sum` and `redistribution`. Only the last two move
+// data between specs. Next: nn/layer.hpp for the concept of a layer, examples/gpt2.hpp for a model.
 #pragma once
 
-/// The combinators of layers: `sequential`, `residual`, `stack`, `sum` and `redistribution`. See nn/layer.hpp for
-/// what a layer is.
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators/residual.hpp"
 #include "plait/nn/combinators/sequential.hpp"

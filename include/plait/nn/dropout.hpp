@@ -1,3 +1,5 @@
+// Dropout with the same masks on every mesh, applied to a tensor in place. It is no layer: `residual` applies it to
+// the output of its branch. Next: nn/combinators/residual.hpp, kernels/philox.hpp for the random numbers.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +17,8 @@ namespace plait {
 
 /// Dropout with counter-based random numbers: an element's mask depends on the seed, the layer's name, the global index
 /// of its sample and its place in the sample, not on the mesh; nothing is kept for the backward pass. The leading dim
-/// counts samples. Tokens in zigzag order have the masks that they have in the order of the text. `Spec` must not be
-/// partial: dropping terms of a pending sum independently is another function.
+/// counts samples. Tokens in zigzag order have the masks that they have in the original order. `Spec` must not be
+/// partial: dropout is no linear map, and belongs behind the pending sum.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:

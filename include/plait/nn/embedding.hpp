@@ -1,3 +1,5 @@
+// The embedding of tokens, its table sharded over rows, width or neither. Token ids have no gradient, so that it is no
+// layer, and combinators do not take it. Next: nn/positions.hpp, models/language_model.hpp.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +65,8 @@ class embedding {
   using token = std::int64_t;
   using options = embedding_options<Precision>;
   static_assert(detail::policy_checked<Policy>);
+  static_assert(!detail::policy_requirements<Policy>::names_bias,
+                "an embedding has no bias: leave `bias` out of its policy");
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);

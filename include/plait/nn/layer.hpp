@@ -1,3 +1,5 @@
+// The concept of a layer: typed tensors in and out, forward and backward. A pipeline asks for more than a layer,
+// namely a model (pipeline/model.hpp). Next: nn/linear.hpp for a layer, nn/combinators.hpp for layers of layers.
 #pragma once
 
 #include <concepts>
@@ -23,7 +25,7 @@ struct layer_types {
   using tensor_of = tensor<T, Spec, Device>;
 };
 
-/// Pipelines, combinators and predictions ask this of a layer, beside the types of `layer_types`:
+/// Combinators, language models and dry runs ask this of a layer, beside the types of `layer_types`:
 ///
 ///     struct saved;                          // what `forward` keeps, besides its input
 ///     tensor_of<output> forward(mb, const tensor_of<input>& x, saved* keep);            // null: no backward pass

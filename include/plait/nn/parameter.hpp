@@ -1,3 +1,5 @@
+// A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls. It
+// holds no optimizer state: train/optim/adamw.hpp. Next: nn/parameter/use.hpp, tests/unit/parameter_life.cpp.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +70,8 @@ constexpr const char* name_of(parameter_state s) {
 template <class Precision, compute_device Device>
 class parameter;
 
-/// The complete gradient of a parameter: what `parameter::reduce` returns, and the only thing that an optimizer takes.
+/// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
+/// optimizer.
 template <class Precision, compute_device Device>
 class reduced_gradient {
  public:
@@ -361,12 +364,12 @@ class parameter {
 template <class Precision, compute_device Device>
 using parameter_ptr = std::shared_ptr<parameter<Precision, Device>>;
 
-/// Prepares all parameters of a layer or a model for a step's first pass: gathers them, and begins their
-/// gradients. Collective.
+/// Gathers all parameters of a layer or a model, before a step's first pass. Collective.
 template <compute_device Device, class Layer>
 void gather_parameters(const context<Device>& ctx, Layer& layer) {
   layer.visit([&](auto& p) { p.gather(ctx); });
 }
+/// Begins the gradients of all parameters of a layer or a model.
 template <compute_device Device, class Layer>
 void zero_gradients(const context<Device>& ctx, Layer& layer) {
   layer.visit([&](auto& p) { p.zero_gradient(ctx); });

@@ -1,3 +1,5 @@
+// Learned positions, and an embedding of tokens that adds them. Rotary positions are not here: self-attention rotates
+// queries and keys itself (nn/attention.hpp). Next: nn/embedding.hpp, examples/gpt2.hpp for a model.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +40,8 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
     width_ = part.local[2];
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true}, placed, placed, lies);
+    if (order.length() == 0 && lies.dims[1].dim == dim_of<zseq>)
+      fail({name, ": learned positions of tokens in zigzag order need their sequence_order"});
     if (order.length() == 0) order = sequence_order::text(part.global[1]);
     std::vector<std::int64_t> positions;
     for (std::int64_t i = 0; i < part.local[0]; ++i)

@@ -1,3 +1,6 @@
+// The order of a sequence's tokens along its dim, original or zigzag, and the arithmetic of causal attention on it. It
+// moves no tokens: whoever fills token ids asks for their positions. Next: nn/strategy.hpp for a strategy's order,
+// nn/attention/engine.hpp for attention over runs of tokens.
 #pragma once
 
 #include <algorithm>
@@ -36,13 +39,12 @@ inline std::vector<token_run> joined(std::vector<token_run> runs) {
 }
 }  // namespace detail
 
-/// In which order the tokens of a text lie along a dim that shards a sequence: in the text's (`seq`), or in zigzag
-/// order
-/// (`zseq`). For c ranks, zigzag cuts the text into 2c pieces and puts piece r and its mirror, piece 2c - 1 - r, next
-/// to each other, in place 2r and 2r + 1. Sharded over the c ranks, rank r then has these two, and every rank sees the
-/// same number of tokens under a causal mask.
+/// The order of the tokens along a dim that shards a sequence: the original one (`seq`), or zigzag (`zseq`). For c
+/// ranks, zigzag cuts the sequence into 2c pieces and puts piece r and its mirror, piece 2c - 1 - r, next to each
+/// other, in place 2r and 2r + 1. Sharded over the c ranks, rank r then has these two, and every rank sees the same
+/// number of tokens under a causal mask.
 ///
-/// Only the loader of data and rotary positions know the order: everything else treats tokens alike.
+/// Only what depends on a token's position knows the order: the loader of data, positions, attention and dropout.
 class sequence_order {
  public:
   sequence_order() = default;

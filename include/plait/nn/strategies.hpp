@@ -1,3 +1,5 @@
+// Strategies of the literature, and templates that change the attention policy or the storage of a strategy. They name
+// no extents: each serves meshes of any size. Next: nn/strategy.hpp, nn/attention/policy.hpp.
 #pragma once
 
 #include <numeric>
@@ -73,7 +75,8 @@ struct context_parallel : Base {
 };
 
 /// `Base` with parameters stored sharded over the data-parallel ranks and gathered for use, as ZeRO-3 does (Rajbhandari
-/// et al. 2020): every weight has a hidden dim, and that is what dp shards between steps.
+/// et al. 2020): weights with a hidden dim are
+/// sharded along it between steps. Those without one stay whole: norms of heads, and biases of q, k, v and ffn.
 template <class Base>
 struct stored_over_dp : Base {
   template <class Weight>

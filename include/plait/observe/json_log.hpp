@@ -1,3 +1,5 @@
+// The log of a training run for programs: a JSON object on each line. For people there are observe/progress.hpp and
+// observe/loss_curve.hpp; the flight recorder of collectives is in comm/recorder.hpp.
 #pragma once
 
 #include <cerrno>
@@ -13,10 +15,10 @@
 namespace plait {
 
 /// The log of a training run, one JSON object per line: a line for each step,
-/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, with `"mfu": ..` at
-/// the end where that is known, and at last one line `{"summary": {..}}`. Doubles read back exactly; NaN and infinities
-/// are `null`. Each line reaches the operating system before the call returns, so a killed run keeps all lines but the
-/// one being written.
+/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, then
+/// `"mfu": ..` if that is known and `"skipped": true` if the step was, and at last one line `{"summary": {..}}`.
+/// Doubles read back exactly; NaN and infinities are `null`. Each line reaches the operating system before the call
+/// returns, so a killed run keeps all lines but the one being written.
 class json_log {
  public:
   /// Starts an empty log; a file that is there is replaced. Throws `error` naming `knob` when it cannot be written.

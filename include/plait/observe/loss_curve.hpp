@@ -1,3 +1,5 @@
+// Draws a line chart, such as a training loss, as an SVG image. Timelines of pipelines are drawn by
+// observe/pipeline_svg.hpp. The numbers of a step: observe/step_record.hpp.
 #pragma once
 
 #include <algorithm>
@@ -124,7 +126,8 @@ class curve_drawing {
   static constexpr double width = 860, height = 480, left = 76, right = 824, top = 76, bottom = 418;
   static constexpr std::array<const char*, 4> colours{"#1f6fb4", "#d1571b", "#2c8a4b", "#7b4fa6"};
   static constexpr const char* reference_colour = "#777";
-  static constexpr std::size_t crowd = 380;  // more points than half the columns: bands and means instead of each point
+  static constexpr std::size_t crowd =
+      380;  // points of a series that is drawn as bands and means, a column being two units wide
 
   // A run that diverges to 1e30 has nothing left to show, and differences of such values would overflow.
   static bool finite(double v) { return std::abs(v) < 1e30; }
@@ -272,8 +275,8 @@ class curve_drawing {
 
 }  // namespace detail
 
-/// A line chart as a standalone SVG image of 860 x 480. Without any finite point it says "no data". A series with more
-/// points than columns is drawn as its range and mean per column, so the size of the image is bounded.
+/// A line chart as a standalone SVG image of 860 x 480. Without any finite point it says "no data". A series of more
+/// than 380 points is drawn as its range and mean per column, so the size of the image is bounded.
 inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
 
 /// Writes the chart in one step; `error` naming `knob` when it cannot.

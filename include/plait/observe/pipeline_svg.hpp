@@ -1,3 +1,5 @@
+// Draws timelines of pipelines as an SVG image. The times come from schedule/timeline.hpp, simulated, or from
+// observe/step_trace.hpp, measured. A trace can be zoomed: observe/trace.hpp. See examples/pipeline_schedule.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The progress of a training run for people: a line on a terminal, or lines in a file. Programs read the log instead:
+// observe/json_log.hpp. The numbers are those of observe/step_record.hpp.
 #pragma once
 
 #include <sys/ioctl.h>

@@ -1,10 +1,13 @@
+// The numbers of one step that are shown: observe/progress.hpp prints them, observe/json_log.hpp logs them. Those that
+// the step itself returns are a `step_result`, in train/step_result.hpp.
 #pragma once
 
 #include <cstdint>
 
 namespace plait {
 
-/// The report of one optimizer step, equal on every rank.
+/// The report of one optimizer step. The numbers of the training are equal on every rank; times are those of the rank
+/// that reports.
 struct step_record {
   std::int64_t step = 0;         ///< counted from 1: steps finished
   double loss = 0;               ///< nats per counted token of the global batch

@@ -1,3 +1,5 @@
+// The measured events of a step, gathered from all ranks, as a trace, a timeline or costs to simulate with. They are
+// recorded elsewhere: by pipeline/executor.hpp and comm/recorder.hpp. The file format is in observe/trace.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// The executor of a pipeline schedule on one rank: it computes, sends and receives in the order of a program. Plans of
+// redistributions have another executor: tensor/executor.hpp. Next: schedule/program.hpp for the program,
+// pipeline/pipeline.hpp for a model's stages.
 #pragma once
 
 #include <concepts>

@@ -1,3 +1,5 @@
+// The stages of a model on one rank, run by a schedule up to their reduced gradients. It updates no weights:
+// train/train_step.hpp does. Next: pipeline/model.hpp for the concept of a stage, schedule/schedule.hpp.
 #pragma once
 
 #include <algorithm>

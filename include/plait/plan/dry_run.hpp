@@ -1,3 +1,5 @@
+// The bytes that a layer or a training step sends and holds, found by running it where nothing is computed. Times are
+// not predicted: see schedule/simulate.hpp. Next: device/counting.hpp and comm/counting.hpp, which count.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +65,8 @@ struct step_plan {
   std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
 };
 
-/// Runs one step of a pipeline that only counts: of stages on the `counting_device`, in a `pipeline_world::counting`.
+/// Runs two steps of a pipeline that only counts, and returns the second, which finds the optimizer's state in place:
+/// of stages on the `counting_device`, in a `pipeline_world::counting`.
 template <model Stage>
 step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
   adamw<typename Stage::precision_type, counting_device> optimizer;

@@ -1,3 +1,5 @@
+// The peaks of GPUs, and the share of them that a training run uses. It does not count a model's operations:
+// `flops_per_token` in models/llama_config.hpp does.
 #pragma once
 
 #include <array>

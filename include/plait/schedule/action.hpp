@@ -1,3 +1,5 @@
+// The actions of a pipeline: F, B, I and W of one microbatch in one chunk. Messages are no actions: they are derived
+// in schedule/program.hpp. Which stage a chunk is: schedule/pipeline_shape.hpp.
 #pragma once
 
 #include <cstdint>

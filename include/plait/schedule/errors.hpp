@@ -1,3 +1,5 @@
+// The errors of schedules and the text of each, for compilers and exceptions alike. The conditions are elsewhere:
+// schedule/verify.hpp, schedule/posting.hpp, and `check` of a policy. How an error is raised: core/refusal.hpp.
 #pragma once
 
 #include <cstddef>
@@ -57,9 +59,9 @@ struct refused<schedule_error::placement_differs, Facts...> {
 };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT                                                                                      \
-  "interleaved 1F1B passes groups of as many microbatches as there are pipeline stages: the number of " \
-  "microbatches must be divisible by the number of stages"
+#define PLAIT_TEXT                                                                                   \
+  "interleaved 1F1B passes groups of as many microbatches as the pipeline has ranks: the number of " \
+  "microbatches must be divisible by the number of ranks"
 template <>
 inline constexpr const char* error_text<schedule_error::microbatches_do_not_divide> = PLAIT_TEXT;
 template <class... Facts>

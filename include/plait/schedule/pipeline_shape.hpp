@@ -1,3 +1,5 @@
+// The sizes of a pipeline, their limits, and which stage lies on which rank. Which layers a stage holds is another
+// question: pipeline/layer_split.hpp. Next: schedule/schedule.hpp.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +15,7 @@ namespace plait {
 /// Checking and simulating a schedule takes some hundred bytes for each of its cells.
 inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatches = 65535, max_cells = 1 << 22;
 
-/// The placement in words, for every message.
+/// These sizes in words, for messages.
 #define PLAIT_SCHEDULE_SIZES                                                                                \
   "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of " \
   "which the product is at most 4194304"

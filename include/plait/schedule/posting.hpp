@@ -1,3 +1,5 @@
+// Whether the messages of a pipeline can deadlock, by the order in which ranks post them. The order of actions is
+// another matter: schedule/verify.hpp checks both. Programs come from schedule/program.hpp.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,5 @@
+// The times of all actions of a step, simulated or measured, in one form for drawings and traces. It is no schedule:
+// orders are in schedule/schedule.hpp. Next: observe/pipeline_svg.hpp, observe/trace.hpp.
 #pragma once
 
 #include <algorithm>

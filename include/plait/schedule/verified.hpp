@@ -1,3 +1,5 @@
+// `verify` of a schedule policy in a `static_assert`, with all policies that plait has. Schedules that are made at run
+// time are verified by schedule/verify.hpp. Examples, a user's own policy among them: tests/static/schedules.cpp.
 #pragma once
 
 #include "plait/schedule/errors.hpp"

@@ -1,3 +1,5 @@
+// A microbatch on its way through layers: recomputation, deferred weight gradients, and the context. It holds no
+// tokens and no activations. Next: tensor/context.hpp, pipeline/pipeline.hpp, which makes microbatches.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,6 @@
+// The conformance suite for communicators, for those who write one: every rank calls `testing::conformance(comm)`, and
+// a difference throws `plait::error`. It measures nothing. Next: comm/communicator.hpp for the concept,
+// testing/conformance_memory.hpp for arrays on a device, tests/mpi/conformance.cpp for a program.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +13,6 @@
 
 #include "plait/testing/conformance_collectives.hpp"
 
-/// Checks what every model of `communicator` must do, on any number of ranks: for those who write one. Every rank calls
-/// `testing::conformance(comm)`; a difference throws `plait::error`, which says what differs. The arrays are in the
-/// host's memory, or in that of the thread's `memory_scope`.
 namespace plait::testing::conformance_parts {
 
 template <class C>

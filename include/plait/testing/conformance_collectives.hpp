@@ -1,3 +1,5 @@
+// Checks of each collective and message by itself; values are small integers, so that sums are exact. The suite is
+// elsewhere: testing/conformance.hpp calls them all. Next: testing/conformance_memory.hpp for the arrays.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +15,6 @@
 #include "plait/comm/communicator.hpp"
 #include "plait/testing/conformance_memory.hpp"
 
-/// Checks of each collective and message, one function for each; conformance.hpp calls them all. A difference throws
-/// `plait::error`. The values are small integers, so that sums are exact in every dtype.
 namespace plait::testing::conformance_parts {
 
 template <class T>

@@ -1,3 +1,5 @@
+// The arrays of the conformance suite, in the host's memory or, under a `memory_scope`, in that of a device. The
+// library's own memory is not this: device/buffer.hpp. Next: testing/conformance.hpp for the suite.
 #pragma once
 
 #include <cstddef>
@@ -5,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-/// Where the conformance suite keeps its arrays: in the host's memory, or on the device of a rank.
 namespace plait::testing::conformance_parts {
 
 /// A device's memory. One for each rank's thread.

@@ -1,3 +1,5 @@
+// The findings of parity checks: texts, so that they fit any test framework (`CHECK(findings.text() == "")`). The
+// conformance suite has none; it throws. Next: testing/layer_parity.hpp, testing/model_parity.hpp.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 
 #include "plait/core/error.hpp"
 
-/// The findings of plait/testing: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
 namespace plait::testing {
 
 class findings {
@@ -42,7 +43,7 @@ inline double largest_difference(const std::vector<double>& a, const std::vector
   if (a.size() != b.size()) return INFINITY;
   double difference = 0, size = floor;
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!std::isfinite(a[i])) return INFINITY;
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return INFINITY;
     difference = std::max(difference, std::abs(a[i] - b[i]));
     size = std::max(size, std::abs(b[i]));
   }

@@ -1,3 +1,5 @@
+// The way in which parity checks start their ranks where nothing else is said: threads on the cpu. It is no launcher
+// of programs. Next: testing/launch_cuda.hpp for a GPU, comm/threads.hpp for `threads::run`.
 #pragma once
 
 #include "plait/comm/threads.hpp"

@@ -1,3 +1,6 @@
+// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
+// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>. It trains
+// nothing: testing/model_parity.hpp does. Next: tests/cuda/parity_kit.cu for its use.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +18,6 @@
 #include "plait/testing/launch.hpp"
 #include "plait/testing/placing.hpp"
 
-/// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences say.
-/// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>.
-///
-///     const auto make = [](const auto& ctx) { return linear<double, up, device_of<decltype(ctx)>>(ctx, "up"); };
-///     CHECK(check_layer(mesh{1, 1}, {mesh{2, 1}, mesh{2, 4}}, sizes, make).text() == "");
 namespace plait::testing {
 
 namespace detail {
@@ -144,8 +142,9 @@ std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&
   return all;
 }
 
-/// The backward pass of one rank against central differences of its forward pass, at up to `samples` elements of each
-/// gradient. Finds also weights that do not matter: a gradient that is zero everywhere shows nothing.
+/// Compares the backward pass of one rank with central differences of its forward pass, at about `samples` elements of
+/// each gradient, evenly spaced. Finds also weights that do not matter: a gradient that is zero everywhere shows
+/// nothing.
 template <class Mesh, class Make, class Launch = on_cpu>
 findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_values& at, Make&& make,
                            std::int64_t samples = 40, const Launch& launch = {}) {
@@ -173,7 +172,7 @@ findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_
   return found;
 }
 
-/// The values of one rank of a mesh against those of one rank alone.
+/// Compares the values of one rank of a mesh with those of one rank alone.
 inline findings compare_layers(const layer_values& got, const layer_values& one, double tolerance) {
   findings found = got.found;
   const auto near = [&](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) {
@@ -188,9 +187,8 @@ inline findings compare_layers(const layer_values& got, const layer_values& one,
   return found;
 }
 
-/// Every rank of `mesh` against the values of one rank, with each policy of recomputation and with deferred weight
-/// gradients. Finds also an axis that does nothing: one of several ranks over which nothing is sent and nothing sharded
-/// would make the case trivial.
+/// Compares every rank of `mesh` with the values of one rank, with each policy of recomputation and with deferred
+/// weight gradients.
 template <class Mesh, class Make, class Launch = on_cpu>
 findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make,
                     double tolerance = 1e-12, const Launch& launch = {}) {
@@ -206,7 +204,10 @@ findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values
   return found;
 }
 
-/// All of it: finite differences on `one`, a mesh of one rank, then every mesh against it.
+/// Checks a layer: finite differences on `one`, a mesh of one rank, then every mesh against it.
+///
+///     const auto make = [](const auto& ctx) { return linear<double, up, device_of<decltype(ctx)>>(ctx, "up"); };
+///     CHECK(check_layer(mesh{1, 1}, {mesh{2, 1}, mesh{2, 4}}, sizes, make).text() == "");
 template <class Mesh, class Make, class Launch = on_cpu>
 findings check_layer(const Mesh& one, std::initializer_list<Mesh> meshes, const dim_sizes& sizes, Make&& make,
                      double tolerance = 1e-12, const Launch& launch = {}) {

@@ -1,3 +1,6 @@
+// Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
+// gradients, weights and what is sent. It is for whole models; for a layer there is testing/layer_parity.hpp. Next:
+// tests/unit/model_parity.cpp for mistakes that it finds, tests/parity/gpt2.cpp for a model.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +25,6 @@
 #include "plait/testing/layer_parity.hpp"
 #include "plait/testing/trained_values.hpp"
 
-/// Whether a model trains on every mesh, and as every pipeline, as it does on one rank: losses, gradient norms,
-/// gradients, weights and what is sent.
-///
-///     const auto make = [](const auto& ctx, stage_layers part, auto first_stage) {
-///       return std::make_unique<mine<double, device_of<decltype(ctx)>>>(ctx, part, first_stage);
-///     };
-///     CHECK(check_model(mesh{1, 1}.shape(), {mesh{2, 1}.shape(), mesh{2, 4}.shape()}, how, make).text() == "");
 namespace plait::testing {
 
 /// The training run of a check. Every token is a function of its global sample and position, so that all meshes see

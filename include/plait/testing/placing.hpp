@@ -1,3 +1,5 @@
+// Global values spread over the ranks of a mesh, and collected again, for tests. In training each rank fills its own
+// part instead (train/train_step.hpp). Next: tensor/executor.hpp, testing/layer_parity.hpp.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +12,6 @@
 #include "plait/tensor/tensor.hpp"
 #include "plait/testing/findings.hpp"
 
-/// Global values spread over the ranks of a mesh, and collected again.
 namespace plait::testing {
 
 /// A number from -1 to 1 that depends on the stream and the index only.

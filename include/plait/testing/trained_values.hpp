@@ -1,3 +1,5 @@
+// The values that training leaves: parameters and gradients as whole arrays with names, and what was kept. They are
+// for comparisons, not for saving: checkpoint/safetensors_writer.hpp. Next: testing/model_parity.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +17,6 @@
 #include "plait/testing/findings.hpp"
 #include "plait/train/weights_hash.hpp"
 
-/// The values that training leaves: the parameters of a model and their gradients as whole arrays with names, and what
-/// was kept.
 namespace plait::testing {
 
 struct named_values {

@@ -1,3 +1,5 @@
+// The numbers that a training step returns. Times, learning rate and utilisation are not among them:
+// observe/step_record.hpp. Next: train/train_step.hpp for the step.
 #pragma once
 
 #include <cstdint>

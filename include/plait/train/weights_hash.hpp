@@ -1,3 +1,5 @@
+// The whole value of a parameter on the host, and a hash of all weights that does not depend on the mesh, for tests
+// and logs. It is no checkpoint: checkpoint/safetensors_writer.hpp. Next: testing/trained_values.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,7 @@
+// The exchange by which a few bytes of rank 0, the id of an NCCL communicator, reach every rank over TCP. Rank 0
+// listens; every other rank connects and says who it is; when all have come, each gets the bytes, and if some never
+// come, those that did learn which. It is no channel for tensors, and is over when `share` returns. Test:
+// tests/unit/nccl_bootstrap.cpp.
 #pragma once
 
 #include <arpa/inet.h>
@@ -25,9 +29,6 @@
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 
-// How a few bytes of rank 0 (the unique id of an NCCL communicator) reach every rank over TCP. Rank 0 listens; every
-// other rank connects and says who it is; when all have come, each gets the bytes, and if some never come, each learns
-// which.
 namespace plait::nccl {
 namespace detail {
 

@@ -1,6 +1,6 @@
+// The inner part of comm/mpi.hpp: operations in flight, the watchdog of blocking calls, reductions that MPI lacks, and
+// counts beyond an int. Of the headers of the communicator, it is the one that includes <mpi.h>.
 #pragma once
-
-// Of the headers of the communicator, the one that includes <mpi.h>.
 
 #include <mpi.h>
 

@@ -1,3 +1,6 @@
+// The options of NCCL's ranks, the operations that each has in flight, and the thread that watches over them: where
+// one is past its deadline or NCCL reports an error, it aborts the owned communicators of all ranks of its team. Next:
+// comm/nccl/state.hpp, which issues the calls, and tests/cuda/comm_nccl.cu, which loses ranks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -84,7 +87,7 @@ class team {
     const std::lock_guard lock(mutex_);
     std::erase(sessions_, s);
   }
-  /// Ends all communicators of the process that are its own. Only the first reason counts; `leaving` is a rank that an
+  /// Ends all communicators of the team that it owns. Only the first reason counts; `leaving` is a rank that an
   /// exception unwinds, whose reason is known later.
   void fail(const std::string& why, int leaving = -1);
   /// Notes the text of the exception that ended `rank`. False where something else came first.

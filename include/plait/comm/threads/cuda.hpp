@@ -1,3 +1,6 @@
+// In-process ranks on the memory of a GPU that they share. The last rank to arrive enqueues an operation's kernel or
+// copies after what every rank had enqueued before, and every rank's main stream waits for them. Ranks with a GPU each
+// use comm/launch/nccl.hpp. Next: comm/threads/engine.hpp, tests/cuda/comm_threads_device.cu.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,8 +19,6 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
 
-// In-process ranks on the memory of a GPU that they share. An operation is one kernel, which the last rank to arrive
-// enqueues after what every rank had enqueued before; every rank's main stream then waits for it.
 namespace plait::threads {
 
 namespace detail {

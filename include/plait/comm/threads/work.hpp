@@ -1,3 +1,5 @@
+// The work of an operation of in-process ranks on the host's memory, cut into units that waiting ranks may take. Who
+// takes a unit is decided in comm/threads/member.hpp; on a GPU, comm/threads/cuda.hpp does the work.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +15,7 @@ namespace plait::threads::detail {
 // helpers that start at different times finish together, and that a source block is still in cache for its last reader.
 inline constexpr std::size_t grain = std::size_t{64} << 10;
 // Bytes moved by an operation, summed over ranks, up to which the last arriver does all of it: waking a helper costs
-// more than it saves (measured with 2 to 8 ranks on 2 cores; see benchmarks/all_reduce.cpp).
+// more than it saves (measured with 2 to 8 ranks on 2 cores; see benchmarks/all_reduce_threads.cpp).
 inline constexpr std::size_t solo_bytes = std::size_t{1} << 20;
 
 inline std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }

@@ -1,3 +1,6 @@
+// Activation functions and their gradients on the CPU. `backward` takes the input x of the forward pass and dy and
+// writes dx, which may be the array of x or of dy. The layers are in nn/activation.hpp, the gated one is
+// kernels/cpu/swiglu.hpp. Test: tests/unit/kernel_elementwise.cpp.
 #pragma once
 
 #include <cmath>
@@ -6,8 +9,6 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// Activation functions and their gradients. `backward` takes the input x of the forward pass and dy and writes dx,
-/// which may be the array of x or of dy.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,6 @@
+// The shared part of attention's forward and backward pass on the CPU: blocks, packing, masked exponentials of a row
+// of scores. It has no kernel of its own: see kernels/cpu/attention_forward.hpp and
+// kernels/cpu/attention_backward.hpp.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +11,6 @@
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// The shared part of attention's forward and backward pass: blocks, packing, masked exponentials of a row of scores.
 namespace plait::kernels::detail {
 
 /// Keys in a block: a row of scores is then 1 KiB of floats.

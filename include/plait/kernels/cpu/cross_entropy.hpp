@@ -1,3 +1,7 @@
+// Cross entropy of softmax on the CPU, for a rank's columns [rows, columns] of the logits; the vocabulary may be split
+// and padded. Steps: cross_entropy_max, an all-reduce of row_max by max, cross_entropy_statistics, an all-reduce of
+// its three results by sum, cross_entropy_loss, cross_entropy_backward. cross_entropy_local_statistics as the first
+// step and cross_entropy_rescale as the third make one pass over the logits of two. Layer: nn/cross_entropy.hpp.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +14,6 @@
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/cross_entropy_settings.hpp"
 
-/// Cross entropy of softmax over a vocabulary that may be split over ranks and padded. Logits are [rows, columns], this
-/// rank's columns first_column ... first_column + columns - 1 of the vocabulary; those from `vocab` on are padding,
-/// which neither counts nor receives a gradient. Steps, with the reductions the caller makes between them over the
-/// ranks that share the vocabulary:
-///
-///   cross_entropy_max          -> row_max, all-reduce max
-///   cross_entropy_statistics   -> sum_exp, target_logit, sum_logits, all-reduce sum
-///   cross_entropy_loss         -> loss per row
-///   cross_entropy_backward     -> dlogits, may be written over the logits
-///
-/// `cross_entropy_local_statistics` does the first two in one pass over the memory; `cross_entropy_rescale` then turns
-/// its sums, which are relative to the local maximum, into sums relative to the global one.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,6 @@
+// Arithmetic element by element on the CPU, casts, and biases of rows. Every array has n elements, where it is not
+// said to have rows; outputs may be the same array as an input. Sums are in kernels/cpu/reductions.hpp. Test:
+// tests/unit/kernel_elementwise.cpp.
 #pragma once
 
 #include <bit>
@@ -7,7 +10,6 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// Element by element; every array has n elements. Outputs may be the same array as an input.
 namespace plait::kernels {
 
 /// y = a + b

@@ -1,3 +1,7 @@
+// Layer norm (Ba, Kiros and Hinton 2016) on the CPU: y = (x - mean) w / sqrt(variance + eps) + b, with the biased
+// variance. Where a row lies on several ranks, `columns` are the local ones, `columns_global` all of them, and the
+// caller sums `row_sums`, then `row_centred_squares`, and `layer_norm_backward_dots`, over the ranks between the
+// steps. mean[rows] and inv_std[rows] are kept for the backward pass. The layer is in nn/norm.hpp.
 #pragma once
 
 #include <cmath>
@@ -7,12 +11,6 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// Layer norm (Ba, Kiros and Hinton 2016): y = (x - mean) w / sqrt(variance + eps) + b over the columns of
-/// x [rows, columns], with the biased variance.
-///
-/// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
-/// the results of `row_sums`, then of `row_centred_squares`, and of `layer_norm_backward_dots`, over the ranks between
-/// the steps. mean[rows] and inv_std[rows] are kept for the backward pass.
 namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c].

@@ -1,3 +1,6 @@
+// Random numbers and dropout on the CPU for the part of a tensor that a `box` describes. Every number is keyed by
+// (seed, stream, global row-major index of the element), so a tensor is the same however it is split. Next:
+// kernels/philox.hpp for the numbers, tests/unit/kernel_random.cpp.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +14,6 @@
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/philox.hpp"
 
-/// Random numbers and dropout for the part of a tensor that a `box` describes. Every number is keyed by (seed, stream,
-/// global row-major index of the element), so a tensor is the same however it is split.
 namespace plait::kernels {
 
 namespace detail {

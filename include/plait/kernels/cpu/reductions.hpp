@@ -1,3 +1,6 @@
+// Sums on the CPU into a number in the device's memory, and numbers that are computed from such ones: nothing here
+// returns a value to the host, so that no device has to wait. Sums over ranks are collectives. Next:
+// train/optim/gradient_norm.hpp for their use, tests/unit/kernel_elementwise.cpp.
 #pragma once
 
 #include <cmath>
@@ -9,8 +12,6 @@
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/elements.hpp"
 
-/// Sums into a number in the device's memory, and what is computed from such numbers: nothing here returns a value to
-/// the host, so that no device has to wait.
 namespace plait::kernels {
 
 /// *out = the sum of n elements.

@@ -1,3 +1,7 @@
+// RMS norm (Zhang and Sennrich 2019) on the CPU: y = x w inv_rms, where inv_rms[rows] = 1 / sqrt(mean(x^2) + eps) is
+// kept for the backward pass. Where a row lies on several ranks, `columns` are the local ones, those of weights and
+// their gradients too, `columns_global` all of them, and the caller sums `row_sum_squares` and `rms_norm_backward_dot`
+// over the ranks between the halves. The layer is in nn/norm.hpp.
 #pragma once
 
 #include <cmath>
@@ -7,12 +11,6 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// RMS norm (Zhang and Sennrich 2019): y = x w / sqrt(mean(x^2) + eps) over the columns of x [rows, columns].
-///
-/// A row may lie on several ranks: `columns` are then the local ones, `columns_global` all of them, and the caller sums
-/// the per-row results of `row_sum_squares` and `rms_norm_backward_dot` over the ranks between the halves. Weights and
-/// their gradients always have the local columns. inv_rms[rows] is 1 / sqrt(mean(x^2) + eps), kept for the backward
-/// pass.
 namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c]^2.

@@ -1,3 +1,6 @@
+// Rotary position embeddings on the CPU, in the rotate_half convention of Hugging Face: element i of a head is rotated
+// with element i + head_dim / 2, not with its neighbour, by the angle position * frequency[i]. Frequencies are in
+// kernels/rope_frequencies.hpp. Test: tests/unit/kernel_rope_embedding.cpp.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +10,6 @@
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
-/// Rotary position embeddings in the rotate_half convention of Hugging Face: element i of a head is rotated with
-/// element i + head_dim / 2 by the angle position * frequency[i].
 namespace plait::kernels {
 
 /// cosine, sine [count, frequencies]: the rotations of the given positions (see `rope_rotations`).

@@ -1,3 +1,5 @@
+// SwiGLU (Shazeer 2020) on the CPU: y = silu(gate) * up. `gate_up` is [rows, 2, ffn]: a row holds its gate columns,
+// then its up columns. y and dy are [rows, ffn]. The matrix products before and after it are the layer's, nn/mlp.hpp.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +8,6 @@
 #include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
-/// SwiGLU (Shazeer 2020): y = silu(gate) * up. `gate_up` is [rows, 2, ffn]: a row holds its gate columns, then its up
-/// columns. y and dy are [rows, ffn].
 namespace plait::kernels {
 
 template <class T>

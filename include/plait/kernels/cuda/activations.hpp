@@ -1,3 +1,6 @@
+// Activation functions and their gradients on a GPU; formulas are in kernels/cpu/activations.hpp. `backward` takes the
+// input x of the forward pass and dy and writes dx, which may be the array of x or of dy. Test:
+// tests/cuda/kernel_elementwise.cu.
 #pragma once
 
 #include <cmath>
@@ -6,8 +9,6 @@
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/cuda/sigmoid.hpp"
 
-/// Activation functions and their gradients; see plait/kernels/cpu/activations.hpp. `backward` takes the input x of the
-/// forward pass and dy and writes dx, which may be the array of x or of dy.
 namespace plait::kernels {
 
 namespace detail {

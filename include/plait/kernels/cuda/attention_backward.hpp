@@ -1,3 +1,6 @@
+// The gradients of attention on a GPU, as callers use them: checks, the choice of backend, delta, and the launch.
+// Kernels are in kernels/cuda/attention_backward_mma.hpp for bf16 and kernels/cuda/attention_scalar.hpp for float and
+// double. Test: tests/cuda/attention.cu.
 #pragma once
 
 #include <cstdint>

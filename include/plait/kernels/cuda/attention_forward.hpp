@@ -1,3 +1,6 @@
+// Attention on a GPU, as callers use it: checks, the choice of backend, and the launch. Kernels are in
+// kernels/cuda/attention_forward_mma.hpp for bf16 and kernels/cuda/attention_scalar.hpp for float and double; results
+// over different keys are merged by kernels/cuda/merge_lse.hpp. Test: tests/cuda/attention.cu.
 #pragma once
 
 #include <type_traits>

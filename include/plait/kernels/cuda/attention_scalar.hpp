@@ -1,9 +1,10 @@
+// The kernels of attention and its gradients in float and double, without tensor cores: 256 threads as 16 x 16, of
+// which (y, x) makes the elements (y + 16 r, x + 16 c) of every product. Callers use
+// kernels/cuda/attention_forward.hpp and kernels/cuda/attention_backward.hpp.
 #pragma once
 
 #include "plait/kernels/cuda/attention_tiles.hpp"
 
-/// Tiles of attention in float and double: 256 threads as 16 x 16, of which (y, x) makes the elements (y + 16 r,
-/// x + 16 c) of every product.
 namespace plait::kernels::detail {
 
 inline constexpr int scalar_threads = 256;

@@ -1,3 +1,6 @@
+// The shared part of the kernels of attention on a GPU: sizes as the device sees them, which query sees which key,
+// tiles. It has no kernel of its own. The shape that callers give is kernels/attention_shape.hpp, and products of
+// tiles are in kernels/cuda/mma.hpp.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +26,6 @@ concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>
 
 }  // namespace plait::kernels
 
-/// The shared part of the kernels of attention: sizes as the device sees them, which query sees which key, tiles.
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before

@@ -1,3 +1,5 @@
+// Loads and stores of a few neighbouring elements by one thread of a GPU, and maps element by element. For rows of a
+// matrix see kernels/cuda/rows.hpp, for its columns kernels/cuda/column_sums.hpp.
 #pragma once
 
 #include <cstdint>

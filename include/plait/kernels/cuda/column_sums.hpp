@@ -1,3 +1,5 @@
+// Sums over the rows of a matrix on a GPU, in two steps and always in the same order: groups of rows into a scratch
+// array, then the groups. It makes one sum for each column; those for each row are in kernels/cuda/rows.hpp.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +8,6 @@
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/cuda/chunk.hpp"
 
-/// Sums over the rows of a matrix, in two steps and always in the same order: groups of rows into a scratch array, then
-/// the groups.
 namespace plait::kernels::detail {
 
 inline constexpr int column_block_rows = 8;
@@ -73,7 +73,7 @@ void finish_columns(cuda& device, const S* partial, G* first, G* second, std::in
 }
 
 /// first[c] += and second[c] += the sums over the rows of what term.add<Width>(r, c, sums) adds to sums[0] and sums[1].
-/// The order of the sums depends on the sizes alone.
+/// The order of the sums depends on the sizes and on `vectors` alone.
 template <int Width, class Term, class G>
 void add_column_sums_of(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns, Term term, G* first,
                         G* second = nullptr) {

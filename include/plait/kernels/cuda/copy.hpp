@@ -1,3 +1,5 @@
+// Strided copies on a GPU; their meaning is in kernels/cpu/copy.hpp. Each is one launch, or a copy by the device
+// itself where nothing is strided. Next: kernels/strided_copy.hpp, tests/cuda/kernel_elementwise.cu.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +9,6 @@
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/strided_copy.hpp"
 
-/// Strided copies; see plait/kernels/cpu/copy.hpp. Each is one launch, or none where nothing is strided.
 namespace plait::kernels {
 
 namespace detail {

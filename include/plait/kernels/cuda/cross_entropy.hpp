@@ -1,3 +1,7 @@
+// Cross entropy of softmax on a GPU, over a vocabulary that may be split over ranks and padded: the steps of
+// kernels/cpu/cross_entropy.hpp, of which those that read the logits do so in one pass. Statistics, losses and scales
+// are `statistic_of<T>`. A target outside the vocabulary is reported by the next `synchronize`, and until then is
+// ignored. Test: tests/cuda/kernel_losses.cu.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +20,6 @@
 #include "plait/kernels/cuda/row_walk.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 
-/// Cross entropy of softmax over a vocabulary that may be split over ranks and padded: the steps of the CPU's kernels
-/// (plait/kernels/cpu/cross_entropy.hpp), each one pass over the logits. Statistics, losses and scales are
-/// `statistic_of<T>`. A target outside the vocabulary is reported by the next `synchronize`, and until then is ignored.
 namespace plait::kernels {
 
 namespace detail {

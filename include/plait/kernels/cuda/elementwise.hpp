@@ -1,3 +1,5 @@
+// Arithmetic element by element on a GPU, casts, and biases of rows; their meaning is in kernels/cpu/elementwise.hpp.
+// Factors and gradients of weights are float for bf16. Next: kernels/cuda/chunk.hpp, tests/cuda/kernel_elementwise.cu.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +9,6 @@
 #include "plait/kernels/cuda/column_sums.hpp"
 #include "plait/kernels/cuda/rows.hpp"
 
-/// Element by element; see plait/kernels/cpu/elementwise.hpp. Factors and gradients of weights are float for bf16.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,7 @@
+// Table lookup on a GPU for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first +
+// rows_local - 1. An id outside [0, vocab) is reported by the next `synchronize`, and until then has zeros for a row;
+// an id in another rank's range contributes zeros. Next: kernels/cuda/token_buckets.hpp for the order of the
+// gradient's sums, tests/cuda/kernel_embedding.cu.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +16,6 @@
 #include "plait/kernels/cuda/token_buckets.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 
-/// Table lookup for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first + rows_local
-/// - 1. An id outside [0, vocab) is reported by the next `synchronize`, and until then has zeros for a row; an id in
-/// another rank's range contributes zeros.
 namespace plait::kernels {
 
 namespace detail {

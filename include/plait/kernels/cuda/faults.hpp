@@ -1,3 +1,5 @@
+// The report of a fault from inside a kernel. It ends nothing: the kernel goes on, and `synchronize` of
+// device/cuda.hpp throws later. Next: device/device_fault.hpp for the faults and their texts.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,7 @@
+// Every CUDA kernel, for files that nvcc compiles. Layers include kernels/kernels.hpp, which adds this where CUDA is
+// compiled; cuDNN's attention is not among them (kernels/cuda/attention_cudnn.hpp).
 #pragma once
 
-/// Every CUDA kernel; see plait/kernels/kernels.hpp.
 #include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"

@@ -1,3 +1,5 @@
+// Layer norm on a GPU; the steps and their meaning are in kernels/cpu/layer_norm.hpp. For bf16 the sums, mean,
+// inv_std, dweight and dbias are float. Next: kernels/cuda/norm.hpp for whole rows, tests/cuda/kernel_norms.cu.
 #pragma once
 
 #include <cstdint>
@@ -5,7 +7,6 @@
 
 #include "plait/kernels/cuda/norm.hpp"
 
-/// Layer norm; see plait/kernels/cpu/layer_norm.hpp. For bf16 the sums, mean, inv_std, dweight and dbias are float.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,5 @@
+// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block. Nothing here is
+// a kernel. Next: kernels/cuda/mma.hpp for tensor cores, device/cuda_launch.hpp for launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +11,6 @@
 #include "plait/core/dtype.hpp"
 #include "plait/core/precision.hpp"
 
-/// Helpers that CUDA kernels share: conversions, 16-byte accesses, reductions over a warp and a block.
 namespace plait::kernels {
 
 inline constexpr unsigned whole_warp = 0xffffffffu;

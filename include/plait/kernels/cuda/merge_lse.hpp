@@ -1,3 +1,5 @@
+// The merge of attention over two disjoint sets of keys on a GPU. It reads results and no keys, and knows no ranks:
+// nn/attention/engine.hpp calls it for one piece of the keys after another. Test: tests/cuda/kernel_merge_lse.cu.
 #pragma once
 
 #include <cmath>

@@ -1,3 +1,7 @@
+// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
+// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does so
+// with shuffles. Products and loads of matrices are called by all 32 lanes of a warp, with the lane's number
+// threadIdx.x % 32. Products of whole matrices are in device/gemm_cublaslt.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,13 +12,9 @@
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 
-/// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
-/// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does the
-/// same with shuffles. Every function is called by all 32 lanes of a warp, with the lane's number threadIdx.x % 32.
-///
-/// With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
-/// 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8
-/// result, rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
+// With group = lane / 4 and pair = lane % 4 a lane holds, of the 16 x 16 factor A, rows group and group + 8 at columns
+// 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9; of the 16 x 8 factor B, column group at those rows; of the 16 x 8
+// result, rows group (elements 0, 1) and group + 8 (2, 3) at columns 2 pair, 2 pair + 1.
 namespace plait::kernels {
 
 __device__ inline int warp_lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }

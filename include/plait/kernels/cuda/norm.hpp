@@ -1,3 +1,7 @@
+// The shared part of RMS norm and layer norm on a GPU: y = n w + b with the normalised n = (x - mean) inverse, where
+// RMS norm has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>. The steps for rows
+// that lie on several ranks are in kernels/cuda/rms_norm.hpp and kernels/cuda/layer_norm.hpp. Test:
+// tests/cuda/kernel_norms.cu.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +10,6 @@
 #include "plait/kernels/cuda/column_sums.hpp"
 #include "plait/kernels/cuda/rows.hpp"
 
-/// The shared part of RMS norm and layer norm: y = n w + b with the normalised n = (x - mean) inverse, where RMS norm
-/// has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>.
 namespace plait::kernels::detail {
 
 inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }

@@ -1,3 +1,7 @@
+// Random numbers and dropout on a GPU for the part of a tensor that a `box` describes. Every number is keyed by (seed,
+// stream, global row-major index of the element), with the words that kernels/cpu/random.hpp takes, so a tensor is the
+// same however it is split. A normal number may differ from the CPU's in its last place. Next: kernels/philox.hpp,
+// tests/cuda/kernel_random.cu.
 #pragma once
 
 #include <array>
@@ -15,9 +19,6 @@
 #include "plait/kernels/cuda/unroll.hpp"
 #include "plait/kernels/philox.hpp"
 
-/// Random numbers and dropout for the part of a tensor that a `box` describes. Every number is keyed by (seed, stream,
-/// global row-major index of the element), with the words that the CPU's kernels take, so a tensor is the same however
-/// it is split and wherever it is made.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,7 @@
+// Sums on a GPU into a number in its memory, and numbers that are computed from such ones. Every sum is made of one
+// partial sum per chunk of elements, in double, which one block then adds in order: the result depends neither on the
+// device nor on which block came first. Sums over ranks are collectives. Next: kernels/cpu/reductions.hpp for the
+// meaning of each, tests/cuda/kernel_optimizer.cu.
 #pragma once
 
 #include <cmath>
@@ -12,9 +16,6 @@
 #include "plait/kernels/cuda/unroll.hpp"
 #include "plait/kernels/elements.hpp"
 
-/// Sums into a number in device memory, and what is computed from such numbers. Every sum is made of one partial sum
-/// per chunk of elements, in double, which one block then adds in order: the result depends on the sizes alone, neither
-/// on the device nor on which block came first.
 namespace plait::kernels {
 
 namespace detail {

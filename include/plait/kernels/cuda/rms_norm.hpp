@@ -1,3 +1,5 @@
+// RMS norm on a GPU; the steps and their meaning are in kernels/cpu/rms_norm.hpp. For bf16 the sums, inv_rms and
+// dweight are float. Next: kernels/cuda/norm.hpp for whole rows, tests/cuda/kernel_norms.cu.
 #pragma once
 
 #include <cstdint>
@@ -5,7 +7,6 @@
 
 #include "plait/kernels/cuda/norm.hpp"
 
-/// RMS norm; see plait/kernels/cpu/rms_norm.hpp. For bf16 the sums, inv_rms and dweight are float.
 namespace plait::kernels {
 
 namespace detail {

@@ -1,3 +1,5 @@
+// Rotary position embeddings on a GPU; the convention is in kernels/cpu/rope.hpp. For bf16 the tables are float. They
+// are made on the host and uploaded (kernels/rope_frequencies.hpp). Test: tests/cuda/kernel_elementwise.cu.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +10,6 @@
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
-/// Rotary position embeddings; see plait/kernels/cpu/rope.hpp. For bf16 the tables are float.
 namespace plait::kernels {
 
 /// cosine, sine [count, frequencies] in device memory: the rotations of the given positions, which like the frequencies

@@ -1,3 +1,5 @@
+// The walk of a block of threads over one row that may begin anywhere, in 16-byte vectors where it can. It serves
+// kernels/cuda/cross_entropy.hpp; rows whose vectors all begin alike are in kernels/cuda/rows.hpp.
 #pragma once
 
 #include <cstdint>

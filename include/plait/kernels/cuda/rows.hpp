@@ -1,11 +1,12 @@
+// Maps and sums over the rows of matrices on a GPU. The threads of a block's first dimension share a row, chunk by
+// chunk; narrow rows have one warp each and several to a block (its second dimension), and wider ones a block. Sums of
+// columns are in kernels/cuda/column_sums.hpp. Next: kernels/cuda/norm.hpp for their use.
 #pragma once
 
 #include <cstdint>
 
 #include "plait/kernels/cuda/chunk.hpp"
 
-/// Work on the rows of matrices. The threads of a block's first dimension share a row, chunk by chunk; narrow rows have
-/// one warp each and several to a block (its second dimension), and wider ones a block.
 namespace plait::kernels::detail {
 
 /// The chunks of a row that a thread can hold in registers; those beyond are read again.

@@ -1,3 +1,5 @@
+// The logistic function inside CUDA kernels. It is no kernel: kernels/cuda/activations.hpp and kernels/cuda/swiglu.hpp
+// have those that use it.
 #pragma once
 
 #include <cmath>

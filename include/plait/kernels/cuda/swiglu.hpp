@@ -1,3 +1,5 @@
+// SwiGLU on a GPU; the formula and the arrays are those of kernels/cpu/swiglu.hpp. The matrix products before and
+// after it are the layer's, nn/mlp.hpp. Test: tests/cuda/kernel_elementwise.cu.
 #pragma once
 
 #include <cstdint>
@@ -5,7 +7,6 @@
 #include "plait/kernels/cuda/rows.hpp"
 #include "plait/kernels/cuda/sigmoid.hpp"
 
-/// SwiGLU; see plait/kernels/cpu/swiglu.hpp.
 namespace plait::kernels {
 
 namespace detail {

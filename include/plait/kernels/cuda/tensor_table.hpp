@@ -1,3 +1,6 @@
+// One launch for many tensors: a table of them travels in the kernel's parameters, so that nothing is allocated or
+// copied for it, and every block takes one chunk of one tensor. Next: kernels/cuda/adamw.hpp and
+// kernels/cuda/reductions.hpp, which launch so.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +9,6 @@
 
 #include "plait/kernels/cuda/math.hpp"
 
-/// One launch for many tensors: a table of them travels in the kernel's parameters, so that nothing is allocated or
-/// copied for it, and every block takes one chunk of one tensor.
 namespace plait::kernels::detail {
 
 /// N elements of T that one instruction moves.
@@ -22,7 +23,8 @@ __device__ inline bool holds_packs(const T* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % (N * sizeof(T)) == 0;
 }
 
-/// Kernel parameters are limited to 4 KiB; some of it is left for other parameters.
+/// Kernel parameters are limited to 4 KiB where a program is to run on every driver of CUDA 12; some of it is left for
+/// other parameters.
 inline constexpr int table_bytes = 3900;
 
 /// `Entry` has a member `size`. Entry i has the chunks first_chunk[i] ... first_chunk[i + 1] - 1 of the launch.

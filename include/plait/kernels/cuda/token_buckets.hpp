@@ -1,3 +1,6 @@
+// The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order, so that
+// the gradient's sums have one order. It adds nothing itself: kernels/cuda/embedding.hpp does. Test:
+// tests/cuda/kernel_embedding.cu.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +12,6 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/faults.hpp"
 
-/// The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order.
 namespace plait::kernels::detail {
 
 /// The local row of a token, or -1 for one of another rank and for an illegal id, which is reported.

@@ -1,3 +1,5 @@
+// Context parallelism for programs with layers of their own: one policy, on plain arrays. It is no layer, and checks
+// no specs; nn/attention.hpp does. Next: nn/attention/policy.hpp, examples/ring_attention.cpp.
 #pragma once
 
 #include <cstdint>

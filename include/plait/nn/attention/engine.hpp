@@ -1,3 +1,6 @@
+// The concept of an attention engine, the accumulators that engines are made of, and the engine without communication.
+// A strategy names a policy, not an engine: nn/attention/policy.hpp. Next: examples/ring_attention.cpp for an engine
+// of a user's own.
 #pragma once
 
 #include <cmath>
@@ -148,7 +151,7 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
 
 /// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
 /// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
-/// costs accuracy. Writes o and lse in `finish`.
+/// costs accuracy. o and lse are complete after `finish`.
 template <class Precision, compute_device Device>
 class attention_sum {
   using T = activation_of<Precision>;

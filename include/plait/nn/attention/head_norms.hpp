@@ -1,3 +1,5 @@
+// The norms of queries and keys inside self-attention (`attention_options::qk_norm_epsilon`). They are no layer; norms
+// of the residual are in nn/norm.hpp. Next: nn/attention.hpp, which holds them.
 #pragma once
 
 #include <array>

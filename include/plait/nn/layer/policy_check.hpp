@@ -1,3 +1,5 @@
+// Refusals of members that are misspelt or of the wrong kind in the policy of a linear or an embedding. Specs are
+// checked by the layers: nn/linear.hpp, nn/embedding.hpp. Next: nn/strategy/check.hpp for a strategy's members.
 #pragma once
 
 #include <type_traits>

@@ -1,3 +1,5 @@
+// Descriptions of linears that share an input: names, stored layouts, bias, adapter, and the caller's memory. Nothing
+// is computed here. Next: nn/linear/core.hpp for the linears, nn/strategy/branch.hpp for a strategy's.
 #pragma once
 
 #include "plait/nn/linear/lora.hpp"

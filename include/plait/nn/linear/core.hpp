@@ -1,3 +1,5 @@
+// Linears that share an input, computed from a derivation that is a value. Specs are not checked here, but by the
+// typed layers that hold one. Next: nn/linear/rule.hpp for the derivation, nn/linear.hpp for the typed layer.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The derivation of linears: constexpr functions from the layouts of input, weights and outputs to all in between. It
+// knows no tensors. Next: layout/rules.hpp for `contract`, nn/linear/core.hpp for the computation.
 #pragma once
 
 #include <array>

@@ -1,3 +1,5 @@
+// The schedules GPipe, 1F1B and interleaved 1F1B, whose backwards are whole. Those that split backwards into I and W
+// are in schedule/generators/zero_bubble.hpp. By name: schedule/parse.hpp; a policy's members: schedule/policy.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// A greedy scheduler, which makes candidates for schedule/search/automatic.hpp; start there. Its result is neither
+// verified nor always complete: schedule/verify.hpp says.
 #pragma once
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Places the weight gradients W of a schedule anew for given costs, for schedule/search/automatic.hpp; start there.
+// Forwards and input gradients are not reordered: schedule/search/greedy.hpp orders all actions from nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,5 @@
+// The norm of gradients of any layout over the mesh of one stage, and the factor by which clipping scales them. Stages
+// of a pipeline are not added up here: train/train_step.hpp does that. Next: train/optim/adamw.hpp for `clip_by`.
 #pragma once
 
 #include <cmath>
@@ -9,9 +11,9 @@
 
 namespace plait {
 
-/// The global norm of gradients, every element counted once: a parameter's squares are summed over the axes that shard
-/// it as stored, and over no other, because there the gradient is invariant. One reduction of one number for each
-/// distinct set of axes.
+/// The norm of the gradients of one stage, every element counted once (`training_step` adds up the stages): a
+/// parameter's squares are summed over the axes that shard it as stored, and over no other, because there the gradient
+/// is invariant. One reduction of one number for each distinct set of axes.
 template <class Precision, compute_device Device = cpu>
 class gradient_norm {
   using G = gradient_of<Precision>;
@@ -22,8 +24,8 @@ class gradient_norm {
     part& p = share(ctx.ranks, g.parameter().stored());
     if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
   }
-  /// The sum of the squares, the same on every rank: one number in the device's memory, valid as long as this object.
-  /// Collective over the mesh.
+  /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
+  /// object. Collective over the mesh.
   const double* squares(const context<Device>& ctx) {
     sums_ = make_buffer<double>(ctx.device, parts_.size() + 1);
     double* const all = sums_.template data<double>();

@@ -1,3 +1,5 @@
+// The engine of the policy `ulysses`, alone or around another. The extent of its axis must divide a rank's query
+// heads; that of a ring need not. Next: nn/attention/context_parallel/ring.hpp, nn/attention/engine.hpp.
 #pragma once
 
 #include <cstdint>

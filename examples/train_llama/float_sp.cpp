@@ -1,5 +1,0 @@
-#include "llama_run.hpp"
-
-std::unique_ptr<model_run> float_sp(const setup& s, plait::cpu& device, plait::any_communicator ranks) {
-  return make_llama_run<float, plait::megatron_sp>(s, device, std::move(ranks));
-}

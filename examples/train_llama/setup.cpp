@@ -1,0 +1,221 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "options.hpp"
+#include "plait/data/text.hpp"
+#include "plait/data/token_source.hpp"
+#include "plait/io/atomic_file.hpp"
+#include "plait/mesh/parse.hpp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_stages.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/schedule/parse.hpp"
+
+namespace {
+
+constexpr std::int64_t max_threads = 1024;
+constexpr std::int64_t max_threads_of_a_gpu = 64;
+
+/// `value`, which the user may choose freely, must be a multiple of `parts`.
+void divides(const char* knob, std::int64_t value, const std::string& by, std::int64_t parts) {
+  if (value % parts == 0) return;
+  const std::int64_t below = value / parts * parts, above = below + parts;
+  const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
+                                         : fmt::format("the nearest that are: {} and {}", below, above);
+  plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", knob, value, by, parts, nearest));
+}
+
+/// `value`, a size of the model, must be a multiple of the extent of `axis`.
+void splits(const char* key, std::int64_t value, const char* axis, std::int64_t extent) {
+  if (value % extent == 0) return;
+  std::string legal;
+  for (std::int64_t d = 1; d <= std::min<std::int64_t>(value, 64); ++d)
+    if (value % d == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(d);
+  plait::fail(fmt::format("--mesh: {}={} does not divide the model's {}, which is {}; extents up to 64 that do: {}",
+                          axis, extent, key, value, legal));
+}
+
+/// A file that is written at the end must be writable at the beginning. Leaves no trace.
+void writable(const char* knob, const std::string& path) {
+  std::error_code ignored;
+  const auto kind = std::filesystem::status(path, ignored).type();
+  const bool in_place = kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
+  if (!path.empty() && !in_place) plait::atomic_file(path, knob);
+}
+
+/// Whether two paths lead to one file, which need not be there.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(a, b, ignored)) return true;
+  const auto plain = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  };
+  return plain(a) == plain(b);
+}
+
+/// Every file that is written can be, and is none that is read, nor written twice.
+void check_files(const options& opt) {
+  const std::pair<const char*, const std::string*> outputs[] = {
+      {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
+  std::vector<std::pair<const char*, std::string>> inputs;
+  for (const std::string& path : opt.data)
+    for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
+  inputs.emplace_back("--model", opt.model);
+  if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
+  for (const auto& [knob, path] : outputs)
+    for (const auto& [other, input] : inputs)
+      if (!path->empty() && same_file(*path, input))
+        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
+  for (const auto& [knob, path] : outputs) writable(knob, *path);
+  for (const auto& [knob, path] : outputs)
+    for (const auto& [other, same] : outputs)
+      if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
+        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
+}
+
+/// The schedule and who has which layers.
+void plan_stages(setup& s, std::int64_t pp) {
+  const auto ranks = static_cast<int>(pp), microbatches = static_cast<int>(s.microbatches);
+  plait::llama_part_times parts = plait::llama_part_flops(s.config, s.opt.seq);
+  if (s.opt.split == "even") parts = {.layer = {1, 2, 1, 1}, .embedding = {0, 0, 0, 0}, .head = {0, 0, 0, 0}};
+  const plait::stage_costs balance = plait::stage_costs_of(parts, s.config.layers);
+  const auto split = [&](const plait::schedule& plan) {
+    if (plan.shape.stages() > s.config.layers)
+      plait::fail(
+          fmt::format("--schedule {} has {} stages on pp={} ranks, but the model has {}; legal are a smaller "
+                      "pp, fewer chunks, and a model of at least as many layers",
+                      s.opt.schedule, plan.shape.stages(), pp,
+                      s.config.layers == 1 ? "1 layer" : fmt::format("{} layers", s.config.layers)));
+    return plait::split_layers(balance, plan.shape.stages());
+  };
+  // What an automatic schedule costs depends on who has which layers, and that on its number of chunks.
+  plait::schedule_costs costs;
+  if (s.opt.schedule.starts_with("automatic")) {
+    plait::schedule like =
+        plait::parse_schedule(s.opt.schedule.ends_with(":2") ? "zb_v" : "zb_h1", ranks, microbatches);
+    costs = plait::schedule_costs_of(parts, split(like));
+  }
+  s.schedule = plait::parse_schedule(s.opt.schedule, ranks, microbatches, costs);
+  s.stages = split(s.schedule);
+}
+
+}  // namespace
+
+setup prepare(const options& opt, std::int64_t ranks) {
+  using user_mesh =
+      plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
+  if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
+    plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
+                            opt.mesh, wanted, opt.backend,
+                            opt.backend == "nccl" ? "torchrun --nproc-per-node" : "mpirun -n", wanted));
+  const plait::mesh_shape given = plait::parse_mesh<user_mesh>(opt.mesh, ranks);
+  const std::int64_t dp = given.extent(plait::axis_of<plait::dp>), tp = given.extent(plait::axis_of<plait::tp>);
+  const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
+  const std::int64_t all = given.size();
+
+  setup s{opt,
+          plait::load_llama_config(opt.model),
+          {},
+          {},
+          {},
+          plait::chosen_policy::ring,
+          cp > 1 && !opt.attention.ends_with(":contiguous"),  // on one rank the orders are the same
+          1,
+          1,
+          {},
+          plait::lr_schedule({.peak = opt.lr,
+                              .steps = std::max<std::int64_t>(opt.steps, 1),
+                              .warmup_steps = opt.warmup < 0 ? std::min(opt.steps, (opt.steps + 9) / 10) : opt.warmup,
+                              .min_ratio = opt.min_lr_ratio,
+                              .decay = plait::lr_decay_from(opt.lr_schedule)}),
+          0};
+  const plait::llama_config& c = s.config;
+  const std::string by = "the extent of tp";
+  splits("num_attention_heads", c.heads, "tp", tp);
+  splits("intermediate_size", c.ffn, "tp", tp);
+  if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
+  if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
+  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || opt.store != "whole"))
+    plait::fail("--attention " + opt.attention +
+                " is built for --device cpu, --strategy sp and --store whole alone; legal here is " +
+                opt.attention.substr(0, opt.attention.find(':')) + ":zigzag");
+  if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
+  if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
+  if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);
+  if (opt.store == "sharded") splits("hidden_size", c.hidden, "dp", dp);
+  if (opt.backend == "threads" && !opt.dry_run) {
+    const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
+    if (all > most)
+      plait::fail(fmt::format("--mesh {}: {} ranks; one {} (--backend threads) runs at most {}", opt.mesh, all,
+                              opt.device == "cuda" ? "GPU" : "process", most));
+  }
+  const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
+  const std::int64_t local_heads = c.heads / tp, group = c.heads / c.kv_heads;
+  if (local_heads % group != 0 && group % local_heads != 0)
+    plait::fail(
+        fmt::format("--mesh: with tp={}, each rank has {} of {} heads, which are neither whole groups nor a whole part "
+                    "of one group of {} "
+                    "(num_key_value_heads is {}); choose a tp that divides num_key_value_heads or a multiple of it",
+                    tp, local_heads, c.heads, group, c.kv_heads));
+  if (opt.seq > c.max_position)
+    plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
+  s.mesh.add(plait::axis_of<plait::dp>, dp);
+  s.mesh.add(plait::axis_of<plait::pp>, pp);
+  s.mesh.add(plait::axis_of<plait::cp>, cp);
+  s.mesh.add(plait::axis_of<plait::tp>, t.tp);
+  s.mesh.add(plait::axis_of<plait::tp_rep>, t.tp_rep);
+  s.devices = opt.backend == "threads" ? 1 : all;
+  const bool meets_on_host = opt.backend == "threads" && all > 1;
+  const bool watched = !opt.trace.empty() || !opt.timeline.empty();
+  if (opt.graph == "on" && watched)
+    plait::fail("--graph on with --trace or --timeline: nobody sees what a replayed step does; legal is --graph off");
+  if (opt.graph == "on" && meets_on_host)
+    plait::fail(
+        fmt::format("--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, "
+                    "which a graph "
+                    "cannot replay; legal are --graph off, one rank, and --backend nccl",
+                    all));
+  if (opt.graph == "on" && pp > 1)
+    plait::fail(
+        fmt::format("--graph on with pp={}: the host of a stage waits for each message, which a graph cannot replay; "
+                    "legal are --graph off and pp=1",
+                    pp));
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && pp == 1 && !watched;
+  s.sequences = opt.micro_batch * dp;
+  const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
+  divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);
+  s.microbatches = global / s.sequences;
+  if (s.microbatches > plait::max_microbatches)
+    plait::fail(fmt::format("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
+                            plait::max_microbatches));
+  plan_stages(s, pp);
+  if (opt.data.empty()) {
+    if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
+    return s;
+  }
+  plait::token_source source(
+      {.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = c.vocab});
+  source.check_tokens();
+  s.entropy = plait::unigram_entropy(source);
+  s.data.emplace(source, plait::sampler_config{.seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out});
+  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
+    plait::fail(fmt::format(
+        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
+        "dp={}); keep a larger fraction, or 0",
+        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+  if (opt.dry_run) return s;
+  for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())
+    if (byte >= c.vocab)
+      plait::fail(
+          fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "
+                      "--sample 0",
+                      static_cast<int>(byte), c.vocab));
+  check_files(opt);
+  return s;
+}
