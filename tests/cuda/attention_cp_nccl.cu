@@ -1,7 +1,7 @@
 // Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
-#include "../support/nccl_devices.hpp"
 #include "attention_cp_ranks.hpp"
 #include "plait/comm/launch/nccl.hpp"
+#include "support/nccl_devices.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -10,14 +10,14 @@
 #include <thread>
 #include <vector>
 
-#include "../support/conformance.hpp"
-#include "../support/device_memory.hpp"
-#include "../support/nccl_devices.hpp"
 #include "plait/comm/agreement.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl/memory.hpp"
 #include "plait/comm/world.hpp"
+#include "support/conformance.hpp"
+#include "support/device_memory.hpp"
+#include "support/nccl_devices.hpp"
 
 using namespace plait;
 using rank_comm = nccl::communicator;

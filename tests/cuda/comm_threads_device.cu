@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "../support/conformance.hpp"
-#include "../support/device_memory.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads/cuda.hpp"
+#include "support/conformance.hpp"
+#include "support/device_memory.hpp"
 
 using namespace plait;
 using rank_comm = threads::communicator;

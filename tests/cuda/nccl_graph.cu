@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "../support/nccl_devices.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
+#include "support/nccl_devices.hpp"
 
 using namespace plait;
 using rank_comm = nccl::communicator;

@@ -1,5 +1,5 @@
 // The conformance suite over MPI: mpirun -n 4 conformance
-#include "../support/conformance.hpp"
+#include "support/conformance.hpp"
 
 #include <cstdio>
 

@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../support/pipeline_parity.hpp"
 #include "plait/comm/mpi.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/pipeline_parity.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // timeout: 300
 // Every factorisation dp x pp x cp x tp of 2, 4, 8 and 16 ranks equals one rank, in double.
-#include "../support/four_axes.hpp"
+#include "support/four_axes.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,7 +1,7 @@
 // timeout: 300
 // Every factorisation dp x pp x cp x tp of 4 and 8 ranks equals one rank, in float; with the residual stream whole on
 // the tensor-parallel ranks, and with parameters stored over dp.
-#include "../support/four_axes.hpp"
+#include "support/four_axes.hpp"
 
 using namespace plait;
 using namespace plait::test;

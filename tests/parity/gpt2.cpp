@@ -2,7 +2,7 @@
 // GPT-2, a model that is composed in examples/, equals one rank in double on meshes of dp x cp x tp.
 #include <doctest/doctest.h>
 
-#include "../support/gpt2_parity.hpp"
+#include "support/gpt2_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -3,8 +3,8 @@
 // zigzag order, equals one rank in double.
 #include <doctest/doctest.h>
 
-#include "../support/gpt2_parity.hpp"
-#include "../support/more_strategies.hpp"
+#include "support/gpt2_parity.hpp"
+#include "support/more_strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -2,8 +2,8 @@
 // GPT-2 as a pipeline, its embedding tied to the head in another stage or another chunk, equals one rank in double.
 #include <doctest/doctest.h>
 
-#include "../support/gpt2_parity.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/gpt2_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,7 +1,7 @@
 // timeout: 120
 // Context parallelism in a Llama, beside what four_axes.cpp shows: ranks without a counted token, windows, packed
 // documents, dropout and recomputation, parameters stored over dp. Every rank sees what one rank sees.
-#include "../support/llama_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -3,7 +3,7 @@
 // ranks, equals one rank in double.
 #include <doctest/doctest.h>
 
-#include "../support/more_strategies.hpp"
+#include "support/more_strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

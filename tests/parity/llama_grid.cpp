@@ -2,7 +2,7 @@
 // Llama under two-dimensional tensor parallelism, which the library has no code for, equals one rank in double.
 #include <doctest/doctest.h>
 
-#include "../support/more_strategies.hpp"
+#include "support/more_strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,6 +1,6 @@
 // timeout: 300
 // The loss is a sum over counted tokens of the global batch: label smoothing, z-loss, ignored tokens, microbatches.
-#include "../support/llama_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -7,7 +7,7 @@
 // variant: llama_sp_stored_double NUMBER=double STRATEGY=stored_over_dp<megatron_sp>
 // variant: llama_sp_stored_float NUMBER=float STRATEGY=stored_over_dp<megatron_sp>
 // variant: llama_tp_stored_double NUMBER=double STRATEGY=stored_over_dp<megatron_tp>
-#include "../support/llama_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,6 +1,6 @@
 // timeout: 300
 // Recompute and dropout: same numbers on every mesh, and what is kept is what was predicted.
-#include "../support/llama_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,6 +1,6 @@
 // timeout: 120
 // Small enough for thread sanitizer: one step on a mesh of 2 x 2 ranks against one rank, and deferred weight gradients.
-#include "../support/llama_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

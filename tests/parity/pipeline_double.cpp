@@ -1,9 +1,9 @@
 // timeout: 300
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
-#include "../support/pipeline_parity.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/pipeline_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -1,5 +1,5 @@
 // Fills a model's parameters from whole tensors, on any mesh. Only weights are loaded, not the optimizer's state.
-// Files are read by checkpoint/safetensors_reader.hpp. Both together: tests/unit/llama_golden.cpp.
+// Files are read by checkpoint/safetensors_reader.hpp. Both together: tests/unit/models/llama_golden.cpp.
 #pragma once
 
 #include <algorithm>

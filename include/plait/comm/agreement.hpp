@@ -1,6 +1,6 @@
 // A check that all ranks of a run were given equal options, before a difference costs a wrong result or a hang. It
 // does not make them equal: no value is taken over from another rank, and a difference throws on every rank. Test:
-// tests/unit/comm_agreement.cpp.
+// tests/unit/comm/agreement.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The formats of token files, and how one file is opened. The values of tokens are not checked here:
-// data/token_source.hpp checks them if they are read, and joins several files. Tests: tests/unit/data_tokens.cpp.
+// data/token_source.hpp checks them if they are read, and joins several files. Tests: tests/unit/data/tokens.cpp.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
 // A cache of released blocks over a source of memory, with the bytes in use and their peak. Every device has one;
-// other code owns memory by device/buffer.hpp and does not call it. Test: tests/unit/device_cpu.cpp.
+// other code owns memory by device/buffer.hpp and does not call it. Test: tests/unit/device/cpu.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The CPU as a device: its memory, its products by oneDNN and OpenBLAS, and streams that have always finished. Other
-// computations are kernels (kernels/kernels.hpp). Next: device/device.hpp for the concept; tests/unit/gemm_cpu.cpp.
+// computations are kernels (kernels/kernels.hpp). Next: device/device.hpp for the concept; tests/unit/device/gemm.cpp.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,32 @@
 #include "plait/device/allocator.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/device.hpp"
+#ifdef PLAIT_PLAIN_PRODUCTS
+#include "plait/device/gemm_plain.hpp"
+#else
 #include "plait/device/gemm_onednn.hpp"
 #include "plait/device/gemm_openblas.hpp"
+#endif
 
 namespace plait {
+
+namespace detail {
+#ifdef PLAIT_PLAIN_PRODUCTS
+using float_gemm = plain_gemm;
+inline void double_gemm(const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
+                        double* c) {
+  plain_product(problem, alpha, a, b, beta, c);
+}
+inline void set_double_gemm_threads(int) {}
+#else
+using float_gemm = onednn_gemm;
+inline void double_gemm(const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
+                        double* c) {
+  openblas_gemm(problem, alpha, a, b, beta, c);
+}
+inline void set_double_gemm_threads(int threads) { set_openblas_threads(threads); }
+#endif
+}  // namespace detail
 
 /// One rank's share of the processor. Everything runs at once in the calling thread, so streams and events have nothing
 /// left to do. Construct it in the rank's own thread: the number of threads of a product is a property of the thread
@@ -53,7 +75,7 @@ class cpu {
       fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
     warm_up();
-    set_openblas_threads(options_.threads);
+    detail::set_double_gemm_threads(options_.threads);
     bind_thread();
   }
   cpu(const cpu&) = delete;
@@ -64,15 +86,15 @@ class cpu {
   static void warm_up() {
     static std::once_flag once;
     std::call_once(once, [] {
-      onednn_gemm::set_threads(1);
+      detail::float_gemm::set_threads(1);
       const float in[4] = {1, 2, 3, 4};
       float out[4];
-      onednn_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
+      detail::float_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
     });
   }
 
   /// Applies `options::threads` to the calling thread: for a device that was made in another thread.
-  void bind_thread() const { onednn_gemm::set_threads(options_.threads); }
+  void bind_thread() const { detail::float_gemm::set_threads(options_.threads); }
 
   int threads() const { return options_.threads; }
   stream main_stream() const { return {}; }
@@ -116,9 +138,9 @@ class cpu {
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
     if constexpr (std::is_same_v<T, float>) {
-      onednn_.run(problem, alpha, a, b, beta, c);
+      float_gemm_.run(problem, alpha, a, b, beta, c);
     } else {
-      openblas_gemm(problem, alpha, a, b, beta, c);
+      detail::double_gemm(problem, alpha, a, b, beta, c);
     }
   }
 
@@ -132,11 +154,11 @@ class cpu {
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
-    onednn_.run(problem, alpha, a, b, beta, c);
+    float_gemm_.run(problem, alpha, a, b, beta, c);
   }
 
   /// Whether bf16 products run in hardware here.
-  static bool supports_bf16() { return onednn_gemm::supports_bf16(); }
+  static bool supports_bf16() { return detail::float_gemm::supports_bf16(); }
 
  private:
   struct heap {
@@ -151,7 +173,7 @@ class cpu {
 
   options options_;
   caching_allocator<heap> allocator_;
-  onednn_gemm onednn_;
+  detail::float_gemm float_gemm_;
 };
 
 static_assert(compute_device<cpu>);

@@ -1,6 +1,6 @@
 // Tensors in and out by way of DLPack, the C structs through which PyTorch, JAX and CuPy share memory; nothing is
 // copied or gathered. The structs are those of dlpack.h where it is on the include path, else declared here with equal
-// layout (DLPack 0.8, and what 1.x calls unversioned). Next: tensor/tensor.hpp, tests/unit/tensor_dlpack.cpp.
+// layout (DLPack 0.8, and what 1.x calls unversioned). Next: tensor/tensor.hpp, tests/unit/interop/dlpack.cpp.
 #pragma once
 
 #include <array>

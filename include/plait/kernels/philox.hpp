@@ -1,6 +1,6 @@
 // Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 // 1, 2, 3" (SC 2011). A number depends on (seed, stream, index) alone, so any rank can make any element's number.
-// Tensors are filled by kernels/cpu/random.hpp and kernels/cuda/random.hpp. Test: tests/unit/kernel_random.cpp.
+// Tensors are filled by kernels/cpu/random.hpp and kernels/cuda/random.hpp. Test: tests/unit/kernels/random.cpp.
 #pragma once
 
 #include <array>

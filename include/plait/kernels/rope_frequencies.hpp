@@ -1,6 +1,6 @@
 // The frequencies of rotary position embeddings, and the cosines and sines of positions, made on the host for every
 // device. Queries and keys are rotated by kernels/cpu/rope.hpp and kernels/cuda/rope.hpp. Test:
-// tests/unit/kernel_rope_embedding.cpp.
+// tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Reads the text of a `--mesh` option into a `mesh_shape`. Only extents are read: how tensors use an axis is said by
-// specs (layout/spec.hpp). The messages of all mistakes are in tests/unit/mesh_parse.cpp.
+// specs (layout/spec.hpp). The messages of all mistakes are in tests/unit/mesh/parse.cpp.
 #pragma once
 
 #include <charconv>

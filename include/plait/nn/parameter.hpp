@@ -1,5 +1,5 @@
 // A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls. It
-// holds no optimizer state: train/optim/adamw.hpp. Next: nn/parameter/use.hpp, tests/unit/parameter_life.cpp.
+// holds no optimizer state: train/optim/adamw.hpp. Next: nn/parameter/use.hpp, tests/unit/nn/parameter_life.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Writes events of ranks as a trace for chrome://tracing and ui.perfetto.dev. It measures nothing: events come from
-// observe/step_trace.hpp or a simulated timeline (schedule/timeline.hpp). Tested in tests/unit/schedule_pictures.cpp.
+// observe/step_trace.hpp or a simulated timeline (schedule/timeline.hpp). Tested in tests/unit/schedule/pictures.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Schedules as CSV, from and to PyTorch's torch.distributed.pipelining. Reading does not verify: schedule/verify.hpp
-// does, and schedule/parse.hpp opens a file and does both. Tested in tests/unit/schedule_text.cpp.
+// does, and schedule/parse.hpp opens a file and does both. Tested in tests/unit/schedule/text.cpp.
 #pragma once
 
 #include <algorithm>

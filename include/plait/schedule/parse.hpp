@@ -1,5 +1,5 @@
 // Makes the schedule that a `--schedule` option names, or reads it from a CSV file, and verifies it. A user's own
-// policy has no name here: schedule/policy.hpp makes its schedule. Tested in tests/unit/schedule_text.cpp.
+// policy has no name here: schedule/policy.hpp makes its schedule. Tested in tests/unit/schedule/text.cpp.
 #pragma once
 
 #include <charconv>

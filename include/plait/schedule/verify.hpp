@@ -1,5 +1,5 @@
 // Whether a schedule is complete, ordered, within its memory and free of deadlock; also its peak of activations. For
-// a policy in a `static_assert` see schedule/verified.hpp. Refusals: tests/unit/schedule_verify.cpp.
+// a policy in a `static_assert` see schedule/verified.hpp. Refusals: tests/unit/schedule/verify.cpp.
 #pragma once
 
 #include <algorithm>

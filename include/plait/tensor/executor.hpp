@@ -1,6 +1,6 @@
 // Plans of redistributions made ready for one rank, and run on local arrays. It knows no types;
 // tensor/redistribute.hpp does. Pipeline schedules have another executor: pipeline/executor.hpp. Next: layout/plan.hpp
-// for plans, tests/unit/redistribute_executor.cpp.
+// for plans, tests/unit/tensor/executor.cpp.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "../../support/nccl_stand_in/stand_in/types.hpp"
+#include "../../stand_in/nccl/stand_in/types.hpp"
 
 extern "C" {
 const char* ncclGetErrorString(ncclResult_t result);

@@ -1,6 +1,6 @@
 // The rank, size and meeting place of a process, from the environment variables of torchrun or Slurm. It reads
 // variables and opens no connection, and needs no NCCL, although its names are in plait::nccl. Next:
-// comm/launch/rendezvous.hpp, tests/unit/nccl_bootstrap.cpp.
+// comm/launch/rendezvous.hpp, tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
 #include <charconv>

@@ -1,6 +1,6 @@
 // Activation functions and their gradients on the CPU. `backward` takes the input x of the forward pass and dy and
 // writes dx, which may be the array of x or of dy. The layers are in nn/activation.hpp, the gated one is
-// kernels/cpu/swiglu.hpp. Test: tests/unit/kernel_elementwise.cpp.
+// kernels/cpu/swiglu.hpp. Test: tests/unit/kernels/elementwise.cpp.
 #pragma once
 
 #include <cmath>

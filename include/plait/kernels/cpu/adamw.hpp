@@ -1,5 +1,5 @@
 // A step of AdamW over many tensors on the CPU. It keeps no state between steps: the optimizer is
-// train/optim/adamw.hpp. Next: kernels/adamw_settings.hpp for the arguments, tests/unit/kernel_elementwise.cpp.
+// train/optim/adamw.hpp. Next: kernels/adamw_settings.hpp for the arguments, tests/unit/kernels/elementwise.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Arithmetic element by element on the CPU, casts, and biases of rows. Every array has n elements, where it is not
 // said to have rows; outputs may be the same array as an input. Sums are in kernels/cpu/reductions.hpp. Test:
-// tests/unit/kernel_elementwise.cpp.
+// tests/unit/kernels/elementwise.cpp.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,6 @@
 // Sums on the CPU into a number in the device's memory, and numbers that are computed from such ones: nothing here
 // returns a value to the host, so that no device has to wait. Sums over ranks are collectives. Next:
-// train/optim/gradient_norm.hpp for their use, tests/unit/kernel_elementwise.cpp.
+// train/optim/gradient_norm.hpp for their use, tests/unit/kernels/elementwise.cpp.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // Rotary position embeddings on the CPU, in the rotate_half convention of Hugging Face: element i of a head is rotated
 // with element i + head_dim / 2, not with its neighbour, by the angle position * frequency[i]. Frequencies are in
-// kernels/rope_frequencies.hpp. Test: tests/unit/kernel_rope_embedding.cpp.
+// kernels/rope_frequencies.hpp. Test: tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 
 #include <cstdint>

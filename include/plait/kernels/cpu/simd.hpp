@@ -1,5 +1,5 @@
 // Vector registers for the kernels of the CPU: packs of numbers, an exponential, and loops over arrays that map, sum
-// and find maxima. Their width is that of the target which the file is compiled for. Test: tests/unit/kernel_simd.cpp.
+// and find maxima. Their width is that of the target which the file is compiled for. Test: tests/unit/kernels/simd.cpp.
 #pragma once
 
 #include <cmath>

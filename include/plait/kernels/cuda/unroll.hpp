@@ -1,5 +1,5 @@
 // Macros that unroll loops of CUDA kernels. For other compilers they are empty, as for those of the tests' stand-in
-// (tests/support/cuda_stand_in).
+// (tests/stand_in/cuda).
 #pragma once
 
 /// Unrolls the loop that follows; what lives in registers must be indexed by constants.

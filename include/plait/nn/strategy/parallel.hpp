@@ -1,5 +1,5 @@
 // A strategy for blocks in which attention and MLP stand side by side, with one gather and one reduction. It adds no
-// axis. Next: nn/combinators/sum.hpp for the sum of the branches, tests/unit/nn_parallel_block.cpp.
+// axis. Next: nn/combinators/sum.hpp for the sum of the branches, tests/unit/nn/parallel_block.cpp.
 #pragma once
 
 #include "plait/layout/errors.hpp"

@@ -1,5 +1,5 @@
 // The schedules V-Half and V-Min, which trade idle time for memory. Their order is for even costs: for uneven ones see
-// schedule/search/automatic.hpp. The stated numbers are checked in tests/unit/schedule_numbers.cpp.
+// schedule/search/automatic.hpp. The stated numbers are checked in tests/unit/schedule/numbers.cpp.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
 // The schedule DualPipeV. It is not DualPipe, which feeds a pipeline from both ends and holds each stage on two ranks.
-// Other schedules in a vee: schedule/generators/zero_bubble.hpp. Numbers: tests/unit/schedule_numbers.cpp.
+// Other schedules in a vee: schedule/generators/zero_bubble.hpp. Numbers: tests/unit/schedule/numbers.cpp.
 #pragma once
 
 #include <string_view>

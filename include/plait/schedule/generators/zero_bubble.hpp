@@ -1,5 +1,5 @@
 // The hand-made zero-bubble schedules ZB-H1, ZB-H2 and ZB-V. They are orders for even costs: for uneven ones see
-// schedule/search/automatic.hpp. Idle shares and rates are checked in tests/unit/schedule_numbers.cpp.
+// schedule/search/automatic.hpp. Idle shares and rates are checked in tests/unit/schedule/numbers.cpp.
 #pragma once
 
 #include <algorithm>

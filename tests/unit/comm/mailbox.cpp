@@ -1,0 +1,78 @@
+// timeout: 300
+// What a communicator of one's own takes: support/mailbox.hpp has six members, passes the conformance suite, and trains
+// a Llama as one rank does.
+#include "support/mailbox.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <string>
+
+#include "support/conformance.hpp"
+#include "support/more_strategies.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+mailbox all_ranks(const std::shared_ptr<post_office>& office, int rank, int ranks) {
+  return mailbox(office, "world", "world", rank, ranks);
+}
+
+/// How the kits start ranks that talk by mail.
+struct by_mail {
+  template <class F>
+  void operator()(int ranks, F&& body) const {
+    run_with_office(ranks, [&](const std::shared_ptr<post_office>& office, int rank) {
+      mailbox comm = all_ranks(office, rank, ranks);
+      cpu device;
+      body(comm, device);
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a communicator of six members conforms") {
+  for (const int ranks : {1, 2, 3, 4})
+    CHECK_NOTHROW(run_with_office(ranks, [&](const std::shared_ptr<post_office>& office, int rank) {
+      mailbox comm = all_ranks(office, rank, ranks);
+      testing::short_conformance(comm);
+      check_nans(comm);
+      any_communicator any(comm);
+      testing::short_conformance(any, 2);
+    }));
+}
+
+TEST_CASE("it trains a Llama as one rank does") {
+  CHECK(check_llama<grid_sp>({{1, 2, 1}, {2, 1, 2}}, tiny_llama(), {}, by_mail{}).text() == "");
+}
+
+TEST_CASE("abort ends who waits") {
+  CHECK_THROWS_WITH_AS(run_with_office(2,
+                                       [](const std::shared_ptr<post_office>& office, int rank) {
+                                         mailbox comm = all_ranks(office, rank, 2);
+                                         if (rank == 1) return comm.abort("enough");
+                                         comm.barrier();
+                                       }),
+                       "the post office is closed: enough", error);
+}
+
+TEST_CASE("it has fewer than 80 lines") {
+  std::string file = __FILE__, line;
+  file.replace(file.rfind("unit/"), std::string::npos, "support/mailbox.hpp");
+  std::ifstream in(file);
+  REQUIRE(in.is_open());
+  int lines = 0;
+  bool inside = false;
+  while (std::getline(in, line)) {
+    inside = inside || line.find("class mailbox") == 0;
+    const auto first = line.find_first_not_of(' ');
+    lines += inside && first != line.npos && line.compare(first, 2, "//") != 0;
+    inside = inside && line != "};";
+  }
+  MESSAGE("lines of class mailbox: " << lines);
+  CHECK(lines > 20);
+  CHECK(lines < 80);
+}

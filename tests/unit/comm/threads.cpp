@@ -1,0 +1,57 @@
+#include "plait/comm/threads.hpp"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "support/conformance.hpp"
+
+using namespace plait;
+
+TEST_CASE("threads: conformance on any number of ranks") {
+#ifdef __SANITIZE_THREAD__
+  const std::vector<int> sizes{1, 2, 3, 5};  // more of the same take it minutes
+#else
+  const std::vector<int> sizes{1, 2, 3, 4, 7, 8, 16};
+#endif
+  for (const int ranks : sizes) {
+    CAPTURE(ranks);
+    CHECK_NOTHROW(threads::run(ranks, [](threads::communicator& comm) { test::conformance(comm); }));
+  }
+}
+
+TEST_CASE("threads: conformance through any_communicator, counted or not") {
+  CHECK_NOTHROW(threads::run(4, [](const threads::communicator& comm) {
+    any_communicator any(comm);
+    test::conformance(any, 11);
+    auto book = std::make_shared<ledger>();
+    any_communicator counted = any.counted(book, std::make_shared<recorder>(100));
+    test::conformance(counted, 12);
+    any_communicator twice(counted.counted(std::make_shared<ledger>()));
+    test::check_types(twice);
+  }));
+}
+
+TEST_CASE("threads: random stress") {
+  for (unsigned seed = 1; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    const int ranks = static_cast<int>(2 + seed * 7 % 9);
+    CHECK_NOTHROW(threads::run(ranks, [&](threads::communicator& comm) { test::check_random(comm, seed * 100, 300); }));
+  }
+}
+
+TEST_CASE("threads: many small operations reuse their memory and keep their order") {
+  CHECK_NOTHROW(threads::run(8, [](threads::communicator& comm) {
+    auto pair = comm.split(comm.rank() / 2, comm.rank());
+    for (int i = 0; i < 3000; ++i) {
+      int x = i + comm.rank();
+      comm.all_reduce(&x, &x, 1, dtype::i32, reduce_op::max);
+      test::expect(x == i + 7, "max");
+      int y = x;
+      pair.all_reduce(&y, &y, 1, dtype::i32, reduce_op::sum);
+      test::expect(y == 2 * x, "sum");
+    }
+  }));
+}

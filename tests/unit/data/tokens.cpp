@@ -1,0 +1,193 @@
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "plait/data/token_source.hpp"
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using plait::token_format;
+using plait::token_source;
+
+template <class T>
+void append(std::string& out, T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  out.append(bytes, sizeof(T));
+}
+
+template <class T>
+std::string raw(const std::vector<T>& values) {
+  std::string out;
+  for (T v : values) append(out, v);
+  return out;
+}
+
+/// A Megatron index over sequences of these lengths, each sequence its own document.
+std::string index_of(const std::vector<std::int32_t>& lengths, std::uint8_t code, std::int64_t item) {
+  std::string out("MMIDIDX\0\0", 9);
+  append<std::uint64_t>(out, 1);
+  append<std::uint8_t>(out, code);
+  append<std::uint64_t>(out, lengths.size());
+  append<std::uint64_t>(out, lengths.size() + 1);
+  out += raw(lengths);
+  std::int64_t offset = 0;
+  for (std::int32_t n : lengths) {
+    append<std::int64_t>(out, offset);
+    offset += n * item;
+  }
+  for (std::size_t d = 0; d <= lengths.size(); ++d) append<std::int64_t>(out, static_cast<std::int64_t>(d));
+  return out;
+}
+
+std::vector<std::int64_t> all(const token_source& source) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(source.size()));
+  source.read(0, source.size(), out.data());
+  return out;
+}
+
+token_source open(std::vector<std::string> paths, token_format format = token_format::automatic,
+                  std::int64_t vocab = 256) {
+  return token_source({.paths = std::move(paths), .format = format, .vocab = vocab});
+}
+
+using tokens = std::vector<std::int64_t>;
+
+}  // namespace
+
+TEST_CASE("bytes: several files are one stream, readable across their border") {
+  temp_folder dir;
+  const auto source = open({dir.write("a.txt", "abc"), dir.write("b", "\xff"), dir.write("c.md", "de")});
+  CHECK(source.format() == token_format::bytes);
+  CHECK(source.size() == 6);
+  CHECK(all(source) == tokens{'a', 'b', 'c', 255, 'd', 'e'});
+  tokens part(3);
+  source.read(2, 3, part.data());
+  CHECK(part == tokens{'c', 255, 'd'});
+  source.read(6, 0, part.data());
+  const token_source copy = source;
+  CHECK(all(copy) == all(source));
+  CHECK_ERROR(source.read(5, 2, part.data()), "--data", "[5, 5 + 2)", "has 6");
+  CHECK_ERROR(source.read(-1, 2, part.data()), "--data");
+  CHECK_ERROR(source.read(0, INT64_MAX, part.data()), "--data");
+}
+
+TEST_CASE("nanogpt: flat uint16") {
+  temp_folder dir;
+  const auto path = dir.write("train.bin", raw<std::uint16_t>({0, 1, 50256, 65535}));
+  const auto source = open({path}, token_format::automatic, 65536);
+  CHECK(source.format() == token_format::nanogpt);
+  CHECK(all(source) == tokens{0, 1, 50256, 65535});
+  CHECK(all(open({path}, token_format::bytes)).size() == 8);
+
+  const auto small = open({path}, token_format::nanogpt, 50257);
+  CHECK_ERROR(small.check_tokens(), "--data", "train.bin", "token 65535", "position 3", "--model", "50257");
+  CHECK_ERROR(open({dir.write("odd.bin", "abc")}), "--data", "odd.bin", "3 bytes");
+  CHECK_ERROR(open({dir.write("c.bin", raw<std::int32_t>({20240520, 1, 2}))}), "llm.c");
+}
+
+TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix") {
+  temp_folder dir;
+  const auto check = [&](auto zero, std::uint8_t code) {
+    using T = decltype(zero);
+    dir.write("set.bin", raw<T>({1, 2, 3, 4, 100}));
+    dir.write("set.idx", index_of({2, 0, 3}, code, sizeof(T)));
+    for (const char* name : {"set", "set.bin", "set.idx"}) {
+      const auto source = open({dir / name});
+      CHECK(source.format() == token_format::megatron);
+      CHECK(all(source) == tokens{1, 2, 3, 4, 100});
+    }
+  };
+  check(std::uint8_t{}, 1);
+  check(std::int8_t{}, 2);
+  check(std::int16_t{}, 3);
+  check(std::int32_t{}, 4);
+  check(std::int64_t{}, 5);
+  check(std::uint16_t{}, 8);
+  CHECK(open({dir / "set.bin"}, token_format::nanogpt).size() == 5);  // the knob overrules the .idx
+
+  dir.write("modes.bin", "abc");
+  dir.write("modes.idx", index_of({1, 2}, 1, 1) + std::string(2, '\0'));
+  CHECK(open({dir / "modes"}).size() == 3);
+  dir.write("neg.bin", raw<std::int32_t>({5, -3}));
+  dir.write("neg.idx", index_of({2}, 4, 4));
+  CHECK_ERROR(open({dir / "neg"}).check_tokens(), "token -3", "position 1");
+}
+
+TEST_CASE("megatron: what is malformed is named") {
+  temp_folder dir;
+  const std::string good = index_of({2, 3}, 8, 2);
+  dir.write("x.bin", raw<std::uint16_t>({1, 2, 3, 4, 5}));
+  const auto broken = [&](std::size_t at, std::string_view bytes) {
+    std::string index = good;
+    index.replace(at, bytes.size(), bytes);
+    dir.write("x.idx", index);
+  };
+  const std::string path = dir / "x";
+  const auto word = [](std::uint64_t v) { return raw<std::uint64_t>({v}); };
+
+  dir.write("x.idx", good);
+  CHECK(open({path}).size() == 5);
+  broken(0, "NOT");
+  CHECK_ERROR(open({path}), "--data", "x.idx", "MMIDIDX");
+  broken(9, word(2));
+  CHECK_ERROR(open({path}), "version 2");
+  broken(17, "\x07");
+  CHECK_ERROR(open({path}), "floating-point", "code 7");
+  broken(17, "\x09");
+  CHECK_ERROR(open({path}), "dtype code 9");
+  broken(18, word(~0ull));
+  CHECK_ERROR(open({path}), "truncated", "sequence lengths");
+  broken(26, word(1ull << 61));
+  CHECK_ERROR(open({path}), "truncated", "document starts");
+  broken(26, word(2));
+  CHECK_ERROR(open({path}), "8 bytes after");
+  broken(34, raw<std::int32_t>({-2}));
+  CHECK_ERROR(open({path}), "sequence 0", "length -2");
+  broken(50, word(6));
+  CHECK_ERROR(open({path}), "sequence 1", "byte 6", "ends at 4");
+  broken(58, word(3));
+  CHECK_ERROR(open({path}), "document 0", "sequence 3");
+  for (std::size_t n = 0; n < good.size(); ++n) {
+    dir.write("x.idx", good.substr(0, n));
+    CHECK_THROWS_AS(open({path}), plait::error);
+  }
+
+  dir.write("x.idx", good);
+  dir.write("x.bin", raw<std::uint16_t>({1, 2, 3, 4}));
+  CHECK_ERROR(open({path}), "x.bin", "truncated", "byte 10", "has 8");
+  dir.write("x.bin", raw<std::uint16_t>({1, 2, 3, 4, 5, 6}));
+  CHECK_ERROR(open({path}), "x.bin", "12 bytes", "describes 10");
+  CHECK_ERROR(open({dir / "absent.idx"}), "--data", "absent.idx", "No such file");
+}
+
+TEST_CASE("what is no data is refused by name") {
+  temp_folder dir;
+  CHECK_ERROR(open({}), "--data", "no file");
+  CHECK_ERROR(open({dir / "absent.txt"}), "--data", "absent.txt", "No such file");
+  CHECK_ERROR(open({dir.write("empty.txt", "")}), "--data", "empty.txt", "is empty");
+  CHECK_ERROR(open({dir.write("empty.bin", "")}), "--data", "empty.bin", "is empty");
+  CHECK_ERROR(open({dir / ""}), "--data", "folder");
+  CHECK_ERROR(open({"/dev/zero"}), "--data", "no regular file");
+  CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
+  CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "--model", "vocabulary");
+  CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 98).check_tokens(), "token 98", "98 tokens");
+  CHECK_ERROR(token_source({.paths = {"nowhere"}, .knob = "data.train"}), "data.train: ");
+
+  CHECK(plait::token_format_from("nanogpt") == token_format::nanogpt);
+  CHECK(plait::token_format_from("auto") == token_format::automatic);
+  CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, megatron, nanogpt");
+}
+
+TEST_CASE("a pipe is refused at once, whether or not anybody writes into it") {
+  temp_folder dir;
+  const std::string path = dir / "pipe";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(plait::mapped_file(path, "--data"),
+                    ("--data: '" + path + "' is no regular file; pipes and devices cannot be mapped").c_str());
+}

@@ -1,0 +1,127 @@
+#include "plait/device/cpu.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using plait::buffer;
+using plait::cpu;
+
+TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks") {
+  cpu device;
+  CHECK(device.bytes_in_use() == 0);
+  void* const first = device.allocate(1000);
+  CHECK(reinterpret_cast<std::uintptr_t>(first) % 64 == 0);
+  CHECK(device.bytes_in_use() == 1000);
+  void* const second = device.allocate(100000);
+  CHECK(device.bytes_in_use() == 101000);
+  device.release(second);
+  CHECK(device.bytes_in_use() == 1000);
+  CHECK(device.peak_bytes() == 101000);
+  CHECK(device.cached_bytes() >= 100000);
+
+  SUBCASE("an equal request gets the same block") {
+    CHECK(device.allocate(100000) == second);
+    CHECK(device.cached_bytes() == 0);
+    device.release(second);
+  }
+  SUBCASE("a much smaller request does not take a large block") {
+    void* const small = device.allocate(500);
+    CHECK(small != second);
+    device.release(small);
+  }
+  SUBCASE("the cache can be given back") {
+    device.release_cache();
+    CHECK(device.cached_bytes() == 0);
+    CHECK(device.bytes_in_use() == 1000);
+  }
+  SUBCASE("a pointer released twice is an error") {
+    CHECK_THROWS_WITH_AS(device.release(second),
+                         "release: this pointer is not in use in this allocator (released twice?)", plait::error);
+  }
+  device.reset_peak();
+  CHECK(device.peak_bytes() == 1000);
+  device.release(first);
+}
+
+TEST_CASE("blocks are at most an eighth too large, and cached blocks stay on their stream") {
+  struct heap {
+    void* allocate(std::size_t bytes, std::uintptr_t) const { return ::operator new(bytes); }
+    void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer); }
+  };
+  using allocator = plait::caching_allocator<heap>;
+  for (std::size_t bytes = 1; bytes < 3000000; bytes += 1 + bytes / 7) {
+    CHECK(allocator::rounded(bytes) >= bytes);
+    if (bytes > 512) CHECK(allocator::rounded(bytes) <= bytes + bytes / 7);
+    CHECK(allocator::rounded(allocator::rounded(bytes)) == allocator::rounded(bytes));
+  }
+  allocator memory;
+  void* const a = memory.allocate(4096, 1);
+  memory.release(a, 1);
+  void* const b = memory.allocate(4096, 2);
+  CHECK(a != b);
+  CHECK(memory.allocate(4096, 1) == a);
+  memory.release(a, 1);
+  memory.release(b, 2);
+  CHECK(memory.cached_bytes() == 8192);
+}
+
+TEST_CASE("a buffer owns its memory and moves") {
+  cpu device;
+  {
+    buffer<cpu> a(device, 256);
+    CHECK(device.bytes_in_use() == 256);
+    std::memset(a.data(), 1, a.bytes());
+    buffer<cpu> b = std::move(a);
+    CHECK(a.data() == nullptr);  // NOLINT(bugprone-use-after-move): a moved-from buffer is empty
+    CHECK(b.data<unsigned char>()[255] == 1);
+    b = plait::make_buffer<double>(device, 4);
+    CHECK(b.bytes() == 32);
+    CHECK(device.bytes_in_use() == 32);
+    b.reset();
+    CHECK(b.empty());
+    CHECK(buffer<cpu>(device, 0).data() == nullptr);
+  }
+  CHECK(device.bytes_in_use() == 0);
+}
+
+TEST_CASE("copy, zero, streams and events work at once") {
+  cpu device;
+  std::vector<int> from{1, 2, 3}, to(3);
+  auto stream = device.main_stream();
+  cpu::event event;
+  device.copy(to.data(), from.data(), 12, stream);
+  event.record(stream);
+  device.side_stream().wait(event);
+  CHECK(event.done());
+  CHECK(to == from);
+  device.zero(to.data(), 12);
+  CHECK(to == std::vector<int>{0, 0, 0});
+}
+
+TEST_CASE("a thread count below one is refused by name") {
+  CHECK_THROWS_WITH_AS(cpu(cpu::options{0}), "cpu: options::threads = 0, must be at least 1", plait::error);
+}
+
+TEST_CASE("every rank's thread has its own device and they run side by side") {
+  cpu::warm_up();
+  std::vector<std::thread> ranks;
+  std::vector<float> sums(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([rank, &sums] {
+      cpu device;
+      const std::vector<float> a(32 * 32, static_cast<float>(rank)), b(32 * 32, 0.5f);
+      std::vector<float> c(32 * 32);
+      for (int i = 0; i < 50; ++i) {
+        device.gemm(false, true, 32, 32, 32, 1.0f, a.data(), 32, b.data(), 32, 0.0f, c.data(), 32);
+      }
+      sums[static_cast<std::size_t>(rank)] = c[5];
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  for (int rank = 0; rank < 4; ++rank) CHECK(sums[static_cast<std::size_t>(rank)] == 16.0f * static_cast<float>(rank));
+}

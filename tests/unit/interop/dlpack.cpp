@@ -1,0 +1,85 @@
+#include "plait/interop/dlpack.hpp"
+
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+
+using namespace plait;
+
+namespace {
+
+using mesh_type = mesh<axis<tp, 2>>;
+using sharded = spec<batch, shard<hidden, tp>>;
+
+template <class F>
+void on_rank(F f) {
+  threads::run(2, [&](threads::communicator c) {
+    cpu device;
+    world w(mesh_type{}.shape(), c);
+    dim_sizes sizes;
+    sizes.set(dim_of<batch>, 3), sizes.set(dim_of<hidden>, 8);
+    context<cpu> ctx{device, w, sizes, 1};
+    if (w.rank() == 1) f(ctx);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a tensor goes out with its memory and comes back as a view of it") {
+  on_rank([](context<cpu>& ctx) {
+    tensor<float, sharded> x(ctx);
+    for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i);
+    const float* const memory = x.data();
+    dlpack::managed_tensor* const out = dlpack::export_tensor(ctx.device, std::move(x));
+    CHECK_FALSE(x);
+    CHECK(out->dl_tensor.data == memory);
+    CHECK(out->dl_tensor.ndim == 2);
+    CHECK(out->dl_tensor.shape[0] == 3);
+    CHECK(out->dl_tensor.shape[1] == 4);
+    CHECK(out->dl_tensor.strides == nullptr);
+    CHECK(out->dl_tensor.dtype.code == 2);
+    CHECK(out->dl_tensor.dtype.bits == 32);
+    {
+      const auto back = dlpack::import_tensor<float, sharded>(ctx, out->dl_tensor, "x");
+      CHECK(back.data() == memory);
+      CHECK_FALSE(back.owning());
+      CHECK(back.data()[11] == 11.0f);
+    }
+    const std::size_t held = ctx.device.bytes_in_use();
+    out->deleter(out);
+    CHECK(held - ctx.device.bytes_in_use() == 12 * sizeof(float));
+  });
+}
+
+TEST_CASE("an offset in bytes and strides of dims of one element are heeded") {
+  on_rank([](context<cpu>& ctx) {
+    std::vector<double> memory(16);
+    std::int64_t shape[] = {3, 4}, strides[] = {4, 1};
+    dlpack::tensor_view from{};
+    from.data = memory.data();
+    from.byte_offset = 2 * sizeof(double);
+    from.device.device_type = static_cast<decltype(from.device.device_type)>(1);
+    from.ndim = 2;
+    from.dtype = {2, 64, 1};
+    from.shape = shape;
+    from.strides = strides;
+    CHECK(dlpack::import_tensor<double, sharded>(ctx, from, "x").data() == memory.data() + 2);
+    const auto refused = [&](const char* text) {
+      CHECK_THROWS_WITH_AS((dlpack::import_tensor<double, sharded>(ctx, from, "x")), doctest::Contains(text),
+                           plait::error);
+    };
+    strides[0] = 5;
+    refused("x: the DLPack tensor has shape [3, 4], and this rank's part of");
+    strides[0] = 4, shape[1] = 8;
+    refused("has shape [3, 8]");
+    refused("is [3, 4], row-major without gaps");
+    shape[1] = 4, from.ndim = 1;
+    refused("has shape [3]");
+    from.ndim = 2, from.dtype.bits = 32;
+    refused("elements of code 2, 32 bits, 1 lanes; needed is double");
+    from.dtype.bits = 64, from.device.device_type = static_cast<decltype(from.device.device_type)>(2);
+    refused("x: the DLPack tensor lies on device 2:0; the context's is 1:0");
+  });
+}

@@ -1,0 +1,62 @@
+#include "plait/mesh/parse.hpp"
+
+#include <doctest/doctest.h>
+
+using namespace plait;
+
+namespace {
+
+struct experts : axis_tag<"experts"> {};
+using trainer_mesh = mesh<axis<dp>, axis<cp, 2>, axis<tp>>;
+
+void refuses(std::string_view text, std::int64_t ranks, const char* message) {
+  CAPTURE(text);
+  try {
+    parse_mesh<trainer_mesh>(text, ranks);
+    FAIL_CHECK("accepted");
+  } catch (const error& e) {
+    CHECK(std::string(e.what()) == message);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the axes come in the mesh's own order, with what the text leaves out") {
+  const mesh_shape shape = parse_mesh<trainer_mesh>("tp=4,dp=2", 16);
+  CHECK(shape.axes == trainer_mesh::axes);
+  CHECK(shape.extent(axis_of<dp>) == 2);
+  CHECK(shape.extent(axis_of<cp>) == 2);
+  CHECK(shape.extent(axis_of<tp>) == 4);
+  CHECK(parse_mesh<trainer_mesh>("").size() == 2);
+  CHECK(parse_mesh<trainer_mesh>(" tp = 3 , cp=2 ", 6).extent(axis_of<tp>) == 3);
+  CHECK(trainer_mesh::from(shape).shape() == shape);
+}
+
+TEST_CASE("a user's own axis and an axis-free mesh") {
+  CHECK(parse_mesh<mesh<axis<experts>>>("experts=8", 8).extent(axis_of<experts>) == 8);
+  CHECK(parse_mesh<mesh<>>("", 1).size() == 1);
+  CHECK_THROWS_AS(parse_mesh<mesh<>>("dp=1", 1), error);
+}
+
+TEST_CASE("a negative number of ranks is not compared") { CHECK(parse_mesh<trainer_mesh>("tp=5", -1).size() == 10); }
+
+TEST_CASE("every mistake names the option, the value and what is legal") {
+  refuses("tp=4,xx=2", -1, "--mesh tp=4,xx=2: unknown axis \"xx\"; the axes of this mesh are dp, cp=2 (fixed), tp");
+  refuses("tp=4,tp=2", -1, "--mesh tp=4,tp=2: axis \"tp\" is given twice");
+  for (const char* item : {"tp=0", "tp=-1", "tp=", "tp", "tp=2x", "tp=2.5", "tp=0x4"})
+    refuses(item, -1,
+            (std::string("--mesh ") + item + ": \"" + item +
+             "\" is not AXIS=EXTENT with a positive whole number, as in tp=4")
+                .c_str());
+  refuses("cp=4", -1, "--mesh cp=4: axis \"cp\" has the fixed extent 2, not 4");
+  refuses("tp=4,dp=2", 8, "--mesh tp=4,dp=2: the extents dp=2 * cp=2 * tp=4 multiply to 16 ranks, and there are 8");
+  refuses("tp=99999999999999999999", -1,
+          "--mesh tp=99999999999999999999: \"tp=99999999999999999999\" has an extent beyond the number of ranks of any "
+          "machine");
+  refuses("tp=4000000,dp=4000000", -1,
+          "--mesh tp=4000000,dp=4000000: the extents multiply to more than 2147483648 ranks");
+  for (const char* text : {",", "tp=2,", "tp=2,,dp=2", ",tp=2"})
+    refuses(text, -1,
+            (std::string("--mesh ") + text + ": a comma without an axis beside it; legal is a list like dp=2,tp=4")
+                .c_str());
+}

@@ -1,0 +1,338 @@
+#include "plait/models/llama_config_json.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "plait/checkpoint/safetensors_reader.hpp"
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using plait::llama_config;
+using plait::parse_llama_config;
+
+// The keys of the model families as they are published, values included.
+const std::string llama_2 = R"({
+  "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
+  "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+  "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32,
+  "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+  "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16", "use_cache": true,
+  "vocab_size": 32000})";
+const std::string llama_3_2 = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "head_dim": 64,
+  "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+  "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32,
+  "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+  "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 128256})";
+const std::string smollm = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "hidden_act": "silu",
+  "hidden_size": 576, "initializer_range": 0.02, "intermediate_size": 1536, "max_position_embeddings": 2048,
+  "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30,
+  "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
+  "rope_theta": 10000.0, "tie_word_embeddings": true, "vocab_size": 49152})";
+
+const std::string mistral = R"({
+  "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+  "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32000})";
+const std::string qwen2 = R"({
+  "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+  "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+  "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+  "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+  "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+  "use_mrope": false, "use_sliding_window": false, "vocab_size": 151936})";
+const std::string qwen3 = R"({
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+  "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+  "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})";
+
+const std::string minimal = R"({"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
+  "num_attention_heads": 4, "intermediate_size": 48})";
+
+/// `minimal` with `member` added, or put in the place of the key it names.
+std::string with(const std::string& member) {
+  auto json = nlohmann::json::parse(minimal);
+  json.update(nlohmann::json::parse("{" + member + "}"));
+  return json.dump();
+}
+llama_config parse(const std::string& text) { return parse_llama_config(text, "config.json"); }
+
+}  // namespace
+
+TEST_CASE("Llama 2, Llama 3, SmolLM, Mistral, Qwen 2.5 and Qwen 3") {
+  CHECK(parse(llama_2) == plait::llama_preset_config("llama-2-7b"));
+  CHECK(parse(llama_3_2) == plait::llama_preset_config("llama-3.2-1b"));
+  CHECK(parse(smollm) == plait::llama_preset_config("smollm-135m"));
+  CHECK(parse(mistral) == plait::llama_preset_config("mistral-7b-v0.1"));
+  CHECK(parse(qwen2) == plait::llama_preset_config("qwen2.5-0.5b"));
+  CHECK(parse(qwen3) == plait::llama_preset_config("qwen3-0.6b"));
+}
+
+TEST_CASE("the variants of Hugging Face's files, and as many weights as the files have") {
+  const auto read = [](const std::string& name) {
+    const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_" + name;
+    const llama_config c = plait::read_llama_config(folder + "/config.json");
+    const plait::safetensors_reader file(folder + "/model.safetensors");
+    std::int64_t weights = 0;
+    for (const auto& entry : file.entries()) weights += entry.size();
+    CAPTURE(name);
+    CHECK(parameter_count(c) == weights);
+    return c;
+  };
+  for (const char* name : {"mha", "gqa_tied", "lora"}) {
+    const llama_config llama = read(name);
+    CHECK(!llama.qkv_bias);
+    CHECK(!llama.qk_norm);
+    CHECK(llama.sliding_window == 0);
+  }
+  const llama_config two = read("qwen2"), three = read("qwen3"), windowed = read("mistral");
+  CHECK(two.qkv_bias);
+  CHECK(!two.qk_norm);
+  CHECK(!two.attention_bias);
+  CHECK(two.sliding_window == 0);  // the file says 3, and that it is not used
+  CHECK(three.qk_norm);
+  CHECK(!three.qkv_bias);
+  CHECK(three.head_dim == 8);
+  CHECK(three.hidden == 24);
+  CHECK(windowed.sliding_window == 5);
+  CHECK(!windowed.qkv_bias);
+  CHECK(!windowed.qk_norm);
+}
+
+TEST_CASE("absent keys mean what they mean to each type") {
+  const auto of = [](const std::string& type, const std::string& more = "") {
+    return parse(with("\"hidden_size\": 64, \"num_attention_heads\": 32, \"model_type\": \"" + type + "\"" + more));
+  };
+  const llama_config m = of("mistral"), q2 = of("qwen2"), q3 = of("qwen3");
+  CHECK(m.kv_heads == 8);
+  CHECK(q2.kv_heads == 32);
+  CHECK(q3.kv_heads == 32);
+  CHECK(of("mistral", R"(, "num_key_value_heads": null)").kv_heads == 32);
+  CHECK(of("mistral", R"(, "head_dim": null)").head_dim == 2);
+  CHECK(q2.head_dim == 2);
+  CHECK(q3.head_dim == 128);
+  CHECK(m.max_position == 131072);
+  CHECK(q2.max_position == 32768);
+  CHECK(q3.max_position == 32768);
+  CHECK(m.sliding_window == 4096);
+  CHECK(q2.sliding_window == 0);
+  CHECK(q3.sliding_window == 0);
+  CHECK(of("qwen2", R"(, "use_sliding_window": true, "max_window_layers": 0)").sliding_window == 4096);
+}
+
+TEST_CASE("sliding windows: all layers or none") {
+  const auto of = [](const std::string& type, const std::string& more) {
+    return parse(with("\"num_key_value_heads\": 4, \"head_dim\": 8, \"model_type\": \"" + type + "\", " + more));
+  };
+  CHECK(of("mistral", R"("sliding_window": 7)").sliding_window == 7);
+  CHECK(of("mistral", R"("sliding_window": null)").sliding_window == 0);
+  CHECK(of("mistral", R"("sliding_window": null, "layer_types": ["full_attention", "full_attention"])") ==
+        of("mistral", R"("sliding_window": null)"));
+  CHECK(of("mistral", R"("sliding_window": 7, "layer_types": ["sliding_attention", "sliding_attention"])")
+            .sliding_window == 7);
+  CHECK(of("llama", R"("sliding_window": 7)").sliding_window == 0);  // as in transformers
+  for (const char* type : {"qwen2", "qwen3"}) {
+    CAPTURE(type);
+    const std::string used = R"("use_sliding_window": true, "sliding_window": 7)";
+    CHECK(of(type, R"("use_sliding_window": false, "sliding_window": 7, "max_window_layers": 1)").sliding_window == 0);
+    CHECK(of(type, R"("use_sliding_window": true, "sliding_window": null, "max_window_layers": 1)").sliding_window ==
+          0);
+    CHECK(of(type, used + R"(, "max_window_layers": 0)").sliding_window == 7);
+    CHECK(of(type, used + R"(, "max_window_layers": 2)").sliding_window == 0);
+    CHECK(of(type, used).sliding_window == 0);  // of more than 28 layers those from the 28th on
+    CHECK(of(type, used + R"(, "max_window_layers": 1, "layer_types": ["sliding_attention", "sliding_attention"])")
+              .sliding_window == 7);
+    CHECK(of(type, used + R"(, "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"])")
+              .sliding_window == 0);
+    CHECK_ERROR(of(type, used + R"(, "max_window_layers": 1)"), "'max_window_layers' is 1", "0 (all layers",
+                "at least num_hidden_layers, 2", "layers that differ are not supported");
+    CHECK_ERROR(of(type, used + R"(, "max_window_layers": -1)"), "'max_window_layers' is -1");
+    CHECK_ERROR(of(type, used + R"(, "num_hidden_layers": 29)"), "'max_window_layers' is 28");
+    CHECK_ERROR(of(type, used + R"(, "layer_types": ["full_attention", "sliding_attention"])"), "'layer_types' is [",
+                "2 (num_hidden_layers) times", "layers that differ are not supported");
+    CHECK_ERROR(of(type, used + R"(, "layer_types": ["sliding_attention"])"), "'layer_types'", "2 (num_hidden_layers)");
+    CHECK_ERROR(of(type, used + R"(, "layer_types": ["chunked_attention", "chunked_attention"])"), "'layer_types'",
+                "chunked_attention");
+    CHECK_ERROR(of(type, R"("layer_types": ["sliding_attention", "sliding_attention"])"), "'layer_types'",
+                "times \"full_attention\", there being no sliding window");
+    CHECK_ERROR(of(type, R"("use_sliding_window": true, "sliding_window": 0)"), "'sliding_window' is 0",
+                "null or at least 1");
+    CHECK_ERROR(of(type, R"("use_sliding_window": 1)"), "'use_sliding_window'", "true or false");
+  }
+  CHECK_ERROR(of("mistral", R"("sliding_window": 0)"), "'sliding_window' is 0", "null or at least 1");
+  CHECK_ERROR(of("mistral", R"("sliding_window": 4e20)"), "'sliding_window'", "whole number");
+  CHECK_ERROR(of("mistral", R"("sliding_window": 7, "use_sliding_window": false)"), "'use_sliding_window' is false");
+  CHECK_ERROR(of("mistral", R"("sliding_window": 7, "max_window_layers": 1)"), "'max_window_layers' is 1");
+  CHECK_ERROR(of("mistral", R"("sliding_window": 7, "layer_types": ["full_attention", "full_attention"])"),
+              "'layer_types'", "\"sliding_attention\"");
+  CHECK_ERROR(of("llama", R"("layer_types": ["sliding_attention", "sliding_attention"])"), "'layer_types'",
+              "no sliding window");
+  CHECK_ERROR(of("llama", R"("layer_types": "full_attention")"), "'layer_types'", "a list of strings");
+  CHECK_ERROR(of("llama", R"("layer_types": ["full_attention", 1])"), "'layer_types'", "a list of strings");
+}
+
+TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scaling") {
+  const llama_config c = parse(minimal);
+  CHECK(c.kv_heads == 4);
+  CHECK(c.head_dim == 8);
+  CHECK(c.max_position == 2048);
+  CHECK(c.rms_eps == 1e-6);
+  CHECK(c.rope_theta == 10000);
+  CHECK(c.rope.kind == plait::rope_kind::none);
+  CHECK(!c.tie_embeddings);
+  CHECK(parse(with(R"("head_dim": null, "num_key_value_heads": null)")) == c);
+  CHECK(parse(with(R"("head_dim": 16, "num_key_value_heads": 2)")).head_dim == 16);
+  CHECK(parse(with(R"("attention_bias": true, "mlp_bias": true)")).mlp_bias);
+
+  const std::string values =
+      R"("factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 4096)";
+  const llama_config scaled = parse(with(R"("rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}"));
+  CHECK(scaled.rope == plait::rope_scaling{plait::rope_kind::llama3, 8, 1, 4, 4096});
+  CHECK(scaled.rope_theta == 5e5);
+  CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", )" + values + "}")) == scaled);
+  CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "default"})")).rope_theta == 5e5);
+  CHECK(parse(with(R"("rope_scaling": {"rope_type": "default"})")) == c);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto rope = [&](const std::string& member) {
+      return parse(with("\"rope_theta\": 5e5, \"" + std::string(key) + "\": {" + member + "}"));
+    };
+    CHECK(rope(R"("rope_type": "default", "rope_theta": 7)").rope_theta == 7);
+    CHECK(rope(R"("rope_type": "llama3", "partial_rotary_factor": 1.0, )" + values) == scaled);
+    CHECK_ERROR(rope(R"("rope_type": "default", "partial_rotary_factor": 0.5)"),
+                "'" + std::string(key) + ".partial_rotary_factor' is 0.5");
+  }
+  const std::string inside = R"(, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}";
+  CHECK(parse(with(R"("original_max_position_embeddings": 4096)" + inside)) == scaled);
+  CHECK(parse(with(R"("original_max_position_embeddings": 64)")) == c);
+  CHECK_ERROR(parse(with(R"("original_max_position_embeddings": 64)" + inside)),
+              "'original_max_position_embeddings' is 64; legal is 4096");
+}
+
+TEST_CASE("what is not supported is refused by key") {
+  for (const char* type : {"gpt2", "gemma2", "qwen2_moe", "qwen3_moe", "mixtral", "ministral", "phi3", ""}) {
+    CHECK_ERROR(parse(with("\"model_type\": \"" + std::string(type) + "\"")), "config.json", "'model_type'", type,
+                R"(legal is "llama", "mistral", "qwen2" or "qwen3")");
+  }
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    const auto asks = [&](const std::string& member) {
+      return parse(with("\"num_key_value_heads\": 4, \"model_type\": \"" + std::string(type) + "\", " + member));
+    };
+    const bool two = std::string(type) == "qwen2", three = std::string(type) == "qwen3";
+    CAPTURE(type);
+    if (std::string(type) == "llama" || three) {
+      CHECK(asks(R"("attention_bias": true)").attention_bias);
+    } else {
+      CHECK_ERROR(asks(R"("attention_bias": true)"), "'attention_bias' is true", "legal is false");
+    }
+    if (std::string(type) != "llama") CHECK_ERROR(asks(R"("mlp_bias": true)"), "'mlp_bias' is true", "legal is false");
+    CHECK_ERROR(asks(two ? R"("qkv_bias": false)" : R"("qkv_bias": true)"), "'qkv_bias'", two ? "true" : "false");
+    CHECK_ERROR(asks(three ? R"("qk_norm": false)" : R"("qk_norm": true)"), "'qk_norm'", three ? "true" : "false");
+    CHECK_ERROR(asks(R"("use_mrope": true)"), "'use_mrope' is true");
+    CHECK_ERROR(asks(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})"), "'rope_scaling.rope_type'", "yarn");
+  }
+  CHECK_ERROR(parse(with(R"("hidden_act": "gelu")")), "'hidden_act'", "gelu", "silu");
+  CHECK_ERROR(parse(with(R"("pretraining_tp": 2)")), "'pretraining_tp' is 2", "legal is 1");
+  CHECK_ERROR(parse(with(R"("attention_dropout": 0.1)")), "'attention_dropout'");
+  CHECK_ERROR(parse(with(R"("partial_rotary_factor": 0.5)")), "'partial_rotary_factor'");
+  CHECK_ERROR(parse(with(R"("quantization_config": {"bits": 4})")), "'quantization_config'");
+  for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
+    const std::string rope = R"("rope_scaling": {"factor": 2.0, "type": ")" + std::string(type) + "\"}";
+    CHECK_ERROR(parse(with(rope)), "'rope_scaling.type'", type, "llama3");
+  }
+  CHECK_ERROR(parse(with(R"("rope_parameters": {"rope_type": "yarn"})")), "'rope_parameters.rope_type'", "yarn");
+  CHECK_ERROR(parse(with(R"("rope_scaling": {"factor": 2.0})")), "'rope_scaling.rope_type'");
+  CHECK_ERROR(parse(with(R"("rope_scaling": {"rope_type": "llama3"})")), "'rope_scaling.factor' is missing");
+  CHECK_ERROR(parse(with(R"("rope_scaling": "llama3")")), "'rope_scaling'", "an object");
+  CHECK_ERROR(parse(with(R"("rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"})")),
+              "both");
+}
+
+TEST_CASE("malformed files are refused by name") {
+  for (const char* text : {"", "{", "nonsense", "{\"a\": }", "[1,", "\xff\xfe{}"}) {
+    CHECK_ERROR(parse(text), "config.json", "malformed JSON");
+  }
+  CHECK_ERROR(parse("[]"), "config.json", "no object");
+  CHECK_ERROR(parse("{}"), "config.json", "'model_type' is missing");
+  for (const char* key :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
+    auto json = nlohmann::json::parse(minimal);
+    json.erase(key);
+    CHECK_ERROR(parse(json.dump()), "config.json", std::string("'") + key + "' is missing");
+    for (const char* wrong : {"\"8\"", "8.5", "true", "[8]", "18446744073709551615"}) {
+      CHECK_ERROR(parse(with("\"" + std::string(key) + "\": " + wrong)), std::string("'") + key + "' is ", wrong,
+                  "whole number");
+    }
+    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": 0")), key);
+    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": -8")), key);
+    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": 9223372036854775807")), key);
+  }
+  CHECK_ERROR(parse(with(R"("hidden_size": 33)")), "hidden_size 33", "num_attention_heads 4");
+  CHECK_ERROR(parse(with(R"("rms_norm_eps": "small")")), "'rms_norm_eps'", "a number");
+  CHECK_ERROR(parse(with(R"("tie_word_embeddings": 1)")), "'tie_word_embeddings'", "true or false");
+  CHECK_ERROR(parse(with(R"("num_key_value_heads": 3)")), "num_key_value_heads 3");
+}
+
+TEST_CASE("a file may nest its objects and lists only so deep") {
+  const auto nested = [](const char* key, std::size_t depth, bool objects) {
+    std::string value;
+    for (std::size_t i = 0; i < depth; ++i) value += objects ? "{\"a\": " : "[";
+    value += "1";
+    for (std::size_t i = 0; i < depth; ++i) value += objects ? "}" : "]";
+    return minimal.substr(0, minimal.size() - 1) + ", \"" + key + "\": " + value + "}";
+  };
+  for (bool objects : {true, false}) {
+    CHECK(parse(nested("ignored", 63, objects)) == parse(minimal));  // the file itself is one level
+    CHECK_ERROR(parse(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is \"silu\"");
+    for (std::size_t depth : {std::size_t{64}, std::size_t{1000000}})
+      for (const char* key : {"ignored", "hidden_act", "hidden_size"})
+        CHECK_ERROR(parse(nested(key, depth, objects)),
+                    "config.json: the JSON has more than 64 levels of objects and lists in each other");
+  }
+  CHECK_ERROR(parse(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
+}
+
+TEST_CASE("files and presets; what is written reads back") {
+  temp_folder dir;
+  for (const auto& preset : plait::llama_presets) {
+    plait::write_llama_config(preset.config, dir / "config.json", "--save");
+    CHECK(plait::load_llama_config(dir / "config.json") == preset.config);
+    CHECK(plait::load_llama_config(std::string(preset.name)) == preset.config);
+  }
+  llama_config odd{.head_dim = 6, .rms_eps = 1.1e-7, .rope_theta = 12345.678, .attention_bias = true, .mlp_bias = true};
+  odd.initializer_range = 1.0 / 24;
+  CHECK(parse_llama_config(plait::llama_config_text(odd), "text") == odd);
+  CHECK(contains(plait::llama_config_text(odd), "\"rope_scaling\": null"));
+  CHECK(contains(plait::llama_config_text(plait::llama_preset_config("llama-3.2-1b")), "\"factor\": 32.0"));
+
+  for (const bool bias : {false, true}) {
+    for (const std::int64_t window : {0, 3}) {
+      const auto round = [](const llama_config& c, const char* type) {
+        const std::string text = plait::llama_config_text(c);
+        CHECK(contains(text, "\"model_type\": \"" + std::string(type) + "\""));
+        CHECK(parse_llama_config(text, "text") == c);
+      };
+      round({.attention_bias = bias, .qk_norm = true, .sliding_window = window}, "qwen3");
+      round({.qkv_bias = bias, .sliding_window = window}, bias ? "qwen2" : window > 0 ? "mistral" : "llama");
+    }
+  }
+  CHECK_ERROR(plait::llama_config_text({.qkv_bias = true, .qk_norm = true, .mlp_bias = true}), "qwen3, which does not",
+              "qkv_bias, mlp_bias");
+  CHECK_ERROR(plait::llama_config_text({.qkv_bias = true, .mlp_bias = true}), "qwen2, which does not have mlp_bias");
+  CHECK_ERROR(plait::llama_config_text({.attention_bias = true, .mlp_bias = true, .sliding_window = 3}),
+              "mistral, which does not have attention_bias, mlp_bias");
+
+  CHECK_ERROR(plait::load_llama_config("gigantic"), "--model", "'gigantic'", "tiny", "config.json");
+  CHECK_ERROR(plait::load_llama_config(dir / "absent.json"), "--model", "absent.json", "No such file");
+  CHECK_ERROR(plait::load_llama_config(dir.write("bad.json", "{")), "--model", "bad.json", "malformed JSON");
+  CHECK_ERROR(plait::write_llama_config({}, dir / "no/config.json", "--save"), "--save", "no/config.json");
+}

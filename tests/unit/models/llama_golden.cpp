@@ -1,0 +1,237 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <deque>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "plait/checkpoint/load_weights.hpp"
+#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/comm/threads.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/nn/strategies.hpp"
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using namespace plait;
+using strategy_here = megatron_sp;
+
+/// The whole tensor on every rank.
+template <class T>
+std::vector<T> gathered(const context<cpu>& ctx, const layout& lies, const T* part) {
+  layout whole;
+  for (const dim_placement& p : lies.dims) whole.dims.push_back({p.dim, {}});
+  const executor moves(lies, whole, ctx.ranks, ctx.sizes, "gathered");
+  std::vector<T> full(static_cast<std::size_t>(moves.target().local_size()));
+  moves.run(ctx.device, part, full.data(), dtype_of<T>);
+  return full;
+}
+
+/// Largest difference, relative to the largest golden value.
+template <class T>
+double distance(const std::vector<T>& got, const std::vector<double>& golden) {
+  double largest = 0, worst = 0;
+  for (std::size_t i = 0; i < golden.size(); ++i) {
+    largest = std::max(largest, std::abs(golden[i]));
+    worst = std::max(worst, std::abs(static_cast<double>(got[i]) - golden[i]));
+  }
+  return worst / largest;
+}
+
+struct findings {
+  double logits = 0, loss = 0;
+  std::vector<std::pair<std::string, double>> gradients;
+  bool padding_is_zero = true;
+};
+
+template <class T>
+findings run_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_" + name;
+  const llama_config config = read_llama_config(folder + "/config.json");
+  const safetensors_reader weights(folder + "/model.safetensors"), golden(folder + "/golden.safetensors");
+  const auto ids_golden = golden.read<std::int64_t>("input_ids"), labels_golden = golden.read<std::int64_t>("labels");
+  const std::int64_t batch_size = golden.at("input_ids").shape[0], length = golden.at("input_ids").shape[1];
+  const tensor_extents tensor_ranks = split_tensor_ranks(tp_ranks, config.kv_heads);
+  findings found;
+  threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator comm) {
+    const strategy_here::mesh mesh{dp_ranks, 1, tensor_ranks.tp, tensor_ranks.tp_rep};
+    world ranks(mesh.shape(), comm);
+    cpu device;
+    const context<cpu> ctx{device, ranks, llama_sizes<strategy_here>(config, ranks.shape(), batch_size, length)};
+    llama<T, strategy_here> model(ctx, config);
+    load_weights(ctx, model, weights.entries(), "model.safetensors", tied_names(config));
+    using tokens = typename llama<T, strategy_here>::tokens;
+    tokens ids(ctx), labels(ctx);
+    const auto cut = [&](tokens& t, const std::vector<std::int64_t>& full) {
+      const box& b = t.part();
+      for (std::int64_t i = 0; i < b.local[0]; ++i)
+        for (std::int64_t j = 0; j < b.local[1]; ++j)
+          t.data()[i * b.local[1] + j] = full[static_cast<std::size_t>((b.offset[0] + i) * length + b.offset[1] + j)];
+    };
+    cut(ids, ids_golden);
+    cut(labels, labels_golden);
+    double counted = 0;
+    for (std::int64_t label : labels_golden) counted += label != -100;
+
+    model.visit([&](auto& p) {
+      p.gather(ctx);
+      p.zero_gradient(ctx);
+    });
+    auto scores = model.score(ctx, ids);
+    auto full_scores = gathered(ctx, layout_v<typename decltype(scores)::spec>, scores.data());
+    typename llama<T, strategy_here>::saved kept;
+    const auto sum = model.forward(ctx, ids, labels, &kept);
+    const auto seed = llama<T, strategy_here>::mean::seed_type::weighted(ctx, 1.0 / counted);
+    model.backward(ctx, ids, labels, kept, seed);
+    double loss = *sum.data() / counted;
+    axis_list data_axes;
+    data_axes.push_back(axis_of<dp>);
+    if (dp_ranks > 1) ranks.group(data_axes).all_reduce(&loss, &loss, 1, dtype::f64, reduce_op::sum);
+
+    const bool first = ranks.rank() == 0;
+    const std::int64_t padded = ctx.sizes.of(dim_of<vocab>);
+    if (first) {
+      std::vector<T> logits;
+      for (std::int64_t row = 0; row < batch_size * length; ++row)
+        for (std::int64_t v = 0; v < config.vocab; ++v)
+          logits.push_back(full_scores[static_cast<std::size_t>(row * padded + v)]);
+      found.logits = distance(logits, golden.read<double>("logits"));
+      found.loss = std::abs(loss - golden.read<double>("loss")[0]) / golden.read<double>("loss")[0];
+    }
+    model.visit([&](auto& p) {
+      const auto reduced = p.reduce(ctx);
+      const auto gradient = gathered(ctx, p.stored(), reduced.data());
+      if (!first) return;
+      const auto expected = golden.read<double>("grad." + p.name());
+      found.gradients.emplace_back(p.name(), distance(gradient, expected));
+      for (std::size_t i = expected.size(); i < gradient.size(); ++i)
+        found.padding_is_zero = found.padding_is_zero && gradient[i] == T(0);
+    });
+  });
+  return found;
+}
+
+template <class T>
+void check_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  CAPTURE(name);
+  CAPTURE(dp_ranks);
+  CAPTURE(tp_ranks);
+  const findings found = run_golden<T>(name, dp_ranks, tp_ranks);
+  CHECK(found.logits < 1e-5);
+  CHECK(found.loss < 1e-5);
+  CHECK(found.padding_is_zero);
+  CHECK(found.gradients.size() >= 20);
+  for (const auto& [parameter, error] : found.gradients) CHECK_MESSAGE(error < 1e-5, parameter);
+}
+
+}  // namespace
+
+TEST_CASE("Llama and its variants equal Hugging Face's in logits, loss and gradients") {
+  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "smollm", "qwen2", "qwen3", "mistral"}) {
+    check_golden<float>(name, 1, 1);
+    check_golden<float>(name, 2, 1);
+  }
+}
+
+TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv heads and a padded vocabulary") {
+  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "qwen2", "qwen3", "mistral"}) {
+    check_golden<float>(name, 1, 2);
+    check_golden<float>(name, 2, 4);
+  }
+}
+
+TEST_CASE("ranks that do not divide a size are refused, naming both") {
+  // Three heads divide by three ranks, an inner width of 128 does not.
+  CHECK_ERROR(run_golden<float>("smollm", 2, 3), text_of(layout_error::does_not_divide),
+              "ffn is 128, sharded over tp_rep=3");
+}
+
+namespace {
+
+template <class F>
+void on_tiny_llama(bool tied, F&& body) {
+  threads::run(2, [&](threads::communicator comm) {
+    llama_config config;
+    config.vocab = 7, config.hidden = 8, config.layers = 1, config.heads = config.kv_heads = 2, config.head_dim = 4,
+    config.ffn = 8;
+    config.tie_embeddings = tied;
+    world ranks(megatron_sp::mesh{1, 1, 2, 1}.shape(), comm);
+    cpu device;
+    context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(config, ranks.shape(), 2, 4), 3};
+    llama<float, megatron_sp> model(ctx, config);
+    std::deque<std::vector<float>> memory;
+    std::vector<safetensors_entry> entries;
+    model.visit([&](auto& p) {
+      std::int64_t n = 1;
+      for (std::int64_t extent : p.info().shape) n *= extent;
+      auto& values = memory.emplace_back(static_cast<std::size_t>(n));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i + 1);
+      entries.push_back({p.name(), safetensors_dtype::f32, p.info().shape, std::as_bytes(std::span(values))});
+      std::fill(p.value(), p.value() + p.size(), -1.0f);
+    });
+    body(ctx, model, entries);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("each rank loads its part, and padding is zero") {
+  on_tiny_llama(false, [](auto& ctx, auto& model, auto& entries) {
+    load_weights(ctx, model, entries, "file");
+    model.visit([&](auto& p) {
+      const auto full = gathered(ctx, p.stored(), p.value());
+      std::int64_t logical = 1;
+      for (std::int64_t extent : p.info().shape) logical *= extent;
+      bool right = true;
+      for (std::size_t i = 0; i < full.size(); ++i)
+        right = right && full[i] == (static_cast<std::int64_t>(i) < logical ? static_cast<float>(i + 1) : 0.0f);
+      if (!right) fail("wrong values in " + p.name());
+    });
+  });
+}
+
+TEST_CASE("a checkpoint that does not fit is refused, naming the tensor, and changes nothing") {
+  const auto refused = [](bool tied, auto&& spoil) {
+    std::string text;
+    on_tiny_llama(tied, [&](auto& ctx, auto& model, auto& entries) {
+      spoil(entries);
+      std::string what;
+      try {
+        load_weights(ctx, model, entries, "file", tied_names(model.config()));
+      } catch (const error& e) {
+        what = e.what();
+      }
+      bool same = true;
+      model.visit([&](auto& p) { same = same && p.value()[0] == -1.0f; });
+      if (!what.empty() && !same) what += " BUT CHANGED";
+      if (ctx.ranks.rank() == 0) text = what;
+    });
+    return text;
+  };
+  const auto lacks = [](std::string text, std::string part) {
+    return text.find(part) == text.npos || text.find("BUT CHANGED") != text.npos ? "'" + text + "' lacks '" + part + "'"
+                                                                                 : "";
+  };
+  CHECK(lacks(refused(false, [](auto& e) { e.erase(e.begin() + 3); }),
+              "file: the model needs tensors that are missing: 'model.layers.0.self_attn.k_proj.weight'") == "");
+  CHECK(lacks(refused(false, [](auto& e) { e.push_back(e[0]), e.back().name = "extra"; }),
+              "file: tensor 'extra' belongs to no parameter of the model") == "");
+  CHECK(lacks(refused(false,
+                      [](auto& e) {
+                        e[0].shape = {8, 7};
+                      }),
+              "file: tensor 'model.embed_tokens.weight' has the shape [8, 7], and the model needs [7, 8]") == "");
+  CHECK(lacks(refused(false, [](auto& e) { e[1].dtype = safetensors_dtype::i32; }),
+              "file: tensor 'model.layers.0.input_layernorm.weight' holds I32 elements; weights are F64, F32, F16 or "
+              "BF16") == "");
+  CHECK(
+      lacks(refused(true,
+                    [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight", e.back().bytes = e[2].bytes; }),
+            "file: tensor 'lm_head.weight' differs from 'model.embed_tokens.weight'") == "");
+  CHECK(refused(true, [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight"; }) == "");
+  CHECK(refused(true, [](auto&) {}) == "");
+}

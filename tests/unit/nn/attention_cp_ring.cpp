@@ -1,0 +1,162 @@
+// Ring attention on up to 8 ranks equals one rank: forward, all gradients, bytes sent and kept.
+#include "plait/nn/attention/context_attention.hpp"
+#include "support/context_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using alone = context_parallel<megatron_sp, whole_sequence>;
+using four = megatron_sp::mesh;
+
+layer_values on_one_rank(const attention_case& c) { return attend_on<double, alone>(four{1, 1, 1, 1}, c)[0]; }
+
+}  // namespace
+
+TEST_CASE("ring, contiguous") {
+  check_context<double, megatron_sp>({four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{2, 2, 2, 1}},
+                                     on_one_rank);
+}
+
+TEST_CASE("ring, zigzag") {
+  check_context<double, context_parallel<megatron_sp, ring<cp>, zigzag>>(
+      {four{1, 1, 1, 1}, four{1, 2, 1, 1}, four{1, 4, 1, 1}, four{1, 8, 1, 1}, four{1, 2, 2, 1}, four{1, 2, 1, 2}},
+      on_one_rank);
+}
+
+TEST_CASE("ring, zigzag, in float") {
+  check_context<float, context_parallel<megatron_sp, ring<cp>, zigzag>>({four{1, 4, 1, 1}, four{1, 2, 2, 1}},
+                                                                        on_one_rank);
+}
+
+TEST_CASE(
+    "a ring sends (c-1)/c of keys and values, and as much again backward, with gradients in the type of statistics") {
+  using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
+  for (const std::int64_t ranks : {2, 4, 8})
+    for (const std::int64_t kv : {2, 8}) {
+      attention_case c;
+      c.kv_size = kv;
+      const auto block = static_cast<std::uint64_t>(2 * c.batch_size * c.seq_size / ranks * kv * 4) * sizeof(float);
+      const auto hops = static_cast<std::uint64_t>(ranks * (ranks - 1));
+      const sent_bytes all = context_bytes<float, zig>(four{1, ranks, 1, 1}, c);
+      CHECK(all.forward == hops * block);
+      CHECK(all.backward == 2 * hops * block);
+      const sent_bytes half = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
+      CHECK(half.forward == hops / 2 * block);  // what nobody sees does not travel
+      CHECK(half.backward == hops * block);
+      c.mask = masking::window;  // of 7 tokens: blocks of 8 or more reach the next rank only, blocks of 4 the next two
+      const sent_bytes near = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
+      CHECK(near.forward == static_cast<std::uint64_t>(ranks == 8 ? 7 + 6 : ranks - 1) * block);
+    }
+}
+
+TEST_CASE("what cannot be is refused by name and value") {
+  attention_case c;
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.window = -1})
+            .find("layer: attention_window is -1; at least 1") == 0);
+  c.seq_size = 36;
+  using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
+  const std::string pieces = layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {});
+  CHECK(pieces ==
+        "seq is 36; in zigzag order over 4 ranks of cp it must be divisible by 2 x 4 = 8; the nearest lengths are "
+        "32 and 40");
+  const std::string parts = layer_refusal<float, megatron_sp>(four{1, 8, 1, 1}, c, {});
+  CHECK(parts.find("seq is 36, sharded over cp=8 = 8 ranks; the nearest sizes that divide are 32 and 40") !=
+        std::string::npos);
+  CHECK(layer_refusal<float, megatron_sp>(four{1, 4, 1, 1}, c, {}).empty());
+}
+
+TEST_CASE("documents are neither forgotten nor ignored") {
+  for (const bool expected : {false, true}) {
+    cpu device;
+    std::string text;
+    attention_case c;
+    threads::run(1, [&](threads::communicator comm) {
+      world ranks(four{1, 1, 1, 1}.shape(), comm);
+      const context<cpu> ctx{device, ranks, c.sizes(), 99};
+      using layer_type = self_attention<double, alone>;
+      layer_type layer(ctx, "attention", {.documents = expected});
+      gather_parameters(ctx, layer);
+      const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size));
+      microbatch<cpu> mb(ctx);
+      if (!expected) mb.document_starts = starts.data();
+      const tensor<double, layer_type::input> x(ctx);
+      try {
+        layer.forward(mb, x);
+      } catch (const error& e) {
+        text = e.what();
+      }
+    });
+    CHECK(text.find(expected ? "the microbatch has no document_starts" : "attention_options::documents is not set") !=
+          std::string::npos);
+  }
+}
+
+TEST_CASE("where one rank fails, the others do not wait for its keys") {
+  const attention_case c{.mask = masking::documents};
+  std::string text;
+  try {
+    threads::run(4, [&](threads::communicator comm) {
+      world ranks(four{1, 4, 1, 1}.shape(), comm);
+      cpu device;
+      const context<cpu> ctx{device, ranks, c.sizes(), 99};
+      using layer_type = self_attention<double, megatron_sp>;
+      layer_type layer(ctx, "attention", c.options());
+      gather_parameters(ctx, layer);
+      const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
+      microbatch<cpu> mb(ctx);
+      if (ranks.rank() != 1) mb.document_starts = starts.data();
+      tensor<double, layer_type::input> x(ctx);
+      std::fill_n(x.data(), x.size(), 0.5);
+      layer.forward(mb, x);
+    });
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(text.find("rank 1: attention_options::documents is set, but the microbatch has no document_starts") !=
+        std::string::npos);
+}
+
+namespace {
+
+struct peaks {
+  std::int64_t forward = 0, backward = 0;  ///< the most numbers that rank 0 held beside the caller's arrays
+};
+
+template <class Policy>
+peaks most_memory(std::int64_t ranks, std::int64_t length) {
+  peaks most;
+  threads::run(static_cast<int>(ranks), [&](threads::communicator comm) {
+    world w(mesh<axis<cp>>{ranks}.shape(), comm);
+    cpu device;
+    context<cpu> ctx{device, w, {}};
+    kernels::attention_shape shape;
+    shape.heads = 2, shape.kv_heads = 1, shape.head_dim = 32;
+    context_attention<double, Policy> attention(ctx, shape, sequence_order::zigzag(length, ranks));
+    const auto n = static_cast<std::size_t>(length / ranks * 64);
+    std::vector<double> q(n, 0.1), k(n / 2, 0.1), v(n / 2, 0.2), o(n), dq(n), dk(n / 2), dv(n / 2);
+    typename context_attention<double, Policy>::saved kept;
+    const auto held = [&] { return static_cast<std::int64_t>(device.peak_bytes() / sizeof(double)); };
+    attention.forward(ctx, {q.data(), k.data(), v.data()}, o.data(), &kept);
+    if (w.rank() == 0) most.forward = held();
+    device.reset_peak();
+    attention.backward(ctx, {q.data(), k.data(), v.data()}, o.data(), q.data(), kept,
+                       {dq.data(), dk.data(), dv.data()});
+    if (w.rank() == 0) most.backward = held();
+  });
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("two blocks of keys and values exist at a time, whatever the number of ranks") {
+  const std::int64_t tokens = 256, block = tokens * 64;  // of one rank; numbers in a block of keys and values
+  const peaks four_ranks = most_memory<ring<cp>>(4, 4 * tokens), eight_ranks = most_memory<ring<cp>>(8, 8 * tokens);
+  CHECK(eight_ranks.forward <= four_ranks.forward + block / 4);
+  CHECK(eight_ranks.backward <= four_ranks.backward + block / 4);
+  const peaks gathered = most_memory<all_gather_kv<cp>>(8, 8 * tokens);
+  CHECK(gathered.forward > eight_ranks.forward + 4 * block);
+  CHECK(gathered.backward > eight_ranks.backward + 4 * block);
+  CHECK(gathered.backward < tokens * 8 * tokens);  // nowhere does a score of each pair exist
+}

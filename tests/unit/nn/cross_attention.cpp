@@ -1,0 +1,209 @@
+// Attention of queries over another sequence's keys: the core, and cross-attention under strategies.
+#include "plait/nn/attention/cross_attention.hpp"
+
+#include "plait/kernels/rope_frequencies.hpp"
+#include "plait/nn/attention/context_attention.hpp"
+#include "plait/nn/strategies.hpp"
+#include "support/layer_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using four = megatron_sp::mesh;
+
+dim_sizes sizes_here() {
+  dim_sizes sizes = transformer_sizes(2, 8);
+  sizes.set(dim_of<source_seq>, 12);
+  return sizes;
+}
+
+/// A tensor that does not change from run to run.
+template <class Spec, class Device>
+tensor<double, Spec, Device> constant(const context<Device>& ctx, std::uint64_t stream) {
+  if constexpr (std::is_same_v<Device, cpu>)
+    return place_full<Spec>(ctx, random_full(layout_v<Spec>, ctx.sizes, stream));
+  else
+    return tensor<double, Spec, Device>(ctx);
+}
+template <class Spec, class Device>
+tensor<double, Spec, Device> copy_of(const context<Device>& ctx, const tensor<double, Spec, Device>& x) {
+  tensor<double, Spec, Device> y(ctx);
+  ctx.device.copy(y.data(), x.data(), static_cast<std::size_t>(x.size()) * sizeof(double), ctx.device.main_stream());
+  return y;
+}
+
+using q_spec = spec<shard<batch, dp>, shard<seq, cp>, shard<heads, tp, tp_rep>, head_dim>;
+using k_spec = spec<shard<batch, dp>, source_seq, shard<kv_heads, tp>, head_dim, replicate<cp, tp_rep>>;
+
+/// The core as a layer of its queries, or of what is both its keys and its values.
+template <bool OfQueries, class Device>
+struct core_layer : layer_types<double, std::conditional_t<OfQueries, q_spec, k_spec>, q_spec, Device> {
+  using core = attention_core<double, q_spec, k_spec, Device>;
+  using base = layer_types<double, std::conditional_t<OfQueries, q_spec, k_spec>, q_spec, Device>;
+  using input = typename base::input;
+  struct saved {
+    typename core::saved inside;
+    tensor<double, q_spec, Device> o;
+  };
+  core attention;
+  tensor<double, q_spec, Device> q;
+  tensor<double, k_spec, Device> k;
+
+  core_layer(const context<Device>& ctx, const attention_core_options& how)
+      : attention(ctx, "core", how), q(constant<q_spec>(ctx, 11)), k(constant<k_spec>(ctx, 12)) {}
+  tensor<double, q_spec, Device> forward(const microbatch<Device>& mb, const tensor<double, input, Device>& x,
+                                         saved* keep) {
+    auto* const inside = keep ? &keep->inside : nullptr;
+    auto o = [&] {
+      if constexpr (OfQueries)
+        return attention.forward(mb, copy_of(mb.ctx, x), copy_of(mb.ctx, k), copy_of(mb.ctx, k), inside);
+      else
+        return attention.forward(mb, copy_of(mb.ctx, q), copy_of(mb.ctx, x), copy_of(mb.ctx, x), inside);
+    }();
+    if (keep) keep->o = copy_of(mb.ctx, o);
+    return o;
+  }
+  tensor<double, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<double, input, Device>&,
+                                                 saved& kept, const tensor<double, dual_t<q_spec>, Device>& dy) {
+    auto d = attention.backward(mb, kept.o, kept.inside, dy);
+    if constexpr (OfQueries) {
+      return std::move(d.q);
+    } else {
+      kernels::accumulate(mb.ctx.device, d.v.data(), d.k.data(), d.k.size());
+      return std::move(d.k);
+    }
+  }
+  template <class F>
+  void visit(F&&) {}
+};
+
+template <class Make>
+void check(Make make) {
+  const layer_values one = check_one(four{1, 1, 1, 1}, sizes_here(), make, 25);
+  check_meshes({four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 2, 2}, four{1, 2, 1, 2}, four{2, 2, 2, 1}}, sizes_here(),
+               one, make);
+}
+
+void check_core(const attention_core_options& how) {
+  check([how](const auto& ctx) { return core_layer<true, device_of<decltype(ctx)>>(ctx, how); });
+  check([how](const auto& ctx) { return core_layer<false, device_of<decltype(ctx)>>(ctx, how); });
+}
+
+}  // namespace
+
+TEST_CASE("attention of one sequence over another: plain, causal, rotated, with a window") {
+  check_core({});
+  check_core({.causal = true});
+  check_core({.causal = true, .window = 3, .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
+  check_core({.scale = 0.1, .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
+}
+
+TEST_CASE("the core equals self-attention's engine, and its rotation the kernel's") {
+  threads::run(1, [](threads::communicator c) {
+    world ranks(four{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, sizes_here(), 7};
+    using q_same = spec<shard<batch, dp>, seq, shard<heads, tp, tp_rep>, head_dim, replicate<cp>>;
+    using k_same = spec<shard<batch, dp>, seq, shard<kv_heads, tp>, head_dim, replicate<cp, tp_rep>>;
+    const auto q = constant<q_same>(ctx, 1);
+    const auto k = constant<k_same>(ctx, 2), v = constant<k_same>(ctx, 3);
+    const auto output = [&](const attention_core_options& how, const auto& from, const auto& to) {
+      attention_core<double, q_same, k_same> core(ctx, "core", how);
+      const auto o = core.forward(ctx, copy_of(ctx, from), copy_of(ctx, to), copy_of(ctx, v));
+      return std::vector<double>(o.data(), o.data() + o.size());
+    };
+    kernels::attention_shape shape;
+    shape.batch = 2, shape.q_len = shape.k_len = 8, shape.heads = 4, shape.kv_heads = 2, shape.head_dim = 4;
+    shape.scale = 0.5;
+    context_attention<double, whole_sequence> engine(ctx, shape, sequence_order::text(8));
+    std::vector<double> expected(static_cast<std::size_t>(q.size()));
+    engine.forward(ctx, {q.data(), k.data(), v.data()}, expected.data(), nullptr);
+    check_near(output({.causal = true}, q, k), expected, 1e-14, "causal");
+
+    const auto frequencies = kernels::rope_inverse_frequencies(4, 100.0);
+    std::vector<std::int64_t> positions{0, 1, 2, 3, 4, 5, 6, 7};
+    std::vector<double> table(8 * 2 * 2);
+    kernels::rope_table(device, positions.data(), 8, std::span<const double>(frequencies), table.data(),
+                        table.data() + 16);
+    auto turned_q = copy_of(ctx, q);
+    auto turned_k = copy_of(ctx, k);
+    kernels::rope_forward(device, turned_q.data(), table.data(), table.data() + 16, 16, 4, 4, 16, 8);
+    kernels::rope_forward(device, turned_k.data(), table.data(), table.data() + 16, 16, 2, 4, 8, 8);
+    const auto rotated = output({.frequencies = frequencies}, q, k);
+    check_near(rotated, output({}, turned_q, turned_k), 1e-14, "rotated");
+    CHECK(largest_difference(rotated, output({}, q, k)) > 1e-3);
+    CHECK_THROWS_AS((attention_core<double, q_same, k_same>(ctx, "core", {.frequencies = {1.0}})), error);
+  });
+}
+
+namespace {
+
+/// Cross-attention as a layer of x with a memory that stays, or of the memory with an x that stays.
+template <class S, bool OfX, class Device>
+struct cross_layer : layer_types<double,
+                                 std::conditional_t<OfX, typename cross_attention<double, S, Device>::input,
+                                                    typename cross_attention<double, S, Device>::memory_input>,
+                                 typename cross_attention<double, S, Device>::output, Device> {
+  using inner = cross_attention<double, S, Device>;
+  using x_spec = typename inner::input;
+  using memory_spec = typename inner::memory_input;
+  using input = std::conditional_t<OfX, x_spec, memory_spec>;
+  using output = typename inner::output;
+  using saved = typename inner::saved;
+  inner attention;
+  tensor<double, x_spec, Device> x;
+  tensor<double, memory_spec, Device> memory;
+
+  cross_layer(const context<Device>& ctx, const cross_attention_options& how)
+      : attention(ctx, "cross", how), x(constant<x_spec>(ctx, 11)), memory(constant<memory_spec>(ctx, 12)) {}
+  tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<double, input, Device>& in,
+                                         saved* keep) {
+    if constexpr (OfX)
+      return attention.forward(mb, in, memory, keep);
+    else
+      return attention.forward(mb, x, in, keep);
+  }
+  tensor<double, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<double, input, Device>& in,
+                                                 saved& kept, const tensor<double, dual_t<output>, Device>& dy) {
+    if constexpr (OfX)
+      return attention.backward(mb, in, memory, kept, dy).x;
+    else
+      return attention.backward(mb, x, in, kept, dy).memory;
+  }
+  template <class F>
+  void visit(F&& f) {
+    attention.visit(f);
+  }
+};
+
+template <class S>
+void check_cross(const cross_attention_options& how) {
+  check([how](const auto& ctx) { return cross_layer<S, true, device_of<decltype(ctx)>>(ctx, how); });
+  check([how](const auto& ctx) { return cross_layer<S, false, device_of<decltype(ctx)>>(ctx, how); });
+}
+
+}  // namespace
+
+TEST_CASE("cross-attention, sequence-parallel, tensor-parallel, with parameters stored over dp") {
+  check_cross<megatron_sp>({});
+  check_cross<megatron_tp>({.q_bias = true, .v_bias = true, .output_bias = true});
+  check_cross<stored_over_dp<megatron_sp>>({.q_bias = true, .v_bias = true, .output_bias = true});
+}
+
+TEST_CASE("cross-attention of tokens in zigzag order, and with adapters") {
+  check_cross<context_parallel<megatron_sp, ring<cp>, zigzag>>({.output_bias = true});
+  check_cross<megatron_sp>({.lora = {.k = {2, 1.5}, .o = {3, 0.5}}});
+}
+
+TEST_CASE("cross-attention gathers x once and the memory once") {
+  const auto make = [](const auto& ctx) {
+    return cross_layer<megatron_sp, true, device_of<decltype(ctx)>>(ctx, cross_attention_options{});
+  };
+  const layer_plan plan = dry_run(four{1, 1, 2, 1}.shape(), sizes_here(), 0, make);
+  CHECK(plan.forward.total("tp", collective::all_gather).calls == 2);
+  CHECK(plan.forward.total("tp", collective::reduce_scatter).calls == 1);
+  CHECK(plan.backward.total("tp", collective::all_gather).calls == 1);
+  CHECK(plan.backward.total("tp", collective::reduce_scatter).calls == 2);
+}

@@ -1,0 +1,141 @@
+// Linears under strategies, the library's and a user's own: finite differences on one rank, meshes equal one rank.
+#include "plait/nn/linear.hpp"
+
+#include "support/layer_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using two = plait::mesh<axis<dp>, axis<tp>>;
+
+template <class Input, class Weight, class Output, bool Bias>
+struct policy {
+  using mesh = two;
+  using input = Input;
+  using weight = Weight;
+  using output = Output;
+  static constexpr bool bias = Bias;
+};
+
+using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
+using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
+using wide = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
+using column = spec<shard<ffn, tp>, hidden>;
+using row = spec<hidden, shard<ffn, tp>>;
+using whole_weight = spec<ffn, hidden>;
+
+template <class Policy, class Mesh = two>
+void check_linear() {
+  const auto make = [](const auto& ctx) { return linear<double, Policy, device_of<decltype(ctx)>>(ctx, "layer"); };
+  const dim_sizes sizes = transformer_sizes();
+  const layer_values one = check_one(Mesh{1, 1}, sizes, make);
+  check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 8}, Mesh{1, 1}}, sizes, one, make);
+}
+
+}  // namespace
+
+TEST_CASE("column-parallel") {
+  check_linear<policy<rows_split, column, wide, false>>();
+  check_linear<policy<rows_split, column, wide, true>>();
+  check_linear<policy<rows_whole, column, wide, true>>();
+  check_linear<policy<rows_replicated, column, wide, true>>();
+}
+
+TEST_CASE("row-parallel") {
+  check_linear<policy<wide, row, rows_split, false>>();
+  check_linear<policy<wide, row, rows_split, true>>();
+  check_linear<policy<wide, row, rows_whole, true>>();
+  check_linear<policy<wide, row, rows_replicated, true>>();
+  check_linear<policy<wide, row, rows_pending, false>>();
+}
+
+TEST_CASE("a weight on every rank") {
+  check_linear<policy<rows_split, whole_weight, spec<shard<batch, dp>, shard<seq, tp>, ffn>, true>>();
+  check_linear<policy<rows_whole, whole_weight, spec<shard<batch, dp>, seq, ffn, invariant<tp>>, true>>();
+}
+
+namespace {
+
+/// Stored over dp between steps, gathered for use: the parameters of ZeRO-3.
+struct stored_policy : policy<rows_split, column, wide, true> {
+  using stored = spec<shard<ffn, tp>, shard<hidden, dp>>;
+};
+struct stored_elsewhere_policy : policy<rows_split, column, wide, true> {
+  using stored = spec<ffn, shard<hidden, tp, dp>>;  // not how it is used at all
+};
+
+}  // namespace
+
+TEST_CASE("a weight stored in another layout than it is used in") {
+  check_linear<stored_policy>();
+  const auto make = [](const auto& ctx) {
+    return linear<double, stored_elsewhere_policy, device_of<decltype(ctx)>>(ctx, "layer");
+  };
+  const layer_values one = check_one(two{1, 1}, transformer_sizes(), make);
+  check_meshes({two{1, 2}, two{2, 2}, two{2, 4}}, transformer_sizes(), one, make);
+}
+
+namespace {
+
+// Two-dimensional tensor parallelism, which the library does not know: the weight is sharded over `across` on its own
+// dim and over `down` on the contracted one.
+struct across : axis_tag<"across"> {};
+struct down : axis_tag<"down"> {};
+using grid = plait::mesh<axis<down>, axis<across>>;
+struct grid_policy {
+  using mesh = grid;
+  using input = spec<batch, seq, shard<hidden, down>, invariant<across>>;
+  using weight = spec<shard<ffn, across>, shard<hidden, down>>;
+  using output = spec<batch, seq, shard<ffn, across>, invariant<down>>;
+  static constexpr bool bias = true;
+};
+struct grid_scatter_policy : grid_policy {
+  using input = spec<batch, shard<seq, across>, shard<hidden, down>>;
+  using output = spec<batch, seq, shard<ffn, across, down>>;
+};
+
+}  // namespace
+
+TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims") {
+  check_linear<grid_policy, grid>();
+  const auto make = [](const auto& ctx) {
+    return linear<double, grid_scatter_policy, device_of<decltype(ctx)>>(ctx, "layer");
+  };
+  const layer_values one = check_one(grid{1, 1}, transformer_sizes(), make);
+  check_meshes({grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}}, transformer_sizes(), one, make);
+}
+
+TEST_CASE("a linear over the caller's memory owns no weights") {
+  threads::run(4, [](threads::communicator c) {
+    world ranks(two{2, 2}.shape(), c);
+    cpu device;
+    context<cpu> ctx{device, ranks, transformer_sizes(), 99};
+    using column_linear = linear<double, policy<rows_whole, column, wide, false>>;
+    std::vector<double> weight(8 * 8), gradient(8 * 8), x(2 * 8 * 8), y(2 * 8 * 8), expected(2 * 8 * 8);
+    for (std::size_t i = 0; i < weight.size(); ++i)
+      weight[i] = random_at(7, static_cast<std::int64_t>(i) + 64 * ranks.coordinate(axis_of<tp>));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = random_at(8, static_cast<std::int64_t>(i));
+    for (std::size_t r = 0; r < 16; ++r)
+      for (std::size_t o = 0; o < 8; ++o)
+        for (std::size_t k = 0; k < 8; ++k) expected[r * 8 + o] += x[r * 8 + k] * weight[o * 8 + k];
+    const std::vector<double> weight_before = weight;
+    column_linear layer(ctx, "layer", {.memory = {weight.data(), gradient.data()}});
+    CHECK(device.bytes_in_use() == 0);
+    CHECK(std::as_const(*layer.weight()).value() == weight.data());
+    CHECK(layer.weight()->gradient() == gradient.data());
+    layer.forward(ctx, x.data(), y.data());
+    CHECK(device.bytes_in_use() == 0);
+    check_near(y, expected, 1e-14, "output");
+    column_linear::saved kept;
+    std::vector<double> dx(x.size());
+    layer.backward(ctx, x.data(), kept, y.data(), dx.data());
+    CHECK(gradient[0] != 0);
+    const auto reduced = layer.weight()->reduce(ctx);
+    CHECK(reduced.data() == gradient.data());
+    CHECK(weight == weight_before);
+  });
+}

@@ -1,0 +1,83 @@
+// Norms under any sharding: rows split, rows whole, and the last dim itself sharded. Golden values of PyTorch.
+#include "plait/nn/norm.hpp"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/layer_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using two = plait::mesh<axis<dp>, axis<tp>>;
+using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
+using columns_split = spec<shard<batch, dp>, seq, shard<hidden, tp>>;
+using columns_split_twice = spec<batch, seq, shard<hidden, tp, dp>>;
+
+template <template <class, class, class> class Norm, class Spec>
+void check_norm() {
+  const auto make = [](const auto& ctx) { return Norm<double, Spec, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); };
+  const dim_sizes sizes = transformer_sizes();
+  const layer_values one = check_one(two{1, 1}, sizes, make);
+  check_meshes({two{1, 2}, two{2, 1}, two{2, 2}, two{2, 4}, two{1, 8}, two{1, 1}}, sizes, one, make);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("RMSNorm", Spec, rows_split, rows_whole, rows_replicated, columns_split, columns_split_twice) {
+  check_norm<rms_norm, Spec>();
+}
+
+TEST_CASE_TEMPLATE("LayerNorm", Spec, rows_split, rows_whole, rows_replicated, columns_split, columns_split_twice) {
+  check_norm<layer_norm, Spec>();
+}
+
+namespace {
+
+std::vector<double> numbers(const nlohmann::json& flat) { return flat.at("values").get<std::vector<double>>(); }
+
+/// One golden norm on `tp_ranks` ranks that share each row.
+template <class Layer>
+void check_golden(const nlohmann::json& all, const nlohmann::json& golden, std::int64_t tp_ranks) {
+  threads::run(static_cast<int>(tp_ranks), [&](threads::communicator c) {
+    world ranks(two{1, tp_ranks}.shape(), c);
+    cpu device;
+    dim_sizes sizes;
+    sizes.set(dim_of<batch>, 2), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 12);
+    context<cpu> ctx{device, ranks, sizes, 1};
+    Layer layer(ctx, all.at("eps").get<double>());
+    layer.visit([&](auto& p) {
+      const auto full = numbers(all.at(p.name() == "norm.weight" ? "weight" : "bias"));
+      std::copy_n(full.begin() + p.part().offset[0], p.size(), p.value());
+      p.gather(ctx);
+      p.zero_gradient(ctx);
+    });
+    const auto x = place_full<columns_split>(ctx, numbers(all.at("x")));
+    const auto dy = place_full<columns_split>(ctx, numbers(all.at("dy")));
+    typename Layer::saved kept;
+    const auto y = layer.forward(ctx, x, &kept);
+    const auto dx = layer.backward(ctx, x, kept, dy);
+    check_near(collect_full(ctx, layout_v<columns_split>, y.data()), numbers(golden.at("y")), 1e-13, "y");
+    check_near(collect_full(ctx, layout_v<columns_split>, dx.data()), numbers(golden.at("dx")), 1e-13, "dx");
+    layer.visit([&](auto& p) {
+      const auto reduced = p.reduce(ctx);
+      check_near(collect_full(ctx, dual(p.stored()), reduced.data()),
+                 numbers(golden.at(p.name() == "norm.weight" ? "dweight" : "dbias")), 1e-13, p.name());
+    });
+  });
+}
+
+}  // namespace
+
+TEST_CASE("PyTorch's norms, rows whole and shared by ranks") {
+  std::ifstream file(std::string(PLAIT_TEST_DATA) + "/norms.json");
+  const auto all = nlohmann::json::parse(file);
+  for (const std::int64_t ranks : {1, 2, 3, 4}) {
+    check_golden<rms_norm<double, columns_split>>(all, all.at("rms_norm"), ranks);
+    check_golden<layer_norm<double, columns_split>>(all, all.at("layer_norm"), ranks);
+  }
+}

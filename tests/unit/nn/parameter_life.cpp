@@ -1,0 +1,258 @@
+// A parameter's life: what is forgotten, repeated or out of order is refused by name.
+#include <string>
+
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/gradient_norm.hpp"
+#include "plait/train/weights_hash.hpp"
+#include "support/layer_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using two = plait::mesh<axis<dp>, axis<tp>>;
+using rows = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+struct up_policy {
+  using mesh = two;
+  using input = rows;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using stored = spec<shard<ffn, tp>, shard<hidden, dp>>;
+  using output = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
+  static constexpr bool bias = true;
+};
+using up = linear<double, up_policy>;
+struct down {
+  using input = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using stored = spec<shard<hidden, dp>, shard<ffn, tp>>;
+  using output = rows;
+  static constexpr bool bias = true;
+};
+
+/// Calls body(context, layer, x, dy) on every rank of dp 2 x tp 2; what a rank throws, or "".
+template <class Body>
+std::string what_is_said(Body&& body) {
+  std::string text;
+  try {
+    threads::run(4, [&](threads::communicator c) {
+      world ranks(two{2, 2}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, ranks, transformer_sizes(), 5};
+      up layer(ctx, "up");
+      tensor<double, rows> x(ctx);
+      tensor<double, dual_t<up_policy::output>> dy(ctx);
+      kernels::fill(device, x.data(), x.size(), 1.0);
+      kernels::fill(device, dy.data(), dy.size(), 1.0);
+      layer.visit([&](auto& p) { p.initialize(ctx); });
+      body(ctx, layer, x, dy);
+    });
+  } catch (const error& e) {
+    text = e.what();
+  }
+  return text;
+}
+bool has(const std::string& text, const char* part) {
+  INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a whole life, twice") {
+  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+          adamw<double> optimizer;
+          for (int step = 0; step < 2; ++step) {
+            const auto all_are = [&](parameter_state s) {
+              layer.visit([&](auto& p) {
+                if (p.state() != s) fail(p.name() + " is " + name_of(p.state()) + ", and should be " + name_of(s));
+              });
+            };
+            all_are(step == 0 ? parameter_state::stale : parameter_state::updated);
+            gather_parameters(ctx, layer);
+            all_are(parameter_state::gathered);
+            zero_gradients(ctx, layer);
+            all_are(parameter_state::accumulating);
+            up::saved kept;
+            layer.forward(ctx, x, &kept);
+            layer.backward(ctx, x, kept, dy);
+            optimizer.begin_step(ctx, 1e-3);
+            layer.visit([&](auto& p) {
+              auto reduced = p.reduce(ctx);
+              if (p.state() != parameter_state::reduced) fail("not reduced");
+              optimizer.update(ctx, std::move(reduced));
+            });
+          }
+        }) == "");
+}
+
+TEST_CASE("a layer reads no parameter that has not been gathered") {
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) { layer.forward(ctx, x); }),
+            "parameter up.weight is used while it is stale: call gather(ctx)"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) {
+              gather_parameters(ctx, layer);
+              layer.bias()->value()[0] = 1;
+              layer.forward(ctx, x);
+            }),
+            "parameter up.bias is used while it is stale"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+              adamw<double> optimizer;
+              gather_parameters(ctx, layer);
+              zero_gradients(ctx, layer);
+              up::saved kept;
+              layer.backward(ctx, x, kept, dy);
+              optimizer.begin_step(ctx, 1e-3);
+              layer.visit([&](auto& p) { optimizer.update(ctx, p.reduce(ctx)); });
+              layer.forward(ctx, x);
+            }),
+            "parameter up.weight is used while it is updated"));
+}
+
+TEST_CASE("a gradient begins, is added to, reduced once, and used once") {
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+              gather_parameters(ctx, layer);
+              up::saved kept;
+              layer.backward(ctx, x, kept, dy);
+            }),
+            "parameter up.weight: a backward pass adds to a gradient that has not begun; call zero_gradient(ctx)"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              gather_parameters(ctx, layer);
+              static_cast<void>(layer.weight()->reduce(ctx));
+            }),
+            "parameter up.weight: reduce without a gradient"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              zero_gradients(ctx, layer);
+              static_cast<void>(layer.weight()->reduce(ctx));
+              static_cast<void>(layer.weight()->reduce(ctx));
+            }),
+            "parameter up.weight: reduce is called twice for one gradient"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+              gather_parameters(ctx, layer);
+              zero_gradients(ctx, layer);
+              up::saved kept;
+              static_cast<void>(layer.weight()->reduce(ctx));
+              layer.backward(ctx, x, kept, dy);
+            }),
+            "parameter up.weight: a backward pass adds to a gradient that has been reduced"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              adamw<double> optimizer;
+              zero_gradients(ctx, layer);
+              auto reduced = layer.weight()->reduce(ctx);
+              layer.weight()->zero_gradient(ctx);
+              optimizer.begin_step(ctx, 1e-3);
+              optimizer.update(ctx, std::move(reduced));
+            }),
+            "parameter up.weight: an optimizer updates it while it is stale; reduce(ctx) comes first"));
+}
+
+TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
+  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+          const std::size_t before = ctx.device.bytes_in_use();
+          const auto bytes =
+              static_cast<std::size_t>(layer.weight()->size() + layer.weight()->used_size()) * sizeof(double);
+          layer.weight()->freeze();
+          if (before - ctx.device.bytes_in_use() != bytes) fail("the gradient's memory is still there");
+          gather_parameters(ctx, layer);
+          zero_gradients(ctx, layer);
+          ctx.ranks.ledger().clear();
+          up::saved kept;
+          const auto y = layer.forward(ctx, x, &kept);
+          if (!kept.gathered.empty()) fail("what only the weight's gradient needs is kept");
+          const auto dx = layer.backward(ctx, x, kept, dy);
+          if (dx.data()[0] == 0) fail("no gradient of the input");
+          if (ctx.ranks.ledger().total("tp", collective::all_gather).calls != 1) fail("gathered for a frozen weight");
+          adamw<double> optimizer;
+          optimizer.begin_step(ctx, 1e-3);
+          const std::size_t unfrozen = ctx.device.bytes_in_use();
+          layer.visit([&](auto& p) {
+            if (p.trainable()) optimizer.update(ctx, p.reduce(ctx));
+          });
+          if (ctx.device.bytes_in_use() - unfrozen !=
+              2 * static_cast<std::size_t>(layer.bias()->size()) * sizeof(double))
+            fail("state of a frozen parameter");
+        }) == "");
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              layer.weight()->freeze();
+              static_cast<void>(layer.weight()->reduce(ctx));
+            }),
+            "parameter up.weight is frozen, and has no gradient to reduce"));
+}
+
+TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
+  // A parameter that is left out after the first step, then comes again.
+  std::vector<double> with, without;
+  for (std::vector<double>* result : {&with, &without})
+    CHECK(what_is_said([&](auto& ctx, auto& layer, auto& x, auto& dy) {
+            adamw<double> optimizer;
+            for (int step = 0; step < 3; ++step) {
+              gather_parameters(ctx, layer);
+              zero_gradients(ctx, layer);
+              up::saved kept;
+              layer.backward(ctx, x, kept, dy);
+              optimizer.begin_step(ctx, 1e-2);
+              layer.visit([&](auto& p) {
+                auto reduced = p.reduce(ctx);
+                const bool skipped = result == &without && step == 1 && p.name() == "up.weight";
+                if (!skipped) optimizer.update(ctx, std::move(reduced));
+              });
+            }
+            const auto bias = gather_whole(ctx, *layer.bias(), std::as_const(*layer.bias()).value());
+            if (ctx.ranks.rank() == 0) *result = bias;
+          }) == "");
+  CHECK(with == without);  // the bias has its own moments, whoever was updated before it
+  CHECK(has(
+      what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+        adamw<double> optimizer;
+        up other(ctx, "up");
+        zero_gradients(ctx, layer);
+        zero_gradients(ctx, other);
+        optimizer.begin_step(ctx, 1e-3);
+        optimizer.update(ctx, layer.weight()->reduce(ctx));
+        optimizer.update(ctx, other.weight()->reduce(ctx));
+      }),
+      "adamw: up.weight is updated twice in one step: two parameters have this name, or begin_step was not called"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              adamw<double> optimizer;
+              rms_norm<double, rows> other(ctx, 1e-5, "up");
+              zero_gradients(ctx, layer);
+              zero_gradients(ctx, other);
+              optimizer.begin_step(ctx, 1e-3);
+              optimizer.update(ctx, layer.weight()->reduce(ctx));
+              optimizer.begin_step(ctx, 1e-3);
+              optimizer.update(ctx, other.weight()->reduce(ctx));
+            }),
+            "adamw: up.weight has 8 elements on this rank, and its state is of 32"));
+  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+              adamw<double> optimizer;
+              zero_gradients(ctx, layer);
+              optimizer.update(ctx, layer.weight()->reduce(ctx));
+            }),
+            "adamw: begin_step comes before the first update"));
+}
+
+TEST_CASE("the use of a parameter follows from what it meets, over every axis of the mesh") {
+  static_assert(std::is_same_v<use_t<spec<hidden>, rows>, spec<hidden, replicate<dp, tp>>>);
+  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+          // A layer of one's own: all that it says of its parameter is where it lies and what it meets.
+          const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
+                                             layout_v<spec<hidden>>, layout_v<rows>);
+          if (!(dual(scale.used()) == layout_v<spec<hidden, partial<dp, tp>>>)) fail("the gradient is not partial");
+        }) == "");
+  CHECK(
+      has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+            const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
+                                               layout_v<spec<hidden>>, layout_v<spec<batch, shard<seq, tp>, hidden>>);
+          }),
+          "parameter scale: what it meets, <batch, shard<seq, tp>, hidden>: a boundary spec must mention every axis"));
+}
+
+TEST_CASE("biases are stored like weights") {
+  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+          const linear<double, down> layer(ctx, "down");
+          if (!(layer.bias()->stored() == layout_v<spec<shard<hidden, dp>>>)) fail(describe(layer.bias()->stored()));
+        }) == "");
+}

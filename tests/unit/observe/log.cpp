@@ -1,0 +1,90 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "plait/observe/json_log.hpp"
+#include "support/temp_folder.hpp"
+
+using nlohmann::json;
+using plait::json_log;
+using plait::json_object;
+
+TEST_CASE("numbers read back exactly, and as the type they were") {
+  for (double value :
+       {0.0, 1.0, -2.5, 0.1, 1.0 / 3, 5.545177444479562, 1e300, 4.9e-324, 1e16, 123456789.0, 0x1.fffffffffffffp-3}) {
+    const json back = json::parse(plait::json_number(value));
+    CHECK(back.get<double>() == value);
+    CHECK(back.is_number_float());
+  }
+  CHECK(plait::json_number(std::nan("")) == "null");
+  CHECK(plait::json_number(std::numeric_limits<double>::infinity()) == "null");
+
+  json_object object;
+  object.add("i", std::int64_t{-9007199254740993}).add("u", ~std::uint64_t{0}).add("b", true).add("f", 0.1f);
+  object.add("s", "a\"b\\c\n\t\x01\x7f\xc3\xa9").add("list", std::vector<double>{1, 0.5}).add("none", json_object());
+  object.add("nested", json_object().add("tp", 1).add("dp, x", 2)).add("words", std::vector<std::string>{"a, b", "c"});
+  object.add_null("n").add("empty", std::vector<int>{});
+  for (const json& back : {json::parse(object.text()), json::parse(object.lines())}) {
+    CHECK(back["i"] == -9007199254740993);
+    CHECK(back["u"] == ~std::uint64_t{0});
+    CHECK(back["b"] == true);
+    CHECK(back["f"].get<float>() == 0.1f);
+    CHECK(back["s"] == "a\"b\\c\n\t\x01\x7f\xc3\xa9");
+    CHECK(back["list"] == json({1.0, 0.5}));
+    CHECK(back["none"] == json::object());
+    CHECK(back["nested"]["dp, x"] == 2);
+    CHECK(back["words"] == json({"a, b", "c"}));
+    CHECK(back["n"].is_null());
+    CHECK(back["empty"] == json::array());
+  }
+  CHECK(object.text().find('\n') == std::string::npos);
+}
+
+TEST_CASE("a line per step, each on disk at once, then the summary") {
+  temp_folder dir;
+  dir.write("log.jsonl", "what an earlier run left\n");
+  json_log log(dir / "log.jsonl");
+  CHECK(dir.read("log.jsonl").empty());
+  log.step(
+      {.step = 1, .loss = 5.5, .grad_norm = std::nan(""), .lr = 0.1, .tokens_per_second = 1234.5, .comm_share = 0.25});
+  std::istringstream first(dir.read("log.jsonl"));
+  json line = json::parse(first);
+  CHECK(line.size() == 6);
+  CHECK(line["step"] == 1);
+  CHECK(line["loss"] == 5.5);
+  CHECK(line["grad_norm"].is_null());
+  CHECK(line["lr"] == 0.1);
+  CHECK(line["tokens_per_second"] == 1234.5);
+  CHECK(line["comm_share"] == 0.25);
+
+  log.step({.step = 2, .comm_share = std::nan(""), .mfu = 0.25});
+  std::istringstream second(dir.read("log.jsonl"));
+  second.ignore(1000, '\n');
+  line = json::parse(second);
+  CHECK(line["comm_share"].is_null());
+  CHECK(line["mfu"] == 0.25);
+  log.summary(json_object()
+                  .add("peak_bytes", 4096)
+                  .add("bytes_sent", json_object().add("tp", 10).add("dp", 20))
+                  .add("weights_hash", "00ff"));
+  const std::string text = dir.read("log.jsonl");
+  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
+  const json last = json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
+  CHECK(last["summary"]["bytes_sent"]["dp"] == 20);
+  CHECK(last["summary"]["weights_hash"] == "00ff");
+}
+
+TEST_CASE("a log that cannot be written is an error that names the knob") {
+  temp_folder dir;
+  CHECK_ERROR(json_log(dir / "absent/log"), "--log", "absent/log", "No such file");
+  CHECK_ERROR(json_log(dir / "", "--json"), "--json", "s a directory");
+  json_log full("/dev/full");
+  CHECK_ERROR(full.step({}), "--log", "/dev/full", "No space left");
+}

@@ -1,0 +1,121 @@
+#include "plait/observe/progress.hpp"
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using plait::format_duration;
+using plait::format_rate;
+using plait::progress;
+using plait::step_record;
+using std::chrono::milliseconds;
+
+/// Runs `steps` updates, `between` apart, and returns what was printed.
+template <class Middle>
+std::string printed(plait::progress_config config, bool terminal, milliseconds between, Middle&& middle) {
+  temp_folder dir;
+  {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::fopen((dir / "out").c_str(), "wb"), &std::fclose);
+    progress line(config, out.get(), terminal);
+    auto now = progress::clock::now();
+    for (std::int64_t s = config.first_step + 1; s <= config.steps; ++s) {
+      now += between;
+      line.update(
+          {.step = s, .loss = 4.25, .grad_norm = 0.5, .lr = 1e-3, .tokens_per_second = 12345, .comm_share = 0.125},
+          now);
+      middle(line, s);
+    }
+  }
+  return dir.read("out");
+}
+std::string printed(plait::progress_config config, bool terminal, milliseconds between = milliseconds(1000)) {
+  return printed(config, terminal, between, [](progress&, std::int64_t) {});
+}
+
+std::size_t count(std::string_view text, std::string_view part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("durations and rates") {
+  CHECK(format_duration(0) == "0 s");
+  CHECK(format_duration(59.4) == "59 s");
+  CHECK(format_duration(59.6) == "1 min 00 s");
+  CHECK(format_duration(185) == "3 min 05 s");
+  CHECK(format_duration(7620) == "2 h 07 min");
+  CHECK(format_duration(86400 * 4 + 3 * 3600) == "4 d 03 h");
+  CHECK(format_duration(-1) == "?");
+  CHECK(format_duration(0.0 / 0.0) == "?");
+  CHECK(format_rate(0) == "0");
+  CHECK(format_rate(812.3) == "812");
+  CHECK(format_rate(999.6) == "1.00k");
+  CHECK(format_rate(12345) == "12.3k");
+  CHECK(format_rate(99960) == "100k");
+  CHECK(format_rate(3.07e6) == "3.07M");
+  CHECK(format_rate(-1) == "?");
+}
+
+TEST_CASE("without a terminal: plain lines, first, every n-th and last") {
+  const std::string text = printed({.steps = 25, .every = 10}, false);
+  CHECK(count(text, "\n") == 4);
+  CHECK(count(text, "\r") == 0);
+  CHECK(text.starts_with("step 1/25  loss 4.2500  grad 0.500  lr 1.00e-03  12.3k tok/s  comm 12%  "));
+  CHECK(contains(text, "step 10/25"));
+  CHECK(contains(text, "step 20/25"));
+  CHECK(contains(text, "step 25/25"));
+  CHECK(text.ends_with("0 s left\n"));
+  CHECK(count(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
+}
+
+TEST_CASE("what is known beside is shown, and what is not known is left out") {
+  step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
+  const std::string line = "step 3/9  loss 2.0000  grad 1.000  lr 1.00e-03  812 tok/s";
+  CHECK(plait::format_progress(record, 9, 5) == line + "  comm 50%  5 s left");
+  record.mfu = 0.4149;
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  comm 50%  5 s left");
+  record.comm_share = std::nan("");
+  CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  5 s left");
+}
+
+TEST_CASE("on a terminal: one line rewritten, ended once") {
+  const std::string text = printed({.steps = 5}, true);
+  CHECK(count(text, "\n") == 1);
+  CHECK(text.ends_with("\x1b[K\n"));
+  CHECK(count(text, "\rstep") == 6);  // five steps, and once more at the end
+  const std::string fast = printed({.steps = 500}, true, milliseconds(1));
+  CHECK(count(fast, "\rstep") < 10);
+  CHECK(contains(fast, "step 500/500"));
+}
+
+TEST_CASE("a message stands above the line") {
+  const std::string text = printed({.steps = 2}, true, milliseconds(1000), [](progress& line, std::int64_t step) {
+    if (step == 1) line.message("evaluation loss 4.1");
+  });
+  CHECK(contains(text, "\r\x1b[Kevaluation loss 4.1\n\rstep 1/2"));
+  const std::string plain =
+      printed({.steps = 1}, false, milliseconds(1000), [](progress& line, std::int64_t) { line.message("hello"); });
+  CHECK(plain.ends_with("left\nhello\n"));
+}
+
+TEST_CASE("remaining time follows the recent steps") {
+  CHECK(contains(printed({.steps = 100, .every = 50}, false, milliseconds(2000)), "step 50/100"));
+  const std::string text = printed({.steps = 100, .every = 40}, false, milliseconds(2000));
+  const auto at = text.find("step 40/100");
+  REQUIRE(at != text.npos);
+  CHECK(contains(text.substr(at, 120), "2 min 00 s left"));
+}
+
+TEST_CASE("an interval of no steps is refused") {
+  CHECK_ERROR(progress({.steps = 1, .every = 0}, stderr), "--print-every", "at least 1");
+}

@@ -1,0 +1,148 @@
+// A parameter that two stages share must be made alike by both, and everything else has a name of its own: otherwise
+// a pipeline is not constructed.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "plait/comm/threads.hpp"
+#include "plait/models/language_model.hpp"
+#include "plait/nn/activation.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using namespace plait;
+using specs = transformer_specs<megatron_sp>;
+using norm = rms_norm<double, specs::residual>;
+using mlp = sequential<linear<double, specs::up>, linear<double, specs::down>>;
+using block = residual<norm, mlp>;
+using table_layer = embedding<double, specs::embedding>;
+using output = linear<double, specs::head>;
+using loss = cross_entropy_loss<double, specs::logits, specs::tokens>;
+using stage = language_model<table_layer, block, output, loss>;
+
+/// How a model is made; as it stands here it is right.
+struct maker {
+  std::string head_name = "wte";
+  bool embedding_tied = true, head_tied = true, uses_table = true;
+  double deviation = 0.02;
+  std::int64_t classes = 7;  ///< of the head's copy
+  std::function<std::string(std::int64_t)> block_name = [](std::int64_t i) { return "h." + std::to_string(i); };
+  std::int64_t tied_block = -1;  ///< whose first matrix is said to be tied
+
+  std::unique_ptr<stage> make(const context<cpu>& ctx, stage_layers part, const stage* first) const {
+    return std::make_unique<stage>(
+        ctx, 7, part, language_model_options{}, first,
+        [&] {
+          return table_layer(ctx, 7, "wte", {.init = {0, 0.02}, .tied_across_stages = embedding_tied && !part.last});
+        },
+        [&](std::int64_t i) {
+          const std::string name = block_name(i);
+          linear<double, specs::up> up(ctx, name + ".up", {.tied_across_stages = i == tied_block});
+          return block(norm(ctx, 1e-5, name + ".norm"),
+                       mlp(std::move(up), linear<double, specs::down>(ctx, name + ".down")));
+        },
+        [&](const parameter_ptr<double, cpu>& table) {
+          output::options how{.shape = {classes, 8}, .init = {0, deviation}};
+          if (uses_table) how.tied = table;
+          how.tied_across_stages = head_tied;
+          return output(ctx, head_name, how);
+        });
+  }
+};
+
+/// Makes the model as a pipeline of `ranks` ranks; throws what the ranks threw.
+template <class Policy>
+void construct(const maker& model, int ranks) {
+  const mesh<axis<pp>, axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{ranks, 1, 1, 1, 1};
+  const schedule plan = make_schedule<Policy>(ranks, 2);
+  threads::run(ranks, [&](threads::communicator c) {
+    pipeline_world here(shape.shape(), any_communicator(c));
+    cpu device;
+    const context<cpu> ctx{device, here.stage(),
+                           sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+    const stage_costs balance{std::vector<double>(static_cast<std::size_t>(plan.shape.stages()), 1.0), 0.0, 0.0};
+    const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
+    pipeline<stage> p(ctx, here.along(), plan, parts,
+                      [&](stage_layers part, stage* first) { return model.make(ctx, part, first); });
+  });
+}
+
+/// A whole model on one rank.
+void construct_whole(const maker& model) {
+  threads::run(1, [&](threads::communicator c) {
+    world here(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, here,
+                           sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+    const auto whole = model.make(ctx, {0, 2, true, true}, nullptr);
+    pipeline<stage> p(ctx, *whole, 2);
+  });
+}
+
+const std::string not_alike =
+    "pipeline: the first and the last stage do not have the same parameters that are tied across stages; both must "
+    "make them, with one name, shape and initializer";
+
+}  // namespace
+
+TEST_CASE("a tied table that is made right is accepted") {
+  CHECK_NOTHROW(construct_whole({}));
+  CHECK_NOTHROW(construct<one_f_one_b>({}, 2));
+  CHECK_NOTHROW(construct<one_f_one_b>({}, 4));
+  CHECK_NOTHROW(construct<zb_v>({}, 2));
+}
+
+TEST_CASE("so is a head of its own") {
+  const maker apart{.head_name = "head", .embedding_tied = false, .head_tied = false, .uses_table = false};
+  CHECK_NOTHROW(construct_whole(apart));
+  CHECK_NOTHROW(construct<one_f_one_b>(apart, 2));
+  CHECK_NOTHROW(construct<zb_v>(apart, 2));
+}
+
+TEST_CASE("on two ranks: another name, one side without tied_across_stages, another initializer or shape") {
+  CHECK_ERROR(construct<one_f_one_b>({.head_name = "lm_head"}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.head_tied = false}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.head_name = "lm_head", .head_tied = false}, 4), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.embedding_tied = false}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.deviation = 0.1}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.classes = 6}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.embedding_tied = false, .head_tied = false}, 2),
+              "the parameter wte.weight is on pipeline ranks", "both stages must make it with tied_across_stages");
+}
+
+TEST_CASE("on one rank: a head that makes its own table where it should use the embedding's") {
+  const maker own{.head_name = "lm_head", .uses_table = false};
+  const char* const text =
+      "language_model: the head makes the parameter lm_head.weight with tied_across_stages, and the embedding's "
+      "wte.weight is on this rank: use the table that make_head is given";
+  CHECK_ERROR(construct_whole(own), text);
+  CHECK_ERROR(construct<zb_v>(own, 2), text);
+  CHECK_ERROR(construct<zb_v>({.head_name = "lm_head", .head_tied = false, .uses_table = false}, 2),
+              "the embedding makes wte.weight with tied_across_stages, and the head does not use it");
+}
+
+TEST_CASE("two parameters of one name: in one stage, in two of a rank, on two ranks") {
+  const char* const text = "pipeline: two parameters are called h.norm.weight: they would have the same initial values";
+  const maker same{.block_name = [](std::int64_t) { return "h"; }};
+  CHECK_ERROR(construct_whole(same), text);
+  CHECK_ERROR(construct<zb_v>({.block_name = [](std::int64_t i) { return i % 3 ? std::to_string(i) : "h"; }}, 2), text);
+  CHECK_ERROR(construct<one_f_one_b>(same, 2), "the parameter h.norm.weight is on pipeline ranks",
+              "if not, each needs its own name");
+  CHECK_ERROR(construct_whole({.embedding_tied = false, .head_tied = false, .uses_table = false}),
+              "two parameters are called wte.weight");
+}
+
+TEST_CASE("only the ends of a pipeline share parameters") {
+  CHECK_ERROR(construct<one_f_one_b>({.tied_block = 1}, 3),
+              "the parameter h.1.up.weight is tied across stages, but only the first and the last stage can share");
+}

@@ -1,0 +1,280 @@
+// The stand-in CUDA runtime: kernels, and the mistakes in them that it ends a program for.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "stand_in/cuda/cuda_runtime.h"
+
+namespace {
+
+using stand_in::run_order;
+constexpr run_order orders[] = {run_order::forward, run_order::reverse, run_order::shuffle};
+
+void set_order(run_order order) { stand_in::executor::instance().set_order(order); }
+
+/// What a child process that runs `body` writes to its error stream before it is ended; empty if it ends well.
+template <class Body>
+std::string last_words(Body body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    signal(SIGABRT, SIG_DFL);
+    dup2(ends[1], 2);
+    close(ends[0]);
+    if (!freopen("/dev/null", "w", stdout)) _exit(0);
+    body();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? "" : "ended: " + text;
+}
+#define CHECK_DIES(text, ...) CHECK(last_words([&] __VA_ARGS__).find(text) != std::string::npos)
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(dim3 grid, dim3 block, std::size_t shared, void (*kernel)(Parameters...), Arguments... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class T>
+T* device_array(const std::vector<T>& values) {
+  T* p = nullptr;
+  REQUIRE(cudaMalloc(&p, values.size() * sizeof(T)) == cudaSuccess);
+  REQUIRE(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
+  return p;
+}
+template <class T>
+std::vector<T> host_array(const T* p, std::size_t n) {
+  std::vector<T> values(n);
+  REQUIRE(cudaMemcpy(values.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
+  return values;
+}
+
+std::vector<double> counting(std::size_t n) {
+  std::vector<double> values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<double>(i);
+  return values;
+}
+
+__global__ void total(const double* x, int n, double* out) {
+  __shared__ double warps[32];
+  double sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) sum += x[i];
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    sum = threadIdx.x < blockDim.x / 32 ? warps[threadIdx.x] : 0;
+    for (unsigned d = 16; d > 0; d /= 2) sum += __shfl_down_sync(0xffffffffu, sum, d);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+  }
+}
+
+template <bool WithBarrier>
+__global__ void rotate(const double* x, double* y) {
+  auto* tile = static_cast<double*>(__stand_in_dynamic_shared());
+  tile[threadIdx.x] = x[threadIdx.x];
+  if (WithBarrier) __syncthreads();
+  y[threadIdx.x] = tile[(threadIdx.x + blockDim.x - 1) % blockDim.x];
+}
+
+__global__ void half_at_a_barrier() {
+  if (threadIdx.x < 48) __syncthreads();
+}
+__global__ void half_in_a_shuffle(int* out) {
+  if (threadIdx.x < 16) *out = __shfl_sync(0xffffffffu, 1, 0);
+}
+__global__ void different_collectives(int* out) {
+  *out = threadIdx.x < 16 ? __shfl_sync(0xffffffffu, 1, 0) : __any_sync(0xffffffffu, 1);
+}
+__global__ void write_at(char* p, int i) { p[i] = 0; }
+__global__ void nothing() {}
+
+__global__ void collectives(unsigned* out) {
+  const unsigned lane = threadIdx.x % 32, all = 0xffffffffu;
+  unsigned* mine = out + threadIdx.x * 10;
+  mine[0] = __shfl_sync(all, lane * 10, 5);
+  mine[1] = __shfl_up_sync(all, lane, 1);
+  mine[2] = __shfl_down_sync(all, lane, 2);
+  mine[3] = __shfl_xor_sync(all, lane, 3);
+  mine[4] = __ballot_sync(all, lane % 2);
+  mine[5] = static_cast<unsigned>(__any_sync(all, lane == 7)) * 2 + static_cast<unsigned>(__all_sync(all, lane < 31));
+  mine[6] = static_cast<unsigned>(__syncthreads_count(threadIdx.x < 40));
+  mine[7] = __shfl_sync(all, lane, 1, 8);
+  mine[8] = static_cast<unsigned>(__syncthreads_or(threadIdx.x == 3) * 2 + __syncthreads_and(threadIdx.x != 3));
+  mine[9] = __shfl_xor_sync(all, lane, 4, 4);
+}
+
+__global__ void count(unsigned* counters) {
+  atomicAdd(&counters[0], 1u);
+  atomicMax(&counters[1], threadIdx.x);
+  atomicCAS(&counters[2], 0u, 1 + threadIdx.x);
+  atomicExch(&counters[3], 7);
+}
+
+__global__ void coordinates(unsigned* out) {
+  const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 100 + thread;
+}
+
+}  // namespace
+
+TEST_CASE("stand-in: a reduction with shared memory and shuffles, in every order") {
+  double* x = device_array(counting(10000));
+  double* y = device_array(std::vector<double>(3));
+  for (const run_order order : orders) {
+    set_order(order);
+    CHECK(launch(3, 256, 0, total, x, 10000, y) == cudaSuccess);
+    CHECK(host_array(y, 3) == std::vector<double>(3, 49995000));
+  }
+  set_order(run_order::forward);
+  cudaFree(x);
+  cudaFree(y);
+}
+
+TEST_CASE("stand-in: a missing barrier shows in another order") {
+  double* x = device_array(counting(64));
+  double* y = device_array(counting(64));
+  std::vector<double> expected = counting(64);
+  for (double& e : expected) e = e == 0 ? 63 : e - 1;
+  int shown = 0;
+  for (const run_order order : orders) {
+    set_order(order);
+    launch(1, 64, 64 * sizeof(double), rotate<true>, x, y);
+    CHECK(host_array(y, 64) == expected);
+    launch(1, 64, 64 * sizeof(double), rotate<false>, x, y);
+    const auto got = host_array(y, 64);
+    shown += got != expected;
+    if (order == run_order::reverse) CHECK(got[40] != got[40]);  // shared memory starts as NaN
+  }
+  CHECK(shown == 3);
+  set_order(run_order::forward);
+  cudaFree(x);
+  cudaFree(y);
+}
+
+TEST_CASE("stand-in: collectives of a warp and votes of a block") {
+  for (const run_order order : orders) {
+    set_order(order);
+    unsigned* out = device_array(std::vector<unsigned>(640));
+    CHECK(launch(1, 64, 0, collectives, out) == cudaSuccess);
+    const auto got = host_array(out, 640);
+    for (unsigned t = 0; t < 64; ++t) {
+      const unsigned lane = t % 32;
+      const unsigned expected[] = {
+          50, lane ? lane - 1 : 0,       lane < 30 ? lane + 2 : lane, lane ^ 3, 0xaaaaaaaau, 2, 40, lane / 8 * 8 + 1,
+          2,  lane & 4 ? lane - 4 : lane};
+      for (unsigned i = 0; i < 10; ++i) {
+        CAPTURE(t);
+        CAPTURE(i);
+        CHECK(got[t * 10 + i] == expected[i]);
+      }
+    }
+    cudaFree(out);
+  }
+  set_order(run_order::forward);
+}
+
+TEST_CASE("stand-in: atomics and coordinates") {
+  unsigned* counters = device_array(std::vector<unsigned>(4));
+  CHECK(launch(dim3(5, 2), 96, 0, count, counters) == cudaSuccess);
+  const auto counted = host_array(counters, 4);
+  CHECK(counted[0] == 960);
+  CHECK(counted[1] == 95);
+  CHECK(counted[2] == 1);
+  CHECK(counted[3] == 7);
+  cudaFree(counters);
+
+  unsigned* out = device_array(std::vector<unsigned>(24 * 30));
+  CHECK(launch(dim3(2, 3, 4), dim3(5, 3, 2), 0, coordinates, out) == cudaSuccess);
+  const auto got = host_array(out, 24 * 30);
+  int wrong = 0;
+  for (unsigned i = 0; i < got.size(); ++i) wrong += got[i] != i / 30 * 100 + i % 30;
+  CHECK(wrong == 0);
+  cudaFree(out);
+}
+
+TEST_CASE("stand-in: launches that a GPU refuses") {
+  CHECK(launch(1, 1025, 0, nothing) == cudaErrorInvalidConfiguration);
+  CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+  CHECK(cudaGetLastError() == cudaSuccess);
+  CHECK(launch(0, 32, 0, nothing) == cudaErrorInvalidConfiguration);
+  CHECK(launch(dim3(1, 70000), 32, 0, nothing) == cudaErrorInvalidConfiguration);
+  CHECK(launch(1, 32, 49153, nothing) == cudaErrorInvalidValue);
+  CHECK(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10) == cudaErrorInvalidValue);
+  CHECK(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10) == cudaSuccess);
+  CHECK(launch(1, 32, 227 << 10, nothing) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("stand-in: what ends a program") {
+  int* number = device_array(std::vector<int>(1));
+  char* text = device_array(std::vector<char>(1000));
+  CHECK(last_words([] {}) == "");
+
+  CHECK_DIES("host code touched device memory", { *number = 1; });
+  CHECK_DIES("byte 17 of an allocation of 1000", {
+    const volatile char* p = text;
+    static_cast<void>(p[17]);
+  });
+  CHECK_DIES("of 64 threads 48 wait at a barrier, 0 in a collective of their warp, 16 have returned", {
+    launch(1, 64, 0, half_at_a_barrier);
+    cudaDeviceSynchronize();
+  });
+  CHECK_DIES("16 in a collective of their warp, 16 have returned", {
+    launch(1, 32, 0, half_in_a_shuffle, number);
+    cudaDeviceSynchronize();
+  });
+  CHECK_DIES("meet in different collectives", {
+    launch(1, 32, 0, different_collectives, number);
+    cudaDeviceSynchronize();
+  });
+  CHECK_DIES("a pointer to host memory", {
+    int local = 0;
+    launch(1, 32, 0, half_in_a_shuffle, &local);
+  });
+#ifdef STAND_IN_ADDRESS_SANITIZER
+  const char* const beyond = "use-after-poison";
+  const char* const before = "use-after-poison";
+#else
+  const char* const beyond = "beyond the end of an allocation of 1000 bytes";
+  const char* const before = "before the start of an allocation of 1000 bytes";
+#endif
+  for (const int i : {1000, 1003}) {
+    CHECK_DIES(beyond, {
+      launch(1, 1, 0, write_at, text, i);
+      cudaFree(text);
+    });
+  }
+  CHECK_DIES(before, {
+    launch(1, 1, 0, write_at, text, -1);
+    cudaFree(text);
+  });
+#ifdef STAND_IN_ADDRESS_SANITIZER
+  CHECK_DIES("use-after-poison", {
+    cudaFree(text);
+    launch(1, 1, 0, write_at, text, 0);
+    cudaDeviceSynchronize();
+  });
+#endif
+  cudaFree(number);
+  cudaFree(text);
+}

@@ -1,0 +1,158 @@
+// The executor of plans on real arrays: every kind of step, dims that are not outermost, several axes, against the
+// boxes.
+#include <random>
+
+#include "plait/layout/make_plan.hpp"
+#include "support/layer_check.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct ax : axis_tag<"ax"> {};
+struct bx : axis_tag<"bx"> {};
+struct cx : axis_tag<"cx"> {};
+using cube = plait::mesh<axis<ax>, axis<bx>, axis<cx>>;
+
+/// Local parts of the full tensor `full` under `a`, over all ranks: partial axes are split unevenly so that the sum is
+/// right.
+std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_sizes& sizes,
+                                     const std::vector<std::int64_t>& full) {
+  const box b = local_box(a, w.shape(), sizes, w.rank());
+  std::vector<std::int64_t> out;
+  std::int64_t terms = 1;
+  bool first = true;
+  for (axis_id axis : a.partial) {
+    terms *= w.shape().extent(axis);
+    first = first && w.coordinate(axis) == 0;
+  }
+  for (std::int64_t i = 0; i < b.local[0]; ++i)
+    for (std::int64_t j = 0; j < b.local[1]; ++j)
+      for (std::int64_t k = 0; k < b.local[2]; ++k) {
+        const std::int64_t at = ((b.offset[0] + i) * b.global[1] + b.offset[1] + j) * b.global[2] + b.offset[2] + k;
+        const std::int64_t value = full[static_cast<std::size_t>(at)];
+        out.push_back(terms == 1 ? value : first ? value - 3 * (terms - 1) : 3);
+      }
+  return out;
+}
+
+/// What a rank must hold after a move to `a`: exact where `a` has no partial axis; else the sum over them must be
+/// right, which a further move to invariant shows.
+void check_move(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
+                const std::vector<std::int64_t>& full) {
+  cpu device;
+  const executor moves(from, to, w, sizes, "test");
+  const std::vector<std::int64_t> in = local_part(from, w, sizes, full);
+  std::vector<std::int64_t> out(static_cast<std::size_t>(moves.target().local_size()), -1);
+  w.ledger().clear();
+  moves.run(device, in.data(), out.data(), dtype::i64);
+  const ledger measured = w.ledger();
+  ledger predicted;
+  moves.visit_collectives(
+      [&](const collective_cost& c) {
+        predicted.of(label_of(w.pruned(c.axes))).kinds[static_cast<std::size_t>(c.kind)] += {1, c.payload, c.wire, 0.0};
+      },
+      sizeof(std::int64_t));
+  CHECK(compare_ledgers(measured, predicted).text() == "");
+  layout complete = to;
+  complete.partial = {};
+  if (!to.partial.empty()) {
+    const executor finish(to, complete, w, sizes, "test");
+    std::vector<std::int64_t> sum(out.size());
+    finish.run(device, out.data(), sum.data(), dtype::i64);
+    out = sum;
+  }
+  INFO(describe(moves.planned()));
+  CHECK(out == local_part(complete, w, sizes, full));
+}
+
+layout random_layout(std::mt19937& random, bool shuffled_axes) {
+  layout a;
+  a.dims.push_back({dim_of<batch>, {}});
+  a.dims.push_back({dim_of<seq>, {}});
+  a.dims.push_back({dim_of<hidden>, {}});
+  std::vector<axis_id> axes{axis_of<ax>, axis_of<bx>, axis_of<cx>};
+  if (shuffled_axes) std::shuffle(axes.begin(), axes.end(), random);
+  for (axis_id axis : axes) {
+    const auto choice = random() % 6;
+    if (choice < 3)
+      a.append(a.dims[choice].dim, axis);
+    else
+      a.set(axis, choice == 3 ? state::invariant : choice == 4 ? state::replicated : state::partial);
+  }
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("random redistributions of a 3-d tensor on three axes") {
+  std::mt19937 random(11);
+  dim_sizes sizes;
+  sizes.set(dim_of<batch>, 24), sizes.set(dim_of<seq>, 24), sizes.set(dim_of<hidden>, 24);
+  std::vector<std::int64_t> full(24 * 24 * 24);
+  for (std::size_t i = 0; i < full.size(); ++i) full[i] = static_cast<std::int64_t>(i * 2654435761u % 100003);
+  int kinds_seen[8] = {};
+  for (const auto& mesh : {cube{2, 2, 2}, cube{3, 2, 1}, cube{1, 4, 3}, cube{2, 3, 2}}) {
+    std::vector<std::pair<layout, layout>> cases;
+    while (cases.size() < 80) {
+      const layout from = random_layout(random, true), to = random_layout(random, true);
+      const plan p = make_plan(from, to, mesh.shape(), sizes);
+      if (!p.verdict.ok()) continue;
+      for (const redistribution_step& s : p.steps) ++kinds_seen[static_cast<int>(s.kind)];
+      cases.emplace_back(from, to);
+    }
+    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+      world w(mesh.shape(), c);
+      for (const auto& [from, to] : cases) check_move(from, to, w, sizes, full);
+    });
+  }
+  for (int kind = 0; kind < 8; ++kind) {
+    INFO(name_of(static_cast<transition_kind>(kind)));
+    CHECK(kinds_seen[kind] > 0);
+  }
+}
+
+TEST_CASE("all-to-all between any two of three dims") {
+  dim_sizes sizes;
+  sizes.set(dim_of<batch>, 8), sizes.set(dim_of<seq>, 12), sizes.set(dim_of<hidden>, 4);
+  std::vector<std::int64_t> full(8 * 12 * 4);
+  for (std::size_t i = 0; i < full.size(); ++i) full[i] = static_cast<std::int64_t>(i);
+  threads::run(4, [&](threads::communicator c) {
+    world w(cube{4, 1, 1}.shape(), c);
+    const layout places[3] = {layout_v<spec<shard<batch, ax>, seq, hidden, invariant<bx, cx>>>,
+                              layout_v<spec<batch, shard<seq, ax>, hidden, invariant<bx, cx>>>,
+                              layout_v<spec<batch, seq, shard<hidden, ax>, invariant<bx, cx>>>};
+    for (const layout& from : places)
+      for (const layout& to : places) {
+        check_move(from, to, w, sizes, full);
+        const executor moves(from, to, w, sizes, "test");
+        CHECK(moves.planned().steps.size() == (from == to ? 0u : 1u));
+        if (!(from == to)) CHECK(moves.planned().steps[0].kind == transition_kind::all_to_all);
+      }
+  });
+}
+
+TEST_CASE("a size that does not divide and dims that differ are refused by name") {
+  threads::run(4, [](threads::communicator c) {
+    world w(cube{4, 1, 1}.shape(), c);
+    dim_sizes sizes;
+    sizes.set(dim_of<batch>, 6), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 2);
+    const layout whole = layout_v<spec<batch, seq, hidden, invariant<ax, bx, cx>>>;
+    const auto text_of_move = [&](const layout& to) {
+      try {
+        executor(whole, to, w, sizes, "activations");
+      } catch (const error& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    const std::string uneven = text_of_move(layout_v<spec<shard<batch, ax>, seq, hidden>>);
+    CHECK(uneven.find("activations: the global size of a dim is not divisible") == 0);
+    CHECK(uneven.find("batch is 6, sharded over ax=4 = 4 ranks; the nearest sizes that divide are 4 and 8") !=
+          std::string::npos);
+    CHECK(
+        text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") ==
+        0);
+  });
+}

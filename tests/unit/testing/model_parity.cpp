@@ -1,0 +1,104 @@
+// The kit that compares models with one rank finds what it should, in cases that are wrong on purpose.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+#include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/gpt2_parity.hpp"
+#include "support/temp_folder.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+struct idle : axis_tag<"idle"> {};
+
+/// A strategy that knows an axis and does nothing with it.
+struct with_idle_axis {
+  using mesh = plait::mesh<axis<dp>, axis<idle>>;
+  using residual = spec<shard<batch, dp>, seq, hidden, invariant<idle>>;
+  using heads = plait::heads;
+  using kv_heads = plait::kv_heads;
+  using ffn = plait::ffn;
+  using vocab = plait::vocab;
+};
+using S = with_idle_axis;
+
+const gpt2::config config = tiny_gpt2(1);
+mesh_shape shape(std::int64_t d, std::int64_t i) { return S::mesh{d, i}.shape(); }
+
+template <class Make>
+std::string found(std::vector<mesh_shape> meshes, const model_setup& how, Make&& make) {
+  return check_model(shape(1, 1), meshes, how, make).text();
+}
+template <class Ctx>
+constexpr bool counts = only_counts<device_of<Ctx>>;
+
+/// As it should be, but for what `spoil(config, options, ctx)` does.
+template <class Spoil>
+auto spoiled(Spoil spoil) {
+  return [=](const auto& ctx, stage_layers part, auto first) {
+    gpt2::config c = config;
+    language_model_options options;
+    spoil(c, options, ctx);
+    return make_gpt2<S>(c, options)(ctx, part, first);
+  };
+}
+
+}  // namespace
+
+TEST_CASE("nothing is found where nothing is wrong") {
+  CHECK(found({shape(2, 1)}, gpt2_setup<S>(config), make_gpt2<S>(config)) == "");
+}
+
+TEST_CASE("an axis that does nothing") {
+  const std::string text = found({shape(2, 2)}, gpt2_setup<S>(config), make_gpt2<S>(config));
+  CHECK(contains(text, "nothing is sharded or sent over idle"));
+  CHECK(!contains(text, "over dp"));
+}
+
+TEST_CASE("weights and a loss that stay, a gradient that should vanish and does not, one that does and should not") {
+  model_setup how = gpt2_setup<S>(config);
+  how.learning_rate = 0;
+  CHECK(contains(found({}, how, make_gpt2<S>(config)), "one rank: the steps do not change wte.weight"));
+  how.steps = 1;
+  CHECK(contains(found({}, how, make_gpt2<S>(config)), "the loss is the same in the first and the last step"));
+  how = gpt2_setup<S>(config);
+  how.vanishes = [](const std::string& name) { return name == "ln_f.bias"; };
+  const std::string text = found({}, how, make_gpt2<S>(config));
+  CHECK(contains(text, "the gradient of ln_f.bias should vanish"));
+  CHECK(contains(text, "the gradient of h.0.attn.k_proj.bias is zero, so that the case shows nothing of it"));
+}
+
+TEST_CASE("a mesh that begins otherwise, or computes something else") {
+  const std::string start = found({shape(2, 1)}, gpt2_setup<S>(config), spoiled([](auto& c, auto&, const auto& ctx) {
+                                    if (ctx.ranks.size() > 1) c.init.std = 0.05;
+                                  }));
+  CHECK(contains(start, "initial value: wte.weight differs by"));
+  CHECK(contains(start, "another hash of the initial weights"));
+  const std::string other = found({shape(2, 1)}, gpt2_setup<S>(config), spoiled([](auto& c, auto&, const auto& ctx) {
+                                    if (ctx.ranks.size() > 1) c.epsilon = 1e-3;
+                                  }));
+  for (const char* what : {"step 0: the loss differs by", "step 0: the gradient norm differs by",
+                           "gradient of the first step: wte.weight differs by"})
+    CHECK(contains(other, what));
+  CHECK(!contains(other, "initial"));
+}
+
+TEST_CASE("a dry run of something else") {
+  const std::string text =
+      found({shape(2, 1)}, gpt2_setup<S>(config), spoiled([](auto&, auto& options, const auto& ctx) {
+              if (counts<decltype(ctx)>) options.keep = recompute::full;
+            }));
+  CHECK(contains(text, "bytes, and the dry run said"));
+}
+
+TEST_CASE("what is no number differs from everything, on either side") {
+  const double nan = std::nan("");
+  CHECK(testing::largest_difference({1}, {nan}) == INFINITY);
+  CHECK(testing::largest_difference({nan}, {1}) == INFINITY);
+  CHECK(testing::largest_difference({1, 2}, {1}) == INFINITY);
+  CHECK(testing::largest_difference({1}, {2}) == 0.5);
+}

@@ -1,0 +1,128 @@
+// AdamW and clipping against PyTorch, and the gradient norm on meshes.
+#include "plait/train/optim/adamw.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <deque>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/optim/gradient_norm.hpp"
+
+using namespace plait;
+
+namespace {
+
+struct matrix_rows : dim_tag<"matrix_rows"> {};
+struct matrix_cols : dim_tag<"matrix_cols"> {};
+struct vector_dim : dim_tag<"vector_dim"> {};
+using two = plait::mesh<axis<dp>, axis<tp>>;
+
+std::vector<double> numbers(const nlohmann::json& flat) { return flat.at("values").get<std::vector<double>>(); }
+
+void check_close(const double* a, const std::vector<double>& b, double tolerance) {
+  for (std::size_t i = 0; i < b.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])));
+}
+
+/// Runs the golden steps; every rank of `ranks` along dp stores the same, and steps in the same way.
+void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, double limit, std::int64_t ranks) {
+  threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
+    world w(two{ranks, 1}.shape(), c);
+    cpu device;
+    dim_sizes sizes;
+    sizes.set(dim_of<matrix_rows>, 5), sizes.set(dim_of<matrix_cols>, 3), sizes.set(dim_of<vector_dim>, 7);
+    const context<cpu> ctx{device, w, sizes, 1};
+    const auto& s = golden.at("settings");
+    adamw<double> optimizer({s.at("beta1"), s.at("beta2"), s.at("eps"), s.at("weight_decay")});
+    std::vector<double> matrix = numbers(golden.at("start").at("matrix")),
+                        vector = numbers(golden.at("start").at("vector"));
+    std::vector<double> dmatrix(15), dvector(7);
+    const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
+    const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // what it meets is the same on all ranks
+    parameter<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, alike,
+                              {matrix.data(), dmatrix.data(), true, true});
+    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike,
+                              {vector.data(), dvector.data(), true, true});
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
+      std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
+      pm.begin_gradient();
+      pv.begin_gradient();
+      auto gm = pm.reduce(ctx), gv = pv.reduce(ctx);
+      gradient_norm<double> norm;
+      norm.add(ctx, gm);
+      norm.add(ctx, gv);
+      const double total = norm.total(ctx);
+      CHECK(total == doctest::Approx(steps[i].at("grad_norm").get<double>()).epsilon(1e-13));
+      optimizer.begin_step(ctx, s.at("lr"), clip_factor(total, limit));
+      optimizer.update(ctx, std::move(gm));
+      optimizer.update(ctx, std::move(gv));
+      check_close(matrix.data(), numbers(steps[i].at("matrix")), 1e-13);
+      check_close(vector.data(), numbers(steps[i].at("vector")), 1e-13);
+    }
+    CHECK(optimizer.step() == static_cast<std::int64_t>(steps.size()));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("five steps of PyTorch's AdamW, with and without clipping") {
+  std::ifstream file(std::string(PLAIT_TEST_DATA) + "/adamw.json");
+  const auto golden = nlohmann::json::parse(file);
+  for (const std::int64_t ranks : {1, 2}) {
+    run_golden(golden, golden.at("unclipped"), 0.0, ranks);
+    run_golden(golden, golden.at("clipped"), golden.at("max_norm"), ranks);
+  }
+}
+
+TEST_CASE("the norm counts every element once, however it is stored") {
+  for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}}) {
+    threads::run(dp_ranks * tp_ranks, [&, dp_ranks = dp_ranks, tp_ranks = tp_ranks](threads::communicator c) {
+      world w(two{dp_ranks, tp_ranks}.shape(), c);
+      cpu device;
+      dim_sizes sizes;
+      sizes.set(dim_of<matrix_rows>, 8), sizes.set(dim_of<matrix_cols>, 8);
+      context<cpu> ctx{device, w, sizes, 1};
+      std::vector<double> value(64, 0), gradient(64, 1.0);
+      gradient_norm<double> norm;
+      std::deque<parameter<double, cpu>> all;
+      for (const layout& stored :
+           {layout_v<spec<matrix_rows, matrix_cols>>, layout_v<spec<shard<matrix_rows, tp>, matrix_cols>>,
+            layout_v<spec<shard<matrix_rows, tp>, shard<matrix_cols, dp>>>,
+            layout_v<spec<shard<matrix_rows, tp, dp>, matrix_cols>>,
+            layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
+        const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;
+        all.emplace_back(ctx, parameter_info{"p", {8, 8}, {}, true}, stored, stored, alike,
+                         used_memory<double>{value.data(), gradient.data(), true, true});
+        norm.add(ctx, all.back().reduce(ctx));
+      }
+      CHECK(norm.total(ctx) == doctest::Approx(std::sqrt(5 * 64.0)).epsilon(1e-14));
+    });
+  }
+}
+
+TEST_CASE("clip factor") {
+  CHECK(clip_factor(2.0, 1.0) == doctest::Approx(1.0 / (2.0 + 1e-6)).epsilon(1e-15));
+  CHECK(clip_factor(0.5, 1.0) == 1.0);
+  CHECK(clip_factor(1e9, 0.0) == 1.0);
+  CHECK(clip_factor(0.0, 1.0) == 1.0);
+}
+
+TEST_CASE("settings out of range are refused by name") {
+  const auto text = [](adamw_options o) {
+    try {
+      adamw<float> optimizer(o);
+    } catch (const error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(text({}).empty());
+  CHECK(text({1.0, 0.95, 1e-8, 0.1}).find("adamw: beta1 = 1,") == 0);
+  CHECK(text({0.9, -0.5, 1e-8, 0.1}).find("adamw: beta2 = -0.5") == 0);
+  CHECK(text({0.9, 0.95, 0.0, 0.1}).find("adamw: epsilon = 0") == 0);
+  CHECK(text({0.9, 0.95, 1e-8, -1.0}).find("adamw: weight_decay = -1") == 0);
+}
