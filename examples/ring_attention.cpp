@@ -91,7 +91,7 @@ constexpr std::int64_t seq = 512, heads = 8, kv_heads = 2, head_dim = 32;
 
 double element(int which, std::int64_t i) { return std::sin(0.37 * static_cast<double>(i * (which + 2) % 9973)); }
 
-/// Output and gradients, in the order of the text, of any number of ranks.
+/// Output and gradients, in original order, of any number of ranks.
 template <class Policy>
 std::vector<double> attend(std::int64_t ranks, const char* name) {
   std::vector<double> all(seq * 2 * (heads + kv_heads) * head_dim);

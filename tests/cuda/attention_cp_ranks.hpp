@@ -32,7 +32,7 @@ context_inputs random_inputs(const context_sizes& s, bool documents) {
                     random_values<T>(s.seq * s.heads * s.head_dim, 4),
                     {}};
   for (std::int64_t p = 0; documents && p < s.seq; ++p) {
-    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in the order of the text, see nothing
+    const std::int64_t last = s.seq * 3 / 4;  // the last rank's tokens, in original order, see nothing
     in.starts.push_back(static_cast<std::int32_t>(p < 41 ? 0 : p < last ? 41 : s.seq));
   }
   return in;
@@ -58,7 +58,7 @@ template <class T, class Policy, class Launch>
 context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {
   const context_sizes& s = in.sizes;
   const std::int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim, own = s.seq / ranks;
-  const sequence_order order = zigzag ? sequence_order::zigzag(s.seq, ranks) : sequence_order::text(s.seq);
+  const sequence_order order = zigzag ? sequence_order::zigzag(s.seq, ranks) : sequence_order::original(s.seq);
   std::vector<context_arrays> all(static_cast<std::size_t>(ranks));
   launch(ranks, [&](auto comm, cuda& device) {
     world w(mesh<axis<cp>>{ranks}.shape(), comm);

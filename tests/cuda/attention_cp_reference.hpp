@@ -10,7 +10,7 @@ struct context_sizes {
   std::int64_t seq = 128, heads = 4, kv_heads = 2, head_dim = 16, window = 0;
 };
 
-/// Output and gradients in the order of the text.
+/// Output and gradients in original order.
 struct context_arrays {
   std::vector<double> o, dq, dk, dv;
 };

@@ -4,7 +4,7 @@
 
 using namespace cases;
 
-// No redistribution turns the order of the text into zigzag order: the loader of data places tokens.
+// No redistribution turns the original order into zigzag order: the loader of data places tokens.
 using text = spec<shard<batch, dp>, shard<seq, cp>, hidden>;
 #ifdef PLAIT_FAIL_FIX
 using other = spec<shard<batch, dp>, seq, hidden, replicate<cp>>;

@@ -8,7 +8,7 @@
 
 using namespace plait;
 
-// The tokens of the one lie in zigzag order, the other takes them in the order of the text.
+// The tokens of the one lie in zigzag order, the other takes them in original order.
 using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
 #ifdef PLAIT_FAIL_FIX
 using text = zig;

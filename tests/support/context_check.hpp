@@ -44,7 +44,7 @@ struct attention_case {
   }
 };
 
-/// Rows of a global [batch, seq, width] between the order of the text and that of a sequence dim.
+/// Rows of a global [batch, seq, width] between the original order and that of a sequence dim.
 inline std::vector<double> reordered(const std::vector<double>& from, const attention_case& c,
                                      const sequence_order& order, bool to_text) {
   std::vector<double> to(from.size());
@@ -103,7 +103,7 @@ layer_plan plan_of_attention(const mesh_shape& mesh, std::int64_t rank, const at
   return plan;
 }
 
-/// One rank's share: everything in the order of the text. What is kept and what is communicated is as predicted.
+/// One rank's share: everything in original order. What is kept and what is communicated is as predicted.
 template <class T, strategy S>
 layer_values attend_on_rank(world& ranks, const attention_case& c) {
   cpu device;

@@ -77,7 +77,7 @@ void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Toke
 
 template <class Tokens>
 void fill_tokens(const scenario& s, std::int64_t first_sample, Tokens& ids, Tokens& labels) {
-  fill_tokens(s, first_sample, ids, labels, sequence_order::text(s.seq));
+  fill_tokens(s, first_sample, ids, labels, sequence_order::original(s.seq));
 }
 
 /// Three documents in each sequence.

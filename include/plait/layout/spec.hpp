@@ -9,13 +9,17 @@
 
 namespace plait {
 
-/// The words of a spec. A dim alone is whole; `shard<dim, axes...>` splits it over axes, the first one major.
+/// In a spec, a dim alone is whole; `shard<dim, axes...>` splits it over axes, the first one major.
 template <class Dim, class... Axes>
 struct shard {};
+/// The value is equal on all ranks of these axes, and each rank makes its own use of it: the gradient is partial. Other
+/// libraries call `invariant` replicated.
 template <class... Axes>
 struct replicate {};
+/// Each rank of these axes holds a term of a pending sum. The gradient is replicated.
 template <class... Axes>
 struct partial {};
+/// The value is equal on all ranks of these axes, and so is its gradient.
 template <class... Axes>
 struct invariant {};
 

@@ -59,7 +59,7 @@ class dropout {
  private:
   static constexpr int zigzag_at = layout_v<Spec>.find(dim_of<zseq>);
 
-  /// Calls f(part, offset) for parts of the local array that are boxes in the order of the text, samples counted over
+  /// Calls f(part, offset) for parts of the local array that are boxes in original order, samples counted over
   /// all steps.
   template <class F>
   void each_part(const microbatch<Device>& mb, box part, F&& f) const {

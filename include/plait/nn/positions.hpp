@@ -42,7 +42,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
         ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true}, placed, placed, lies);
     if (order.length() == 0 && lies.dims[1].dim == dim_of<zseq>)
       fail({name, ": learned positions of tokens in zigzag order need their sequence_order"});
-    if (order.length() == 0) order = sequence_order::text(part.global[1]);
+    if (order.length() == 0) order = sequence_order::original(part.global[1]);
     std::vector<std::int64_t> positions;
     for (std::int64_t i = 0; i < part.local[0]; ++i)
       for (const std::int64_t p : order.positions(part.offset[1], part.local[1])) positions.push_back(p);

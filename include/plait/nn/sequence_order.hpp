@@ -23,7 +23,7 @@ struct token_run {
 };
 
 namespace detail {
-/// Runs in the order of the text; those that continue each other, stored and in the text, become one.
+/// Runs in original order; those that continue each other, in memory and in original order, become one.
 inline std::vector<token_run> joined(std::vector<token_run> runs) {
   std::sort(runs.begin(), runs.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
   std::vector<token_run> result;
@@ -48,7 +48,7 @@ inline std::vector<token_run> joined(std::vector<token_run> runs) {
 class sequence_order {
  public:
   sequence_order() = default;
-  static sequence_order text(std::int64_t length) { return {length, 1}; }
+  static sequence_order original(std::int64_t length) { return {length, 1}; }
   /// Throws unless 2 * `ranks` divides `length`. `knob` names the length in the message, `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& knob = "the sequence",
                                const std::string& axes = "context-parallel ranks") {

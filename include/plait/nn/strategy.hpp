@@ -190,7 +190,7 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   using specs = transformer_specs<S>;
   const std::int64_t length = sizes.of(specs::sequence);
   if (length < 0) fail({"the context gives no size for the dim ", specs::sequence.text()});
-  if (!(specs::sequence == dim_of<zseq>)) return sequence_order::text(length);
+  if (!(specs::sequence == dim_of<zseq>)) return sequence_order::original(length);
   const axis_list axes = context_axes<typename specs::attention>;
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
 }

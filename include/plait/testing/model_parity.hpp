@@ -153,7 +153,7 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
     step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
       const box& part = ids.part();
       const std::int64_t length = part.global[1], first_sample = i * how.batch + k * samples + part.offset[0];
-      const sequence_order order = how.order ? how.order(stage.shape(), ctx.sizes) : sequence_order::text(length);
+      const sequence_order order = how.order ? how.order(stage.shape(), ctx.sizes) : sequence_order::original(length);
       for (std::int64_t a = 0, at = 0; a < part.local[0]; ++a)
         for (std::int64_t b = 0; b < part.local[1]; ++b, ++at) {
           const std::int64_t sample = first_sample + a, position = order.position(part.offset[1] + b);

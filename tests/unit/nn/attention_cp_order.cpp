@@ -39,7 +39,7 @@ std::vector<std::int64_t> two_pieces(std::int64_t first, std::int64_t second) {
   return all;
 }
 
-/// Runs of a text's tokens `from` to `to` - 1, of which some are left out, in the order of the text: cut at random,
+/// Runs of a text's tokens `from` to `to` - 1, of which some are left out, in original order: cut at random,
 /// stored in any order, some with a gap before them. `joined` or as they were cut.
 runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bool joined) {
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -96,11 +96,11 @@ TEST_CASE("rank r of c has piece r and piece 2c - 1 - r") {
   CHECK(order.runs(0, 8) == runs_of{{0, 0, 4}, {4, 20, 4}});
   CHECK(order.runs(16, 8) == runs_of{{0, 8, 8}});              // its two pieces follow each other
   CHECK(order.runs(10, 4) == runs_of{{0, 6, 2}, {2, 16, 2}});  // a part of a part, as tensor parallelism has it
-  CHECK(sequence_order::text(24).runs(8, 8) == runs_of{{0, 8, 8}});
+  CHECK(sequence_order::original(24).runs(8, 8) == runs_of{{0, 8, 8}});
 }
 
 TEST_CASE("zigzag order has every position once") {
-  CHECK(sequence_order::zigzag(7, 1) == sequence_order::text(7));
+  CHECK(sequence_order::zigzag(7, 1) == sequence_order::original(7));
   for (const std::int64_t ranks : {2, 3, 4, 8}) {
     const sequence_order o = sequence_order::zigzag(48, ranks);
     std::vector<std::int64_t> all = o.positions(0, 48), every(48);
@@ -115,7 +115,7 @@ TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the m
   for (const std::int64_t ranks : {2, 4, 8, 16}) {
     const std::int64_t length = 4096;
     const std::vector<std::int64_t> zig = causal_work(sequence_order::zigzag(length, ranks), ranks);
-    const std::vector<std::int64_t> text = causal_work(sequence_order::text(length), ranks);
+    const std::vector<std::int64_t> text = causal_work(sequence_order::original(length), ranks);
     const std::int64_t pairs = length * (length + 1) / 2;
     CHECK(std::accumulate(zig.begin(), zig.end(), std::int64_t{0}) == pairs);
     CHECK(std::accumulate(text.begin(), text.end(), std::int64_t{0}) == pairs);
@@ -142,7 +142,7 @@ TEST_CASE("pieces cover what is seen, each pair once, and are few") {
   for (const std::int64_t ranks : {1, 2, 4})
     for (const std::int64_t window : {0, 5, 9})
       for (const bool zig : {false, true}) {
-        const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::text(32), ranks);
+        const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::original(32), ranks);
         for (const runs_of& queries : blocks)
           for (const runs_of& keys : blocks) {
             const bool exact = window > 0;
@@ -295,7 +295,7 @@ TEST_CASE("a block travels as far as somebody sees it, and no message lacks its 
   for (const std::int64_t ranks : {2, 3, 4, 8})
     for (const bool zig : {false, true})
       for (const std::int64_t window : {0, 5, 20}) {
-        const auto blocks = blocks_of(zig ? sequence_order::zigzag(48, ranks) : sequence_order::text(48), ranks);
+        const auto blocks = blocks_of(zig ? sequence_order::zigzag(48, ranks) : sequence_order::original(48), ranks);
         std::vector<ring_route> routes;
         for (std::size_t r = 0; r < blocks.size(); ++r) routes.emplace_back(blocks, r, window);
         std::int64_t messages = 0, gradients = 0, home = 0;
@@ -336,7 +336,7 @@ TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
   sizes.set(dim_of<zseq>, 36);
   CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }).find("seq is 36; in zigzag order over 4 ranks of cp") ==
         0);
-  CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::text(36));
+  CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::original(36));
 }
 
 TEST_CASE("what follows from a strategy's policy") {
@@ -351,10 +351,10 @@ TEST_CASE("what follows from a strategy's policy") {
                     layout_v<context_parallel<megatron_sp, ring<cp>, zigzag>::residual>));
 }
 
-TEST_CASE("blocks put together in the order of the text and taken apart again") {
+TEST_CASE("blocks put together in original order and taken apart again") {
   cpu device;
   for (const bool zig : {false, true}) {
-    const sequence_order order = zig ? sequence_order::zigzag(24, 3) : sequence_order::text(24);
+    const sequence_order order = zig ? sequence_order::zigzag(24, 3) : sequence_order::original(24);
     const detail::text_assembly text(blocks_of(order, 3), 0, 3, 8);
     CHECK(text.length() == 24);
     CHECK(text.runs() == runs_of{{0, 0, 24}});

@@ -117,7 +117,7 @@ TEST_CASE("the core equals self-attention's engine, and its rotation the kernel'
     kernels::attention_shape shape;
     shape.batch = 2, shape.q_len = shape.k_len = 8, shape.heads = 4, shape.kv_heads = 2, shape.head_dim = 4;
     shape.scale = 0.5;
-    context_attention<double, whole_sequence> engine(ctx, shape, sequence_order::text(8));
+    context_attention<double, whole_sequence> engine(ctx, shape, sequence_order::original(8));
     std::vector<double> expected(static_cast<std::size_t>(q.size()));
     engine.forward(ctx, {q.data(), k.data(), v.data()}, expected.data(), nullptr);
     check_near(output({.causal = true}, q, k), expected, 1e-14, "causal");

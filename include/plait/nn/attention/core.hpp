@@ -96,7 +96,7 @@ class attention_core {
     shape_.q_offset = q.offset[1];
     const bool positions_matter = how.causal || how.window > 0 || !how.frequencies.empty();
     if (positions_matter && (layout_v<Q>.has(dim_of<zseq>) || layout_v<K>.has(dim_of<zseq>)))
-      fail({name, ": a mask, a window and a rotation need sequences in the order of the text, which zseq is not"});
+      fail({name, ": a mask, a window and a rotation need sequences in original order, which zseq is not"});
     if (how.frequencies.empty()) return;
     if (static_cast<std::int64_t>(how.frequencies.size()) * 2 != shape_.head_dim)
       fail({name, ": ", how.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,

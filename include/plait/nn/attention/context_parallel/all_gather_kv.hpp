@@ -13,7 +13,7 @@
 namespace plait {
 namespace detail {
 
-/// Where the tokens of several blocks go when they are put together in the order of the text.
+/// Where the tokens of several blocks go when they are put together in original order.
 class text_assembly {
  public:
   text_assembly() = default;
@@ -139,7 +139,7 @@ class all_gather_kv_attention {
   std::int64_t o_width() const { return part_.shape.heads * part_.shape.head_dim; }
   std::int64_t block_size() const { return 2 * part_.shape.batch * part_.shape.k_len * width(); }
 
-  /// All keys and values in the order of the text, [batch, seq, 2, kv_heads, head_dim].
+  /// All keys and values in original order, [batch, seq, 2, kv_heads, head_dim].
   buffer<Device> gather(const context<Device>& ctx, const attention_inputs<T>& in) {
     const auto own = static_cast<std::size_t>(block_size());
     buffer<Device> mine = make_buffer<T>(ctx.device, own);
