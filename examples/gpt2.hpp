@@ -22,7 +22,7 @@ struct config {
 
 template <pl::strategy S>
 pl::dim_sizes sizes(const config& c, const pl::mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence) {
-  const std::int64_t over = mesh.size(pl::layout_v<pl::spec<typename S::vocab>>.dims[0].axes);
+  const std::int64_t over = mesh.size(pl::layout_v<pl::spec<typename S::vocabulary>>.dims[0].axes);
   return pl::sizes_of<pl::batch, pl::seq, pl::zseq, pl::position, pl::hidden, pl::heads, pl::kv_heads, pl::head_dim,
                       pl::ffn, pl::vocab>(microbatch, sequence, sequence, c.positions, c.hidden, c.heads, c.heads,
                                           c.hidden / c.heads, 4 * c.hidden, (c.vocab + over - 1) / over * over);

@@ -10,10 +10,10 @@ namespace pl = plait;
 struct strategy {
   using mesh = pl::mesh<pl::axis<pl::dp>, pl::axis<pl::tp>>;
   using residual = pl::spec<pl::shard<pl::batch, pl::dp>, pl::shard<pl::seq, pl::tp>, pl::hidden>;
-  using heads = pl::shard<pl::heads, pl::tp>;
-  using kv_heads = pl::shard<pl::kv_heads, pl::tp>;
-  using ffn = pl::shard<pl::ffn, pl::tp>;
-  using vocab = pl::shard<pl::vocab, pl::tp>;
+  using query_heads = pl::shard<pl::heads, pl::tp>;
+  using key_heads = pl::shard<pl::kv_heads, pl::tp>;
+  using feed_forward = pl::shard<pl::ffn, pl::tp>;
+  using vocabulary = pl::shard<pl::vocab, pl::tp>;
 };
 
 int main() {

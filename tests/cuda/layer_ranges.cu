@@ -21,10 +21,10 @@ namespace {
 struct split {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
 };
 using specs = transformer_specs<split>;
 using rows = split::residual;

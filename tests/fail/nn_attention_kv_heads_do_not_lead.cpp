@@ -11,13 +11,13 @@ struct inner : axis_tag<"inner"> {};
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<outer>, axis<inner>>;
   using residual = spec<shard<batch, dp>, shard<seq, outer, inner>, hidden>;
-  using heads = shard<plait::heads, outer, inner>;
+  using query_heads = shard<heads, outer, inner>;
 #ifdef PLAIT_FAIL_FIX
-  using kv_heads = shard<plait::kv_heads, outer>;
+  using key_heads = shard<kv_heads, outer>;
 #else
-  using kv_heads = shard<plait::kv_heads, inner>;
+  using key_heads = shard<kv_heads, inner>;
 #endif
-  using ffn = shard<plait::ffn, outer, inner>;
-  using vocab = shard<plait::vocab, outer, inner>;
+  using feed_forward = shard<ffn, outer, inner>;
+  using vocabulary = shard<vocab, outer, inner>;
 };
 template class plait::self_attention<float, my_strategy>;

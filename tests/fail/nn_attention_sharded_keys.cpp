@@ -14,9 +14,9 @@ struct my_strategy {
 #ifdef PLAIT_FAIL_FIX
   using attention = ring<cp>;
 #endif
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
 };
 template class plait::self_attention<float, my_strategy>;

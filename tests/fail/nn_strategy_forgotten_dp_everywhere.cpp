@@ -14,10 +14,10 @@ struct my_strategy {
 #else
   using residual = spec<batch, shard<seq, cp, tp>, hidden>;
 #endif
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
   using attention = ring<cp>;
 };
 template class plait::llama<float, my_strategy>;

@@ -10,14 +10,14 @@ using namespace plait;
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-  using heads = shard<plait::heads, tp>;
+  using query_heads = shard<heads, tp>;
 #ifdef PLAIT_FAIL_FIX
-  using kv_heads = shard<plait::kv_heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
 #else
-  using kv_heads = shard<plait::kv_heads, dp>;
+  using key_heads = shard<kv_heads, dp>;
 #endif
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
   using attention = ring<cp>;
 };
 template class plait::self_attention<float, my_strategy>;

@@ -9,10 +9,10 @@ using namespace plait;
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
 #ifdef PLAIT_FAIL_FIX
   using attention = ring<cp>;
 #else

@@ -1,4 +1,4 @@
-// expect: a strategy names `ffn`: using ffn = shard<plait::ffn, tp>, or the dim
+// expect: a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim
 // expect: my_strategy
 // errors-at-most: 1
 #include "plait/nn/mlp.hpp"
@@ -9,12 +9,12 @@ using namespace plait;
 struct my_strategy {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
 #ifdef PLAIT_FAIL_FIX
-  using ffn = shard<plait::ffn, tp>;
+  using feed_forward = shard<ffn, tp>;
 #endif
-  using vocab = shard<plait::vocab, tp>;
+  using vocabulary = shard<vocab, tp>;
   using attention = ring<cp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;

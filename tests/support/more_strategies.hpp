@@ -25,10 +25,10 @@ struct replica : axis_tag<"replica"> {};
 struct grid {
   using mesh = plait::mesh<axis<dp>, axis<row>, axis<column>>;
   using residual = spec<shard<batch, dp>, seq, shard<hidden, column>, invariant<row>>;
-  using heads = shard<plait::heads, row>;
-  using kv_heads = shard<plait::kv_heads, row>;
-  using ffn = shard<plait::ffn, row>;
-  using vocab = shard<plait::vocab, row>;
+  using query_heads = shard<heads, row>;
+  using key_heads = shard<kv_heads, row>;
+  using feed_forward = shard<ffn, row>;
+  using vocabulary = shard<vocab, row>;
 };
 
 /// The same with the residual's sequence sharded over `row`: each rank has one part of (row x column) of everything.
@@ -50,10 +50,10 @@ using stored_grid = stored_over_dp<grid>;
 struct hybrid {
   using mesh = plait::mesh<axis<replica>, axis<dp>, axis<tp>>;
   using residual = spec<shard<batch, replica, dp>, seq, hidden, invariant<tp>>;
-  using heads = shard<plait::heads, tp>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp>;
-  using vocab = shard<plait::vocab, tp>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
   template <class Weight>
   using stored = shard_further<Weight, hidden, dp>;
 };

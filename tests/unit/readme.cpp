@@ -22,10 +22,10 @@ using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
 struct megatron_sp {  // tensor and sequence parallelism, all of it
   using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
   using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
-  using heads = pl::shard<pl::heads, tp>;
-  using kv_heads = pl::shard<pl::kv_heads, tp>;
-  using ffn = pl::shard<pl::ffn, tp>;
-  using vocab = pl::shard<pl::vocab, tp>;
+  using query_heads = pl::shard<pl::heads, tp>;
+  using key_heads = pl::shard<pl::kv_heads, tp>;
+  using feed_forward = pl::shard<pl::ffn, tp>;
+  using vocabulary = pl::shard<pl::vocab, tp>;
 };
 
 struct up_projection {

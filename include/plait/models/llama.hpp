@@ -47,7 +47,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<kv_heads>, c.kv_heads);
   sizes.set(dim_of<head_dim>, c.head_dim);
   sizes.set(dim_of<ffn>, c.ffn);
-  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, mesh.size(layout_v<spec<typename S::vocab>>.dims[0].axes)));
+  sizes.set(dim_of<vocab>, padded_vocab(c.vocab, mesh.size(layout_v<spec<typename S::vocabulary>>.dims[0].axes)));
   return sizes;
 }
 

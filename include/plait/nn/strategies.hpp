@@ -21,10 +21,10 @@ struct tp_rep : axis_tag<"tp_rep"> {};
 struct megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp, tp_rep>, hidden>;
-  using heads = shard<plait::heads, tp, tp_rep>;
-  using kv_heads = shard<plait::kv_heads, tp>;
-  using ffn = shard<plait::ffn, tp, tp_rep>;
-  using vocab = shard<plait::vocab, tp, tp_rep>;
+  using query_heads = shard<heads, tp, tp_rep>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp, tp_rep>;
+  using vocabulary = shard<vocab, tp, tp_rep>;
   using attention = ring<cp>;
 };
 

@@ -22,10 +22,10 @@ namespace plait {
 ///     struct megatron_sp {
 ///       using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
 ///       using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;   // between layers; mentions every axis
-///       using heads = shard<plait::heads, tp>;
-///       using kv_heads = shard<plait::kv_heads, tp>;                       // over leading axes of heads
-///       using ffn = shard<plait::ffn, tp>;
-///       using vocab = shard<plait::vocab, tp>;
+///       using query_heads = shard<heads, tp>;
+///       using key_heads = shard<kv_heads, tp>;                       // over leading axes of heads
+///       using feed_forward = shard<ffn, tp>;
+///       using vocabulary = shard<vocab, tp>;
 ///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
 ///       template <class Weight> using stored = Weight;        // how parameters lie between steps; optional
 ///     };
@@ -36,10 +36,10 @@ namespace plait {
 /// for blocks whose branches share one gather and one reduction.
 template <class S>
 concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {
-  typename S::heads;
-  typename S::kv_heads;
-  typename S::ffn;
-  typename S::vocab;
+  typename S::query_heads;
+  typename S::key_heads;
+  typename S::feed_forward;
+  typename S::vocabulary;
 };
 
 namespace detail {
@@ -145,15 +145,16 @@ struct transformer_specs {
   using attention = typename detail::attention_of_strategy<S>::type;
   /// The dim that counts the tokens of a sequence.
   static constexpr dim_id sequence = detail::sequence_of(layout_v<residual>);
-  using query_dims = spec<typename S::heads, head_dim>;
-  using key_dims = spec<typename S::kv_heads, head_dim>;
-  using ffn_dims = spec<typename S::ffn>;
+  using query_dims = spec<typename S::query_heads, head_dim>;
+  using key_dims = spec<typename S::key_heads, head_dim>;
+  using ffn_dims = spec<typename S::feed_forward>;
   using queries = spec_from<detail::inside_value<residual, query_dims, query_dims>, residual, query_dims>;
   using keys = spec_from<detail::inside_value<residual, key_dims, query_dims>, residual, key_dims, query_dims>;
   using wide = spec_from<detail::inside_value<residual, ffn_dims, ffn_dims>, residual, ffn_dims>;
-  using logits = spec_from<detail::inside_value<residual, spec<typename S::vocab>, spec<typename S::vocab>>, residual,
-                           spec<typename S::vocab>>;
-  using tokens = spec_from<detail::tokens_value<residual, spec<typename S::vocab>>, residual, spec<typename S::vocab>>;
+  using logits = spec_from<detail::inside_value<residual, spec<typename S::vocabulary>, spec<typename S::vocabulary>>,
+                           residual, spec<typename S::vocabulary>>;
+  using tokens =
+      spec_from<detail::tokens_value<residual, spec<typename S::vocabulary>>, residual, spec<typename S::vocabulary>>;
 
   template <class Weight>
   using stored = typename detail::stored_under<S, Weight>::type;
@@ -172,13 +173,13 @@ struct transformer_specs {
   using weight = spec_from<detail::on_the_stream<residual, spec<Items...>>, residual, spec<Items...>>;
   using branch_input = typename detail::branch_of_strategy<S>::input;
   using branch_output = typename detail::branch_of_strategy<S>::output;
-  using embedding = policy<tokens, weight<typename S::vocab, hidden>, residual>;
-  using query = policy<branch_input, weight<typename S::heads, head_dim, hidden>, queries>;
-  using key = policy<branch_input, weight<typename S::kv_heads, head_dim, hidden>, keys>;
-  using attention_output = policy<queries, weight<hidden, typename S::heads, head_dim>, branch_output>;
-  using up = policy<branch_input, weight<typename S::ffn, hidden>, wide>;
-  using down = policy<wide, weight<hidden, typename S::ffn>, branch_output>;
-  using head = policy<residual, weight<typename S::vocab, hidden>, logits>;
+  using embedding = policy<tokens, weight<typename S::vocabulary, hidden>, residual>;
+  using query = policy<branch_input, weight<typename S::query_heads, head_dim, hidden>, queries>;
+  using key = policy<branch_input, weight<typename S::key_heads, head_dim, hidden>, keys>;
+  using attention_output = policy<queries, weight<hidden, typename S::query_heads, head_dim>, branch_output>;
+  using up = policy<branch_input, weight<typename S::feed_forward, hidden>, wide>;
+  using down = policy<wide, weight<hidden, typename S::feed_forward>, branch_output>;
+  using head = policy<residual, weight<typename S::vocabulary, hidden>, logits>;
   /// How the weight of a norm of the residual is stored.
   using norm_weight = stored<weight<hidden>>;
 };

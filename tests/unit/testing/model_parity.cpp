@@ -19,10 +19,10 @@ struct idle : axis_tag<"idle"> {};
 struct with_idle_axis {
   using mesh = plait::mesh<axis<dp>, axis<idle>>;
   using residual = spec<shard<batch, dp>, seq, hidden, invariant<idle>>;
-  using heads = plait::heads;
-  using kv_heads = plait::kv_heads;
-  using ffn = plait::ffn;
-  using vocab = plait::vocab;
+  using query_heads = heads;
+  using key_heads = kv_heads;
+  using feed_forward = ffn;
+  using vocabulary = vocab;
 };
 using S = with_idle_axis;
 

@@ -21,14 +21,17 @@ struct strategy_requirements {
       requires { requires spec_like<typename S::residual>; },
       "a strategy names `residual`, a spec: how the values between layers lie");
   static_assert(
-      requires { typename S::heads; }, "a strategy names `heads`: using heads = shard<plait::heads, tp>, or the dim");
+      requires { typename S::query_heads; },
+      "a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim");
   static_assert(
-      requires { typename S::kv_heads; },
-      "a strategy names `kv_heads`: using kv_heads = shard<plait::kv_heads, tp>, or the dim");
+      requires { typename S::key_heads; },
+      "a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim");
   static_assert(
-      requires { typename S::ffn; }, "a strategy names `ffn`: using ffn = shard<plait::ffn, tp>, or the dim");
+      requires { typename S::feed_forward; },
+      "a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim");
   static_assert(
-      requires { typename S::vocab; }, "a strategy names `vocab`: using vocab = shard<plait::vocab, tp>, or the dim");
+      requires { typename S::vocabulary; },
+      "a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim");
 
   static constexpr bool has_attention = requires { typename S::attention; };
   static_assert(attention_policy<typename attention_of_strategy<S>::type>,
@@ -63,10 +66,10 @@ template <class S>
 concept complete_strategy =
     mesh_like<typename S::mesh> && spec_like<typename S::residual> &&
     requires {
-      typename S::heads;
-      typename S::kv_heads;
-      typename S::ffn;
-      typename S::vocab;
+      typename S::query_heads;
+      typename S::key_heads;
+      typename S::feed_forward;
+      typename S::vocabulary;
     } && attention_policy<typename attention_of_strategy<S>::type> && !requires { typename S::stored; } &&
     (
         requires { typename S::attention; } || !requires { typename S::Attention; }) &&
@@ -108,10 +111,10 @@ template <class S>
 struct stand_in_strategy {
   using mesh = typename mesh_or_none<S>::type;
   using residual = typename residual_or_whole<S>::type;
-  using heads = plait::heads;
-  using kv_heads = plait::kv_heads;
-  using ffn = plait::ffn;
-  using vocab = plait::vocab;
+  using query_heads = heads;
+  using key_heads = kv_heads;
+  using feed_forward = ffn;
+  using vocabulary = vocab;
 };
 template <class S>
 struct strategy_or_stand_in {
@@ -167,19 +170,19 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
 template <class S>
 struct strategy_value {
   static constexpr verdict value =
-      check_strategy(S::mesh::static_shape(), layout_v<typename S::residual>, layout_v<spec<typename S::heads>>,
-                     layout_v<spec<typename S::kv_heads>>, layout_v<spec<typename S::ffn>>,
-                     layout_v<spec<typename S::vocab>>, context_axes<typename attention_of_strategy<S>::type>);
+      check_strategy(S::mesh::static_shape(), layout_v<typename S::residual>, layout_v<spec<typename S::query_heads>>,
+                     layout_v<spec<typename S::key_heads>>, layout_v<spec<typename S::feed_forward>>,
+                     layout_v<spec<typename S::vocabulary>>, context_axes<typename attention_of_strategy<S>::type>);
 };
 /// The tags that a refused strategy may be told of.
 template <class S>
 struct strategy_tags {
   using dims = concat<typename S::residual::dims, type_list<batch, seq, zseq, hidden, plait::heads, plait::kv_heads>,
-                      typename spec<typename S::heads>::dims, typename spec<typename S::kv_heads>::dims,
-                      typename spec<typename S::ffn>::dims, typename spec<typename S::vocab>::dims>;
-  using axes = concat<typename S::mesh::tags, typename S::residual::axes, typename spec<typename S::heads>::axes,
-                      typename spec<typename S::kv_heads>::axes, typename spec<typename S::ffn>::axes,
-                      typename spec<typename S::vocab>::axes, typename attention_of_strategy<S>::type::axes>;
+                      typename spec<typename S::query_heads>::dims, typename spec<typename S::key_heads>::dims,
+                      typename spec<typename S::feed_forward>::dims, typename spec<typename S::vocabulary>::dims>;
+  using axes = concat<typename S::mesh::tags, typename S::residual::axes, typename spec<typename S::query_heads>::axes,
+                      typename spec<typename S::key_heads>::axes, typename spec<typename S::feed_forward>::axes,
+                      typename spec<typename S::vocabulary>::axes, typename attention_of_strategy<S>::type::axes>;
 };
 /// Refuses to compile what is no strategy, or one whose parts do not go together.
 template <class S>
@@ -195,7 +198,7 @@ inline constexpr bool strategy_refused<S> = !strategy_value<S>::value.ok();
 template <class Where>
 concept strategy_itself = requires {
   typename Where::residual;
-  typename Where::heads;
+  typename Where::query_heads;
 };
 template <class Where>
 concept derived_from_strategy = requires { typename Where::derived_from; };
