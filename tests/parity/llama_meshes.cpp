@@ -12,15 +12,15 @@
 using namespace plait;
 using namespace plait::test;
 
-using number = NUMBER;
+using real = NUMBER;
 using under = STRATEGY;
 
-TEST_CASE("powers of two, fewer kv heads than tensor ranks") { check_powers_of_two<number, under>({small_config()}); }
+TEST_CASE("powers of two, fewer kv heads than tensor ranks") { check_powers_of_two<real, under>({small_config()}); }
 
-TEST_CASE("threes") { check_threes<number, under>({small_config()}); }
+TEST_CASE("threes") { check_threes<real, under>({small_config()}); }
 
 TEST_CASE("tied embeddings") {
   scenario s{small_config()};
   s.config.tie_embeddings = true;
-  check_some<number, under>(s);
+  check_some<real, under>(s);
 }
