@@ -9,7 +9,7 @@
 #include "plait/observe/pipeline_svg.hpp"
 #include "plait/observe/trace.hpp"
 #include "plait/schedule/parse.hpp"
-#include "unit/temp_folder.hpp"
+#include "support/temp_folder.hpp"
 
 using namespace plait;
 

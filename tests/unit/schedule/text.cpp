@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "plait/schedule/parse.hpp"
-#include "unit/temp_folder.hpp"
+#include "support/temp_folder.hpp"
 
 using namespace plait;
 
