@@ -1,5 +1,6 @@
 // Plans the redistribution from one layout to another. No data move here: tensor/redistribute.hpp does that for
-// tensors. Next: layout/plan.hpp for steps and mirrors; that plans are of least bytes, tests/unit/layout/plan_optimal.cpp.
+// tensors. Next: layout/plan.hpp for steps and mirrors; that plans are of least bytes,
+// tests/unit/layout/plan_optimal.cpp.
 #pragma once
 
 #include "plait/layout/plan.hpp"

@@ -1,5 +1,6 @@
 // The steps of a redistribution, the sixteen transitions, and the mirror of a plan, which is its backward. Plans are
-// made by layout/make_plan.hpp and run by tensor/executor.hpp; that mirrors are adjoint, tests/unit/layout/plan_adjoint.cpp.
+// made by layout/make_plan.hpp and run by tensor/executor.hpp; that mirrors are adjoint,
+// tests/unit/layout/plan_adjoint.cpp.
 #pragma once
 
 #include "plait/layout/verdict.hpp"

@@ -1,5 +1,6 @@
 // The search of `make_plan` for axes that make different transitions: shortest paths by bytes, forward and
-// backward. All but `detours` is a detail; start at layout/make_plan.hpp. Checked in tests/unit/layout/plan_optimal.cpp.
+// backward. All but `detours` is a detail; start at layout/make_plan.hpp. Checked in
+// tests/unit/layout/plan_optimal.cpp.
 #pragma once
 
 #include <vector>
