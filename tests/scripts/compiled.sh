@@ -1,0 +1,18 @@
+#!/bin/sh
+# Without CMake: PLAIT_COMPILED, and plait/compiled.cpp among the files of a program. It prints what the same program
+# prints otherwise.
+# timeout: 300
+. "$(dirname "$0")/lib/base.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+
+libraries=$(grep '^g++ .*quickstart' "$SOURCE/README.md" | grep -o ' -l.*') || fail "README has no command for g++"
+# shellcheck disable=SC2086  # a list of options
+(cd "$SOURCE" && g++ -std=c++20 -O1 -DPLAIT_COMPILED -Iinclude examples/quickstart.cpp include/plait/compiled.cpp \
+  -o "$work/quickstart" $libraries) || fail "it does not compile"
+"$work/quickstart" | sort >"$work/by_hand"
+"$BIN/quickstart" | sort >"$work/by_cmake"
+# Losses to 1e-3: other flags round in other ways.
+paste "$work/by_hand" "$work/by_cmake" | awk '{d = $4 - $8; if ($2 != $6 || d > 1e-3 || d < -1e-3) bad = 1} END {exit bad || NR != 10}' ||
+  { cat "$work/by_hand" "$work/by_cmake"; fail "it prints other losses"; }
