@@ -1,5 +1,6 @@
-// What programs that define PLAIT_COMPILED link with: plait's code that names no user's type, compiled once, with the
-// compiler and the flags of those programs. CMake's target is plait::compiled; without CMake, compile this file.
+// Programs that define PLAIT_COMPILED link with this file: it compiles once the code of plait that names no user's
+// type, with the compiler and the flags of those programs. CMake's target is plait::compiled; without CMake, compile
+// it.
 #undef PLAIT_COMPILED  // which may be defined for all files of a program
 #define PLAIT_COMPILING
 #include "plait/models/language_model.hpp"

@@ -18,6 +18,7 @@
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
 #include "support/nccl_devices.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using rank_comm = nccl::communicator;
@@ -25,6 +26,7 @@ using rank_comm = nccl::communicator;
 namespace {
 
 using plait::test::devices;
+using plait::test::has;
 
 const cuda::options small{.workspace_bytes = 4096};
 
@@ -36,12 +38,6 @@ std::string text_of(int ranks, const nccl::options& settings, const F& body) {
     return e.what();
   }
   return "";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
-  return found;
 }
 
 const nccl::options careful{.deadline = 60, .check_pointers = true};

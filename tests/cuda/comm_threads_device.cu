@@ -13,11 +13,14 @@
 #include "plait/comm/threads/cuda.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using rank_comm = threads::communicator;
 
 namespace {
+
+using plait::test::has;
 
 const cuda::options small{.workspace_bytes = 4096};
 
@@ -29,12 +32,6 @@ std::string text_of(int ranks, const F& body) {
     return e.what();
   }
   return "";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
-  return found;
 }
 
 }  // namespace

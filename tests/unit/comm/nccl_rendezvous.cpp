@@ -7,10 +7,13 @@
 #include <vector>
 
 #include "plait/comm/launch/rendezvous.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 
 namespace {
+
+using plait::test::has;
 
 using variables = std::map<std::string, std::string>;
 
@@ -28,12 +31,6 @@ std::string complaint(const variables& set) {
     return e.what();
   }
   return "";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
-  return found;
 }
 
 const variables torchrun = {

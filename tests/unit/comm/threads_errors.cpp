@@ -10,11 +10,14 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using rank_comm = threads::communicator;
 
 namespace {
+
+using plait::test::has;
 
 /// The text that a run ends with; empty if it ends well.
 template <class F>
@@ -25,12 +28,6 @@ std::string text_of(int ranks, const F& body) {
     return e.what();
   }
   return "";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != std::string::npos;
-  if (!found) MESSAGE("not found: " << part << "\nin: " << text);
-  return found;
 }
 
 void sum(rank_comm& c, std::size_t n = 4) {

@@ -5,6 +5,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/layer_check.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -99,11 +100,6 @@ std::string refused_at(const four& mesh, const dim_sizes& sizes, F&& make) {
   }
   return text;
 }
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("sizes that do not fit are refused at run time, by name and value") {

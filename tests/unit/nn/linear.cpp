@@ -2,30 +2,14 @@
 #include "plait/nn/linear.hpp"
 
 #include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
 
-using two = plait::mesh<axis<dp>, axis<tp>>;
-
-template <class Input, class Weight, class Output, bool Bias>
-struct policy {
-  using mesh = two;
-  using input = Input;
-  using weight = Weight;
-  using output = Output;
-  static constexpr bool bias = Bias;
-};
-
-using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
 using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
-using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
-using wide = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
-using column = spec<shard<ffn, tp>, hidden>;
-using row = spec<hidden, shard<ffn, tp>>;
 using whole_weight = spec<ffn, hidden>;
 
 template <class Policy, class Mesh = two>

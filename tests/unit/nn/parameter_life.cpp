@@ -9,6 +9,7 @@
 #include "plait/train/optim/gradient_norm.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "support/layer_check.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -56,11 +57,6 @@ std::string what_is_said(Body&& body) {
   }
   return text;
 }
-bool has(const std::string& text, const char* part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("a whole life, twice") {
