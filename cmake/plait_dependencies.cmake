@@ -10,7 +10,8 @@
 # /usr/local/cuda) or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages, which is looked for
 # beside the python3 in PATH).
 #
-#   plait_add_compiled(<file>)  plait::compiled, a library of plait/compiled.cpp that is built where it is linked with
+#   plait_add_compiled(<folder>)       plait::compiled, a library of compiled.cpp there, built where it is linked with
+#   plait_add_compiled_cuda(<folder>)  plait::compiled_cuda, of compiled_cuda*.cu; the caller's project has enabled CUDA
 #
 # Each plait_find_* sets <missing> to the list of what was not found, empty if all is there.
 
@@ -161,12 +162,31 @@ macro(plait_find_cudnn missing)
 endmacro()
 
 # Compiled by the project that links with it, so with its compiler, flags and sanitizers.
-function(plait_add_compiled source)
+function(plait_add_compiled folder)
   if(TARGET plait_compiled)
     return()
   endif()
-  add_library(plait_compiled STATIC EXCLUDE_FROM_ALL "${source}")
+  add_library(plait_compiled STATIC EXCLUDE_FROM_ALL "${folder}/compiled.cpp")
   add_library(plait::compiled ALIAS plait_compiled)
   target_link_libraries(plait_compiled PUBLIC plait::cpu)
   target_compile_definitions(plait_compiled INTERFACE PLAIT_COMPILED)
+endfunction()
+
+function(plait_add_compiled_cuda folder)
+  if(TARGET plait_compiled_cuda)
+    return()
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "plait::compiled_cuda is compiled by nvcc: enable the language, as in "
+      "project(... LANGUAGES CXX CUDA), before find_package(plait COMPONENTS compiled_cuda)")
+  endif()
+  add_library(plait_compiled_cuda STATIC EXCLUDE_FROM_ALL
+    "${folder}/compiled_cuda.cu" "${folder}/compiled_cuda_double.cu")
+  add_library(plait::compiled_cuda ALIAS plait_compiled_cuda)
+  set_target_properties(plait_compiled_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # plait::cuda brings it
+  target_link_libraries(plait_compiled_cuda PUBLIC plait::cuda)
+  target_compile_definitions(plait_compiled_cuda INTERFACE PLAIT_COMPILED_CUDA)
+  if(NOT TARGET plait::cpu)
+    target_compile_definitions(plait_compiled_cuda INTERFACE PLAIT_NO_CPU)
+  endif()
 endfunction()

@@ -1,8 +1,10 @@
-# plait_enable_nvcc(<result>): makes CUDA a language of the folder that calls it, for plait's own tests and examples.
-# <result> is whether there are plait::cuda and nvcc.
+# plait_enable_nvcc(<result>): makes CUDA a language of the folder that calls it, for plait's own tests and examples, and
+# adds plait::compiled_cuda. <result> is whether there are plait::cuda and nvcc.
 
 set(PLAIT_CUDA_ARCHITECTURES "80;90" CACHE STRING
   "What tests and examples for CUDA are compiled for, as in CMAKE_CUDA_ARCHITECTURES")
+
+set(plait_nvcc_headers "${CMAKE_CURRENT_LIST_DIR}/../include/plait")
 
 macro(plait_enable_nvcc result)
   set(${result} FALSE)
@@ -28,5 +30,6 @@ macro(plait_enable_nvcc result)
     endif()
 
     enable_language(CUDA)
+    plait_add_compiled_cuda("${plait_nvcc_headers}")
   endif()
 endmacro()

@@ -35,7 +35,7 @@ void check_device(const options& opt) {
           "and threads");
     if (opt.precision == "double")
       plait::fail("--precision double is not there for --device cuda; legal are float and bf16");
-    // What is instantiated; see cuda_float.cu and cuda_bf16.cu.
+    // What is instantiated; see cuda_float.cpp and cuda_bf16.cpp.
     const bool plain = opt.strategy == "sp" && opt.store == "whole";
     if (opt.precision == "float" && !plain)
       plait::fail(

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/kernels/cuda/math.hpp"
 
 /// What the tests of CUDA kernels share: numbers are kept as doubles that T holds exactly, and compared with what the
 /// processor's kernels make of them in double.
@@ -21,11 +21,19 @@ using values = std::vector<double>;
 
 template <class T>
 T typed(double x) {
-  return kernels::number<T>(static_cast<kernels::arithmetic<T>>(x));
+  if constexpr (std::is_same_v<T, bf16>) {
+    return to_bf16(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
 }
 template <class T>
 double widened(T x) {
-  return static_cast<double>(kernels::number<kernels::arithmetic<T>>(x));
+  if constexpr (std::is_same_v<T, bf16>) {
+    return to_float(x);
+  } else {
+    return static_cast<double>(x);
+  }
 }
 
 /// Normal numbers that T holds exactly.

@@ -1,5 +1,5 @@
-// In place of the trainer's cuda_bf16.cu and cuda_float.cu, for a GPU that the CPU stands in for. One strategy will do:
-// in what they differ is not the GPU's.
+// In place of the trainer's cuda_bf16.cpp and cuda_float.cpp, for a GPU that the CPU stands in for. One strategy will
+// do: in what they differ is not the GPU's.
 #include "cuda_llama_run.hpp"
 
 namespace {

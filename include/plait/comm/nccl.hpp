@@ -1,5 +1,5 @@
 // The NCCL backend: a rank's communicator on the memory of its GPU. How a rank comes to its first one is in
-// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/watchdog.hpp. Test: tests/cuda/comm_nccl.cu.
+// comm/launch/nccl.hpp; how a late or lost rank is found, in comm/nccl/watchdog.hpp. Test: tests/cuda/comm_nccl.cpp.
 #pragma once
 
 #include <algorithm>

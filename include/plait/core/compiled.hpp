@@ -1,7 +1,7 @@
-// Two macros that choose how code that names no user's type is compiled: with every file that includes it (the
-// default), or once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is
-// compiled.cpp, which defines PLAIT_COMPILING. The code itself is in the `.ipp` beside a header, such as
-// layout/describe.ipp, and in instantiations that PLAIT_COMPILED_TEMPLATE names, as in nn/parameter.hpp.
+// Macros that choose how code that names no user's type is compiled: with every file that includes it (the default), or
+// once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp, which
+// defines PLAIT_COMPILING. CUDA's kernels have PLAIT_COMPILED_CUDA and compiled_cuda.cu. The code itself is in the
+// `.ipp` beside a header, such as layout/describe.ipp, and in instantiations, as at the end of nn/parameter.hpp.
 #pragma once
 
 #if defined(PLAIT_COMPILING)
@@ -17,4 +17,23 @@
 #define PLAIT_COMPILED_TEMPLATE(...) extern template __VA_ARGS__;
 #else
 #define PLAIT_COMPILED_TEMPLATE(...)
+#endif
+
+/// Set where the CPU is no device: nvcc compiles none of its kernels, and a project that has oneDNN and OpenBLAS
+/// nowhere defines it for the files that it links with plait::compiled_cuda.
+#if defined(__CUDACC__) && !defined(PLAIT_NO_CPU)
+#define PLAIT_NO_CPU
+#endif
+
+/// Set where CUDA kernels are compiled: by nvcc, and by the tests' runtime for machines without a GPU. Other compilers
+/// see the declarations of launchers alone, and plait::compiled_cuda provides them.
+#if defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)
+#define PLAIT_CUDA_KERNELS
+#endif
+
+/// Before the definition of a launcher that is no template.
+#if defined(PLAIT_COMPILING_CUDA)
+#define PLAIT_CUDA_INLINE
+#else
+#define PLAIT_CUDA_INLINE inline
 #endif

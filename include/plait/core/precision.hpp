@@ -2,6 +2,8 @@
 // Elements themselves, and their conversion, are in core/dtype.hpp. A user of most rows: nn/parameter.hpp.
 #pragma once
 
+#include <type_traits>
+
 #include "plait/core/dtype.hpp"
 
 namespace plait {
@@ -43,5 +45,9 @@ template <class T>
 using master_of = typename precision<T>::master;
 template <class T>
 using statistic_of = typename precision<T>::statistic;
+
+/// The type in which arithmetic on T happens: float for bf16, T for the others.
+template <class T>
+using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
 }  // namespace plait

@@ -4,7 +4,9 @@
 // float. Next: nn/layer.hpp for what calls them.
 #pragma once
 
-#ifndef __CUDACC__
+#include "plait/core/compiled.hpp"
+
+#ifndef PLAIT_NO_CPU
 #include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/adamw.hpp"
 #include "plait/kernels/cpu/attention_backward.hpp"
@@ -21,7 +23,7 @@
 #include "plait/kernels/cpu/swiglu.hpp"
 #endif
 
-#if defined(__CUDACC__) || defined(PLAIT_CUDA_STAND_IN)
+#if defined(PLAIT_CUDA_KERNELS) || defined(PLAIT_COMPILED_CUDA)
 #include "plait/kernels/cuda/kernels.hpp"
 #endif
 

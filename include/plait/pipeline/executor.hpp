@@ -13,7 +13,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/compiled.hpp"
-#ifndef __CUDACC__
+#ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif
 #include "plait/device/device.hpp"

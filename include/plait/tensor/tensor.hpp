@@ -5,8 +5,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/compiled.hpp"
 #include "plait/device/buffer.hpp"
-#ifndef __CUDACC__
+#ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif
 #include "plait/layout/spec.hpp"

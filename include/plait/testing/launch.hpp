@@ -3,14 +3,15 @@
 #pragma once
 
 #include "plait/comm/threads.hpp"
-#ifndef __CUDACC__
+#include "plait/core/compiled.hpp"
+#ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif
 
 namespace plait::testing {
 
-#ifdef __CUDACC__
-struct on_cpu;  // nvcc cannot compile what the cpu computes with: name on_one_gpu
+#ifdef PLAIT_NO_CPU
+struct on_cpu;  // the cpu is no device here: name on_one_gpu
 #else
 /// How a parity test starts its ranks: as threads on the cpu. On a GPU that they share: `on_one_gpu` (launch_cuda.hpp).
 /// Anything that calls body(communicator, device) on every rank will do.

@@ -1,6 +1,6 @@
 // Device memory that NCCL allocates and registers for a communicator, which it moves without copies through buffers of
 // its own where the hardware can. It is optional: collectives take any memory of the GPU. Test:
-// tests/cuda/comm_nccl.cu.
+// tests/cuda/comm_nccl.cpp.
 #pragma once
 
 #include <cstddef>

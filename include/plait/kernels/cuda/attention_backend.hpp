@@ -3,13 +3,20 @@
 // here.
 #pragma once
 
+#include <concepts>
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/kernels/attention_shape.hpp"
 
 namespace plait::kernels {
+
+/// The types of outputs and gradients where inputs are of type T: the same, or that of statistics, in which the results
+/// of pieces add up without being rounded each time.
+template <class R, class T>
+concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
 
 /// The demands of a call of attention beside its shape.
 struct attention_request {

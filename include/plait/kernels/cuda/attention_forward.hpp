@@ -1,13 +1,15 @@
 // Attention on a GPU, as callers use it: checks, the choice of backend, and the launch. Kernels are in
 // kernels/cuda/attention_forward_mma.hpp for bf16 and kernels/cuda/attention_scalar.hpp for float and double; results
-// over different keys are merged by kernels/cuda/merge_lse.hpp. Test: tests/cuda/attention.cu.
+// over different keys are merged by kernels/cuda/merge_lse.hpp. Test: tests/cuda/attention.cpp.
 #pragma once
 
-#include <type_traits>
+#include <cstdint>
 
+#include "plait/core/compiled.hpp"
+#include "plait/core/precision.hpp"
+#include "plait/device/cuda.hpp"
+#include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cuda/attention_backend.hpp"
-#include "plait/kernels/cuda/attention_forward_mma.hpp"
-#include "plait/kernels/cuda/attention_scalar.hpp"
 #include "plait/kernels/cuda/merge_lse.hpp"
 
 namespace plait::kernels {
@@ -20,20 +22,7 @@ namespace plait::kernels {
 /// `attention_backend_for`.
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
-                       const attention_shape& shape, const attention_choice& choice) {
-  const attention_shape s = shape.checked();
-  const detail::attention_sizes sizes(s);
-  if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o);
-  if (sizes.batch == 0 || sizes.q_len == 0) return;
-  if constexpr (std::is_same_v<T, bf16>) {
-    if (attention_backend_for(choice, s, {.statistics = !std::is_same_v<O, T>}) == attention_backend::cudnn) {
-      if constexpr (std::is_same_v<O, T>) return choice.library->forward(device, q, k, v, o, lse, s);
-    }
-  }
-  detail::with_head_width(sizes.head_dim, [&](auto width) {
-    detail::launch_attention_forward<decltype(width)::value>(device, q, k, v, o, lse, sizes);
-  });
-}
+                       const attention_shape& shape, const attention_choice& choice);
 
 /// Uses the device's choice.
 template <class T, attention_result<T> O>
@@ -43,3 +32,7 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
 }
 
 }  // namespace plait::kernels
+
+#ifdef PLAIT_CUDA_KERNELS
+#include "plait/kernels/cuda/attention_forward.ipp"
+#endif

@@ -17,15 +17,6 @@
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/mma.hpp"
 
-namespace plait::kernels {
-
-/// The types of outputs and gradients where inputs are of type T: the same, or that of statistics, in which the results
-/// of pieces add up without being rounded each time.
-template <class R, class T>
-concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
-
-}  // namespace plait::kernels
-
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before

@@ -1,176 +1,31 @@
 // Table lookup on a GPU for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first +
 // rows_local - 1. An id outside [0, vocab) is reported by the next `synchronize`, and until then has zeros for a row;
 // an id in another rank's range contributes zeros. Next: kernels/cuda/token_buckets.hpp for the order of the
-// gradient's sums, tests/cuda/kernel_embedding.cu.
+// gradient's sums, tests/cuda/kernel_embedding.cpp.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
-#include "plait/device/cuda_launch.hpp"
-#include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/tensor_table.hpp"
-#include "plait/kernels/cuda/token_buckets.hpp"
-#include "plait/kernels/cuda/unroll.hpp"
 
 namespace plait::kernels {
-
-namespace detail {
-
-/// Loads that a thread has in flight.
-inline constexpr int loads_in_flight = 4;
-
-/// A block for each token.
-template <class T, class Id>
-__global__ static void look_up(const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
-                               std::int64_t first, std::int64_t rows_local, std::int64_t vocab, bool vectors,
-                               device_fault* faults) {
-  constexpr int n = vector16<T>::size;
-  const std::int64_t step = blockDim.x * n;
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    const std::int64_t row = row_of_token(ids, token, first, rows_local, vocab, threadIdx.x == 0 ? faults : nullptr);
-    const T* const from = row < 0 ? nullptr : table + row * width;
-    T* const to = y + token * width;
-    if (vectors) {
-      for (std::int64_t c = threadIdx.x * n; c < width; c += loads_in_flight * step) {
-        vector16<T> some[loads_in_flight]{};
-        PLAIT_UNROLL
-        for (int k = 0; k < loads_in_flight; ++k)
-          if (from != nullptr && c + k * step < width) some[k] = load_vector(from + c + k * step);
-        PLAIT_UNROLL
-        for (int k = 0; k < loads_in_flight; ++k)
-          if (c + k * step < width) store_vector(to + c + k * step, some[k]);
-      }
-    } else {
-      for (std::int64_t c = threadIdx.x; c < width; c += blockDim.x) to[c] = from == nullptr ? T{} : from[c];
-    }
-  }
-}
-
-/// Tokens of a row that are added up in one piece, by one block for each part of the columns.
-inline constexpr int piece_tokens = 128;
-
-/// Blocks (token, part of the columns); the block of the first token of a piece adds the piece's tokens in order: the
-/// first piece of a row to the row, the others to row (start + place) / piece_tokens of `partial`, which is another one
-/// for each. Every thread has N columns.
-template <class T, class Id, int N>
-__global__ static void add_pieces(const Id* ids, const T* dy, gradient_of<T>* dtable, gradient_of<T>* partial,
-                                  std::int64_t tokens, std::int64_t width, std::int64_t first, token_buckets b) {
-  using G = gradient_of<T>;
-  constexpr int at_once = 8;  // loads in flight
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    const int place = b.place[token];
-    if (place % piece_tokens != 0) continue;  // -1 is no piece either
-    const std::int64_t row = static_cast<std::int64_t>(ids[token]) - first;
-    const int begin = b.start[row] + place, left = b.count[row] - place;
-    const int* const piece = b.ordered + begin;
-    const int size = left < piece_tokens ? left : piece_tokens;
-    G* const out = place == 0 ? dtable + row * width : partial + begin / piece_tokens * width;
-    const std::int64_t part = static_cast<std::int64_t>(gridDim.y) * blockDim.x * N;
-    for (std::int64_t c = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N; c < width;
-         c += part) {
-      auto* const target = reinterpret_cast<element_pack<G, N>*>(out + c);
-      element_pack<G, N> total{};
-      if (place == 0) total = *target;
-      for (int i = 0; i < size; i += at_once) {
-        element_pack<T, N> some[at_once];
-        PLAIT_UNROLL
-        for (int k = 0; k < at_once; ++k) {
-          if (i + k < size) some[k] = *reinterpret_cast<const element_pack<T, N>*>(dy + piece[i + k] * width + c);
-        }
-        PLAIT_UNROLL
-        for (int k = 0; k < at_once; ++k) {
-          if (i + k >= size) continue;
-          PLAIT_UNROLL
-          for (int j = 0; j < N; ++j) total.at[j] += number<G>(some[k].at[j]);
-        }
-      }
-      *target = total;
-    }
-  }
-}
-
-/// Adds the pieces of a row beyond its first to it, in order. Blocks (some tokens, part of the columns) look for rows
-/// of several pieces among their tokens.
-template <class T, class Id>
-__global__ static void add_partials(const Id* ids, gradient_of<T>* dtable, const gradient_of<T>* partial,
-                                    std::int64_t tokens, std::int64_t width, std::int64_t first, token_buckets b) {
-  using G = gradient_of<T>;
-  __shared__ int found[bucket_threads];
-  __shared__ int count;
-  const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * blockDim.x, token = base + threadIdx.x;
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
-  if (token < tokens && b.place[token] == 0 && b.count[static_cast<std::int64_t>(ids[token]) - first] > piece_tokens)
-    found[atomicAdd(&count, 1)] = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  const int here = count;
-  for (int i = 0; i < here; ++i) {
-    const std::int64_t row = static_cast<std::int64_t>(ids[base + found[i]]) - first;
-    const int begin = b.start[row] / piece_tokens, pieces = (b.count[row] + piece_tokens - 1) / piece_tokens;
-    const std::int64_t part = static_cast<std::int64_t>(gridDim.y) * blockDim.x;
-    for (std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x; c < width; c += part) {
-      G total = dtable[row * width + c];
-      PLAIT_UNROLL_BY(8)  // loads in flight
-      for (int p = 1; p < pieces; ++p) total += partial[static_cast<std::int64_t>(begin + p) * width + c];
-      dtable[row * width + c] = total;
-    }
-  }
-}
-
-}  // namespace detail
 
 /// y[t] = table[ids[t] - first], or zeros; y is [tokens, width].
 template <class T, class Id>
 void embedding_forward(cuda& device, const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
-                       std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
-  if (tokens <= 0 || width <= 0) return;
-  const bool vectors = width % vector16<T>::size == 0 && aligned16(table, y);
-  const std::int64_t accesses = vectors ? width / vector16<T>::size / detail::loads_in_flight : width;
-  const auto threads = static_cast<unsigned>(std::clamp<std::int64_t>((accesses + 31) / 32 * 32, 32, 256));
-  plait::detail::launch(device, {plait::detail::blocks_for(tokens, 1), threads}, detail::look_up<T, Id>, ids, table, y,
-                        tokens, width, first, rows_local, vocab, vectors, device.faults());
-}
+                       std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
 
 /// dtable[ids[t] - first] += dy[t] for the ids in range; dtable is [rows_local, width] of `gradient_of<T>`. The first
 /// 128 tokens of a row are added to it in their order; every further 128 are summed first, and these sums added in
 /// their order. At most 2^31 - 1 tokens.
 template <class T, class Id>
 void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>* dtable, std::int64_t tokens,
-                        std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
-  using detail::token_buckets;
-  using G = gradient_of<T>;
-  if (tokens <= 0 || width <= 0) return;
-  auto memory = make_buffer<int>(device, token_buckets::numbers(tokens, rows_local));
-  const token_buckets b = token_buckets::in(memory.template data<int>(), tokens, rows_local);
-  detail::sort_tokens(device, ids, tokens, first, rows_local, vocab, b);
-  const bool several = tokens > detail::piece_tokens;
-  auto sums =
-      make_buffer<G>(device, several ? static_cast<std::size_t>((tokens / detail::piece_tokens + 1) * width) : 0);
-  G* const partial = sums.template data<G>();
-  constexpr int n = vector16<T>::size;
-  const auto add = [&](auto kernel, std::int64_t threads) {
-    const auto block = static_cast<unsigned>(std::clamp<std::int64_t>((threads + 31) / 32 * 32, 32, 128));
-    const auto parts = static_cast<unsigned>(std::clamp<std::int64_t>((threads + block - 1) / block, 1, 64));
-    plait::detail::launch(device, {dim3(plait::detail::blocks_for(tokens, 1), parts), block}, kernel, ids, dy, dtable,
-                          partial, tokens, width, first, b);
-  };
-  const bool vectors =
-      width % n == 0 && aligned16(dy) && reinterpret_cast<std::uintptr_t>(dtable) % (n * sizeof(G)) == 0;
-  if (vectors) {
-    add(detail::add_pieces<T, Id, n>, width / n);
-  } else {
-    add(detail::add_pieces<T, Id, 1>, width);
-  }
-  if (!several) return;
-  constexpr int threads = detail::bucket_threads;
-  const auto parts = static_cast<unsigned>(std::clamp<std::int64_t>((width + threads - 1) / threads, 1, 64));
-  plait::detail::launch(device, {dim3(plait::detail::blocks_for(tokens, threads), parts), threads},
-                        detail::add_partials<T, Id>, ids, dtable, static_cast<const G*>(partial), tokens, width, first,
-                        b);
-}
+                        std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
 
 }  // namespace plait::kernels
+
+#ifdef PLAIT_CUDA_KERNELS
+#include "plait/kernels/cuda/embedding.ipp"
+#endif

@@ -1,11 +1,13 @@
-// Every CUDA kernel, for files that nvcc compiles. Layers include kernels/kernels.hpp, which adds this where CUDA is
-// compiled; cuDNN's attention is not among them (kernels/cuda/attention_cudnn.hpp).
+// Every CUDA kernel. nvcc compiles them; other compilers see their declarations, for programs that link
+// plait::compiled_cuda. Layers include kernels/kernels.hpp, which adds this; cuDNN's attention is not among them
+// (kernels/cuda/attention_cudnn.hpp).
 #pragma once
 
 #include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_forward.hpp"
+#include "plait/kernels/cuda/compiled.hpp"
 #include "plait/kernels/cuda/copy.hpp"
 #include "plait/kernels/cuda/cross_entropy.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"

@@ -35,10 +35,6 @@ __host__ __device__ inline bf16 device_bf16(float x) {
   return y;
 }
 
-/// The type in which arithmetic on T happens: float for bf16, T for the others.
-template <class T>
-using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
-
 /// x in another type, rounded to nearest even.
 template <class To, class From>
 __host__ __device__ inline To number(From x) {

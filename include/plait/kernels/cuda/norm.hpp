@@ -1,7 +1,7 @@
 // The shared part of RMS norm and layer norm on a GPU: y = n w + b with the normalised n = (x - mean) inverse, where
 // RMS norm has neither mean nor b (`Centred` is false). All arithmetic is in S = arithmetic<T>. The steps for rows
 // that lie on several ranks are in kernels/cuda/rms_norm.hpp and kernels/cuda/layer_norm.hpp. Test:
-// tests/cuda/kernel_norms.cu.
+// tests/cuda/kernel_norms.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "cuda_llama_run.hpp"
 #include "strategies.hpp"
 
-// In one translation unit, as they share the kernels. `check_device` refuses what is not here.
+// `check_device` refuses what is not here.
 make_run<plait::cuda> cuda_bf16(const options& opt) {
   return with_strategy(opt, []<class S>() -> make_run<plait::cuda> {
     if constexpr (std::is_same_v<S, plait::stored_over_dp<plait::megatron_tp>>)

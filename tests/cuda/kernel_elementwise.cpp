@@ -13,6 +13,7 @@
 #include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/rope.hpp"
 #include "plait/kernels/cuda/swiglu.hpp"
+#include "plait/kernels/rope_frequencies.hpp"
 
 namespace {
 

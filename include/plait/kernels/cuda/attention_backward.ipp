@@ -1,0 +1,73 @@
+// The launches of kernels/cuda/attention_backward.hpp, which includes this where CUDA is compiled, and the kernel of
+// delta.
+#pragma once
+
+#include <type_traits>
+
+#include "plait/device/buffer.hpp"
+#include "plait/kernels/cuda/attention_backward.hpp"
+#include "plait/kernels/cuda/attention_backward_mma.hpp"
+#include "plait/kernels/cuda/attention_scalar.hpp"
+
+namespace plait::kernels {
+
+namespace detail {
+
+/// delta[b, h, i] = sum of o * d_o over the head's elements; one warp to a query of a head.
+template <class T, class O>
+static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_of<T>* delta, attention_sizes s) {
+  using A = arithmetic<T>;
+  const std::int64_t rows = static_cast<std::int64_t>(s.batch) * s.q_len * s.heads;
+  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (blockDim.x / warp_lanes);
+  for (std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_lanes; row < rows;
+       row += warps) {
+    const int i = static_cast<int>(row / s.heads % s.q_len), b = static_cast<int>(row / s.heads / s.q_len);
+    const int head = static_cast<int>(row % s.heads);
+    const O* const output = s.query_head(o, b, head, s.o_stride) + i * s.o_stride;
+    const T* const gradient = s.query_head(d_o, b, head, s.do_stride) + i * s.do_stride;
+    A sum = A(0);
+    for (int c = warp_lane(); c < s.head_dim; c += warp_lanes) sum += load_as<A>(output + c) * load_as<A>(gradient + c);
+    sum = warp_sum(sum);
+    if (warp_lane() == 0) s.statistics(delta, b, head)[i] = sum;
+  }
+}
+
+}  // namespace detail
+
+template <class T, attention_result<T> O>
+void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape) {
+  const detail::attention_sizes sizes(shape.checked());
+  const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
+  if (rows == 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(rows, 8), 256}, detail::attention_delta_rows<T, O>, o, d_o,
+                        delta, sizes);
+}
+
+template <class T, attention_result<T> O, attention_result<T> G>
+void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
+                        const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
+                        attention_accumulate accumulate, const statistic_of<T>* delta, const attention_choice& choice) {
+  const attention_shape s = shape.checked();
+  const detail::attention_sizes sizes(s);
+  if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o, d_o, dq, dk, dv);
+  if (sizes.batch == 0) return;
+  if constexpr (std::is_same_v<T, bf16>) {
+    constexpr bool plain = std::is_same_v<O, T> && std::is_same_v<G, T>;
+    const attention_request request{.accumulate = accumulate, .statistics = !plain, .given_delta = delta != nullptr};
+    if (sizes.q_len > 0 && attention_backend_for(choice, s, request) == attention_backend::cudnn) {
+      if constexpr (plain) return choice.library->backward(device, q, k, v, o, lse, d_o, dq, dk, dv, s);
+    }
+  }
+  buffer<cuda> made;
+  if (delta == nullptr) {
+    made = make_buffer<statistic_of<T>>(device, static_cast<std::size_t>(s.batch * s.heads * s.lse_stride));
+    attention_delta(device, o, d_o, made.template data<statistic_of<T>>(), s);
+    delta = made.template data<statistic_of<T>>();
+  }
+  detail::with_head_width(sizes.head_dim, [&](auto width) {
+    detail::launch_attention_backward<decltype(width)::value>(device, q, k, v, lse, d_o, delta, dq, dk, dv, sizes,
+                                                              accumulate);
+  });
+}
+
+}  // namespace plait::kernels

@@ -1,0 +1,140 @@
+// The kernels and launches of kernels/cuda/reductions.hpp, which includes this where CUDA is compiled.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "plait/device/cuda_launch.hpp"
+#include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/cuda/reductions.hpp"
+#include "plait/kernels/cuda/tensor_table.hpp"
+#include "plait/kernels/cuda/unroll.hpp"
+
+namespace plait::kernels {
+
+namespace detail {
+
+inline constexpr std::int64_t sum_chunk = 16384;  ///< elements of a partial sum
+inline constexpr int sum_threads = 256;
+inline constexpr int sum_of_sums_threads = 1024;
+
+/// The sum over `size` elements by the whole block, on every thread.
+template <bool Squares, class S>
+__device__ inline double block_sum_of(const S* x, std::int64_t size, double* scratch) {
+  constexpr int width = vector16<S>::size;
+  const auto term = [](S element) {
+    const double value = number<double>(element);
+    return Squares ? value * value : value;
+  };
+  double total = 0;
+  std::int64_t done = 0;
+  if (holds_packs<width>(x)) {
+    const std::int64_t vectors = size / width;
+    for (std::int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+      const vector16<S> v = load_vector(x + i * width);
+      for (int j = 0; j < width; ++j) total += term(v.at[j]);
+    }
+    done = vectors * width;
+  }
+  for (std::int64_t i = done + threadIdx.x; i < size; i += blockDim.x) total += term(x[i]);
+  return block_sum(total, scratch);
+}
+
+template <class S>
+__global__ static void sum_chunks(const S* x, std::int64_t n, double* sums) {
+  __shared__ double scratch[warp_lanes];
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * sum_chunk;
+  const std::int64_t size = n - begin < sum_chunk ? n - begin : sum_chunk;
+  const double total = block_sum_of<false>(x + begin, size, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+template <class G>
+__global__ static void sum_squares_of_chunks(const tensor_table<const_elements<G>> table, double* sums) {
+  __shared__ double scratch[warp_lanes];
+  const int chunk = static_cast<int>(blockIdx.x), entry = table.entry_of(chunk);
+  const std::int64_t begin = (chunk - table.first_chunk[entry]) * sum_chunk;
+  const std::int64_t left = table.entries[entry].size - begin;
+  const double total =
+      block_sum_of<true>(table.entries[entry].data + begin, left < sum_chunk ? left : sum_chunk, scratch);
+  if (threadIdx.x == 0) sums[chunk] = total;
+}
+
+/// *out, or nothing, plus the partial sums; one block.
+static __global__ void sum_of_sums(const double* sums, std::int64_t count, bool add, double* out) {
+  __shared__ double scratch[warp_lanes];
+  double total = 0;
+  PLAIT_UNROLL_BY(8)  // loads in flight: there is one block
+  for (std::int64_t i = threadIdx.x; i < count; i += sum_of_sums_threads) total += sums[i];
+  total = block_sum(total, scratch);
+  if (threadIdx.x == 0) *out = add ? *out + total : total;
+}
+
+static __global__ void reciprocal_of(const double* x, double* y) { *y = *x > 0 ? 1 / *x : 0.0; }
+
+template <class T>
+__global__ static void fill_with(T* y, std::int64_t n, const double* value) {
+  const T element = number<T>(*value);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+    y[i] = element;
+  }
+}
+
+static __global__ void clip_numbers_of(const double* squares, double limit, clip_numbers* out) {
+  const double norm = sqrt(*squares);
+  const double ratio = limit / (norm + 1e-6);
+  const bool finite = norm - norm == 0;
+  out->norm = norm;
+  out->factor = !finite ? 0.0 : limit > 0 && ratio < 1 ? ratio : 1.0;
+  out->update = finite ? 1.0 : 0.0;
+}
+
+}  // namespace detail
+
+template <class S>
+void sum(cuda& device, const S* x, std::int64_t n, double* out) {
+  if (n <= 0) return device.zero(out, sizeof(double), device.main_stream());
+  const unsigned chunks = plait::detail::blocks_for(n, detail::sum_chunk);
+  if (chunks == 1) return plait::detail::launch(device, {1, detail::sum_threads}, detail::sum_chunks<S>, x, n, out);
+  auto sums = make_buffer<double>(device, chunks);
+  double* const partial = sums.template data<double>();
+  plait::detail::launch(device, {chunks, detail::sum_threads}, detail::sum_chunks<S>, x, n, partial);
+  plait::detail::launch(device, {1, detail::sum_of_sums_threads}, detail::sum_of_sums, partial, chunks, false, out);
+}
+
+template <class G>
+void add_sum_squares(cuda& device, std::span<const const_elements<G>> parts, double* out) {
+  std::int64_t chunks = 0;
+  for (const const_elements<G>& part : parts) chunks += (part.size + detail::sum_chunk - 1) / detail::sum_chunk;
+  if (chunks == 0) return;
+  auto sums = make_buffer<double>(device, static_cast<std::size_t>(chunks));
+  double* const partial = sums.template data<double>();
+  double* next = partial;
+  detail::for_each_table(parts, detail::sum_chunk, [&](const auto& table, int count) {
+    plait::detail::launch(device, {static_cast<unsigned>(count), detail::sum_threads}, detail::sum_squares_of_chunks<G>,
+                          table, next);
+    next += count;
+  });
+  plait::detail::launch(device, {1, detail::sum_of_sums_threads}, detail::sum_of_sums, partial, chunks, true, out);
+}
+
+#ifndef PLAIT_COMPILED_CUDA
+PLAIT_CUDA_INLINE void reciprocal(cuda& device, const double* x, double* y) {
+  plait::detail::launch(device, {1, 1}, detail::reciprocal_of, x, y);
+}
+#endif
+
+template <class T>
+void fill_from(cuda& device, T* y, std::int64_t n, const double* value) {
+  if (n <= 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(n, 256, 4096), 256}, detail::fill_with<T>, y, n, value);
+}
+
+#ifndef PLAIT_COMPILED_CUDA
+PLAIT_CUDA_INLINE void clip(cuda& device, const double* squares, double limit, clip_numbers* out) {
+  plait::detail::launch(device, {1, 1}, detail::clip_numbers_of, squares, limit, out);
+}
+#endif
+
+}  // namespace plait::kernels
