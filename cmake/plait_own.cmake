@@ -8,6 +8,11 @@ target_compile_options(plait_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
 if(PLAIT_WERROR)
   target_compile_options(plait_own INTERFACE -Werror)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ collects garbage from 128 MiB on, a tenth to a fifth of its time; the largest file holds 1.2 GiB without that.
+  target_compile_options(plait_own INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1500000> $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=1000>)
+endif()
 if(PLAIT_NATIVE)
   target_compile_options(plait_own INTERFACE -march=native)
 endif()

@@ -28,7 +28,7 @@ import subprocess
 import sys
 
 LINES_AT_MOST, TEXT_WITHIN = 30, 12
-ABOUT_LAYERS = re.compile(r'^#include "plait/(nn|optim|models|tensor)/', re.MULTILINE)
+ABOUT_LAYERS = re.compile(r'^#include "plait/(nn|train|models|tensor|pipeline)/', re.MULTILINE)
 GCC_ECHO = re.compile(r"^\s*\d*\s*\|")
 CLANG_MESSAGE = re.compile(r"^(\S+:\d+:\d+: |In file included from |\d+ (error|warning)s? )")
 DIRECTIVE = re.compile(r"^//\s*(expect|expect-gcc|expect-clang|with-nvcc|errors-at-most|lines-at-most):\s*(.*?)\s*$")
