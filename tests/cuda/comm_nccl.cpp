@@ -40,6 +40,12 @@ std::string text_of(int ranks, const nccl::options& settings, const F& body) {
   return "";
 }
 
+#ifdef PLAIT_CUDA_STAND_IN
+constexpr bool nothing_unasked = true;  // its streams do nothing that nobody waits for
+#else
+constexpr bool nothing_unasked = false;
+#endif
+
 const nccl::options careful{.deadline = 60, .check_pointers = true};
 
 }  // namespace
@@ -76,6 +82,30 @@ TEST_CASE("nccl: a call is in the main stream, a started one beside it") {
       comm.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::max);
     }
     test::expect("doubled four times", y.data(), n, [](std::size_t) { return 16; });
+  }));
+}
+
+TEST_CASE("nccl: a call waits for no message of another communicator") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    constexpr std::size_t n = 1000;
+    rank_comm along = comm.split(0, comm.rank(), "pp"), across = comm.split(0, comm.rank(), "tp");
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    test::array<std::int32_t> message(n), x(n);
+    test::write(message.data(), std::vector<std::int32_t>(n, comm.rank()));
+    test::write(x.data(), std::vector<std::int32_t>(n, 1));
+    request r = comm.rank() == 0 ? along.start_receive(message.data(), n, dtype::i32, 1)
+                                 : along.start_send(message.data(), n, dtype::i32, 0);
+    across.all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
+    device.main_stream().synchronize();
+    if (nothing_unasked && comm.rank() == 0)
+      test::expect("not yet here", message.data(), n, [](std::size_t) { return 0; });
+    test::expect("summed", x.data(), n, [](std::size_t) { return 2; });
+    // What the same communicator does next is behind the message, waited for or not.
+    along.all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
+    test::expect("here", message.data(), n, [](std::size_t) { return 1; });
+    r.wait();
   }));
 }
 
@@ -191,6 +221,39 @@ TEST_CASE("nccl: a lost rank is found by the deadline, and named with the operat
   CHECK(has(text, "on 'world'"));
   CHECK(has(text, "last operations: init #0 on 'world'"));
 }
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation") {
+  const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 100);
+    request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    comm.split(0, comm.rank());
+    if (comm.rank() == 0) {
+      stand_in::lost_device = cudaErrorIllegalAddress;
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      stand_in::lost_device = cudaSuccess;
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    }
+    comm.all_gather(x.data(), x.data(), 0, dtype::f32);
+  });
+  CHECK(has(text, "CUDA reports: "));
+  CHECK(has(text, cudaGetErrorString(cudaErrorIllegalAddress)));
+  CHECK(has(text, "all_reduce #"));
+}
+
+TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
+  stand_in::calls_without_device = 0;
+  CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 0.2}, [](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 100);
+    request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the watching thread asks for it meanwhile
+    r.wait();
+    comm.barrier();
+  }));
+  CHECK(stand_in::calls_without_device == 0);
+}
+#endif
 
 TEST_CASE("nccl: a rank that never comes") {
   if (devices(2).empty()) return;

@@ -1,4 +1,7 @@
 // A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
+#include <optional>
+#include <vector>
+
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/train/graph_step.hpp"
 #include "support/llama_parity.hpp"
@@ -87,6 +90,48 @@ TEST_CASE("in-process ranks are refused") {
                      graph_step replayed(ctx, step);
                    }),
       doctest::Contains("2 in-process ranks meet on the host"), plait::error);
+}
+
+TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was made later") {
+  cuda device;
+  constexpr std::size_t n = 1000;
+  std::vector<float> numbers(n, 3), zeros(n, 0), read(n);
+  auto source = make_buffer<float>(device, n), result = make_buffer<float>(device, n);
+  device.upload(source.data(), numbers.data(), n * sizeof(float), device.main_stream());
+  std::optional<buffer<cuda>> kept;  // made while it is recorded, and released later
+  const auto work = [&](bool keep) {
+    auto scratch = make_buffer<float>(device, n), more = make_buffer<float>(device, n);
+    device.copy(scratch.data(), source.data(), n * sizeof(float), device.main_stream());
+    device.copy(more.data(), scratch.data(), n * sizeof(float), device.main_stream());
+    device.copy(result.data(), more.data(), n * sizeof(float), device.main_stream());
+    if (keep) kept = std::move(more);
+  };
+  work(false);
+  const std::size_t cached = device.cached_bytes();
+  {
+    cuda_graph graph(device);
+    graph.record([&] { work(true); });
+    CHECK(graph.scratch_bytes() >= 2 * n * sizeof(float));
+    CHECK(device.scratch_bytes() == graph.scratch_bytes());
+    kept.reset();
+    std::vector<buffer<cuda>> later;
+    for (int i = 0; i < 4; ++i) {
+      later.push_back(make_buffer<float>(device, n));
+      device.upload(later.back().data(), zeros.data(), n * sizeof(float), device.main_stream());
+    }
+    graph.launch();
+    for (const auto& b : later) {
+      device.download(read.data(), b.data(), n * sizeof(float), device.main_stream());
+      CHECK(read == zeros);
+    }
+    device.download(read.data(), result.data(), n * sizeof(float), device.main_stream());
+    CHECK(read == numbers);
+    CHECK_THROWS(graph.record([&] { throw plait::error("in the middle"); }));
+    CHECK(device.scratch_bytes() == 0);
+    graph.record([&] { work(false); });
+  }
+  CHECK(device.scratch_bytes() == 0);
+  CHECK(device.cached_bytes() >= cached);
 }
 
 TEST_CASE("what a graph cannot hold is an error, and the device goes on") {

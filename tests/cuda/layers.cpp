@@ -86,3 +86,20 @@ TEST_CASE("layers on a GPU: in bf16, near what one rank computes in float") {
   for (const extents e : {extents{1, 1, 1}, {2, 1, 2}})
     for (const block_outcome& rank : on_gpu<bf16, stored_over_dp<megatron_sp>>(e)) check_same(rank, expected, 3e-2);
 }
+
+TEST_CASE("a product in bf16 is rounded once, however its sum is split") {
+  cuda device;
+  constexpr std::int64_t k = 1028;  // 257 ones, which bf16 does not hold, and later 256 that take them away
+  std::vector<bf16> a(k, to_bf16(0)), b(k, to_bf16(1)), c(1);
+  for (std::size_t i = 0; i < 257; ++i) a[i] = to_bf16(1);
+  for (std::size_t i = 772; i < 1028; ++i) a[i] = to_bf16(-1);
+  auto on_gpu = [&](const std::vector<bf16>& from) {
+    auto memory = make_buffer<bf16>(device, from.size());
+    device.upload(memory.data(), from.data(), from.size() * sizeof(bf16), device.main_stream());
+    return memory;
+  };
+  auto x = on_gpu(a), y = on_gpu(b), z = on_gpu(c);
+  device.gemm(false, false, 1, 1, k, 1.0, x.data<bf16>(), k, y.data<bf16>(), 1, 0.0, z.data<bf16>(), 1);
+  device.download(c.data(), z.data(), sizeof(bf16), device.main_stream());
+  CHECK(to_float(c[0]) == 1.0f);
+}

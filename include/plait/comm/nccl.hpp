@@ -22,10 +22,10 @@
 namespace plait::nccl {
 
 /// A rank's handle of an NCCL communicator, on the memory of its GPU; see communicator.hpp for what the operations
-/// mean. The host waits in `barrier` and `split`, and while NCCL itself is
-/// still setting up a call: a call is in the order of the device's main stream, a started one
-/// runs in the side stream between the call and the main stream's wait. The GPU runs all of a rank's operations in the
-/// order in which they were called, whatever communicator they belong to, so every rank must call them in one order.
+/// mean. The host waits in `barrier` and `split`, and while NCCL itself is still setting up a call. A call is in the
+/// order of the device's main stream, a started one runs beside it between the call and the main stream's wait. The GPU
+/// runs a communicator's operations in the order in which they were called; those of several communicators run side by
+/// side where nothing orders them, and every rank must call them in one order.
 ///
 /// Calls in a stream that is being recorded become part of the graph; the deadline does not cover its replays.
 ///
@@ -47,14 +47,14 @@ class communicator : public verbs<communicator> {
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
-  /// In the main stream, behind what was started before it. A barrier returns when all ranks have called it and the
-  /// GPU has done what was in the main stream before.
+  /// In the main stream, behind what this communicator started before it. A barrier returns when all ranks have called
+  /// it and the GPU has done what was in the main stream before.
   void run(const call& c) {
     detail::state& s = self();
     refuse_in_group(c.name());
     check_call(c, true);
     const op_ptr op = s.begin(c.name(), c.payload(s.size));
-    s.home->join_last_started();
+    s.join_last_started();
     s.issue(*op, c.name(), [&] { return ask(c, s.home->main.handle()); });
     s.home->enqueued(*op, s.home->main);
     if (c.kind != collective::barrier) return;
@@ -64,7 +64,7 @@ class communicator : public verbs<communicator> {
     if (s.home->ranks().failed()) s.home->stop(op->text());
   }
 
-  /// In the side stream, behind what is in the main stream now.
+  /// Beside the main stream, behind what is in it now, and behind what this communicator started before.
   request start(const call& c) {
     detail::state& s = self();
     if (s.open_groups > 0 && (c.kind == collective::send || c.kind == collective::receive)) {
@@ -106,6 +106,7 @@ class communicator : public verbs<communicator> {
     detail::state& s = self();
     refuse_in_group("split");
     auto child = std::make_shared<detail::state>(s.home);
+    child->is_split = true;
     child->label = label.empty() ? cat({s.label, ".", color}) : std::string(label);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -205,12 +206,14 @@ class communicator : public verbs<communicator> {
 
   template <class Ask>
   void put_beside(const op_ptr& op, const char* name, const Ask& ask) {
-    detail::session& home = *self().home;
+    detail::state& s = self();
+    detail::session& home = *s.home;
+    const cuda::stream side = s.beside();
     home.fork.record(home.main);
-    home.side.wait(home.fork);
-    self().issue(*op, name, [&] { return ask(home.side.handle()); });
-    home.enqueued(*op, home.side);
-    home.last_started = op;
+    side.wait(home.fork);
+    s.issue(*op, name, [&] { return ask(side.handle()); });
+    home.enqueued(*op, side);
+    s.last_started = op;
   }
 
   void refuse_in_group(const char* name) const {

@@ -7,8 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 
@@ -30,9 +33,54 @@ class caching_allocator {
   caching_allocator(const caching_allocator&) = delete;
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator() {
-    holds_ = 0;
     release_cache();
     for (auto& [pointer, used] : live_) source_.release(pointer, used.block_bytes, used.stream);
+  }
+
+  /// Blocks that nobody but their owner may write to, such as the scratch memory of a recorded graph. Ends with
+  /// `give_back`.
+  class scratch {
+   public:
+    std::size_t bytes() const { return bytes_; }
+
+   private:
+    friend class caching_allocator;
+    std::vector<std::pair<void*, std::size_t>> blocks_;
+    std::size_t bytes_ = 0;
+    bool open_ = true;  ///< whether blocks are still being handed out for it
+  };
+
+  /// Until `end_scratch`, every block that is handed out belongs to the scratch memory that is returned: released ones
+  /// serve later requests of it and no others, during that time and after it. Only one can be open at a time.
+  std::shared_ptr<scratch> begin_scratch() {
+    const std::lock_guard lock(mutex_);
+    require(open_ == nullptr, "begin_scratch: there is scratch memory that has not been ended by end_scratch");
+    return open_ = std::make_shared<scratch>();
+  }
+  void end_scratch() {
+    const std::lock_guard lock(mutex_);
+    if (open_ == nullptr) return;
+    for (auto& [stream, blocks] : open_cached_) {
+      for (auto& [bytes, pointer] : blocks) open_->blocks_.emplace_back(pointer, bytes);
+    }
+    open_cached_.clear();
+    std::exchange(open_, nullptr)->open_ = false;
+  }
+  /// Blocks that have been released go back to the cache, as blocks of `stream`, which is behind all work on them; the
+  /// others follow when they are released.
+  void give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
+    if (owned == nullptr) return;
+    const std::lock_guard lock(mutex_);
+    if (owned == open_) open_ = nullptr;
+    for (auto& [pointer, bytes] : std::exchange(owned->blocks_, {})) cache(cached_, pointer, bytes, stream);
+    for (auto& [key, blocks] : std::exchange(open_cached_, {})) {
+      for (auto& [bytes, pointer] : blocks) cache(cached_, pointer, bytes, stream);
+    }
+    scratch_bytes_ -= owned->bytes_;
+    owned->bytes_ = 0;
+    for (auto& [pointer, used] : live_) {
+      if (used.owner == owned) used.owner = nullptr;
+    }
   }
 
   /// At least `bytes` bytes, or null for none. Uninitialised.
@@ -40,18 +88,16 @@ class caching_allocator {
     if (bytes == 0) return nullptr;
     const std::size_t size = rounded(bytes);
     const std::lock_guard lock(mutex_);
+    const std::size_t of_scratch = best_fit(open_cached_, size, stream), of_all = best_fit(cached_, size, stream);
     void* pointer = nullptr;
     std::size_t block = size;
-    auto& cached = cached_[stream];
-    if (auto fit = cached.lower_bound(size); fit != cached.end() && fit->first <= size + size / 4) {
-      pointer = fit->second;
-      block = fit->first;
-      cached.erase(fit);
-      cached_bytes_ -= block;
+    if (of_scratch != 0 && (of_all == 0 || of_scratch <= of_all)) {
+      pointer = taken_from(open_cached_, block = of_scratch, stream);
     } else {
-      pointer = from_source(size, stream);
+      pointer = of_all != 0 ? taken_from(cached_, block = of_all, stream) : from_source(size, stream);
+      belongs_to_open(block);
     }
-    live_.emplace(pointer, used_block{block, bytes, stream});
+    live_.emplace(pointer, used_block{block, bytes, stream, open_});
     in_use_ += bytes;
     peak_ = std::max(peak_, in_use_);
     return pointer;
@@ -63,23 +109,23 @@ class caching_allocator {
     const std::lock_guard lock(mutex_);
     const auto used = live_.find(pointer);
     require(used != live_.end(), "release: this pointer is not in use in this allocator (released twice?)");
-    cached_[stream].emplace(used->second.block_bytes, pointer);
-    cached_bytes_ += used->second.block_bytes;
-    in_use_ -= used->second.asked_bytes;
+    const auto& [block, asked, from, owner] = used->second;
+    if (owner != nullptr && !owner->open_) {
+      owner->blocks_.emplace_back(pointer, block);
+    } else if (open_ == nullptr) {
+      cache(cached_, pointer, block, stream);
+    } else {  // also one from before: what is being recorded may have used it
+      if (owner == nullptr) belongs_to_open(block);
+      cache(open_cached_, pointer, block, stream);
+    }
+    in_use_ -= asked;
     live_.erase(used);
   }
 
-  /// While held, cached blocks stay here even when memory runs out: somebody, such as a recorded graph, will use their
-  /// addresses again. Holds are counted.
-  void hold_cache(bool hold) {
-    const std::lock_guard lock(mutex_);
-    holds_ += hold ? 1 : -1;
-  }
-
-  /// Returns every cached block to the source, unless they are held.
+  /// Returns every cached block to the source.
   void release_cache() {
     const std::lock_guard lock(mutex_);
-    give_back();
+    empty_cache();
   }
 
   /// Bytes asked for and not released yet (as asked, without rounding).
@@ -88,6 +134,8 @@ class caching_allocator {
   std::size_t peak_bytes() const { return locked(peak_); }
   /// Bytes held in released blocks.
   std::size_t cached_bytes() const { return locked(cached_bytes_); }
+  /// Bytes of blocks that belong to scratch memory, in use or not.
+  std::size_t scratch_bytes() const { return locked(scratch_bytes_); }
   void reset_peak() {
     const std::lock_guard lock(mutex_);
     peak_ = in_use_;
@@ -106,18 +154,44 @@ class caching_allocator {
     std::size_t block_bytes;
     std::size_t asked_bytes;
     stream_key stream;
+    std::shared_ptr<scratch> owner;
   };
+  using blocks_of_streams = std::unordered_map<stream_key, std::multimap<std::size_t, void*>>;
+
+  /// The bytes of the smallest block that serves a request; 0 if there is none.
+  static std::size_t best_fit(const blocks_of_streams& blocks, std::size_t size, stream_key stream) {
+    const auto of_stream = blocks.find(stream);
+    if (of_stream == blocks.end()) return 0;
+    const auto fit = of_stream->second.lower_bound(size);
+    return fit == of_stream->second.end() || fit->first > size + size / 4 ? 0 : fit->first;
+  }
+  void* taken_from(blocks_of_streams& blocks, std::size_t bytes, stream_key stream) {
+    auto& cached = blocks[stream];
+    const auto fit = cached.find(bytes);
+    void* const pointer = fit->second;
+    cached.erase(fit);
+    if (&blocks == &cached_) cached_bytes_ -= bytes;
+    return pointer;
+  }
+  void belongs_to_open(std::size_t bytes) {
+    if (open_ == nullptr) return;
+    open_->bytes_ += bytes;
+    scratch_bytes_ += bytes;
+  }
+  void cache(blocks_of_streams& blocks, void* pointer, std::size_t bytes, stream_key stream) {
+    blocks[stream].emplace(bytes, pointer);
+    if (&blocks == &cached_) cached_bytes_ += bytes;
+  }
 
   /// A source that can say no is asked again after what is cached has been given back to it.
   void* from_source(std::size_t size, stream_key stream) {
     if constexpr (requires { source_.try_allocate(size, stream); }) {
       if (void* const pointer = source_.try_allocate(size, stream)) return pointer;
-      give_back();
+      empty_cache();
     }
     return source_.allocate(size, stream);
   }
-  void give_back() {
-    if (holds_ > 0) return;
+  void empty_cache() {
     for (auto& [stream, blocks] : cached_) {
       for (auto& [bytes, pointer] : blocks) source_.release(pointer, bytes, stream);
     }
@@ -132,12 +206,13 @@ class caching_allocator {
 
   Source source_;
   mutable std::mutex mutex_;
-  std::unordered_map<stream_key, std::multimap<std::size_t, void*>> cached_;
+  blocks_of_streams cached_, open_cached_;  ///< the second of the scratch memory that is open
+  std::shared_ptr<scratch> open_;
   std::unordered_map<void*, used_block> live_;
   std::size_t in_use_ = 0;
   std::size_t peak_ = 0;
   std::size_t cached_bytes_ = 0;
-  int holds_ = 0;
+  std::size_t scratch_bytes_ = 0;
 };
 
 }  // namespace plait

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -182,8 +183,13 @@ class cuda {
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
-  /// See `caching_allocator::hold_cache`.
-  void hold_cache(bool hold) { allocator_.hold_cache(hold); }
+  /// See `caching_allocator`: what is asked for between the two belongs to the scratch memory.
+  using scratch = caching_allocator<detail::cuda_pool&>::scratch;
+  std::shared_ptr<scratch> begin_scratch() { return allocator_.begin_scratch(); }
+  void end_scratch() { allocator_.end_scratch(); }
+  /// Returns scratch memory to whatever is put into the main stream from now on.
+  void give_back(const std::shared_ptr<scratch>& owned) { allocator_.give_back(owned, key(main_)); }
+  std::size_t scratch_bytes() const { return allocator_.scratch_bytes(); }
   /// Sets the bytes that the plan says a rank will hold, which stand beside the device's memory in an out-of-memory
   /// error.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }

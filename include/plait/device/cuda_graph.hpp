@@ -2,6 +2,8 @@
 // as a graph is in train/graph_step.hpp. Test: tests/cuda/graph.cpp.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "plait/device/cuda.hpp"
@@ -9,8 +11,9 @@
 namespace plait {
 
 /// Work of a device's main stream, recorded once and replayed with one launch: the gaps between small kernels go. What
-/// was recorded is addresses and numbers, so a replay reads and writes the same memory. While the graph lives, the
-/// device keeps its cached blocks. The device must outlive it.
+/// was recorded is addresses and numbers, so a replay reads and writes the same memory: what `work` asks the device for
+/// belongs to the graph until its end, and serves nobody else. Buffers from before the recording are the caller's to
+/// keep. The device must outlive it.
 class cuda_graph {
  public:
   explicit cuda_graph(cuda& device) : device_(device) {}
@@ -28,6 +31,7 @@ class cuda_graph {
     reset();
     const cudaStream_t stream = device_.main_stream().handle();
     detail::cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph");
+    scratch_ = device_.begin_scratch();
     cudaGraph_t graph = nullptr;
     try {
       std::forward<Work>(work)();
@@ -35,13 +39,20 @@ class cuda_graph {
       static_cast<void>(cudaStreamEndCapture(stream, &graph));
       static_cast<void>(cudaGetLastError());
       if (graph != nullptr) cudaGraphDestroy(graph);
+      give_back();
       throw;
     }
-    detail::cuda_check(cudaStreamEndCapture(stream, &graph), "ending a graph");
-    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
-    cudaGraphDestroy(graph);
-    detail::cuda_check(status, "making a graph ready");
-    device_.hold_cache(true);
+    device_.end_scratch();
+    cudaError_t status = cudaStreamEndCapture(stream, &graph);
+    if (status == cudaSuccess) {
+      status = cudaGraphInstantiate(&executable_, graph, 0);
+      cudaGraphDestroy(graph);
+    }
+    if (status == cudaSuccess) return;
+    static_cast<void>(cudaGetLastError());
+    executable_ = nullptr;
+    give_back();
+    detail::cuda_check(status, "recording a graph");
   }
 
   /// Puts all of it into the main stream.
@@ -50,15 +61,21 @@ class cuda_graph {
     detail::cuda_check(cudaGraphLaunch(executable_, device_.main_stream().handle()), "launching a graph");
   }
 
-  /// Forgets what is recorded.
+  /// Forgets what is recorded. Its memory serves others again, in the main stream and so behind the last replay.
   void reset() {
     if (executable_ == nullptr) return;
     cudaGraphExecDestroy(std::exchange(executable_, nullptr));
-    device_.hold_cache(false);
+    give_back();
   }
 
+  /// Bytes of device memory that replays use, beside buffers from before the recording.
+  std::size_t scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
+
  private:
+  void give_back() { device_.give_back(std::exchange(scratch_, nullptr)); }
+
   cuda& device_;
+  std::shared_ptr<cuda::scratch> scratch_;
   cudaGraphExec_t executable_ = nullptr;
 };
 

@@ -62,6 +62,13 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
 };
+enum cublasLtReductionScheme_t {
+  CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+  CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+  CUBLASLT_REDUCTION_SCHEME_MASK = 7
+};
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -86,7 +93,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   std::uint64_t workspace = 0;
-  std::uint32_t search = 0, reductions = 0, alignment[4] = {256, 256, 256, 256};
+  std::uint32_t search = 0, reductions = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
 using cublasLtHandle_t = cublasLtContext*;
 using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
@@ -314,7 +321,11 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
   for (std::uint64_t i = 0; i < 3 && *returned < asked; ++i) {
     const std::size_t workspace = i == 0 ? 1 << 20 : 0;
     if (workspace > (preference ? preference->workspace : 0)) continue;
-    results[(*returned)++] = {{{0x51a7d, i, workspace}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+    // The first splits the sum, and adds its parts in the output where it may.
+    const std::uint32_t allowed = preference ? preference->reductions : 7;
+    const std::uint64_t in_output =
+        i == 0 && (allowed & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) != 0;
+    results[(*returned)++] = {{{0x51a7d, i, workspace, in_output}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -331,6 +342,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   const std::size_t needed = algorithm ? algorithm->data[2] : 0;
   if (algorithm && algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
   if (needed > workspace_bytes || (needed && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+  g.split_in_output = algorithm && algorithm->data[3] != 0;
   const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
   double scalars[2] = {};
   const auto read = [wide = g.wide](const void* p) {

@@ -36,15 +36,18 @@ struct state {
   handle link;
   int rank = 0, size = 1;
   std::string label;
+  bool is_split = false;
   std::uint64_t sequence = 0;
   int open_groups = 0;
-  std::vector<call> messages;        ///< of the open group
-  std::shared_ptr<operation> group;  ///< of the open group
+  std::vector<call> messages;               ///< of the open group
+  std::shared_ptr<operation> group;         ///< of the open group
+  std::shared_ptr<operation> last_started;  ///< beside the main stream, which may not be behind it yet
 
   explicit state(std::shared_ptr<session> owner) : home(std::move(owner)) {}
   state(const state&) = delete;
   state& operator=(const state&) = delete;
   ~state() {
+    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);  // what it holds is finished all the same
     if (link.comm == nullptr) return;
     // While an exception unwinds this rank, the others may never call what is in flight.
     if (link.owned && std::uncaught_exceptions() > 0) {
@@ -92,12 +95,41 @@ struct state {
     home->stop(op.text());
   }
 
+  /// The stream for what this communicator starts: the rank's side stream for the first communicator, and one of its
+  /// own for each that was split off, so that a message that comes late holds up no other communicator.
+  cuda::stream beside() {
+    if (!is_split) return home->side;
+    if (own_side_ == nullptr) {
+      int least = 0, greatest = 0;  // what waits for it is idle otherwise
+      plait::detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+      plait::detail::cuda_check(cudaStreamCreateWithPriority(&own_side_, cudaStreamNonBlocking, greatest),
+                                "making a stream");
+    }
+    return cuda::stream(own_side_);
+  }
+
+  /// Puts the main stream behind what was started on this communicator and nobody has waited for: NCCL runs a
+  /// communicator's operations in one order. Those of other communicators are left alone.
+  void join_last_started() {
+    const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
+    if (last == nullptr || last->joined) return;
+    const bool recording = cuda::capturing(home->main);
+    if (recording && !last->recorded) {
+      fail({last->text(), " was started before the stream was recorded; wait for it before that"});
+    }
+    if (recording == last->recorded) home->main.wait(last->event);
+    last->joined = true;
+  }
+
   std::shared_ptr<operation> begin(const char* name, std::uint64_t bytes) {
     auto op = home->begin(name, label, sequence++, bytes);
     if (!home->ranks().failed()) return op;
     home->over(*op);
     home->stop(op->text());
   }
+
+ private:
+  cudaStream_t own_side_ = nullptr;
 };
 
 /// A started operation, and the rank that waits for it.
@@ -126,7 +158,7 @@ struct pending {
 
   void join() {
     home->main.wait(op->event);
-    if (home->last_started == op) home->last_started = nullptr;
+    op->joined = true;
   }
 
   static request started(std::shared_ptr<session> home, std::shared_ptr<operation> op) {

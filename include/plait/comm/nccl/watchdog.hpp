@@ -43,6 +43,7 @@ struct operation {
   std::string label;
   std::uint64_t sequence = 0, ticket = 0, serial = 0, bytes = 0;
   bool recorded = false;  ///< in a graph, which runs it some other time: its event may be waited for in the graph only
+  bool joined = false;    ///< whether the main stream is behind it; the rank's own thread's
   cuda::event event;
 
   std::string text() const { return cat({name, " #", sequence, " on '", label, "'"}); }
@@ -149,8 +150,7 @@ class session {
   }
 
   cuda::stream main, side;
-  cuda::event fork;                         ///< where the main stream was when an operation was started
-  std::shared_ptr<operation> last_started;  ///< in the side stream, and the main stream has not waited for it
+  cuda::event fork;  ///< where the main stream was when an operation was started
   const options settings;
   int rank = 0;  ///< in the first communicator, for texts
 
@@ -184,7 +184,7 @@ class session {
     op->label = label;
     op->sequence = sequence;
     op->bytes = bytes;
-    op->recorded = false;
+    op->recorded = op->joined = false;
     op->serial = ++serial_;
     op->ticket = flight_.start(label, sequence, name, bytes);
     in_flight_.push_back(op);
@@ -199,16 +199,6 @@ class session {
     op.recorded = recorded;
     op.now = recorded ? operation::phase::over : operation::phase::enqueued;
     if (recorded) flight_.mark(op.ticket, flight_recorder::state::completed);
-  }
-  /// Puts the main stream behind what was started and nobody has waited for.
-  void join_last_started() {
-    if (last_started == nullptr) return;
-    const std::shared_ptr<operation> last = std::exchange(last_started, nullptr);
-    const bool recording = cuda::capturing(main);
-    if (recording && !last->recorded) {
-      plait::fail({last->text(), " was started before the stream was recorded; wait for it before that"});
-    }
-    if (recording == last->recorded) main.wait(last->event);
   }
   /// It has left nothing in a stream.
   void over(operation& op) {
@@ -241,6 +231,8 @@ class session {
 
   /// Why the ranks must end; empty if they need not.
   std::string problem() {
+    // Without this a thread's calls go to GPU 0, and make a context there.
+    static_cast<void>(cudaSetDevice(device_));
     const std::lock_guard lock(mutex_);
     for (const handle* h : handles_) {
       ncclResult_t state = ncclSuccess;
@@ -253,6 +245,10 @@ class session {
                   "; last operations: ", flight_.text(16)});
     }
     retire();
+    if (lost_ != cudaSuccess) {
+      return cat({"rank ", rank, ": CUDA reports: ", cudaGetErrorString(lost_), ", at ", in_flight_.front()->text(),
+                  " or before it; last operations: ", flight_.text(16)});
+    }
     if (in_flight_.empty() || settings.deadline <= 0) {
       watched_ = 0;
     } else if (const operation& first = *in_flight_.front(); watched_ != first.serial) {
@@ -284,8 +280,10 @@ class session {
       const std::shared_ptr<operation>& first = in_flight_.front();
       if (first->now == operation::phase::issuing) return;
       if (first->now == operation::phase::enqueued) {
-        if (cudaEventQuery(first->event.handle()) == cudaErrorNotReady) {
+        const cudaError_t status = cudaEventQuery(first->event.handle());
+        if (status != cudaSuccess) {
           static_cast<void>(cudaGetLastError());
+          if (status != cudaErrorNotReady) lost_ = status;
           return;
         }
         flight_.mark(first->ticket, flight_recorder::state::completed);
@@ -303,6 +301,7 @@ class session {
   std::vector<handle*> handles_;
   std::uint64_t serial_ = 0, watched_ = 0;
   double since_ = 0;
+  cudaError_t lost_ = cudaSuccess;  ///< what a query failed with: nothing that is in flight will end
   int device_ = 0;
   cudaStream_t own_side_ = nullptr;
   int* barrier_word_ = nullptr;

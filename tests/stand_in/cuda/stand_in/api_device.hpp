@@ -46,6 +46,7 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 inline cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
   stand_in::current_device = device;
+  stand_in::device_chosen = true;
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {

@@ -210,6 +210,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
       return cudaErrorCapturedEvent;
     }
     if (const auto error = r.refuse_unsafe()) return error;
+    if (stand_in::lost_device != cudaSuccess) return stand_in::lost_device.load();
     const bool done = !e->recorded || e->point.stream->executed >= e->point.count;
     return stand_in::poll(e->polls, done, [&] { r.advance(e->point.stream, e->point.count); });
   });

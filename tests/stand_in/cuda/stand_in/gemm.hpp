@@ -1,6 +1,7 @@
 // Matrix products of the stand-in cuBLASLt: plain loops over operands that were converted to the type of the sums.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -36,6 +37,7 @@ struct epilogue {
 struct gemm {
   matrix_layout a, b, c, d;
   bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
+  bool split_in_output = false;                                       // parts of a sum are added in the output's type
   epilogue after;
 };
 
@@ -108,6 +110,10 @@ void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, 
       const Sum* __restrict__ from = right.data() + p * n;
       Sum* __restrict__ to = row.data();
       for (std::size_t j = 0; j < n; ++j) to[j] += x * from[j];
+      // A sum that is split over blocks, whose parts meet in the output, is rounded at each meeting.
+      if (g.split_in_output && g.d.type == CUDA_R_16BF && (p + 1) % std::max<std::size_t>(k / 4, 1) == 0) {
+        for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<Sum>(bf16_value(bf16_bits(static_cast<float>(to[j]))));
+      }
     }
     for (std::size_t j = 0; j < n; ++j) {
       Sum x = alpha * row[j];

@@ -2,6 +2,7 @@
 // as late as CUDA allows, so that a forgotten synchronisation always shows. Everything happens under one lock.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <deque>
@@ -86,6 +87,9 @@ namespace stand_in {
 
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local int current_device = 0;
+inline thread_local bool device_chosen = false;   ///< whether the thread has called cudaSetDevice
+inline std::atomic<int> calls_without_device{0};  ///< of threads that have not: on a GPU, a context on device 0
+inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< a test's: what queries of events fail with
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 
@@ -263,6 +267,7 @@ cudaError_t call(Body body) {
   runtime& r = runtime::instance();
   const std::lock_guard lock(r.mutex);
   if (device_count() == 0) return fail(cudaErrorNoDevice);
+  if (!device_chosen) ++calls_without_device;
   if (r.executing) return fail(cudaErrorNotPermitted);
   return fail(body(r));
 }
