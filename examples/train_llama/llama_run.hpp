@@ -208,7 +208,7 @@ class llama_run final : public model_run {
     gathered_ = true;
   }
   /// Whether the run was interrupted on any rank: an answer that all ranks share.
-  bool stop_asked() { return all_reduce(interrupted, plait::reduce_op::max) != 0; }
+  bool stop_asked() { return all_reduce(interrupted.load(), plait::reduce_op::max) != 0; }
 
   static double number(activation x) {
     if constexpr (std::is_same_v<activation, plait::bf16>) {

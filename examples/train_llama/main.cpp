@@ -22,7 +22,7 @@
 #include "plait/comm/mpi.hpp"
 #endif
 
-volatile std::sig_atomic_t interrupted = 0;
+std::atomic<int> interrupted = 0;
 
 namespace {
 

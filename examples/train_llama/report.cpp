@@ -222,7 +222,7 @@ std::string train(const setup& s, model_run& run) {
   reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
   for (std::int64_t step = 0; step < s.opt.steps; ++step) {
-    if (run.all_reduce(interrupted, plait::reduce_op::max) != 0) break;
+    if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
     const plait::step_result r = run.step(step);

@@ -1,6 +1,8 @@
 #pragma once
 
-#include <csignal>
+#include <atomic>
 
-/// Set by Ctrl-C; the run ends after the step it is in.
-extern volatile std::sig_atomic_t interrupted;
+/// The signal that asks the run to end after the step it is in, such as Ctrl-C's; else 0. A handler sets it, and the
+/// threads of all ranks read it.
+extern std::atomic<int> interrupted;
+static_assert(std::atomic<int>::is_always_lock_free);  // else no signal handler may touch it

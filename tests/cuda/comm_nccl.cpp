@@ -242,6 +242,28 @@ TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation
   CHECK(has(text, "all_reduce #"));
 }
 
+TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
+  std::atomic<double> waited{-1};
+  stand_in::abort_seconds = 0.5;
+  const std::string text = text_of(2, {.deadline = 60}, [&](rank_comm& comm, cuda&) {
+    rank_comm more = comm.split(0, comm.rank());
+    comm.barrier();
+    if (comm.rank() == 0) {
+      comm.abort("for a test");
+    } else {
+      while (!comm.shared_state().home->ranks().failed()) std::this_thread::yield();
+      const double begun = comm_clock();
+      static_cast<void>(comm.shared_state().home->ranks().cause());
+      waited = comm_clock() - begun;
+    }
+    comm.barrier();
+  });
+  stand_in::abort_seconds = 0;
+  CHECK(has(text, "called abort: for a test"));
+  CHECK(waited >= 0);
+  CHECK(waited < 0.4);
+}
+
 TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
   stand_in::calls_without_device = 0;
   CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 0.2}, [](rank_comm& comm, cuda& device) {

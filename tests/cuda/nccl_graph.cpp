@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/elementwise.hpp"
@@ -138,3 +139,25 @@ TEST_CASE("nccl in a graph: what the host would have to wait for is refused") {
   });
   CHECK((devices(2).empty() || before.find("was started before the stream was recorded") != std::string::npos));
 }
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {
+  const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
+    step s{device, comm};
+    s.start(1.0f);
+    s.run();
+    cuda_graph graph(device);
+    graph.record([&] { s.run(); });
+    device.synchronize();
+    comm.barrier();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the other rank is past the barrier, too
+    stand_in::lost_device = cudaErrorIllegalAddress;
+    graph.launch();
+    any_communicator(comm).watch("replayed step");
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    stand_in::lost_device = cudaSuccess;
+    comm.all_gather(s.x.data(), s.all.data(), 0, dtype::f32);
+  });
+  CHECK(text.find("at replayed step #") != std::string::npos);
+}
+#endif

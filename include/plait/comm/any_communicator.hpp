@@ -56,6 +56,11 @@ class any_communicator : public verbs<any_communicator> {
   void abort(const std::string& why) noexcept {
     if (held_) held_->abort(why);
   }
+  /// Notes what the device's main stream holds by now, such as a graph that replays calls of this communicator, as one
+  /// operation `what`, a literal. It is then under the deadline of a backend that has one; others do nothing.
+  void watch(const char* what) {
+    if (held_) held_->watch(what);
+  }
   void begin_group() { held().begin_group(); }
   void end_group() { held().end_group(); }
 
@@ -83,6 +88,7 @@ class any_communicator : public verbs<any_communicator> {
     virtual request start(const call&) = 0;
     virtual any_communicator split(int, int, std::string_view) = 0;
     virtual void abort(const std::string&) noexcept = 0;
+    virtual void watch(const char*) = 0;
     virtual void begin_group() = 0;
     virtual void end_group() = 0;
     int rank, size;
@@ -102,6 +108,9 @@ class any_communicator : public verbs<any_communicator> {
       return any_communicator(comm.split(color, key, name));
     }
     void abort(const std::string& why) noexcept override { comm.abort(why); }
+    void watch(const char* what) override {
+      if constexpr (requires { comm.watch(what); }) comm.watch(what);
+    }
     void begin_group() override {
       if constexpr (requires { comm.begin_group(); }) comm.begin_group();
     }

@@ -27,7 +27,8 @@ namespace plait::nccl {
 /// runs a communicator's operations in the order in which they were called; those of several communicators run side by
 /// side where nothing orders them, and every rank must call them in one order.
 ///
-/// Calls in a stream that is being recorded become part of the graph; the deadline does not cover its replays.
+/// Calls in a stream that is being recorded become part of the graph; the deadline covers a replay that `watch`
+/// follows.
 ///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
 /// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
@@ -120,6 +121,14 @@ class communicator : public verbs<communicator> {
       return {};
     }
     return ready(std::move(child), op);
+  }
+
+  /// Notes what is in the main stream by now, such as a graph that replays calls, as one operation under the deadline.
+  /// `name` is a literal.
+  void watch(const char* name) {
+    detail::state& s = self();
+    const op_ptr op = s.begin(name, 0);
+    s.home->enqueued(*op, s.home->main);
   }
 
   /// Aborts all communicators of its team in this process; the other processes find a lost peer.

@@ -58,7 +58,7 @@ struct state {
     ncclResult_t now = home->ranks().failed() ? ncclRemoteError : ncclCommFinalize(link.comm);
     const double until = comm_clock() + home->settings.deadline;
     while (now == ncclInProgress) {
-      if (ncclCommGetAsyncError(link.comm, &now) != ncclSuccess || home->ranks().failed()) break;
+      if (link.state(now) != ncclSuccess || home->ranks().failed()) break;
       if (home->settings.deadline > 0 && comm_clock() > until) break;
       std::this_thread::yield();
     }
@@ -74,7 +74,7 @@ struct state {
       std::this_thread::yield();
       ncclResult_t now = ncclInProgress;
       result = home->guarded([&] {
-        const ncclResult_t asked = ncclCommGetAsyncError(link.comm, &now);
+        const ncclResult_t asked = link.state(now);
         return asked != ncclSuccess ? asked : now;
       });
       if (result == ncclInProgress && home->settings.deadline > 0 && comm_clock() > until) {

@@ -29,7 +29,8 @@
 namespace plait::nccl {
 
 struct options {
-  double deadline = 600;        ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
+  double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
+  double grace = 60;      ///< seconds for NCCL to abort what has failed, after which the process ends; 0: no limit
   bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
 };
 
@@ -84,8 +85,10 @@ class team {
     return cause_;
   }
   void add(session* s, double deadline);
+  /// Returns when nothing of the session is being aborted.
   void remove(const session* s) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    aborted_.wait(lock, [this] { return !aborting_; });
     std::erase(sessions_, s);
   }
   /// Ends all communicators of the team that it owns. Only the first reason counts; `leaving` is a rank that an
@@ -110,7 +113,8 @@ class team {
   void watch();
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, aborted_;
+  bool aborting_ = false;
   std::vector<session*> sessions_;
   std::atomic<bool> failed_{false};
   std::string cause_;
@@ -125,6 +129,15 @@ struct handle {
   ncclComm_t comm = nullptr;
   bool owned = true;
   std::atomic<bool> aborted{false};
+
+  /// Asks for the state of the communicator; of one that does not block, one thread at a time may.
+  ncclResult_t state(ncclResult_t& now) {
+    const std::lock_guard lock(asking_);
+    return ncclCommGetAsyncError(comm, &now);
+  }
+
+ private:
+  std::mutex asking_;
 };
 
 /// One rank: its streams, what it has in flight, and its communicators.
@@ -234,10 +247,10 @@ class session {
     // Without this a thread's calls go to GPU 0, and make a context there.
     static_cast<void>(cudaSetDevice(device_));
     const std::lock_guard lock(mutex_);
-    for (const handle* h : handles_) {
+    for (handle* const h : handles_) {
       ncclResult_t state = ncclSuccess;
       if (h->aborted || h->comm == nullptr) continue;
-      if (ncclCommGetAsyncError(h->comm, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
+      if (h->state(state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) {
         continue;
       }
       return cat({"rank ", rank, ": NCCL reports: ", ncclGetErrorString(state), " (", ncclGetLastError(h->comm),
@@ -262,13 +275,14 @@ class session {
     return "";
   }
 
-  /// Ends the rank's own communicators. One that is inside a call gets a moment to come out of it.
-  void abort_all() {
+  /// Adds the rank's own communicators, which are over from now on, to those that must be aborted. A call that is being
+  /// issued has until `until` to come back.
+  void give_up(std::vector<ncclComm_t>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
-    for (int i = 0; i < 100 && !calls.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const std::lock_guard lock(mutex_);
     for (handle* h : handles_) {
-      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) ncclCommAbort(h->comm);
+      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) doomed.push_back(h->comm);
     }
   }
 
@@ -317,13 +331,55 @@ inline void team::add(session* s, double deadline) {
   if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
 }
 
+/// Aborts communicators side by side: each may wait for kernels that only the end of another lets go. Ends the process
+/// where they take longer than `grace` seconds (0: waits for ever), because whoever waits for it would wait for ever.
+inline void abort_side_by_side(const std::vector<ncclComm_t>& doomed, double grace, const std::string& why) {
+  struct progress {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t left;
+  };
+  const auto shared = std::make_shared<progress>();
+  shared->left = doomed.size();
+  for (const ncclComm_t comm : doomed) {
+    std::thread([comm, shared] {
+      ncclCommAbort(comm);
+      const std::lock_guard lock(shared->mutex);
+      --shared->left;
+      shared->changed.notify_one();
+    }).detach();
+  }
+  std::unique_lock lock(shared->mutex);
+  const auto all = [&] { return shared->left == 0; };
+  if (grace <= 0) return shared->changed.wait(lock, all);
+  if (shared->changed.wait_for(lock, std::chrono::duration<double>(grace), all)) return;
+  std::fprintf(stderr,
+               "plait: %s\nplait: NCCL did not abort %zu of %zu communicators within the grace of %g s; the process "
+               "ends\n",
+               why.c_str(), shared->left, doomed.size(), grace);
+  std::abort();
+}
+
 inline void team::fail(const std::string& why, int leaving) {
+  std::vector<ncclComm_t> doomed;
+  double grace = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed()) return;
+    leaving_ = leaving;
+    cause_ = why;
+    failed_.store(true, std::memory_order_release);
+    aborting_ = true;
+    const double until = comm_clock() + 0.2;
+    for (session* s : sessions_) {
+      s->give_up(doomed, until);
+      grace = std::max(grace, s->settings.grace);
+    }
+  }
+  abort_side_by_side(doomed, grace, why);  // without the lock: ranks may ask for the cause meanwhile
   const std::lock_guard lock(mutex_);
-  if (failed()) return;
-  leaving_ = leaving;
-  cause_ = why;
-  failed_.store(true, std::memory_order_release);
-  for (session* s : sessions_) s->abort_all();
+  aborting_ = false;
+  aborted_.notify_all();
 }
 
 inline void team::watch() {

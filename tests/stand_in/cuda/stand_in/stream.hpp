@@ -93,6 +93,8 @@ inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< a test's: what q
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 
+inline std::atomic<double> abort_seconds{0};  ///< a test's: what an abort of a communicator takes
+
 inline cudaError_t fail(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
   return error;

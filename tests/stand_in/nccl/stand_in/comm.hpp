@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -371,6 +373,9 @@ inline ncclResult_t abort(ncclComm_t comm) {
   if (comm == nullptr || comm->ended.exchange(true)) {
     return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
   }
+#ifdef PLAIT_CUDA_STAND_IN
+  std::this_thread::sleep_for(std::chrono::duration<double>(::stand_in::abort_seconds.load()));
+#endif
   comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
   registry::get().changed.notify_all();
   close(comm);
