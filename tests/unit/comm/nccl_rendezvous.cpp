@@ -1,12 +1,15 @@
 // Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
 #include <doctest/doctest.h>
 
+#include <ctime>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "plait/comm/launch/rendezvous.hpp"
+#include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -173,13 +176,101 @@ TEST_CASE("ranks that contradict each other end all") {
   CHECK(has(got[1], "rank 1 has 4 ranks, but rank 0 has 2"));
 }
 
+TEST_CASE("the job's token comes from the launcher and from its user") {
+  CHECK(parse(torchrun).token.empty());
+  CHECK(parse(with(torchrun, "TORCHELASTIC_RUN_ID", "job7")).token == "job7");
+  CHECK(parse(with(with(torchrun, "TORCHELASTIC_RUN_ID", "job7"), "PLAIT_TOKEN", "secret")).token == "job7:secret");
+  CHECK(parse(with(slurm, "SLURM_STEP_ID", "2")).token == "1234567.2");
+  CHECK(parse(with(torchrun, "PLAIT_BIND_ADDRESS", "10.0.0.1")).bind == "10.0.0.1");
+  const temp_folder folder;
+  const std::string path = folder / "token";
+  std::ofstream(path) << "from a file\n";
+  CHECK(parse(with(torchrun, "PLAIT_TOKEN_FILE", path.c_str())).token == ":from a file");
+  CHECK(has(complaint(with(with(torchrun, "PLAIT_TOKEN_FILE", path.c_str()), "PLAIT_TOKEN", "x")), "are both set"));
+  CHECK(has(complaint(with(torchrun, "PLAIT_TOKEN_FILE", (path + "?").c_str())), "cannot be read or is empty"));
+  CHECK(has(complaint(with(torchrun, "PLAIT_TOKEN", std::string(300, 'x').c_str())), "at most 200 are legal"));
+}
+
+TEST_CASE("strangers of every kind harm nobody while the ranks join") {
+  const int port = free_port();
+  auto ranks = places(3, port);
+  for (auto& r : ranks) r.token = "job:secret";
+  nccl::launch_place guess = ranks[1];
+  std::vector<std::string> greetings{"", "GET / HTTP/1.1\r\n\r\n", "plaitid1" + std::string(8, '\0'),
+                                     nccl::detail::hello_of(ranks[1]).substr(0, 12),
+                                     nccl::detail::hello_of(ranks[1]) + "!"};
+  for (const char* token : {"", "job:secreT", "job:secret and more"}) {  // 16 bytes more than the first two have
+    for (const int size : {3, 4}) {
+      guess.token = token;
+      guess.size = size;
+      greetings.push_back(nccl::detail::hello_of(guess));
+    }
+  }
+  std::vector<std::string> zero, rest;
+  std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
+  std::vector<nccl::detail::tcp_socket> open;
+  std::string problem;
+  const double until = comm_clock() + 5;
+  for (const std::string& text : greetings) {
+    nccl::detail::tcp_socket s;
+    while (!(s = nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem)) && comm_clock() < until)
+      std::this_thread::yield();
+    REQUIRE(s);
+    s.send_all(text, until);
+    open.push_back(std::move(s));
+  }
+  for (int i = 0; i < 400; ++i)
+    open.push_back(nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem));  // and say nothing
+  const double cpu = static_cast<double>(std::clock());
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK((static_cast<double>(std::clock()) - cpu) / CLOCKS_PER_SEC < 0.3);  // rank 0 waits, and does not spin
+  rest = outcomes({ranks[1], ranks[2]}, 20);
+  first.join();
+  for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == std::string("id\0of rank 0", 12));
+}
+
+TEST_CASE("a rank with another token is named as missing, and one that comes too late learns why") {
+  auto ranks = places(3, free_port());
+  for (auto& r : ranks) r.token = "job";
+  ranks[2].token = "bob";
+  const auto got = outcomes(ranks, 0.6);
+  CHECK(has(got[0], "missing rank 2"));
+  CHECK(has(got[0], "with another job's token were turned away"));
+  CHECK(has(got[1], "missing rank 2"));
+  CHECK(has(got[2], "as rank 0 of another job does"));
+
+  ranks = places(3, free_port());
+  std::vector<std::string> early;
+  auto wrong = ranks[1];
+  wrong.size = 5;
+  std::thread others([&] { early = outcomes({ranks[0], wrong}, 20); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  const double begun = comm_clock();
+  const auto late = outcomes({ranks[2]}, 20);
+  CHECK(comm_clock() - begun < 10);  // not the deadline
+  CHECK(has(late[0], "rank 1 has 5 ranks, but rank 0 has 3"));
+  others.join();
+  CHECK(has(early[0], "rank 1 has 5 ranks, but rank 0 has 3"));
+}
+
+TEST_CASE("rank 0 listens where it is told") {
+  auto ranks = places(2, free_port());
+  ranks[0].bind = "203.0.113.7";  // an address of no host
+  ranks.pop_back();
+  ranks[0].size = 2;
+  const std::string text = outcomes(ranks, 1)[0];
+  CHECK(has(text, "cannot listen on port "));
+  CHECK(has(text, "of 203.0.113.7"));
+  CHECK(has(text, "PLAIT_BIND_ADDRESS"));
+}
+
 TEST_CASE("strangers on the port are sent away, and a taken port is said") {
   const int port = free_port();
   std::thread stranger([&] {
     nccl::launch_place p{1, 2, 1, "127.0.0.1", port};
     std::string problem;
     for (int i = 0; i < 100; ++i) {
-      const auto s = nccl::detail::connected(p, comm_clock() + 1, problem);
+      const auto s = nccl::detail::connected(p.address, p.port, comm_clock() + 1, problem);
       if (s) {
         s.send_all("GET / HTTP/1.1\r\n\r\n", comm_clock() + 1);
         char c = 0;
@@ -198,5 +289,6 @@ TEST_CASE("strangers on the port are sent away, and a taken port is said") {
   CHECK(zero[0] == std::string("id\0of rank 0", 12));
 
   const auto taken = nccl::detail::listener(port);
-  CHECK(has(outcomes({ranks[0]}, 1)[0], "rank 0 cannot listen on port " + std::to_string(port) + ": Address already"));
+  CHECK(has(outcomes({ranks[0]}, 1)[0],
+            "rank 0 cannot listen on port " + std::to_string(port) + " of 127.0.0.1: Address already"));
 }

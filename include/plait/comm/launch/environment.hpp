@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -22,11 +23,14 @@ struct launch_place {
   int local_rank = 0;   ///< among the processes of this host: the index of its GPU
   std::string address;  ///< of the host of rank 0: a name or an address
   int port = 0;         ///< where rank 0 listens
+  std::string token{};  ///< what the job's processes know and others do not: rank 0 turns away who lacks it
+  std::string bind{};   ///< the address that rank 0 listens on; empty: all, or the loopback where `address` is that
 };
 
 namespace detail {
 
 inline constexpr int any_number = std::numeric_limits<int>::max();
+inline constexpr std::size_t most_token_bytes = 200;
 
 /// The number in an environment variable; `who` sets it.
 template <class Get>
@@ -63,16 +67,50 @@ inline std::string first_host(std::string_view list) {
 
 }  // namespace detail
 
+namespace detail {
+
+/// The name of the job and its secret; no process of another job has both.
+template <class Get>
+std::string token_in(const Get& get) {
+  const auto value = [&](const char* name) {
+    const char* const text = get(name);
+    return std::string(text == nullptr ? "" : text);
+  };
+  std::string job = value("TORCHELASTIC_RUN_ID"), secret = value("PLAIT_TOKEN");
+  if (job.empty() && !value("SLURM_JOB_ID").empty()) job = value("SLURM_JOB_ID") + "." + value("SLURM_STEP_ID");
+  if (const std::string path = value("PLAIT_TOKEN_FILE"); !path.empty()) {
+    if (!secret.empty()) fail("nccl: PLAIT_TOKEN and PLAIT_TOKEN_FILE are both set; one of them is needed");
+    std::FILE* const file = std::fopen(path.c_str(), "rb");
+    char bytes[256];
+    const std::size_t n = file == nullptr ? 0 : std::fread(bytes, 1, sizeof bytes, file);
+    if (file != nullptr) std::fclose(file);
+    secret.assign(bytes, n);
+    while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+    if (secret.empty()) fail({"nccl: PLAIT_TOKEN_FILE is '", path, "', which cannot be read or is empty"});
+  }
+  const std::string token = secret.empty() ? job : job + ":" + secret;
+  if (token.size() > most_token_bytes)
+    fail({"nccl: the token of the job has ", token.size(), " bytes, at most ", most_token_bytes,
+          " are legal: shorten PLAIT_TOKEN, or what PLAIT_TOKEN_FILE names"});
+  return token;
+}
+
+}  // namespace detail
+
 /// Reads the environment, where `get(name)` is a variable's value or null: RANK, WORLD_SIZE, LOCAL_RANK,
 /// MASTER_ADDR and MASTER_PORT, as torchrun sets them; else SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, with
 /// MASTER_ADDR or the first host of the step's node list, and MASTER_PORT or a port made from the job's number (so that
-/// two jobs on a host do not meet). Throws `plait::error` that names the variable that is missing or malformed.
+/// two jobs on a host do not meet). The token is the job's name (TORCHELASTIC_RUN_ID, or Slurm's job and step) and the
+/// secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0 listens. Throws
+/// `plait::error` that names the variable that is missing or malformed.
 ///
 /// torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the next port is used
 /// then.
 template <class Get>
 launch_place place_from(const Get& get) {
   launch_place out;
+  out.token = detail::token_in(get);
+  if (const char* const bind = get("PLAIT_BIND_ADDRESS")) out.bind = bind;
   const auto set = [&](const char* name) {
     const char* const text = get(name);
     return text != nullptr && *text != '\0';

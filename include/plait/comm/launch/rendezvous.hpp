@@ -4,13 +4,8 @@
 // tests/unit/comm/nccl_rendezvous.cpp.
 #pragma once
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,7 +13,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,74 +20,22 @@
 #include <vector>
 
 #include "plait/comm/launch/environment.hpp"
+#include "plait/comm/launch/tcp_socket.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::nccl {
 namespace detail {
 
-/// Owns a socket, which does not block.
-class tcp_socket {
- public:
-  tcp_socket() = default;
-  explicit tcp_socket(int handle) : handle_(handle) {
-    if (handle >= 0) ::fcntl(handle, F_SETFL, ::fcntl(handle, F_GETFL, 0) | O_NONBLOCK);
-  }
-  tcp_socket(tcp_socket&& other) noexcept : handle_(std::exchange(other.handle_, -1)) {}
-  tcp_socket& operator=(tcp_socket&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~tcp_socket() {
-    if (handle_ >= 0) ::close(handle_);
-  }
-  explicit operator bool() const { return handle_ >= 0; }
-  int get() const { return handle_; }
-
-  /// Until the socket can be read (or written), or the time is up; false then.
-  bool ready(short events, double until) const {
-    for (;;) {
-      const double left = until - comm_clock();
-      if (left <= 0) return false;
-      pollfd p{handle_, events, 0};
-      const int found = ::poll(&p, 1, static_cast<int>(std::min(left * 1000 + 1, 1e6)));
-      if (found > 0) return true;
-      if (found < 0 && errno != EINTR) return false;
-    }
-  }
-  bool send_all(std::string_view bytes, double until) const {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(handle_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (n > 0) {
-        bytes.remove_prefix(static_cast<std::size_t>(n));
-      } else if (n == 0 || (errno != EAGAIN && errno != EINTR) || !ready(POLLOUT, until)) {
-        return false;
-      }
-    }
-    return true;
-  }
-  bool receive_all(char* to, std::size_t bytes, double until) const {
-    while (bytes != 0) {
-      const ssize_t n = ::recv(handle_, to, bytes, 0);
-      if (n > 0) {
-        to += n;
-        bytes -= static_cast<std::size_t>(n);
-      } else if (n == 0 || (errno != EAGAIN && errno != EINTR) || !ready(POLLIN, until)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  int handle_ = -1;
-};
-
-// Messages: "plaitid1", rank and size as 4 bytes each, most significant first; the answer: 1 or 0 for yes or no, the
-// length, and the bytes or the reason.
-inline constexpr std::string_view hello_magic = "plaitid1";
-inline constexpr std::size_t hello_bytes = 16;
+// Messages: "plaitid2", rank, size and the length of the token as 4 bytes each, most significant first, and the token;
+// the answer: 1 or 0 for yes or no, the length, and the bytes or the reason. The token is not hidden from who reads the
+// network: it keeps out who can reach the port alone.
+inline constexpr std::string_view hello_magic = "plaitid2";
+inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;
+inline constexpr std::size_t most_newcomers = 256;  ///< connections that have not said who they are
+inline constexpr double newcomer_seconds = 5;       ///< until a connection must have said it
+inline constexpr double farewell_seconds = 3;       ///< for which rank 0 tells latecomers why it has given up
 
 inline void put_word(std::string& to, std::uint32_t value) {
   for (int shift = 24; shift >= 0; shift -= 8) to += static_cast<char>(value >> shift & 0xff);
@@ -110,51 +52,48 @@ inline std::string answer_of(bool yes, std::string_view text) {
   return out.append(text);
 }
 
-inline tcp_socket listener(int port) {
-  int problem = 0;
-  for (const int family : {AF_INET6, AF_INET}) {
-    tcp_socket s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!s) {
-      problem = errno;
-      continue;
-    }
-    const int on = 1, off = 0;
-    ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    int bound = -1;
-    if (family == AF_INET6) {
-      ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      sockaddr_in6 any{};
-      any.sin6_family = AF_INET6;
-      any.sin6_addr = in6addr_any;
-      any.sin6_port = htons(static_cast<std::uint16_t>(port));
-      bound = ::bind(s.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any);
-    } else {
-      sockaddr_in any{};
-      any.sin_family = AF_INET;
-      any.sin_addr.s_addr = htonl(INADDR_ANY);
-      any.sin_port = htons(static_cast<std::uint16_t>(port));
-      bound = ::bind(s.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any);
-    }
-    if (bound == 0 && ::listen(s.get(), 1024) == 0) return s;
-    problem = errno;
-    if (problem == EADDRINUSE) break;
-  }
-  fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem),
-        "; choose a free port by MASTER_PORT"});
+inline std::string hello_of(const launch_place& here) {
+  std::string out(hello_magic);
+  put_word(out, static_cast<std::uint32_t>(here.rank));
+  put_word(out, static_cast<std::uint32_t>(here.size));
+  put_word(out, static_cast<std::uint32_t>(here.token.size()));
+  return out + here.token;
+}
+/// In a time that does not tell how much of them is equal.
+inline bool equal_tokens(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned differing = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) differing |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return differing == 0;
+}
+
+inline tcp_socket listener(const launch_place& here) {
+  if (!here.bind.empty()) return listener_on(here.bind, here.port);
+  const std::string& a = here.address;  // nobody else is to reach what is between processes of one host
+  if (a == "localhost" || a == "::1" || a.starts_with("127.")) return listener_on(a, here.port);
+  return listener(here.port);
 }
 
 /// The side of rank 0.
 class meeting {
  public:
   meeting(const launch_place& here, double deadline)
-      : size_(here.size), seconds_(deadline), until_(comm_clock() + deadline), listener_(listener(here.port)) {
+      : size_(here.size),
+        token_(here.token),
+        seconds_(deadline),
+        until_(comm_clock() + deadline),
+        listener_(listener(here)) {
     here_.resize(static_cast<std::size_t>(size_));
   }
 
   void hold(std::string_view payload) {
     while (missing() != "") {
       if (comm_clock() >= until_) {
-        refuse(cat({"nccl: not all ", size_, " ranks came within ", seconds_, " s: missing ", missing()}));
+        refuse(cat({"nccl: not all ", size_, " ranks came within ", seconds_, " s: missing ", missing(),
+                    (turned_away_ == 0 ? std::string()
+                                       : cat({"; ", turned_away_,
+                                              " greetings with another job's token were turned away (PLAIT_TOKEN and "
+                                              "PLAIT_TOKEN_FILE must be the same on all ranks)"}))}));
       }
       look();
     }
@@ -169,8 +108,8 @@ class meeting {
  private:
   struct newcomer {
     tcp_socket socket;
-    std::array<char, hello_bytes> text;
-    std::size_t have = 0;
+    std::string text;
+    double until;
   };
 
   std::string missing() const {
@@ -187,45 +126,76 @@ class meeting {
     return more == 0 ? out : cat({out, " and ", more, " more"});
   }
 
+  /// Ends the meeting for all: those who are here, and for a while those who come.
   [[noreturn]] void refuse(const std::string& why) {
-    const std::string answer = answer_of(false, why);
+    refusal_ = answer_of(false, why);
     for (const tcp_socket& s : here_) {
-      if (s) s.send_all(answer, comm_clock() + 1);
+      if (s) s.send_all(refusal_, comm_clock() + 1);
+    }
+    std::vector<bool> told(here_.size());
+    for (std::size_t r = 0; r < told.size(); ++r) told[r] = static_cast<bool>(here_[r]);
+    told[0] = true;
+    until_ = comm_clock() + std::min(farewell_seconds, seconds_);
+    while (comm_clock() < until_ && std::find(told.begin(), told.end(), false) != told.end()) {
+      for (tcp_socket& s : here_) s = tcp_socket();
+      look();
+      for (std::size_t r = 0; r < here_.size(); ++r) {
+        if (here_[r]) told[r] = here_[r].send_all(refusal_, comm_clock() + 1);
+      }
     }
     fail(why);
   }
 
   /// Waits for something to happen, and does what it asks for.
   void look() {
-    std::vector<pollfd> watched{{listener_.get(), POLLIN, 0}};
+    // A full table of descriptors leaves the listener ready for ever: it is not asked then.
+    std::vector<pollfd> watched{{listener_.get(), static_cast<short>(full_ ? 0 : POLLIN), 0}};
     for (const newcomer& n : newcomers_) watched.push_back({n.socket.get(), POLLIN, 0});
     for (const tcp_socket& s : here_) {
       if (s) watched.push_back({s.get(), POLLIN, 0});
     }
-    ::poll(watched.data(), watched.size(), static_cast<int>(std::clamp((until_ - comm_clock()) * 1000, 1.0, 1000.0)));
-    for (tcp_socket& s : here_) {  // a rank that has gone again may come back
+    ::poll(watched.data(), watched.size(),
+           static_cast<int>(std::clamp((until_ - comm_clock()) * 1000, 1.0, full_ ? 100.0 : 1000.0)));
+    for (tcp_socket& s : here_) {  // one that has gone again may come back; a rank of ours says nothing more
       char byte;
-      if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) == 0) s = tcp_socket();
+      if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) >= 0) s = tcp_socket();
     }
     for (newcomer& n : newcomers_) listen_to(n);
-    std::erase_if(newcomers_, [](const newcomer& n) { return !n.socket; });
-    for (;;) {
+    std::erase_if(newcomers_, [](const newcomer& n) { return !n.socket || comm_clock() > n.until; });
+    for (full_ = false;;) {
       tcp_socket s(::accept(listener_.get(), nullptr, nullptr));
-      if (!s) break;
-      newcomers_.push_back({std::move(s), {}, 0});
+      if (!s) {
+        if (errno == EINTR || errno == ECONNABORTED) continue;
+        full_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (full_ && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
+        break;
+      }
+      if (newcomers_.size() >= most_newcomers) newcomers_.erase(newcomers_.begin());
+      newcomers_.push_back({std::move(s), {}, comm_clock() + newcomer_seconds});
     }
   }
 
+  /// Takes what has come of a greeting. One that is malformed, or of another job, is dropped and harms nobody.
   void listen_to(newcomer& n) {
-    const ssize_t got = ::recv(n.socket.get(), n.text.data() + n.have, hello_bytes - n.have, 0);
+    const std::size_t wanted = hello_head + token_.size();
+    char bytes[hello_head + most_token_bytes];
+    const ssize_t got = ::recv(n.socket.get(), bytes, wanted - n.text.size(), 0);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) n.socket = tcp_socket();
     if (got <= 0) return;
-    n.have += static_cast<std::size_t>(got);
-    if (std::string_view(n.text.data(), std::min(n.have, hello_magic.size())) != hello_magic.substr(0, n.have)) {
+    n.text.append(bytes, static_cast<std::size_t>(got));
+    const std::string_view text = n.text;
+    if (text.substr(0, hello_magic.size()) != hello_magic.substr(0, text.size())) {
       n.socket = tcp_socket();  // no rank of ours
+      return;
     }
-    if (!n.socket || n.have < hello_bytes) return;
-    const std::uint32_t rank = word_at(n.text.data() + 8), size = word_at(n.text.data() + 12);
+    const bool other_token = text.size() >= hello_head && word_at(text.data() + 16) != token_.size();
+    if (!other_token && text.size() < wanted) return;
+    if (other_token || !equal_tokens(text.substr(hello_head), token_)) {
+      ++turned_away_;
+      n.socket = tcp_socket();
+      return;
+    }
+    const std::uint32_t rank = word_at(text.data() + 8), size = word_at(text.data() + 12);
     std::string why;
     if (size != static_cast<std::uint32_t>(size_)) {
       why = cat({"nccl: rank ", rank, " has ", size, " ranks, but rank 0 has ", size_});
@@ -233,68 +203,37 @@ class meeting {
       why = cat({"nccl: two processes say that they are rank ", rank, " of ", size});
     }
     if (!why.empty()) {
-      n.socket.send_all(answer_of(false, why), comm_clock() + 1);
-      refuse(why);
+      n.socket.send_all(refusal_.empty() ? answer_of(false, why) : refusal_, comm_clock() + 1);
+      n.socket = tcp_socket();
+      if (refusal_.empty()) refuse(why);
+      return;
     }
     here_[rank] = std::move(n.socket);
   }
 
   int size_;
+  std::string token_;
   double seconds_, until_;
   tcp_socket listener_;
   std::vector<tcp_socket> here_;  ///< by rank; empty until the rank has come
   std::vector<newcomer> newcomers_;
+  int turned_away_ = 0;
+  bool full_ = false;    ///< whether there was no descriptor for the last connection
+  std::string refusal_;  ///< the answer to everybody, once the meeting has ended
 };
-
-/// A connection to rank 0, or an empty socket and the reason in `problem`.
-inline tcp_socket connected(const launch_place& here, double until, std::string& problem) {
-  addrinfo wanted{}, *found = nullptr;
-  wanted.ai_socktype = SOCK_STREAM;
-  const std::string port = std::to_string(here.port);
-  if (const int code = ::getaddrinfo(here.address.c_str(), port.c_str(), &wanted, &found); code != 0) {
-    problem = ::gai_strerror(code);
-    return {};
-  }
-  tcp_socket out;
-  for (const addrinfo* a = found; a != nullptr && !out; a = a->ai_next) {
-    tcp_socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    int status = 0;
-    if (!s) {
-      status = errno;
-    } else if (::connect(s.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      status = errno;
-      if (status == EINPROGRESS) {
-        socklen_t length = sizeof status;
-        if (!s.ready(POLLOUT, std::min(until, comm_clock() + 5))) {
-          status = ETIMEDOUT;
-        } else {
-          ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &status, &length);
-        }
-      }
-    }
-    if (status == 0) {
-      out = std::move(s);
-    } else {
-      problem = std::strerror(status);
-    }
-  }
-  ::freeaddrinfo(found);
-  return out;
-}
 
 /// The side of the other ranks.
 inline std::string ask(const launch_place& here, double deadline) {
   const std::string where = cat({here.address, ":", here.port});
-  std::string hello(hello_magic), problem = "no answer";
-  put_word(hello, static_cast<std::uint32_t>(here.rank));
-  put_word(hello, static_cast<std::uint32_t>(here.size));
+  const std::string hello = hello_of(here);
+  std::string problem = "no answer";
   const double until = comm_clock() + deadline;
   do {
-    const tcp_socket s = connected(here, until, problem);
+    const tcp_socket s = connected(here.address, here.port, until, problem);
     std::array<char, 8> head;
     const double answer_until = comm_clock() + deadline + 2;  // rank 0, which was there first, gives up before
     if (s && s.send_all(hello, answer_until)) {
-      problem = "it closed the connection without an answer, or gave none";
+      problem = "it closed the connection without an answer, as rank 0 of another job does, or gave none";
       if (s.receive_all(head.data(), head.size(), answer_until)) {
         const std::uint32_t yes = word_at(head.data()), length = word_at(head.data() + 4);
         if (yes > 1 || length > longest_answer)
@@ -318,6 +257,9 @@ inline std::string ask(const launch_place& here, double deadline) {
 /// others with why rank 0 was not reached; at once where two processes claim one rank or the sizes differ.
 inline std::string share(const launch_place& here, const std::string& payload, double deadline) {
   if (payload.size() > detail::longest_answer) fail("nccl: share takes at most 64 KB");
+  if (here.token.size() > detail::most_token_bytes)
+    fail({"nccl: launch_place::token has ", here.token.size(), " bytes, at most ", detail::most_token_bytes,
+          " are legal"});
   if (here.size == 1) return payload;
   if (here.rank != 0) return detail::ask(here, deadline);
   detail::meeting(here, deadline).hold(payload);
