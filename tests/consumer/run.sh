@@ -44,6 +44,11 @@ case "$way" in
       must false
     fi
     must grep -q "no component .abacus." "$work/unknown.log"
+    # Kernels that are compiled once need nvcc, and say so where the project has not asked for it.
+    if configure language "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DEXTRA_COMPONENT=compiled_cuda; then
+      must false
+    fi
+    must grep -Eq "is compiled by nvcc|plait::cuda needs|without its component .compiled_cuda" "$work/language.log"
     # The installed files must not name the folder they were built from.
     if grep -rq "$PLAIT_SOURCE" "$work/prefix"; then
       echo "the installed package names its source folder" >&2

@@ -244,13 +244,15 @@ TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation
 
 TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
   std::atomic<double> waited{-1};
+  std::atomic<bool> looking{false};
   stand_in::abort_seconds = 0.5;
   const std::string text = text_of(2, {.deadline = 60}, [&](rank_comm& comm, cuda&) {
     rank_comm more = comm.split(0, comm.rank());
-    comm.barrier();
     if (comm.rank() == 0) {
+      while (!looking) std::this_thread::yield();
       comm.abort("for a test");
     } else {
+      looking = true;
       while (!comm.shared_state().home->ranks().failed()) std::this_thread::yield();
       const double begun = comm_clock();
       static_cast<void>(comm.shared_state().home->ranks().cause());

@@ -6,11 +6,11 @@
 
 namespace plait::test {
 
-/// A GPU for each of `ranks` NCCL ranks; empty if there are too few. Ranks of the stand-in share one.
+/// A GPU for each of `ranks` NCCL ranks; empty if there are too few. Ranks of the stand-in share those that it has.
 inline std::vector<int> devices(int ranks) {
   std::vector<int> out;
 #ifdef PLAIT_CUDA_STAND_IN
-  out.assign(static_cast<std::size_t>(ranks), 0);
+  for (int r = 0; r < ranks; ++r) out.push_back(r % stand_in::device_count());
 #else
   int there = 0;
   if (cudaGetDeviceCount(&there) != cudaSuccess || there < ranks) return out;

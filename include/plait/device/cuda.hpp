@@ -11,6 +11,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/device/allocator.hpp"
@@ -36,6 +37,8 @@ class cuda {
     bool tf32 = false;  ///< float products round their factors to 10 bits of mantissa (tensor cores); else full float
     std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; 32 MiB is what cuBLAS advises for Hopper
     cudaStream_t main = nullptr;                          ///< a stream of the caller's to work on; null: an own one
+    std::vector<int>
+        peers{};  ///< GPUs of the same process that may read and write this device's memory, as NCCL has them do
   };
 
   class event;
@@ -87,7 +90,7 @@ class cuda {
   cuda() : cuda(options{}) {}
   /// Throws `plait::error` where there is no such device, or it is too old.
   explicit cuda(options settings)
-      : options_(settings), name_(select(settings.device)), pool_(settings.device), allocator_(pool_) {
+      : options_(settings), name_(select(settings.device)), pool_(settings.device, settings.peers), allocator_(pool_) {
     detail::cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options_.device),
                        "asking for the GPU");
     if (options_.main == nullptr) {
@@ -169,6 +172,9 @@ class cuda {
     detail::cuda_check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, s.handle()), "downloading");
     s.synchronize();
   }
+
+  /// As `options::peers`, for memory that was allocated before as well.
+  void open_to(const std::vector<int>& peers) { pool_.open_to(peers); }
 
   static bool capturing(stream s) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/device/cuda_check.hpp"
@@ -17,7 +18,7 @@ namespace plait::detail {
 /// to it. Blocks are asked for and given back in the order of their stream.
 class cuda_pool {
  public:
-  explicit cuda_pool(int device) : device_(device) {
+  explicit cuda_pool(int device, const std::vector<int>& peers = {}) : device_(device) {
     cudaMemPoolProps wanted{};
     wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's word for memory that stays on its device
     wanted.location.type = cudaMemLocationTypeDevice;
@@ -25,10 +26,27 @@ class cuda_pool {
     cuda_check(cudaMemPoolCreate(&pool_, &wanted), "making a memory pool");
     std::uint64_t keep_all = ~std::uint64_t{0};
     cuda_check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all), "setting up a memory pool");
+    open_to(peers);
   }
   cuda_pool(const cuda_pool&) = delete;
   cuda_pool& operator=(const cuda_pool&) = delete;
   ~cuda_pool() { cudaMemPoolDestroy(pool_); }
+
+  /// Gives other GPUs of the process access, where the machine connects them. Where it does not, NCCL copies by way of
+  /// the host.
+  void open_to(const std::vector<int>& peers) {
+    for (const int peer : peers) {
+      int connected = 0;
+      if (peer == device_) continue;
+      cuda_check(cudaDeviceCanAccessPeer(&connected, peer, device_), "asking whether GPUs are connected");
+      if (connected == 0) continue;
+      cudaMemAccessDesc access{};
+      access.location.type = cudaMemLocationTypeDevice;
+      access.location.id = peer;
+      access.flags = cudaMemAccessFlagsProtReadWrite;
+      cuda_check(cudaMemPoolSetAccess(pool_, &access, 1), "giving a GPU access to a memory pool");
+    }
+  }
 
   /// Null where memory is exhausted.
   void* try_allocate(std::size_t bytes, std::uintptr_t stream) {

@@ -6,7 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/world.hpp"
@@ -41,7 +44,9 @@ class attached_rank {
                  .workspace_bytes = options.workspace_bytes,
                  .main = named(stream)}),
         ranks_(shape, nccl::attach(comm, device_, {.deadline = options.deadline})),
-        context_{device_, ranks_, sizes, options.seed} {}
+        context_{device_, ranks_, sizes, options.seed} {
+    open_to_process();
+  }
   attached_rank(const attached_rank&) = delete;
   attached_rank& operator=(const attached_rank&) = delete;
 
@@ -57,6 +62,35 @@ class attached_rank {
     nccl::detail::check(ncclCommCuDevice(comm, &device), "ncclCommCuDevice");
     return device;
   }
+  /// Lets the other GPUs of this process use the device's memory: NCCL has ranks of one process read each other's.
+  void open_to_process() {
+    static const std::uint64_t process = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32;
+    struct place {
+      std::uint64_t process, device;
+    };
+    nccl::detail::state& all = ranks_.root().get_if<nccl::communicator>()->shared_state();
+    const auto n = static_cast<std::size_t>(all.size);
+    if (n == 1) return;
+    void* memory = nullptr;  // not of the pool, which is not open yet
+    detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
+    meeting_.reset(memory);  // to be freed at the end: that waits for the device
+    const place mine{process, static_cast<std::uint64_t>(device_.index())};
+    std::vector<place> there(n);
+    const cuda::stream side = device_.side_stream();  // the caller's may hold work that nobody has begun yet
+    device_.upload(memory, &mine, sizeof mine, side);
+    const auto op = all.begin("attach", sizeof mine);
+    all.issue(*op, "ncclAllGather", [&] {
+      return ncclAllGather(memory, static_cast<place*>(memory) + 1, 2, ncclInt64, all.link.comm, side.handle());
+    });
+    all.home->enqueued(*op, side);
+    all.last_started = op;
+    device_.download(there.data(), static_cast<place*>(memory) + 1, n * sizeof(place), side);
+    std::vector<int> peers;
+    for (const place& p : there) {
+      if (p.process == process) peers.push_back(static_cast<int>(p.device));
+    }
+    device_.open_to(peers);
+  }
   /// A handle that is not null for the default stream, which to a device object would mean a stream of its own.
   static cudaStream_t named(cudaStream_t stream) {
     if (stream != nullptr) return stream;
@@ -67,6 +101,7 @@ class attached_rank {
 #endif
   }
 
+  std::unique_ptr<void, cudaError_t (*)(void*)> meeting_{nullptr, cudaFree};
   cuda device_;
   world ranks_;
   plait::context<cuda> context_;

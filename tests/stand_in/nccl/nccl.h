@@ -26,6 +26,7 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
     if (what == action::all_reduce || what == action::reduce_scatter) s.op = op_of(op);
     if (what == action::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
     if (count != 0) comm->member->check_memory(name, what == action::broadcast ? out : in, out);
+    if (count != 0) check_peers(name, comm, in, out);
     comm->engine->set_streams(on, on);
     return {comm, on, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
               p.in = static_cast<const std::byte*>(in);
@@ -39,6 +40,7 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
   return enqueue(name, comm, stream, [=](cudaStream_t on) -> issued {
     plait::detail::check_peer(name, "peer", peer, comm->member->size());
     if (count != 0) comm->member->check_memory(name, in, out);
+    if (count != 0) check_peers(name, comm, in, out);
     comm->engine->set_streams(on, on);
     return {comm, on, side,
             comm->member->post_message(side, peer, {.what = action::message, .count = count, .type = type_of(type)},

@@ -109,6 +109,7 @@ void run(const std::vector<int>& devices, const cuda::options& device_options, c
     try {
       cuda::options chosen = device_options;
       chosen.device = devices[static_cast<std::size_t>(rank)];
+      if (chosen.peers.empty()) chosen.peers = devices;  // NCCL reads the buffers of this process's other GPUs
       cuda device(chosen);
       communicator comm = detail::connect(team, device, id, rank, static_cast<int>(devices.size()), settings);
       try {

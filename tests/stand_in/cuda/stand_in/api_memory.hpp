@@ -145,6 +145,40 @@ inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps
   });
 }
 /// Waits for nothing: a pool lives until its last allocation is released.
+inline cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
+  const int count = stand_in::device_count();
+  if (device < 0 || device >= count || peer < 0 || peer >= count) return stand_in::fail(cudaErrorInvalidDevice);
+  *possible = device != peer;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* list, std::size_t count) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
+    for (const cudaMemAccessDesc* a = list; a != list + count; ++a) {
+      const bool usable = a->flags == cudaMemAccessFlagsProtReadWrite;
+      if (a->location.type != cudaMemLocationTypeDevice || a->location.id >= stand_in::device_count())
+        return cudaErrorInvalidValue;
+      if (a->location.id == pool->device && !usable) return cudaErrorInvalidValue;
+      usable ? static_cast<void>(pool->peers.insert(a->location.id))
+             : static_cast<void>(pool->peers.erase(a->location.id));
+    }
+    return cudaSuccess;
+  });
+}
+
+namespace stand_in {
+
+/// Whether a kernel of `device` may use memory at `p`.
+inline bool usable_by(const void* p, int device) {
+  runtime& r = runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  const arena::allocation* const found = arena::instance().around(p);
+  if (found == nullptr || found->device == device || found->pool == nullptr) return true;
+  return static_cast<cudaMemPool_t>(found->pool)->peers.count(device) != 0;
+}
+
+}  // namespace stand_in
+
 inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!r.is_pool(pool)) return cudaErrorInvalidValue;

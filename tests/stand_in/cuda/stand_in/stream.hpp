@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -80,6 +81,7 @@ struct CUgraphExec_st {
 struct CUmemPoolHandle_st {
   int device = 0;
   bool destroyed = false;  // goes when its last allocation does
+  std::set<int> peers;     // other devices that may use its memory
   std::uint64_t release_threshold = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
 };
 

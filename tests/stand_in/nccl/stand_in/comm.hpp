@@ -37,6 +37,7 @@ struct clique {
   std::vector<bool> here;  // guarded by the registry, as all below
   std::vector<int> open;   ///< communicators that each rank has not ended
   int arrived = 0;
+  std::set<int> devices;  ///< of all ranks
   bool complete() const { return arrived == static_cast<int>(here.size()); }
 };
 
@@ -143,6 +144,25 @@ inline ncclResult_t usable(const char* call, ncclComm_t comm) {
                   std::string(call) + ": the last call is in progress; ask ncclCommGetAsyncError first");
   }
   return ncclSuccess;
+}
+
+/// Ranks of one process read each other's buffers, so the memory must be open to all their GPUs.
+inline void check_peers(const char* call, ncclComm_t comm, const void* in, const void* out) {
+#ifdef PLAIT_CUDA_STAND_IN
+  std::set<int> devices;
+  {
+    const std::lock_guard lock(registry::get().mutex);
+    devices = comm->ranks->devices;
+  }
+  for (const void* const p : {in, out}) {
+    for (const int device : devices) {
+      if (p != nullptr && !::stand_in::usable_by(p, device))
+        fail({call, ": device ", device, " has no access to a buffer of device ", comm->device});
+    }
+  }
+#else
+  static_cast<void>(call), static_cast<void>(comm), static_cast<void>(in), static_cast<void>(out);
+#endif
 }
 
 inline ncclResult_t ask(ncclComm_t comm, int* answer, int value) {
@@ -290,6 +310,7 @@ inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::de
   out->blocking = blocking;
   out->busy = blocking ? 0 : 2;
   static_cast<void>(cudaGetDevice(&out->device));
+  out->ranks->devices.insert(out->device);
   const ncclComm_t comm = out.get();
   ++comm->ranks->open[static_cast<std::size_t>(world_rank)];
   registry::get().all.emplace(comm, std::move(out));
