@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "plait/comm/reduce.hpp"
-#include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
 

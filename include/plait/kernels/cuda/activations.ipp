@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/cuda/sigmoid.hpp"
 

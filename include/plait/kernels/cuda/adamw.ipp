@@ -2,7 +2,6 @@
 #pragma once
 
 #include "plait/device/cuda_launch.hpp"
-#include "plait/kernels/cuda/adamw.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
 

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "plait/device/buffer.hpp"
-#include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
 

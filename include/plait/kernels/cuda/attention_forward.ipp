@@ -3,7 +3,6 @@
 
 #include <type_traits>
 
-#include "plait/kernels/cuda/attention_forward.hpp"
 #include "plait/kernels/cuda/attention_forward_mma.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
 

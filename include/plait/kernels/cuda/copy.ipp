@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "plait/kernels/cuda/chunk.hpp"
-#include "plait/kernels/cuda/copy.hpp"
 
 namespace plait::kernels {
 

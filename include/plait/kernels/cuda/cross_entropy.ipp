@@ -7,7 +7,6 @@
 
 #include "plait/core/error.hpp"
 #include "plait/device/cuda_launch.hpp"
-#include "plait/kernels/cuda/cross_entropy.hpp"
 #include "plait/kernels/cuda/faults.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/mma.hpp"

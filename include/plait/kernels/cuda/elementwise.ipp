@@ -3,7 +3,6 @@
 
 #include "plait/kernels/cuda/chunk.hpp"
 #include "plait/kernels/cuda/column_sums.hpp"
-#include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/rows.hpp"
 
 namespace plait::kernels {

@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "plait/device/cuda_launch.hpp"
-#include "plait/kernels/cuda/embedding.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
 #include "plait/kernels/cuda/token_buckets.hpp"

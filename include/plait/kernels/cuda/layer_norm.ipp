@@ -1,7 +1,6 @@
 // The kernels and launches of kernels/cuda/layer_norm.hpp, which includes this where CUDA is compiled.
 #pragma once
 
-#include "plait/kernels/cuda/layer_norm.hpp"
 #include "plait/kernels/cuda/norm.hpp"
 
 namespace plait::kernels {

@@ -6,7 +6,6 @@
 
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/merge_lse.hpp"
 
 namespace plait::kernels {
 

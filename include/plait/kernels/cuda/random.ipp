@@ -9,7 +9,6 @@
 #include "plait/core/error.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 #include "plait/kernels/philox.hpp"

@@ -6,7 +6,6 @@
 
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
-#include "plait/kernels/cuda/reductions.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "plait/kernels/cuda/norm.hpp"
-#include "plait/kernels/cuda/rms_norm.hpp"
 
 namespace plait::kernels {
 

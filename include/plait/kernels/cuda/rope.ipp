@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "plait/kernels/cuda/chunk.hpp"
-#include "plait/kernels/cuda/rope.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
 namespace plait::kernels {

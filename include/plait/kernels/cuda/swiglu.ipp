@@ -3,7 +3,6 @@
 
 #include "plait/kernels/cuda/rows.hpp"
 #include "plait/kernels/cuda/sigmoid.hpp"
-#include "plait/kernels/cuda/swiglu.hpp"
 
 namespace plait::kernels {
 
