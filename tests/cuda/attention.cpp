@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -16,12 +17,14 @@ namespace {
 using namespace plait::test;
 using plait::bf16;
 using plait::cuda;
+using plait::dtype;
 using plait::statistic_of;
 using plait::kernels::attention_accumulate;
 using plait::kernels::attention_backward;
 using plait::kernels::attention_delta;
 using plait::kernels::attention_forward;
 using plait::kernels::attention_shape;
+using plait::kernels::require_attention;
 using std::int64_t;
 
 /// How the tokens of a piece lie in an array.
@@ -359,3 +362,27 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   CHECK(library.forwards == 1);
   CHECK(library.backwards == 1);
 }
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("attention for which a GPU has no shared memory is refused, with the figures") {
+  ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);  // as on GPUs of compute capability 8.6, 8.9 and 12.0
+  {
+    cuda device;
+    CHECK_NOTHROW(require_attention(device, dtype::bf16, 128));
+    CHECK_NOTHROW(require_attention(device, dtype::f32, 64));
+    CHECK_THROWS_WITH_AS(
+        require_attention(device, dtype::bf16, 256),
+        "attention: head_dim = 256 in bf16 needs 135936 bytes of shared memory, of which a block on GPU "
+        "0 (stand-in) has 101376; use a smaller head_dim, an attention_library such as cuDNN's, or a "
+        "GPU with more",
+        plait::error);
+    CHECK_THROWS_AS(require_attention(device, dtype::f32, 256), plait::error);
+  }
+  ::setenv("PLAIT_STAND_IN_SHARED_KB", "163", 1);
+  {
+    cuda device;
+    CHECK_NOTHROW(require_attention(device, dtype::bf16, 256));
+  }
+  ::unsetenv("PLAIT_STAND_IN_SHARED_KB");
+}
+#endif

@@ -1,4 +1,5 @@
 // A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
+#include <cstdlib>
 #include <optional>
 #include <vector>
 
@@ -23,13 +24,19 @@ scenario small_scenario() {
 
 using model_type = llama<bf16, megatron_sp, cuda>;
 
+/// Runs body(context) on in-process ranks that share a GPU, a microbatch of `batch` samples in all.
+template <class Body>
+void on_gpu(const scenario& s, std::int64_t ranks, std::int64_t batch, const Body& body) {
+  threads::run(static_cast<int>(ranks), cuda::options{}, [&](threads::communicator c, cuda& device) {
+    world mesh(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
+    body(context<cuda>{device, mesh, llama_sizes<megatron_sp>(s.config, mesh.shape(), batch, s.seq), 7});
+  });
+}
+
 /// The losses of six steps, and the weights after them. With `interrupted`, all weights are set anew before the fifth.
 std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph, bool interrupted = false) {
   std::pair<std::vector<double>, std::uint64_t> out;
-  threads::run(1, cuda::options{}, [&](threads::communicator c, cuda& device) {
-    world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
-    context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch / s.microbatches, s.seq),
-                      7};
+  on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
     model_type model(ctx, s.config, s.options);
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<bf16, cuda> optimizer(s.optimizer);
@@ -79,17 +86,14 @@ TEST_CASE("dropout is refused") {
 
 TEST_CASE("in-process ranks are refused") {
   const scenario s = small_scenario();
-  CHECK_THROWS_WITH_AS(
-      threads::run(2, cuda::options{},
-                   [&](threads::communicator c, cuda& device) {
-                     world ranks(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-                     context<cuda> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), 4, s.seq), 7};
-                     model_type model(ctx, s.config, s.options);
-                     adamw<bf16, cuda> optimizer;
-                     training_step step(ctx, model, optimizer, 1, 1.0);
-                     graph_step replayed(ctx, step);
-                   }),
-      doctest::Contains("2 in-process ranks meet on the host"), plait::error);
+  CHECK_THROWS_WITH_AS(on_gpu(s, 2, 4,
+                              [&](const context<cuda>& ctx) {
+                                model_type model(ctx, s.config, s.options);
+                                adamw<bf16, cuda> optimizer;
+                                training_step step(ctx, model, optimizer, 1, 1.0);
+                                graph_step replayed(ctx, step);
+                              }),
+                       doctest::Contains("2 in-process ranks meet on the host"), plait::error);
 }
 
 TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was made later") {
@@ -149,3 +153,14 @@ TEST_CASE("what a graph cannot hold is an error, and the device goes on") {
   device.download(&number, there.data(), sizeof number, device.main_stream());
   CHECK(number == 1);
 }
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("a model whose attention the GPU cannot run is refused when it is made") {
+  scenario s = small_scenario();
+  s.config.head_dim = 256;
+  ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);
+  CHECK_THROWS_WITH_AS(on_gpu(s, 1, 4, [&](const context<cuda>& ctx) { model_type model(ctx, s.config, s.options); }),
+                       doctest::Contains("head_dim = 256 in bf16 needs 135936 bytes of shared memory"), plait::error);
+  ::unsetenv("PLAIT_STAND_IN_SHARED_KB");
+}
+#endif

@@ -95,6 +95,7 @@ struct matrix {
       for (std::int64_t c = 0; c < columns; ++c)
         host.push_back(static_cast<float>(whole[static_cast<std::size_t>((row + r) * of + column + c)]));
     cudaMemcpyAsync(data, host.data(), bytes(), cudaMemcpyHostToDevice, stream);
+    cudaStreamSynchronize(stream);  // the source dies
     cudaStreamSynchronize(stream);
   }
   /// The norm of the difference from a part of `whole`, over the norm of that part.

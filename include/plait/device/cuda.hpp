@@ -22,11 +22,12 @@
 #include "plait/device/device.hpp"
 #include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
+#include "plait/device/upload_ring.hpp"
 
 namespace plait {
 
-/// One rank's GPU. Everything but `upload`'s copy of its source, `download` and `synchronize` is asynchronous to the
-/// host: work is put into streams and memory is bound to the stream it was asked for. Belongs to its rank's thread;
+/// One rank's GPU. Everything but `download` and `synchronize` is asynchronous to the host (`upload` copies its source
+/// first): work is put into streams and memory is bound to the stream it was asked for. Belongs to its rank's thread;
 /// several ranks may share a GPU, each with a device object of its own.
 ///
 /// Needs compute capability 8.0 (bf16 tensor cores).
@@ -128,6 +129,13 @@ class cuda {
   int index() const { return options_.device; }
   const std::string& name() const { return name_; }
   int multiprocessors() const { return multiprocessors_; }
+  /// What a kernel may ask for.
+  std::size_t shared_bytes_per_block() const {
+    int bytes = 0;
+    detail::cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, options_.device),
+                       "asking for the GPU");
+    return static_cast<std::size_t>(bytes);
+  }
   stream main_stream() const { return main_; }
   stream side_stream() const { return side_; }
 
@@ -159,12 +167,12 @@ class cuda {
   void zero(void* to, std::size_t bytes, stream s) const {
     if (bytes != 0) detail::cuda_check(cudaMemsetAsync(to, 0, bytes, s.handle()), "zeroing");
   }
-  /// A copy from pageable memory reads its source before it returns. Refused in a stream that is being captured: the
-  /// graph would read the same address at every replay.
+  /// Copies to the device, by way of pinned memory of its own: the source may die or change as soon as this returns, on
+  /// every GPU. Refused in a stream that is being captured: the graph would copy the same bytes at every replay.
   void upload(void* to, const void* from_host, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
     if (capturing(s)) fail("cuda: an upload inside a captured stream; upload before the graph is launched");
-    detail::cuda_check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, s.handle()), "uploading");
+    uploads_.upload(to, from_host, bytes, s.handle());
   }
   void download(void* to_host, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
@@ -262,6 +270,7 @@ class cuda {
   std::string name_;
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
+  mutable detail::upload_ring uploads_;
   cublaslt_gemm gemm_;
   attention_choice attention_;
   cudaStream_t own_main_ = nullptr;

@@ -4,7 +4,10 @@
 // float. Next: nn/layer.hpp for what calls them.
 #pragma once
 
+#include <cstdint>
+
 #include "plait/core/compiled.hpp"
+#include "plait/core/dtype.hpp"
 
 #ifndef PLAIT_NO_CPU
 #include "plait/kernels/cpu/activations.hpp"
@@ -28,3 +31,11 @@
 #endif
 
 #include "plait/kernels/counting.hpp"
+
+namespace plait::kernels {
+
+/// Refuses attention that a device cannot run; see kernels/cuda/attention_backward.hpp. Processors run all.
+template <class Device>
+void require_attention(const Device&, dtype, std::int64_t) {}
+
+}  // namespace plait::kernels

@@ -119,6 +119,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     shape_.heads = q.local[2];
     shape_.kv_heads = own.used;
     shape_.head_dim = q.local[3];
+    kernels::require_attention(ctx.device, dtype_of<activation_of<Precision>>, shape_.head_dim);
     shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
     shape_.window = options.window;

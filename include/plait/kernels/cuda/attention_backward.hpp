@@ -3,9 +3,12 @@
 // double. Test: tests/cuda/attention.cpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/attention_shape.hpp"
@@ -36,6 +39,22 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
                         attention_accumulate accumulate = {}, const statistic_of<T>* delta = nullptr) {
   attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, delta, attention_choice_of(device));
+}
+
+/// The shared memory, in bytes of a block, that plait's own kernels of attention and its gradients need for `type`
+/// activations. GPUs have 99 KB (8.6, 8.9, 12.0), 163 KB (8.0) or 227 KB (9.0, 10.0) to give.
+std::size_t attention_shared_bytes(dtype type, std::int64_t head_dim);
+
+/// Refuses a model whose attention this GPU cannot run, when the model is made and not in its first step. Where a
+/// library may run it, the launch decides.
+inline void require_attention(const cuda& device, dtype type, std::int64_t head_dim) {
+  const attention_choice& choice = device.attention();
+  if (choice.library != nullptr && choice.backend != attention_backend::own) return;
+  const std::size_t needed = attention_shared_bytes(type, head_dim), there = device.shared_bytes_per_block();
+  if (needed > there)
+    fail({"attention: head_dim = ", head_dim, " in ", name_of(type), " needs ", needed,
+          " bytes of shared memory, of which a block on GPU ", device.index(), " (", device.name(), ") has ", there,
+          "; use a smaller head_dim, an attention_library such as cuDNN's, or a GPU with more"});
 }
 
 }  // namespace plait::kernels

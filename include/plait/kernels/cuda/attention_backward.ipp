@@ -2,10 +2,12 @@
 // delta.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
+#include "plait/kernels/cuda/attention_forward_mma.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
 
 namespace plait::kernels {
@@ -68,5 +70,26 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
                                                               accumulate);
   });
 }
+
+#ifndef PLAIT_COMPILED_CUDA
+PLAIT_CUDA_INLINE std::size_t attention_shared_bytes(dtype type, std::int64_t head_dim) {
+  std::size_t most = 0;
+  detail::with_head_width(static_cast<int>(head_dim), [&](auto width) {
+    constexpr int w = decltype(width)::value;
+    using detail::scalar_backward_tiles, detail::scalar_forward_tiles;
+    switch (type) {
+      case dtype::bf16:
+        most = std::max(detail::forward_tiles<w>::shared_bytes, detail::backward_tiles<w>::key_shared_bytes);
+        break;
+      case dtype::f64:
+        most = std::max(scalar_forward_tiles<double, w>::shared_bytes, scalar_backward_tiles<double, w>::shared_bytes);
+        break;
+      default:
+        most = std::max(scalar_forward_tiles<float, w>::shared_bytes, scalar_backward_tiles<float, w>::shared_bytes);
+    }
+  });
+  return most;
+}
+#endif
 
 }  // namespace plait::kernels

@@ -9,6 +9,7 @@
 #include "plait/core/box.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/kernels/philox.hpp"
 
 namespace plait::kernels {
 

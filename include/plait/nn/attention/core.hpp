@@ -89,6 +89,7 @@ class attention_core {
     shape_.heads = q.local[2];
     shape_.kv_heads = own.used;
     shape_.head_dim = q.local[3];
+    kernels::require_attention(ctx.device, dtype_of<T>, shape_.head_dim);
     shape_.scale = how.scale != 0 ? how.scale : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
     shape_.k_stride = shape_.v_stride = kv_heads_ * shape_.head_dim;
     shape_.causal = how.causal;

@@ -63,6 +63,16 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 
+namespace stand_in {
+
+/// The shared memory that a kernel may ask for: 99, 163 or 227 KB on the GPUs there are.
+inline int shared_limit() {
+  const char* const kilobytes = std::getenv("PLAIT_STAND_IN_SHARED_KB");
+  return (kilobytes ? std::atoi(kilobytes) : 227) << 10;
+}
+
+}  // namespace stand_in
+
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
   switch (attribute) {
@@ -101,7 +111,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
       return *value = 228 << 10, cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      return *value = 227 << 10, cudaSuccess;
+      return *value = stand_in::shared_limit(), cudaSuccess;
     case cudaDevAttrReservedSharedMemoryPerBlock:
       return *value = 1024, cudaSuccess;
     case cudaDevAttrConcurrentKernels:
@@ -121,7 +131,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->sharedMemPerBlock = 48 << 10;
   p->totalConstMem = 64 << 10;
   p->sharedMemPerMultiprocessor = 228 << 10;
-  p->sharedMemPerBlockOptin = 227 << 10;
+  p->sharedMemPerBlockOptin = static_cast<std::size_t>(stand_in::shared_limit());
   p->regsPerBlock = p->regsPerMultiprocessor = 65536;
   p->warpSize = 32;
   p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
@@ -148,7 +158,7 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute at
   return stand_in::call([&](stand_in::runtime& r) {
     if (!kernel) return cudaErrorInvalidDeviceFunction;
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-    if (value < 0 || value > 227 << 10) return cudaErrorInvalidValue;
+    if (value < 0 || value > stand_in::shared_limit()) return cudaErrorInvalidValue;
     r.dynamic_shared_limit[kernel] = value;
     return cudaSuccess;
   });

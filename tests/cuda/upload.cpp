@@ -1,0 +1,60 @@
+// What the host uploads: the source may die or change at once, whatever is still waiting in the stream.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "plait/device/buffer.hpp"
+#include "plait/device/cuda.hpp"
+
+using namespace plait;
+
+namespace {
+
+const cuda::options small{.workspace_bytes = 4096};
+
+std::vector<std::int32_t> read(cuda& device, const buffer<cuda>& from) {
+  std::vector<std::int32_t> out(from.bytes() / sizeof(std::int32_t));
+  device.download(out.data(), from.data(), from.bytes(), device.main_stream());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an upload's source may change as soon as it returns") {
+  cuda device(small);
+  constexpr std::size_t n = 5000;
+  auto there = make_buffer<std::int32_t>(device, n);
+  std::int32_t number = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    number = static_cast<std::int32_t>(i);
+    device.upload(there.data<std::int32_t>() + i, &number, sizeof number, device.main_stream());
+  }
+  number = -1;
+  std::vector<std::int32_t> expected(n);
+  std::iota(expected.begin(), expected.end(), 0);
+  CHECK(read(device, there) == expected);
+}
+
+TEST_CASE("uploads of every size pass through the ring, also around its end") {
+  cuda device(small);
+  std::mt19937 random(1);
+  std::vector<buffer<cuda>> there;
+  std::vector<std::vector<std::int32_t>> expected;
+  for (int turn = 0; turn < 60; ++turn) {
+    const std::size_t n = turn % 10 == 9 ? 3'000'000 : 1 + random() % 200'000;  // of 4-byte numbers; the ring has 4 MiB
+    auto source = std::make_unique<std::vector<std::int32_t>>(n);
+    std::iota(source->begin(), source->end(), static_cast<std::int32_t>(turn * 1000));
+    expected.push_back(*source);
+    there.push_back(make_buffer<std::int32_t>(device, n));
+    device.upload(there.back().data(), source->data(), n * sizeof(std::int32_t), device.main_stream());
+    std::fill(source->begin(), source->end(), -1);
+    source.reset();
+  }
+  for (std::size_t i = 0; i < there.size(); ++i) CHECK((read(device, there[i]) == expected[i]));
+}
