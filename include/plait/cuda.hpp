@@ -1,7 +1,14 @@
-// Layers and training on GPUs, for files that nvcc compiles: the device, its kernels, in-process ranks on device
-// memory, and steps as CUDA graphs. NCCL is apart: comm/launch/nccl.hpp, and interop/nccl_attach.hpp for an existing
-// `ncclComm_t`.
+// Layers and training on GPUs, for files that nvcc compiles or programs that link plait::compiled_cuda: the device, its
+// kernels, in-process ranks on device memory, and steps as CUDA graphs. NCCL is apart: comm/launch/nccl.hpp, and
+// interop/nccl_attach.hpp for an existing `ncclComm_t`.
 #pragma once
+
+#include "plait/core/compiled.hpp"
+
+#if !defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)
+#error \
+    "plait: the kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this file, or define PLAIT_COMPILED_CUDA and link with include/plait/compiled_cuda*.cu (CMake: plait::compiled_cuda)"
+#endif
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"

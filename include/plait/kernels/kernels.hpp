@@ -30,6 +30,10 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #endif
 
+#if defined(PLAIT_NO_CPU) && !defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)
+#error "plait: PLAIT_NO_CPU leaves out the CPU, and PLAIT_COMPILED_CUDA is not defined: there is no device for layers"
+#endif
+
 #include "plait/kernels/counting.hpp"
 
 namespace plait::kernels {
