@@ -12,20 +12,13 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "support/split_strategy.hpp"
 
 using namespace plait;
 
 namespace {
 
-/// Tensor and sequence parallelism.
-struct split {
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
-};
+using plait::test::split;
 using specs = transformer_specs<split>;
 using rows = split::residual;
 

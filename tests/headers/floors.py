@@ -1,5 +1,5 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, is in no circle,
-and opens with a comment of one to four lines that says what it is.
+and opens with a comment of one to four lines that says what it is. Beside headers there is nothing but sources.
 
 The lowest floors include only the standard library.
 
@@ -44,6 +44,9 @@ def circles(includes: dict[str, list[str]]) -> list[str]:
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     complaints, seen, includes = [], 0, {}
+    for file in sorted(root.glob("**/*")):  # all of it is installed
+        if file.is_file() and file.suffix not in {".hpp", ".ipp", ".cpp", ".cu"}:
+            complaints.append(f"{file.relative_to(root).as_posix()}: no source")
     for file in sorted([*root.glob("plait/**/*.hpp"), *root.glob("plait/**/*.ipp")]):
         name = file.relative_to(root).as_posix()
         floor = floor_of(name)

@@ -129,7 +129,7 @@ class cuda {
   int index() const { return options_.device; }
   const std::string& name() const { return name_; }
   int multiprocessors() const { return multiprocessors_; }
-  /// What a kernel may ask for.
+  /// Returns the bytes of shared memory that a kernel may ask for.
   std::size_t shared_bytes_per_block() const {
     int bytes = 0;
     detail::cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, options_.device),

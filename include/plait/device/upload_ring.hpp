@@ -23,7 +23,7 @@ class upload_ring {
   explicit upload_ring(std::size_t bytes = std::size_t{4} << 20) : bytes_(bytes) {}
   upload_ring(const upload_ring&) = delete;
   upload_ring& operator=(const upload_ring&) = delete;
-  /// What is in flight must be done.
+  /// The device must have done every copy by then.
   ~upload_ring() {
     for (const piece& p : pieces_) cudaEventDestroy(p.event);
     for (const cudaEvent_t e : idle_) cudaEventDestroy(e);

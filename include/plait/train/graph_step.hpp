@@ -11,8 +11,8 @@ namespace plait {
 /// Runs a `training_step` as a graph: twice as it is, so that all memory is there, then recorded, and replayed from
 /// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
 /// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
-/// operation. Where somebody else has changed a
-/// parameter's values since the last step, such as whoever loads a checkpoint, the step runs as it is.
+/// operation. Where somebody else has changed a parameter's values since the last step, such as whoever loads a
+/// checkpoint, the step runs as it is.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.
