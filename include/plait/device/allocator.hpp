@@ -59,23 +59,15 @@ class caching_allocator {
   }
   void end_scratch() {
     const std::lock_guard lock(mutex_);
-    if (open_ == nullptr) return;
-    for (auto& [stream, blocks] : open_cached_) {
-      for (auto& [bytes, pointer] : blocks) open_->blocks_.emplace_back(pointer, bytes);
-    }
-    open_cached_.clear();
-    std::exchange(open_, nullptr)->open_ = false;
+    if (open_ != nullptr) close();
   }
   /// Blocks that have been released go back to the cache, as blocks of `stream`, which is behind all work on them; the
   /// others follow when they are released.
   void give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
     if (owned == nullptr) return;
     const std::lock_guard lock(mutex_);
-    if (owned == open_) open_ = nullptr;
+    if (owned == open_) close();
     for (auto& [pointer, bytes] : std::exchange(owned->blocks_, {})) cache(cached_, pointer, bytes, stream);
-    for (auto& [key, blocks] : std::exchange(open_cached_, {})) {
-      for (auto& [bytes, pointer] : blocks) cache(cached_, pointer, bytes, stream);
-    }
     scratch_bytes_ -= owned->bytes_;
     owned->bytes_ = 0;
     for (auto& [pointer, used] : live_) {
@@ -172,6 +164,12 @@ class caching_allocator {
     cached.erase(fit);
     if (&blocks == &cached_) cached_bytes_ -= bytes;
     return pointer;
+  }
+  void close() {
+    for (auto& [stream, blocks] : std::exchange(open_cached_, {})) {
+      for (auto& [bytes, pointer] : blocks) open_->blocks_.emplace_back(pointer, bytes);
+    }
+    std::exchange(open_, nullptr)->open_ = false;
   }
   void belongs_to_open(std::size_t bytes) {
     if (open_ == nullptr) return;

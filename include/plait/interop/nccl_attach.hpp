@@ -83,7 +83,6 @@ class attached_rank {
       return ncclAllGather(memory, static_cast<place*>(memory) + 1, 2, ncclInt64, all.link.comm, side.handle());
     });
     all.home->enqueued(*op, side);
-    all.last_started = op;
     device_.download(there.data(), static_cast<place*>(memory) + 1, n * sizeof(place), side);
     std::vector<int> peers;
     for (const place& p : there) {

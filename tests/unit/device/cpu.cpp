@@ -11,6 +11,16 @@
 using plait::buffer;
 using plait::cpu;
 
+namespace {
+
+/// A source of memory for an allocator.
+struct heap {
+  void* allocate(std::size_t bytes, std::uintptr_t) const { return ::operator new(bytes); }
+  void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer); }
+};
+
+}  // namespace
+
 TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks") {
   cpu device;
   CHECK(device.bytes_in_use() == 0);
@@ -49,10 +59,6 @@ TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks")
 }
 
 TEST_CASE("blocks are at most an eighth too large, and cached blocks stay on their stream") {
-  struct heap {
-    void* allocate(std::size_t bytes, std::uintptr_t) const { return ::operator new(bytes); }
-    void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer); }
-  };
   using allocator = plait::caching_allocator<heap>;
   for (std::size_t bytes = 1; bytes < 3000000; bytes += 1 + bytes / 7) {
     CHECK(allocator::rounded(bytes) >= bytes);
@@ -124,4 +130,28 @@ TEST_CASE("every rank's thread has its own device and they run side by side") {
   }
   for (auto& rank : ranks) rank.join();
   for (int rank = 0; rank < 4; ++rank) CHECK(sums[static_cast<std::size_t>(rank)] == 16.0f * static_cast<float>(rank));
+}
+
+TEST_CASE("scratch memory serves its owner alone, also while another is being made") {
+  plait::caching_allocator<heap> memory;
+  const auto first = memory.begin_scratch();
+  void* const a = memory.allocate(1000);
+  memory.release(a);
+  CHECK(memory.allocate(1000) == a);  // within the scratch memory a block serves again
+  memory.release(a);
+  memory.end_scratch();
+  CHECK(memory.allocate(1000) != a);
+  const auto second = memory.begin_scratch();
+  void* const b = memory.allocate(2000);
+  memory.release(b);
+  memory.give_back(first, 0);  // that takes nothing of the second one with it
+  CHECK(memory.cached_bytes() >= 1000);
+  CHECK(memory.cached_bytes() < 2000);
+  CHECK(memory.allocate(2000) == b);
+  memory.end_scratch();
+  memory.release(b);  // later than the end: it is still the second one's
+  CHECK(memory.allocate(2000) != b);
+  memory.give_back(second, 0);
+  CHECK(memory.scratch_bytes() == 0);
+  CHECK(memory.allocate(2000) == b);
 }
