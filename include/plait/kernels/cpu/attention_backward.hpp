@@ -68,10 +68,6 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O
   }
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      const T* const head_keys = k + b * s.k_batch * s.k_stride + kv_head * d;
-      const T* const head_values = v + b * s.k_batch * s.v_stride + kv_head * d;
-      T* const dkeys = dk + b * s.k_batch * s.dk_stride + kv_head * d;
-      T* const dvalues = dv + b * s.k_batch * s.dv_stride + kv_head * d;
       for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
         const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), first = b * s.q_batch + q0;
         const detail::seen_keys seen_here(s, b, q0, q0 + tokens);
@@ -108,8 +104,10 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O
         for (std::int64_t k0 = seen_here.first_block(); k0 < seen_here.high; k0 += k_block) {
           const std::int64_t available = std::min(k_block, s.k_len - k0);
           const std::int64_t taken = detail::key_range(0, seen_here.high - k0, available).count;
-          const auto keys = detail::pack_keys(head_keys + k0 * s.k_stride, s.k_stride, available, d, key_space);
-          const auto values = detail::pack_keys(head_values + k0 * s.v_stride, s.v_stride, available, d, value_space);
+          const T* const head_keys = k + (b * s.k_batch + k0) * s.k_stride + kv_head * d;
+          const T* const head_values = v + (b * s.k_batch + k0) * s.v_stride + kv_head * d;
+          const auto keys = detail::pack_keys(head_keys, s.k_stride, available, d, key_space);
+          const auto values = detail::pack_keys(head_values, s.v_stride, available, d, value_space);
           std::fill_n(dkey_space, taken * d, T(0));
           std::fill_n(dvalue_space, taken * d, T(0));
           for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
@@ -140,8 +138,10 @@ void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O
             device.gemm(false, false, rows, d, count, T(1), dscores, k_block, block_keys, keys.stride,
                         is_first ? T(0) : T(1), dq_rows, d);
           }
-          detail::add_rows(dkey_space, d, taken, dkeys + k0 * s.dk_stride, s.dk_stride);
-          detail::add_rows(dvalue_space, d, taken, dvalues + k0 * s.dv_stride, s.dv_stride);
+          T* const head_dkeys = dk + (b * s.k_batch + k0) * s.dk_stride + kv_head * d;
+          T* const head_dvalues = dv + (b * s.k_batch + k0) * s.dv_stride + kv_head * d;
+          detail::add_rows(dkey_space, d, taken, head_dkeys, s.dk_stride);
+          detail::add_rows(dvalue_space, d, taken, head_dvalues, s.dv_stride);
         }
         const T scale = static_cast<T>(s.scale);
         for (std::int64_t i = 0; i < tokens; ++i) {

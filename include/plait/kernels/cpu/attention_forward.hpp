@@ -40,8 +40,6 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
 
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-      const T* const head_keys = k + b * s.k_batch * s.k_stride + kv_head * d;
-      const T* const head_values = v + b * s.k_batch * s.v_stride + kv_head * d;
       for (std::int64_t q0 = 0; q0 < s.q_len; q0 += blocks.outer) {
         const std::int64_t tokens = std::min(blocks.outer, s.q_len - q0), rows = tokens * group;
         detail::pack_queries(q + (b * s.q_batch + q0) * s.q_stride + kv_head * group_width, s.q_stride, tokens,
@@ -51,8 +49,10 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
         const detail::seen_keys seen_here(s, b, q0, q0 + tokens);
         for (std::int64_t k0 = seen_here.first_block(); k0 < seen_here.high; k0 += k_block) {
           const std::int64_t available = std::min(k_block, s.k_len - k0);
-          const auto keys = detail::pack_keys(head_keys + k0 * s.k_stride, s.k_stride, available, d, key_space);
-          const auto values = detail::pack_keys(head_values + k0 * s.v_stride, s.v_stride, available, d, value_space);
+          const T* const head_keys = k + (b * s.k_batch + k0) * s.k_stride + kv_head * d;
+          const T* const head_values = v + (b * s.k_batch + k0) * s.v_stride + kv_head * d;
+          const auto keys = detail::pack_keys(head_keys, s.k_stride, available, d, key_space);
+          const auto values = detail::pack_keys(head_values, s.v_stride, available, d, value_space);
           for (std::int64_t t0 = 0; t0 < tokens; t0 += blocks.inner) {
             const std::int64_t inner = std::min(blocks.inner, tokens - t0);
             const detail::seen_keys inner_seen(s, b, q0 + t0, q0 + t0 + inner);

@@ -16,7 +16,7 @@
 #include <map>
 #include <string>
 
-#include "fiber.hpp"
+#include "die.hpp"
 
 namespace stand_in {
 

@@ -5,7 +5,8 @@
 // a kernel that lacks a barrier gives different results. PLAIT_STAND_IN_SEED seeds the shuffling.
 #pragma once
 
-#include <cstring>
+#include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -13,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fiber.hpp"
+#include "die.hpp"
 #include "keywords.hpp"
 
 inline uint3 threadIdx{};
@@ -25,6 +26,8 @@ inline constexpr int warpSize = 32;
 namespace stand_in {
 
 enum class run_order { forward, reverse, shuffle };
+
+class fiber;
 
 inline run_order order_from_environment() {
   const char* text = std::getenv("PLAIT_STAND_IN_ORDER");
@@ -38,13 +41,11 @@ inline run_order order_from_environment() {
 /// What the lanes of a warp do together.
 enum class warp_op { sync, shuffle, ballot };
 
-/// The one kernel that runs, and its current block. All of it is used under the runtime's lock only.
+/// The one kernel that runs, and its current block. All of it is used under the runtime's lock only. Its functions are
+/// in block.cpp, which is optimised and not instrumented: sanitizers look at kernels.
 class executor {
  public:
-  static executor& instance() {
-    static auto* one = new executor;
-    return *one;
-  }
+  static executor& instance();
 
   struct launch {
     dim3 grid, block;
@@ -52,34 +53,7 @@ class executor {
     std::string_view kernel;  // for messages
   };
 
-  void run(const launch& what, const std::function<void()>& body) {
-    launch_ = what;
-    body_ = &body;
-    gridDim = what.grid;
-    blockDim = what.block;
-    const auto blocks = std::uint64_t{what.grid.x} * what.grid.y * what.grid.z;
-    threads_.assign(what.block.x * what.block.y * what.block.z, {});
-    warps_.assign((threads_.size() + 31) / 32, {});
-    shared_.reset(new (std::align_val_t{1024}) std::byte[what.shared_bytes]);
-    host_.adopt();
-
-    std::vector<std::uint32_t> shuffled;
-    if (order_ == run_order::shuffle) {
-      shuffled.resize(blocks);
-      for (std::uint64_t i = 0; i < blocks; ++i) shuffled[i] = static_cast<std::uint32_t>(i);
-      shuffle(shuffled);
-    }
-    for (std::uint64_t i = 0; i < blocks; ++i) {
-      const std::uint64_t b = order_ == run_order::forward   ? i
-                              : order_ == run_order::reverse ? blocks - 1 - i
-                                                             : shuffled[i];
-      blockIdx = {static_cast<unsigned>(b % what.grid.x), static_cast<unsigned>(b / what.grid.x % what.grid.y),
-                  static_cast<unsigned>(b / what.grid.x / what.grid.y)};
-      run_block();
-    }
-    body_ = nullptr;
-    shared_.reset();
-  }
+  void run(const launch& what, const std::function<void()>& body);
 
   bool running() const { return body_ != nullptr; }
   void* dynamic_shared() { return shared_.get(); }
@@ -87,45 +61,15 @@ class executor {
   void set_order(run_order order) { order_ = order; }
 
   /// A barrier of the block; returns how many threads came with a true `vote`.
-  int barrier(bool vote) {
-    device_thread& self = threads_[current_];
-    self.state = state::at_barrier;
-    votes_ += vote;
-    if (++arrived_ == threads_.size()) {
-      result_of_votes_ = votes_;
-      votes_ = 0;
-      arrived_ = 0;
-      for (device_thread& t : threads_) t.state = state::ready;
-    }
-    // Nobody can arrive at the next barrier for the last time before everybody has read this result.
-    suspend();
-    return result_of_votes_;
-  }
+  int barrier(bool vote);
 
   /// Lanes of `mask` meet; each offers a value. shuffle: the value of lane `source`; ballot: one bit for each lane's
   /// value that is not 0.
-  std::uint64_t collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source) {
-    const unsigned lane = current_ % 32;
-    warp& w = warps_[current_ / 32];
-    if (!(mask >> lane & 1))
-      die(where() + " takes part in a warp collective with mask " + hex(mask) + ", which lacks it");
-    device_thread& self = threads_[current_];
-    self.state = state::in_warp;
-    self.op = op;
-    self.mask = mask;
-    self.value = value;
-    self.source = source;
-    w.waiting |= 1u << lane;
-    if ((w.waiting & mask) == mask) complete(w, self);
-    suspend();
-    return threads_[current_].result;
-  }
+  std::uint64_t collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source);
 
   unsigned lane() const { return static_cast<unsigned>(current_ % 32); }
 
-  std::string where() const {
-    return "thread " + text(threadIdx) + " of block " + text(blockIdx) + " of kernel " + std::string(launch_.kernel);
-  }
+  std::string where() const;
 
  private:
   enum class state : std::uint8_t { fresh, ready, at_barrier, in_warp, done };
@@ -143,173 +87,31 @@ class executor {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{1024}); }
   };
 
-  executor() : order_(order_from_environment()) {
-    const char* seed = std::getenv("PLAIT_STAND_IN_SEED");
-    random_.seed(seed ? static_cast<unsigned>(std::atoi(seed)) : 1u);
-  }
+  executor();
 
-  static std::string text(uint3 v) {
-    return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
-  }
-  static std::string hex(unsigned v) {
-    char buffer[16];
-    std::snprintf(buffer, sizeof buffer, "0x%08x", v);
-    return buffer;
-  }
+  static std::string text(uint3 v);
+  static std::string hex(unsigned v);
 
   template <class T>
-  void shuffle(std::vector<T>& values) {
-    for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random_() % i]);
-  }
+  void shuffle(std::vector<T>& values);
 
-  void run_block() {
-    if (launch_.shared_bytes) std::memset(shared_.get(), 0xff, launch_.shared_bytes);
-    for (device_thread& t : threads_) t = {};
-    for (warp& w : warps_) w = {};
-    arrived_ = done_ = 0;
-    votes_ = 0;
-    warp_at_ = lane_at_ = 0;
-    ran_in_pass_ = ran_in_round_ = false;
-    new_round();
-    new_pass();
-    continue_with(next(), host_);
-    if (done_ != threads_.size()) stuck();
-  }
+  void run_block();
 
   // The order: a warp runs in passes over its lanes until none can go on, a round is all warps.
-  void new_round() {
-    warp_order_.resize(warps_.size());
-    for (std::size_t i = 0; i < warps_.size(); ++i) {
-      warp_order_[i] = static_cast<unsigned>(order_ == run_order::reverse ? warps_.size() - 1 - i : i);
-    }
-    if (order_ == run_order::shuffle) shuffle(warp_order_);
-  }
-  void new_pass() {
-    const std::size_t first = std::size_t{warp_order_[warp_at_]} * 32;
-    const std::size_t lanes = std::min<std::size_t>(32, threads_.size() - first);
-    lane_order_.resize(lanes);
-    for (std::size_t i = 0; i < lanes; ++i) {
-      lane_order_[i] = static_cast<unsigned>(first + (order_ == run_order::reverse ? lanes - 1 - i : i));
-    }
-    if (order_ == run_order::shuffle) shuffle(lane_order_);
-  }
+  void new_round();
+  void new_pass();
   static bool runnable(const device_thread& t) { return t.state == state::fresh || t.state == state::ready; }
 
   static constexpr std::size_t nobody = ~std::size_t{0};
-  std::size_t next() {
-    while (true) {
-      while (lane_at_ < lane_order_.size()) {
-        const std::size_t t = lane_order_[lane_at_++];
-        if (runnable(threads_[t])) {
-          ran_in_pass_ = ran_in_round_ = true;
-          return t;
-        }
-      }
-      lane_at_ = 0;
-      if (!ran_in_pass_ && ++warp_at_ == warps_.size()) {
-        warp_at_ = 0;
-        if (!ran_in_round_) return nobody;
-        ran_in_round_ = false;
-        new_round();
-      }
-      ran_in_pass_ = false;
-      new_pass();
-    }
-  }
+  std::size_t next();
+  void set_current(std::size_t t);
+  void continue_with(std::size_t t, fiber& from);
+  void suspend();
+  static void fiber_main();
+  void finish();
+  void complete(warp& w, const device_thread& last);
 
-  void set_current(std::size_t t) {
-    current_ = t;
-    const auto i = static_cast<unsigned>(t);
-    threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-  }
-
-  void continue_with(std::size_t t, fiber& from) {
-    if (t == nobody) {
-      from.switch_to(host_);
-      return;
-    }
-    device_thread& thread = threads_[t];
-    if (!thread.on) {
-      if (idle_.empty()) {
-        fibers_.push_back(std::make_unique<fiber>(&executor::fiber_main));
-        idle_.push_back(fibers_.back().get());
-      }
-      thread.on = idle_.back();
-      idle_.pop_back();
-    }
-    thread.state = state::ready;
-    set_current(t);
-    from.switch_to(*thread.on);
-  }
-
-  void suspend() {
-    const std::size_t self = current_;
-    const std::size_t t = next();
-    if (t != self) continue_with(t, *threads_[self].on);
-  }
-
-  static void fiber_main() {
-    executor& self = instance();
-    while (true) {
-      (*self.body_)();
-      self.finish();
-    }
-  }
-
-  void finish() {
-    device_thread& self = threads_[current_];
-    fiber* on = self.on;
-    self.on = nullptr;
-    self.state = state::done;
-    ++done_;
-    const std::size_t t = next();
-    if (t != nobody && !threads_[t].on) {  // a thread that has not begun goes on here, without a switch
-      threads_[t].on = on;
-      threads_[t].state = state::ready;
-      set_current(t);
-      return;
-    }
-    idle_.push_back(on);
-    continue_with(t, *on);
-  }
-
-  void complete(warp& w, const device_thread& last) {
-    const std::size_t first = current_ / 32 * 32;
-    unsigned bits = 0;
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      if (!(last.mask >> lane & 1)) continue;
-      const device_thread& t = threads_[first + lane];
-      if (t.op != last.op || t.mask != last.mask) {
-        die(where() + ": the lanes of its warp meet in different collectives or with different masks");
-      }
-      bits |= (t.value != 0 ? 1u : 0u) << lane;
-    }
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      if (!(last.mask >> lane & 1)) continue;
-      device_thread& t = threads_[first + lane];
-      if (t.op == warp_op::shuffle) {
-        if (!(t.mask >> t.source & 1))
-          die(where() + ": a shuffle reads lane " + std::to_string(t.source) + ", outside its mask");
-        t.result = threads_[first + t.source].value;
-      } else {
-        t.result = bits;
-      }
-      t.state = state::ready;
-    }
-    w.waiting &= ~last.mask;
-  }
-
-  [[noreturn]] void stuck() {
-    std::size_t barriers = 0, warps = 0, done = 0;
-    for (const device_thread& t : threads_) {
-      barriers += t.state == state::at_barrier;
-      warps += t.state == state::in_warp;
-      done += t.state == state::done;
-    }
-    die("block " + text(blockIdx) + " of kernel " + std::string(launch_.kernel) + " cannot go on: of " +
-        std::to_string(threads_.size()) + " threads " + std::to_string(barriers) + " wait at a barrier, " +
-        std::to_string(warps) + " in a collective of their warp, " + std::to_string(done) + " have returned");
-  }
+  [[noreturn]] void stuck();
 
   run_order order_;
   std::minstd_rand random_;
@@ -317,7 +119,7 @@ class executor {
   const std::function<void()>* body_ = nullptr;
   std::unique_ptr<std::byte[], free_aligned> shared_;
 
-  fiber host_;
+  std::unique_ptr<fiber> host_;
   std::vector<std::unique_ptr<fiber>> fibers_;
   std::vector<fiber*> idle_;
 

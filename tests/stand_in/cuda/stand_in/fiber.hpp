@@ -1,5 +1,5 @@
 // Fibers: stacks of their own that one operating-system thread switches between. Each thread of a CUDA block that has
-// to wait keeps one. Sanitizers are told of every switch.
+// to wait keeps one. Sanitizers are told of every switch. For block.cpp alone.
 #pragma once
 
 #include <sys/mman.h>
@@ -7,54 +7,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <string>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define STAND_IN_ADDRESS_SANITIZER 1
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define STAND_IN_THREAD_SANITIZER 1
-#endif
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define STAND_IN_ADDRESS_SANITIZER 1
-#endif
-#if __has_feature(thread_sanitizer)
-#define STAND_IN_THREAD_SANITIZER 1
-#endif
-#endif
-
-#ifdef STAND_IN_ADDRESS_SANITIZER
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
-#ifdef STAND_IN_THREAD_SANITIZER
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "die.hpp"
 
 #ifndef __x86_64__
 #include <ucontext.h>
 #endif
 
-namespace stand_in {
-
-/// Ends the process: what the program did is an error on a GPU as well, mostly a silent one.
-[[noreturn]] inline void die(const std::string& what) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "stand-in CUDA runtime: %s\n", what.c_str());
-  std::abort();
-}
-
-}  // namespace stand_in
-
 #ifdef __x86_64__
 // void stand_in_switch_stack(void** saved, void* next): keeps what a called function must keep, and changes stacks.
-// In a comdat group, so that every translation unit may bring it.
 asm(R"(
-.pushsection .text.stand_in_switch_stack,"axG",@progbits,stand_in_switch_stack,comdat
-.weak stand_in_switch_stack
+.pushsection .text
+.globl stand_in_switch_stack
 .type stand_in_switch_stack,@function
 stand_in_switch_stack:
   pushq %rbp

@@ -1,0 +1,89 @@
+"""chains.py INCLUDE_ROOT FOLDER HEADERS.txt [--check]: writes to FOLDER sources that show that every header compiles alone.
+
+HEADERS.txt names the headers, a line each. Each source includes a chain of them, and each header of a chain includes all
+that stand before it, by itself or through others. What comes before a header in a source is therefore what the header
+brings anyway: if it lacks an include, the source does not compile, as if the header stood alone; and a header that many
+others include is parsed once for all of its chain. The chains are the fewest there are (Dilworth's theorem, by way of a
+maximum matching). Prints the sources. With --check nothing is written: the exit status says whether all is as it would be.
+"""
+import pathlib
+import re
+import sys
+
+DIRECTIVE = re.compile(r'^\s*#\s*(if|ifdef|ifndef|endif|include)\b\s*(?:[<"]([^>"]+)[>"])?', re.MULTILINE)
+
+
+def includes_of(text: str) -> set[str]:
+    """What a header includes under no condition."""
+    depth, found = 0, set()
+    for directive, name in DIRECTIVE.findall(text):
+        if directive == "include":
+            if depth == 0 and name:
+                found.add(name)
+        else:
+            depth += -1 if directive == "endif" else 1
+    return found
+
+
+def chains_of(headers: list[str], below: dict[str, set[str]]) -> list[list[str]]:
+    """The fewest chains that hold every header, each from the lowest header up."""
+    above = {h: sorted((g for g in headers if h in below[g]), key=lambda g: (len(below[g]), g)) for h in headers}
+    next_of, last_of = {}, {}
+
+    def place(header: str, tried: set[str]) -> bool:
+        for upper in above[header]:
+            if upper not in tried:
+                tried.add(upper)
+                if upper not in last_of or place(last_of[upper], tried):
+                    next_of[header], last_of[upper] = upper, header
+                    return True
+        return False
+
+    for header in sorted(headers, key=lambda h: (-len(below[h]), h)):
+        place(header, set())
+    chains = []
+    for header in headers:
+        if header not in last_of:
+            chain = [header]
+            while chain[-1] in next_of:
+                chain.append(next_of[chain[-1]])
+            chains.append(chain)
+    return chains
+
+
+def main() -> int:
+    root, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    headers = pathlib.Path(sys.argv[3]).read_text().split()
+    direct = {file.relative_to(root).as_posix(): includes_of(file.read_text())
+              for file in [*root.glob("plait/**/*.hpp"), *root.glob("plait/**/*.ipp")]}
+    below: dict[str, set[str]] = {}
+
+    def closure(name: str) -> set[str]:
+        if name not in below:
+            below[name] = set()  # a circle is another test's
+            below[name] = {n for d in direct.get(name, ()) if d in direct for n in closure(d) | {d}}
+        return below[name]
+
+    for header in headers:
+        closure(header)
+    sources = {}
+    for chain in chains_of(headers, below):
+        lines = [f"#include <{header}>\n" for header in chain]  # twice: a header without a guard is an error
+        sources[re.sub(r"\W", "_", chain[-1]) + ".cpp"] = "".join([*lines, *(line.rstrip() + "  // NOLINT\n" for line in lines)])
+    found = {file.name: file.read_text() for file in folder.glob("*.cpp")}
+    if "--check" in sys.argv:
+        if found != sources:
+            print(f"{folder} is of other includes than the headers have now: run cmake again")
+        return int(found != sources)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in found.keys() - sources.keys():
+        (folder / name).unlink()
+    for name, text in sources.items():
+        if found.get(name) != text:
+            (folder / name).write_text(text)
+    print(";".join(str(folder / name) for name in sorted(sources)), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
