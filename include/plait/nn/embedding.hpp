@@ -139,7 +139,7 @@ class embedding {
     }
     mb.on_weights([this, &on, ids, d, resolved = std::move(resolved)] {
       const range weights_shown(on, names_.weights());
-      kernels::embedding_backward(on, ids, d, table_->used_gradient(), tokens_, width_, first_, rows_, vocab_);
+      kernels::embedding_backward(on, ids, d, table_->used_gradient(on), tokens_, width_, first_, rows_, vocab_);
     });
   }
 

@@ -84,8 +84,12 @@ class norm_core {
   parameter_ptr<Precision, Device> weight, bias;
 
   /// Where gradients are added; null for a frozen parameter, or if they are deferred.
-  G* weight_gradient(bool now = true) const { return now && weight->trainable() ? weight->used_gradient() : nullptr; }
-  G* bias_gradient(bool now = true) const { return now && bias->trainable() ? bias->used_gradient() : nullptr; }
+  G* weight_gradient(Device& device, bool now = true) const {
+    return now && weight->trainable() ? weight->used_gradient(device) : nullptr;
+  }
+  G* bias_gradient(Device& device, bool now = true) const {
+    return now && bias->trainable() ? bias->used_gradient(device) : nullptr;
+  }
 };
 
 }  // namespace detail
@@ -158,7 +162,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
       kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
-                                 core_.weight_gradient(!mb.deferred), core_.rows, core_.columns, addend);
+                                 core_.weight_gradient(ctx.device, !mb.deferred), core_.rows, core_.columns, addend);
       if (!mb.deferred) return;
     } else if (dx) {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
@@ -171,7 +175,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     if (!core_.weight->trainable()) return;
     detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
-      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(), core_.rows,
+      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(ctx.device), core_.rows,
                                          core_.columns);
     });
   }
@@ -259,8 +263,8 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     if (!core_.row_group) {
       const bool now = !mb.deferred && core_.weight->trainable();  // in the same pass
       kernels::layer_norm_backward(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dx,
-                                   core_.weight_gradient(now), core_.bias_gradient(now), core_.rows, core_.columns,
-                                   addend);
+                                   core_.weight_gradient(ctx.device, now), core_.bias_gradient(ctx.device, now),
+                                   core_.rows, core_.columns, addend);
       if (now) return;
     } else if (dx) {
       auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
@@ -275,10 +279,10 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight](const T* d) {
       const range weights_shown(ctx.device, core_.names.weights());
       if (weight)
-        kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(),
-                                             core_.bias_gradient(), core_.rows, core_.columns);
+        kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(ctx.device),
+                                             core_.bias_gradient(ctx.device), core_.rows, core_.columns);
       else
-        kernels::bias_gradient(ctx.device, d, core_.bias_gradient(), core_.rows, core_.columns);
+        kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
     });
   }
 

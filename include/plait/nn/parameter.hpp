@@ -125,7 +125,8 @@ class parameter {
         gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
         used_value_(memory.value),
-        used_gradient_(memory.gradient) {
+        used_gradient_(memory.gradient),
+        callers_gradient_(memory.callers_gradient) {
     enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const auto n = static_cast<std::size_t>(used_size());
@@ -175,7 +176,7 @@ class parameter {
     return master();
   }
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
-  /// The gradient as it is stored, complete after `reduce`.
+  /// The gradient as it is stored: complete after `reduce`, and nothing to read before.
   gradient_type* gradient() {
     return stored_gradient_.empty() ? used_gradient_ : stored_gradient_.template data<gradient_type>();
   }
@@ -186,10 +187,19 @@ class parameter {
     require_gathered();
     return used_value_;
   }
-  /// Returns the gradient that backward passes add to. Throws unless the parameter is accumulating; not for a frozen
-  /// one.
-  gradient_type* used_gradient() const {
+  /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
+  /// unless the parameter is accumulating; not for a frozen one.
+  gradient_type* used_gradient(Device& device) {
     require_accumulating();
+    if (empty_) clear_gradient(device);
+    return used_gradient_;
+  }
+  /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
+  bool gradient_is_empty() const { return empty_; }
+  /// Returns the gradient for such a pass. Throws as `used_gradient` does.
+  gradient_type* overwritten_gradient() {
+    require_accumulating();
+    empty_ = false;
     return used_gradient_;
   }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
@@ -259,16 +269,17 @@ class parameter {
     current_ = true;
     if (phase_ == phase::updated) phase_ = phase::none;
   }
-  /// Begins the sum of a gradient; whatever was there is forgotten. Nothing for a frozen parameter.
+  /// Begins the sum of a gradient: the first pass forgets what was there, but in memory of the caller's, which is
+  /// zeroed at once. Nothing for a frozen parameter.
   void zero_gradient(const context<Device>& ctx) {
     if (frozen_) return;
-    ctx.device.zero(used_gradient_, static_cast<std::size_t>(used_size()) * sizeof(gradient_type),
-                    ctx.device.main_stream());
     phase_ = phase::accumulating;
+    empty_ = true;
+    if (callers_gradient_) clear_gradient(ctx.device);
   }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
   void begin_gradient() {
-    if (!frozen_) phase_ = phase::accumulating;
+    if (!frozen_) phase_ = phase::accumulating, empty_ = false;
   }
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
   /// Collective over those. Throws unless backward passes may have added to it since the last `zero_gradient`.
@@ -276,11 +287,12 @@ class parameter {
     if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient to reduce"});
     if (phase_ != phase::accumulating)
       fail({"parameter ", info_.name,
-            (phase_ == phase::reduced
-                 ? ": reduce is called twice for one gradient, which would count it more than once; what it returned "
-                   "the "
-                   "first time goes to the optimizer"
-                 : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)")});
+            phase_ == phase::reduced
+                ? ": reduce is called twice for one gradient, which would count it more than once; "
+                  "what it returned the first time goes to the optimizer"
+                : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, "
+                  "then reduce(ctx)"});
+    if (empty_) clear_gradient(ctx.device);  // no pass has met it
     if (!reduce_.trivial() || gradient() != used_gradient_)
       reduce_.run(ctx.device, used_gradient_, gradient(), dtype_of<gradient_type>);
     if (stages_)
@@ -336,6 +348,11 @@ class parameter {
     return use_of(placed, met);
   }
 
+  void clear_gradient(Device& device) {
+    device.zero(used_gradient_, static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
+    empty_ = false;
+  }
+
   master_type* master() {
     if constexpr (!rounded) {
       if (stored_value_.empty()) return used_value_;
@@ -358,6 +375,8 @@ class parameter {
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool counts_ = true;
   bool frozen_ = false;
+  bool empty_ = false;             ///< whether the gradient counts as zero, whatever its memory holds
+  bool callers_gradient_ = false;  ///< whether that memory is the caller's, who may add to it as well
 };
 
 /// How layers hold parameters.

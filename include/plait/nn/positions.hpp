@@ -74,7 +74,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
       d = kept.template data<T>();
     }
     mb.on_weights([this, &on, d, kept = std::move(kept)] {
-      kernels::embedding_backward(on, ids(), d, table_->used_gradient(), tokens_, width_, std::int64_t{0}, rows_,
+      kernels::embedding_backward(on, ids(), d, table_->used_gradient(on), tokens_, width_, std::int64_t{0}, rows_,
                                   rows_);
     });
     return dx;

@@ -112,9 +112,9 @@ class scale_features : public layer_types<double, Spec, Spec, D> {
     multiply(dy.data(), dx.data(), dy.size());
     std::vector<double> terms(static_cast<std::size_t>(only_counts<D> ? 0 : x.size()));  // dy lives no longer than this
     for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = x.data()[i] * dy.data()[i];
-    mb.on_weights([this, terms = std::move(terms)] {
+    mb.on_weights([this, &on = mb.ctx.device, terms = std::move(terms)] {
       const auto width = static_cast<std::size_t>(factor_->used_size());
-      for (std::size_t i = 0; i < terms.size(); ++i) factor_->used_gradient()[i % width] += terms[i];
+      for (std::size_t i = 0; i < terms.size(); ++i) factor_->used_gradient(on)[i % width] += terms[i];
     });
     return dx;
   }

@@ -1,5 +1,9 @@
 // A parameter's life: what is forgotten, repeated or out of order is refused by name.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
@@ -143,6 +147,43 @@ TEST_CASE("a gradient begins, is added to, reduced once, and used once") {
               optimizer.update(ctx, std::move(reduced));
             }),
             "parameter up.weight: an optimizer updates it while it is stale; reduce(ctx) comes first"));
+}
+
+TEST_CASE("the first pass writes a gradient, later ones add, and none leaves zeros") {
+  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+          gather_parameters(ctx, layer);
+          const auto gradients = [&](int passes) {
+            zero_gradients(ctx, layer);
+            layer.visit([&](auto& p) {  // whatever was there is forgotten
+              std::fill_n(p.used_gradient(ctx.device), p.used_size(), std::numeric_limits<double>::quiet_NaN());
+            });
+            zero_gradients(ctx, layer);
+            for (int i = 0; i < passes; ++i) {
+              up::saved kept;
+              layer.backward(ctx, x, kept, dy);
+            }
+            std::vector<double> all;
+            layer.visit([&](auto& p) {
+              if (p.gradient_is_empty() != (passes == 0)) fail(p.name() + ": gradient_is_empty");
+              const auto reduced = p.reduce(ctx);
+              all.insert(all.end(), reduced.data(), reduced.data() + reduced.size());
+            });
+            return all;
+          };
+          const std::vector<double> one = gradients(1), three = gradients(3), none = gradients(0);
+          for (std::size_t i = 0; i < one.size(); ++i) {
+            if (one[i] == 0 || three[i] != 3 * one[i]) fail("three passes do not give three times the gradient of one");
+            if (none[i] != 0) fail("no pass leaves something");
+          }
+        }) == "");
+  // In the caller's own memory, to which the caller may add as well, zeros are there at once.
+  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+          std::vector<double> weight(64), gradient(64, 1.0);
+          rms_norm<double, rows> norm(ctx, 1e-5, "norm", weight.data(), gradient.data());
+          norm.weight()->zero_gradient(ctx);
+          for (std::int64_t i = 0; i < norm.weight()->used_size(); ++i)
+            if (gradient[static_cast<std::size_t>(i)] != 0) fail("the caller's gradient is not zeroed");
+        }) == "");
 }
 
 TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {

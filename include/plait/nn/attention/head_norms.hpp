@@ -69,7 +69,7 @@ class head_norms {
       put(device, dx.template data<T>(), i, dqkv);
       if (weight.trainable())
         mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
-          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, weights_[i]->used_gradient(),
+          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, weights_[i]->used_gradient(device),
                                              vectors(i), head_dim_);
         });
     }

@@ -314,7 +314,8 @@ class linear_core {
     }
   }
 
-  /// Adds to the gradients of the weights that have one: branches that lie below each other in one product.
+  /// Adds to the gradients of the weights that have one, or writes them where nothing was added yet: branches that lie
+  /// below each other in one product.
   void weight_gradients(const context<Device>& ctx, const T* d, const T* in) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < weights_.size();) {
@@ -322,12 +323,18 @@ class linear_core {
         at += columns_[i++];
         continue;
       }
-      G* const gradient = weights_[i]->used_gradient();
       const std::int64_t first = at;
-      for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++]) weights_[i]->require_accumulating();
+      const std::size_t begin = i;
+      bool overwrites = rows_ > 0;
+      for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++])
+        overwrites = overwrites && weights_[i]->gradient_is_empty();
+      for (std::size_t j = begin; j < i; ++j)
+        overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
+      G* const gradient = weights_[begin]->used_gradient(ctx.device);
       for (std::int64_t b = 0; b < batches_; ++b)
         ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
-                        in + b * rows_ * inner_, inner_, 1.0, gradient + b * total_ * inner_, inner_);
+                        in + b * rows_ * inner_, inner_, overwrites ? 0.0 : 1.0, gradient + b * total_ * inner_,
+                        inner_);
     }
   }
 
@@ -353,7 +360,8 @@ class linear_core {
       if (!p.trainable()) return;
       const std::int64_t rows = output_size() / stride / batches_;
       for (std::int64_t b = 0; b < batches_; ++b)
-        kernels::bias_gradient(ctx.device, dy + b * rows * stride + at, p.used_gradient() + b * n, rows, n, stride);
+        kernels::bias_gradient(ctx.device, dy + b * rows * stride + at, p.used_gradient(ctx.device) + b * n, rows, n,
+                               stride);
     });
   }
 

@@ -146,8 +146,8 @@ class lora_adapter {
     });
   }
   void weight_gradients(Device& device, const T* x, const T* d, const T* h, const T* dh) const {
-    auto* const a = a_->trainable() ? a_->used_gradient() : nullptr;
-    auto* const b = b_->trainable() ? b_->used_gradient() : nullptr;
+    auto* const a = a_->trainable() ? a_->used_gradient(device) : nullptr;
+    auto* const b = b_->trainable() ? b_->used_gradient(device) : nullptr;
     each_batch([&](std::int64_t i, const product_part& p) {
       if (a)
         device.gemm(true, false, rank_, p.inner, p.rows, 1.0, dh + i * p.rows * rank_, rank_, x + i * p.rows * p.inner,
