@@ -59,6 +59,7 @@ TEST_CASE_TEMPLATE("merged attention equals the processor's", T, float, double, 
   check<T, T>(1, 0, 2, 8, 0);
   check<T, T>(1, 1, 1, 1, 0);
   check<T, T>(2, 13, 3, 40, 5);
+  check<T, T>(2, 13, 3, 40, 8);  // five lanes of eight have numbers
   check<T, T>(3, 5, 4, 128, 0);
 }
 

@@ -9,27 +9,39 @@
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
 #include "plait/kernels/cuda/attention_forward_mma.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
+#include "plait/kernels/cuda/chunk.hpp"
 
 namespace plait::kernels {
 
 namespace detail {
 
-/// delta[b, h, i] = sum of o * d_o over the head's elements; one warp to a query of a head.
-template <class T, class O>
-static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_of<T>* delta, attention_sizes s) {
+/// delta[b, h, i] = sum of o * d_o over the head's elements; `lanes` neighbouring threads to a query of a head, each
+/// with `Width` of its numbers at a time.
+template <int Width, class T, class O>
+static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_of<T>* delta, attention_sizes s,
+                                            int lanes) {
   using A = arithmetic<T>;
   const std::int64_t rows = static_cast<std::int64_t>(s.batch) * s.q_len * s.heads;
-  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (blockDim.x / warp_lanes);
-  for (std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_lanes; row < rows;
-       row += warps) {
+  const int groups = static_cast<int>(blockDim.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * groups;
+  for (std::int64_t start = first; start < rows; start += static_cast<std::int64_t>(gridDim.x) * groups) {
+    const std::int64_t row = start + static_cast<int>(threadIdx.x) / lanes;
+    const bool inside = row < rows;  // a warp adds together
     const int i = static_cast<int>(row / s.heads % s.q_len), b = static_cast<int>(row / s.heads / s.q_len);
     const int head = static_cast<int>(row % s.heads);
-    const O* const output = s.query_head(o, b, head, s.o_stride) + i * s.o_stride;
-    const T* const gradient = s.query_head(d_o, b, head, s.do_stride) + i * s.do_stride;
     A sum = A(0);
-    for (int c = warp_lane(); c < s.head_dim; c += warp_lanes) sum += load_as<A>(output + c) * load_as<A>(gradient + c);
-    sum = warp_sum(sum);
-    if (warp_lane() == 0) s.statistics(delta, b, head)[i] = sum;
+    if (inside) {
+      const O* const output = s.query_head(o, b, head, s.o_stride) + i * s.o_stride;
+      const T* const gradient = s.query_head(d_o, b, head, s.do_stride) + i * s.do_stride;
+      for (int c = lane * Width; c < s.head_dim; c += lanes * Width) {
+        const chunk<Width, O> y = load_chunk<Width>(output + c);
+        const chunk<Width, T> dy = load_chunk<Width>(gradient + c);
+        PLAIT_UNROLL
+        for (int j = 0; j < Width; ++j) sum += number<A>(y.at[j]) * number<A>(dy.at[j]);
+      }
+    }
+    sum = lane_sum(sum, lanes);
+    if (inside && lane == 0) s.statistics(delta, b, head)[i] = sum;
   }
 }
 
@@ -40,8 +52,16 @@ void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* de
   const detail::attention_sizes sizes(shape.checked());
   const std::int64_t rows = static_cast<std::int64_t>(sizes.batch) * sizes.q_len * sizes.heads;
   if (rows == 0) return;
-  plait::detail::launch(device, {plait::detail::blocks_for(rows, 8), 256}, detail::attention_delta_rows<T, O>, o, d_o,
-                        delta, sizes);
+  constexpr unsigned threads = 256;
+  constexpr int widest = detail::chunk_width<T, O>();
+  const bool vectors = aligned16(o, d_o) && sizes.head_dim % widest == 0 && sizes.o_stride % vector16<O>::size == 0 &&
+                       sizes.do_stride % vector16<T>::size == 0;
+  detail::with_chunk<widest>(vectors, [&](auto width) {
+    constexpr int Width = decltype(width)::value;
+    const int lanes = lanes_for(sizes.head_dim, Width);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, threads / static_cast<unsigned>(lanes)), threads},
+                          detail::attention_delta_rows<Width, T, O>, o, d_o, delta, sizes, lanes);
+  });
 }
 
 template <class T, attention_result<T> O, attention_result<T> G>

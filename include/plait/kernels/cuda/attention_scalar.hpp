@@ -133,7 +133,7 @@ __device__ inline void load_first_keys(int* first_keys, int batch, int q0, const
 
 /// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
 template <class T, int Width>
-static __global__ void __launch_bounds__(scalar_threads)
+static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, attention_sizes s) {
   using tiles = scalar_forward_tiles<T, Width>;
   constexpr int queries = tiles::queries, keys = tiles::keys, rows = queries / 16, columns = keys / 16;
@@ -254,7 +254,7 @@ __device__ inline void load_row_statistics(T* lse_rows, T* delta_rows, const T* 
 
 /// dK and dV in float or double. A block owns a tile of keys of one head and goes through all queries that see it.
 template <class T, int Width>
-static __global__ void __launch_bounds__(scalar_threads)
+static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_key_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
                                    T* dk, T* dv, attention_sizes s, bool add) {
   constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;
@@ -311,7 +311,7 @@ static __global__ void __launch_bounds__(scalar_threads)
 
 /// dQ in float or double. A block owns a tile of queries of one head and goes through the keys that it sees.
 template <class T, int Width>
-static __global__ void __launch_bounds__(scalar_threads)
+static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_query_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
                                      T* dq, attention_sizes s, bool add) {
   constexpr int rows = scalar_backward_tiles<T, Width>::rows, pitch = scalar_pitch<Width>, per_thread = rows / 16;

@@ -24,14 +24,18 @@ __host__ __device__ inline float device_float(bf16 x) {
   return value;
 }
 
-/// The nearest bf16, ties to even; a NaN stays a (quiet) NaN.
+/// The nearest bf16, ties to even. Every NaN becomes the one that the GPU's instruction makes, 0x7FFF; the processor's
+/// `to_bf16` keeps its upper bits. Two neighbours are one instruction, which ptxas puts together.
 __host__ __device__ inline bf16 device_bf16(float x) {
+  bf16 y;
+#ifdef __CUDA_ARCH__
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
   std::uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  bf16 y;
-  y.bits = static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded);
+  y.bits = static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : rounded);
+#endif
   return y;
 }
 
@@ -91,11 +95,22 @@ inline bool aligned16(Pointers... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
+/// The sum over each `lanes` neighbouring lanes, a power of two, on every one of them. The whole warp takes part.
+template <class S>
+__device__ inline S lane_sum(S value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
+  return value;
+}
 /// The sum over the lanes of a warp, on every lane, in one order.
 template <class S>
 __device__ inline S warp_sum(S value) {
-  for (int offset = warp_lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
-  return value;
+  return lane_sum(value, warp_lanes);
+}
+/// How many lanes share `n` numbers that each takes `width` of: the least power of two, at most a warp.
+inline int lanes_for(std::int64_t n, int width) {
+  int lanes = 1;
+  while (lanes < warp_lanes && std::int64_t{lanes} * width < n) lanes *= 2;
+  return lanes;
 }
 template <class S>
 __device__ inline S warp_max(S value) {

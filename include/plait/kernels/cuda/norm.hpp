@@ -145,7 +145,7 @@ inline constexpr int norm_backward_threads = 256;
 /// dx of whole rows; with `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy, for
 /// which a row must be held entirely.
 template <int Width, bool Centred, bool Weight, class T, class S>
-static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_row_threads)
+static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_row_threads, 1)
     norm_backward_kernel(const T* x, const T* weight, const T* dy, const S* mean_in, const S* inverse_in, T* dx,
                          S* partial, std::int64_t rows, std::int64_t columns, const T* addend) {
   __shared__ S scratch[warp_lanes];

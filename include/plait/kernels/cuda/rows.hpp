@@ -85,8 +85,9 @@ __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width
 
 // ---- element by element, with a number or two per row ------------------------------------------------------------
 
+// Told that two blocks are enough, ptxas spills nothing for the sake of a third.
 template <int Width, class Op>
-static __global__ void __launch_bounds__(most_row_threads)
+static __global__ void __launch_bounds__(most_row_threads, 2)
     row_map_kernel(Op op, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
     const auto numbers = op.row(r);
@@ -109,7 +110,7 @@ void row_map(cuda& device, bool vectors, std::int64_t rows, std::int64_t columns
 // ---- sums of rows ------------------------------------------------------------------------------------------------
 
 template <int Width, class Term, class S>
-static __global__ void __launch_bounds__(most_row_threads)
+static __global__ void __launch_bounds__(most_row_threads, 1)
     row_sums_kernel(Term term, S* out, std::int64_t rows, std::int64_t columns) {
   __shared__ S scratch[warp_lanes];
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {

@@ -1,0 +1,23 @@
+"""keep.py COMMAND...: runs nvcc with `-Xptxas=-v` among its options, and keeps what ptxas says of each kernel beside the
+object, in OBJECT.ptxas. Everything else goes where it went."""
+import pathlib
+import re
+import subprocess
+import sys
+
+FIGURES = re.compile(r"^ptxas info\s|^\s+\d+ bytes stack frame")
+
+
+def main() -> int:
+    command = sys.argv[1:]
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    lines = run.stderr.splitlines(keepends=True)
+    kept = [line for line in lines if FIGURES.match(line)]
+    sys.stderr.write("".join(line for line in lines if not FIGURES.match(line)))
+    if kept and "-o" in command:
+        pathlib.Path(command[command.index("-o") + 1] + ".ptxas").write_text("".join(kept))
+    return run.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
