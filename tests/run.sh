@@ -33,12 +33,17 @@ slowest() {
 }
 say() { echo "== $* ($(($(date +%s) - started)) s)"; }
 
+# Everything is built for the time that compiling and running take together, unless one wants the programs afterwards.
+preset=tests
+build=build/tests-run
+if [ "$quick" = yes ]; then
+  preset=release
+  build=build
+fi
 say "release: build"
-elsewhere=ON
-[ "$quick" = no ] || elsewhere=OFF
-cmake --preset release -DPLAIT_TEST_CUDA_EVERYWHERE=OFF -DPLAIT_TEST_SANITIZED_ELSEWHERE=$elsewhere >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+cmake --preset "$preset" >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
 rm -f build.log
-cmake --build build -j "$jobs"
+cmake --build "$build" -j "$jobs"
 
 failed=""
 if [ "$quick" = no ]; then
@@ -58,9 +63,9 @@ if [ "$quick" = no ]; then
 fi
 
 say "release: tests"
-ctest --test-dir build -j "$jobs" --output-on-failure --no-tests=error || failed="$failed release"
+ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error || failed="$failed release"
 
-slowest build
+slowest "$build"
 [ "$quick" = yes ] || slowest build/asan
 say "the end"
 if [ -n "$failed" ]; then

@@ -1,0 +1,41 @@
+"""fixed.py --compiler C --include DIR --out FILE.cpp CASE.cpp...
+
+Compiles all cases with -DPLAIT_FAIL_FIX, as one file and each in a namespace of its own: a case is refused for its mistake
+alone, and no mistake elsewhere in its file makes its test pass. Cases of macros are left to run_case.py.
+"""
+import argparse
+import pathlib
+import re
+import sys
+
+from run_case import INCLUDE, base_command, run, shares_a_file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--include", action="append", default=[])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("cases", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    included: dict[str, None] = {}  # in order, each once
+    bodies = []
+    for case in sorted(arguments.cases):
+        text = case.read_text()
+        if not shares_a_file(text):
+            continue
+        included |= dict.fromkeys(INCLUDE.findall(text))
+        body = INCLUDE.sub("", text)
+        bodies.append(f'namespace fixed_{re.sub(chr(92) + "W", "_", case.stem)} {{\n#line 1 "{case}"\n{body}\n}}\n')
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text("".join(f"#include {name}\n" for name in included) + "".join(bodies))
+    folder = str(arguments.cases[0].parent)
+    command = [*base_command(arguments.compiler, [*arguments.include, folder]), "-fsyntax-only", "-DPLAIT_FAIL_FIX",
+               "-Werror", "-Wno-unused"]
+    code, output = run([*command, str(arguments.out)])
+    print(output)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
