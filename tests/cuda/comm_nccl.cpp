@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -222,7 +223,28 @@ TEST_CASE("nccl: a lost rank is found by the deadline, and named with the operat
   CHECK(has(text, "last operations: init #0 on 'world'"));
 }
 
+TEST_CASE("nccl: thread blocks that collectives may take are refused out of range, before anything is made") {
+  const auto nothing = [](rank_comm&, cuda&) { fail("a communicator was made"); };
+  CHECK(has(text_of(1, {.max_ctas = 65}, nothing), "nccl::options::max_ctas is 65, must be 0 (NCCL chooses) to 64"));
+  CHECK(has(text_of(1, {.min_ctas = -1}, nothing), "nccl::options::min_ctas is -1, must be 0 (NCCL chooses) to 64"));
+  CHECK(
+      has(text_of(1, {.min_ctas = 8, .max_ctas = 4}, nothing), "nccl::options::min_ctas is 8, more than max_ctas, 4"));
+}
+
 #ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("nccl: every communicator of a rank is made with its options' thread blocks") {
+  std::atomic<int> made{0};
+  CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
+    rank_comm half = comm.split(0, comm.rank(), "half");
+    if (comm.rank() != 0) return comm.barrier();
+    auto& known = nccl_stand_in::registry::get();
+    const std::lock_guard lock(known.mutex);
+    for (const auto& [key, one] : known.all) made += one->min_ctas == 2 && one->max_ctas == 6;
+    comm.barrier();
+  }));
+  CHECK(made == 4);  // two ranks, the root and its split
+}
+
 TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation") {
   const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);

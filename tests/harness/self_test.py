@@ -1,4 +1,4 @@
-"""self_test.py --compiler C: the runners of fail/ and codegen/ accept what is right and refuse what is wrong."""
+"""self_test.py --compiler C: the runners of fail/, codegen/ and headers/ accept what is right and refuse what is wrong."""
 import argparse
 import pathlib
 import subprocess
@@ -21,7 +21,22 @@ FAIL_CASES = {  # name: (text of the case, whether the runner must accept it)
     "too many errors": ("// expect: an int of one byte\n// errors-at-most: 0\n" + MISTAKE, False),
     "no text": (MISTAKE, False),
     "compiles": ("// expect: an int of one byte\nint main() {}\n", False),
+    "the fix is broken": ("// expect: an int of one byte\n#define OURS\n" + MISTAKE + "no_such_thing x;\n", False),
+}
+FIXED_CASES = {  # name: (text of a case that is compiled beside another, whether the two must be accepted)
+    "right": ("#include <vector>\nstd::vector<int> mine;\n" + MISTAKE, True),
     "the fix is broken": ("// expect: an int of one byte\n" + MISTAKE + "no_such_thing x;\n", False),
+    "another's names": ("void use() {}\nstruct policy {};\n" + MISTAKE, True),
+    "a warning": ("#include <vector>\nbool f(std::vector<int> x) { return x.size() == -1; }\n", False),
+}
+HEADER_CASES = {  # name: (texts of plait/lower.hpp and plait/upper.hpp, whether each compiles alone)
+    "right": ("#pragma once\n#include <vector>\nstd::vector<int> f();\n",
+              '#pragma once\n#include "plait/lower.hpp"\ninline auto g() { return f(); }\n', True),
+    "an include that only another has": ("#pragma once\nstd::vector<int> f();\n",
+                                         '#pragma once\n#include <vector>\n#include "plait/lower.hpp"\n', False),
+    "an include under a condition": ("#pragma once\nusing number = int;\n",
+                                     '#pragma once\n#ifdef OURS\n#include "plait/lower.hpp"\n#endif\nnumber x();\n', False),
+    "no guard": ("struct a {};\n", '#pragma once\n#include "plait/lower.hpp"\n', False),
 }
 CODEGEN_CASES = {
     "equal": (PAIR % "*(1 + p) + *(2 + p)", True),
@@ -29,6 +44,19 @@ CODEGEN_CASES = {
     "no twin": ('extern "C" int typed_f(int* p) { return *p; }\n', False),
     "nothing": ("int f() { return 1; }\n", False),
 }
+
+
+def run(command: list[str]) -> tuple[int, str]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def judge(runner: str, name: str, code: int, good: bool, output: str) -> int:
+    """1, and a word about it, if a case was not judged as it should be."""
+    if (code == 0) == good:
+        return 0
+    print(f"{runner}: '{name}' was to be {'accepted' if good else 'refused'}:\n{output}")
+    return 1
 
 
 def main() -> int:
@@ -41,11 +69,29 @@ def main() -> int:
             for name, (text, good) in cases.items():
                 case = pathlib.Path(folder) / "case.cpp"
                 case.write_text(text)
-                run = subprocess.run([sys.executable, str(TESTS / runner), "--compiler", compiler, str(case)],
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                if (run.returncode == 0) != good:
-                    wrong += 1
-                    print(f"{runner}: '{name}' was to be {'accepted' if good else 'refused'}:\n{run.stdout}")
+                code, output = run([sys.executable, str(TESTS / runner), "--compiler", compiler, str(case)])
+                wrong += judge(runner, name, code, good, output)
+        for name, (text, good) in FIXED_CASES.items():
+            one, other = pathlib.Path(folder) / "one.cpp", pathlib.Path(folder) / "other.cpp"
+            one.write_text(text)
+            other.write_text("struct policy { int x; };\nvoid use() {}\n")
+            code, output = run([sys.executable, str(TESTS / "fail/fixed.py"), "--compiler", compiler, "--out",
+                                str(pathlib.Path(folder) / "fixed/all.cpp"), str(one), str(other)])
+            wrong += judge("fail/fixed.py", name, code, good, output)
+        for name, (lower, upper, good) in HEADER_CASES.items():
+            root = pathlib.Path(folder) / "include"
+            (root / "plait").mkdir(parents=True, exist_ok=True)
+            (root / "plait/lower.hpp").write_text(lower)
+            (root / "plait/upper.hpp").write_text(upper)
+            (root / "headers.txt").write_text("plait/lower.hpp\nplait/upper.hpp\n")
+            made = [str(TESTS / "headers/chains.py"), str(root), str(root / "chains"), str(root / "headers.txt")]
+            code, sources = run([sys.executable, *made])
+            output = sources
+            for source in sources.split(";") if code == 0 else []:
+                compiled, said = run([compiler, "-std=c++20", "-fsyntax-only", f"-I{root}", source])
+                code, output = code or compiled, output + said
+            wrong += judge("headers/chains.py", name, code, good, output)
+            wrong += judge("headers/chains.py --check", name, run([sys.executable, *made, "--check"])[0], True, "")
     return 1 if wrong else 0
 
 

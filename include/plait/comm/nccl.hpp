@@ -109,9 +109,7 @@ class communicator : public verbs<communicator> {
     auto child = std::make_shared<detail::state>(s.home);
     child->is_split = true;
     child->label = label.empty() ? cat({s.label, ".", color}) : std::string(label);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.commName = child->label.c_str();
+    ncclConfig_t config = detail::config_of(s.home->settings, child->label);
     const op_ptr op = s.begin("split", 0);
     s.issue(*op, "ncclCommSplit", [&] {
       return ncclCommSplit(s.link.comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->link.comm, &config);

@@ -72,6 +72,13 @@ struct mesh_shape {
   constexpr std::int64_t group_of(std::int64_t rank, const axis_list& group) const {
     return index_in(rank, others(group));
   }
+  /// The axes of `group` in the mesh's order.
+  constexpr axis_list in_order(const axis_list& group) const {
+    axis_list ordered;
+    for (axis_id axis : axes)
+      if (group.contains(axis)) ordered.push_back(axis);
+    return ordered;
+  }
   constexpr axis_list others(const axis_list& group) const {
     axis_list rest;
     for (axis_id axis : axes)

@@ -41,6 +41,9 @@ PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes,
   enforce(plan_.verdict, where);
   enforce_divides(plan_.from, w.shape(), sizes, where);
   enforce_divides(plan_.to, w.shape(), sizes, where);
+  // The order of a sum's ranks means nothing: it takes the communicator that the world has anyway.
+  for (redistribution_step& s : plan_.steps)
+    if (s.kind == transition_kind::all_reduce) s.axes = w.shape().in_order(s.axes);
   const std::int64_t rank = w.rank();
   source_ = local_box(plan_.from, w.shape(), sizes, rank);
   box before = source_;

@@ -66,10 +66,10 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                            ncclConfig_t* config) {
-  return plait::nccl_stand_in::init(comm, ranks, id, rank, config == nullptr || config->blocking != 0);
+  return plait::nccl_stand_in::init(comm, ranks, id, rank, config);
 }
 inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
-  return plait::nccl_stand_in::init(comm, ranks, id, rank, true);
+  return plait::nccl_stand_in::init(comm, ranks, id, rank, nullptr);
 }
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t* config) {
   return plait::nccl_stand_in::split(comm, color, key, child, config);

@@ -133,6 +133,22 @@ TEST_CASE("all-to-all between any two of three dims") {
   });
 }
 
+TEST_CASE("a sum over several axes takes the communicator of the mesh's order") {
+  const mesh_shape shape = plait::mesh<axis<cx>, axis<ax>>{2, 2}.shape();  // partial axes are ordered by name
+  threads::run(4, [&](threads::communicator c) {
+    world w(shape, c);
+    dim_sizes sizes;
+    sizes.set(dim_of<seq>, 4);
+    const executor sum(layout_v<spec<partial<ax, cx>, seq>>, layout_v<spec<invariant<ax, cx>, seq>>, w, sizes, "test");
+    cpu device;
+    std::vector<double> x(4, 1.0), y(4);
+    sum.run(device, x.data(), y.data(), dtype::f64);
+    test::expect(y[3] == 4, "the sum");
+    test::expect(w.ledger().total("cx+ax").calls == 1, "the mesh's order");
+    test::expect(w.ledger().total("ax+cx").calls == 0, "a communicator of its own");
+  });
+}
+
 TEST_CASE("a size that does not divide and dims that differ are refused by name") {
   threads::run(4, [](threads::communicator c) {
     world w(cube{4, 1, 1}.shape(), c);

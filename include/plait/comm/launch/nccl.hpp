@@ -30,15 +30,15 @@ namespace detail {
 
 inline communicator connect(std::shared_ptr<team> ranks, const cuda& device, const ncclUniqueId& id, int rank, int size,
                             const options& settings) {
+  const std::string label = "world";
+  ncclConfig_t config = detail::config_of(settings, label);
   device.bind_thread();
   auto home = std::make_shared<session>(std::move(ranks), device.main_stream().handle(), device.side_stream().handle(),
                                         settings);
   home->rank = rank;
   auto s = std::make_shared<state>(home);
-  s->label = "world";
+  s->label = label;
   const auto op = s->begin("init", 0);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // else a rank that never comes would hold the others inside NCCL
   const ncclResult_t first = ncclCommInitRankConfig(&s->link.comm, size, id, rank, &config);
   if (s->link.comm == nullptr) check(first == ncclSuccess ? ncclInternalError : first, "ncclCommInitRankConfig");
   return communicator::ready(std::move(s), op);

@@ -1,5 +1,5 @@
-// The options of NCCL's ranks, the operations that each has in flight, and the thread that watches over them: where
-// one is past its deadline or NCCL reports an error, it aborts the owned communicators of all ranks of its team. Next:
+// The operations that each of NCCL's ranks has in flight, and the thread that watches over them: where one is past its
+// deadline or NCCL reports an error, it aborts the owned communicators of all ranks of its team. Next:
 // comm/nccl/state.hpp, which issues the calls, and tests/cuda/comm_nccl.cpp, which loses ranks.
 #pragma once
 
@@ -21,18 +21,13 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/nccl/options.hpp"
 #include "plait/comm/nccl/types.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cuda.hpp"
 
 namespace plait::nccl {
-
-struct options {
-  double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
-  double grace = 60;      ///< seconds for NCCL to abort what has failed, after which the process ends; 0: no limit
-  bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
-};
 
 namespace detail {
 

@@ -49,6 +49,7 @@ struct ncclComm {
   std::shared_ptr<plait::threads::cuda_engine> engine;
   int world_rank = 0, device = 0;
   bool blocking = true;
+  int min_ctas = 0, max_ctas = 0;  ///< that it was made with; 0: not said
   std::atomic<bool> ended{false}, finalized{false};
   std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
   int calls = 0;             ///< of a communicator that does not block
@@ -317,8 +318,23 @@ inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::de
   return comm;
 }
 
-inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, bool blocking) {
+/// Whether the configuration's thread blocks are in NCCL's range; they are kept for tests to look at.
+inline bool legal_ctas(const ncclConfig_t* config) {
+  if (config == nullptr) return true;
+  const int least = config->minCTAs, most = config->maxCTAs;
+  const auto in_range = [](int n) { return n == NCCL_CONFIG_UNDEF_INT || (n >= 1 && n <= 64); };
+  return in_range(least) && in_range(most) && (most == NCCL_CONFIG_UNDEF_INT || least <= most);
+}
+inline void keep_ctas(ncclComm_t comm, const ncclConfig_t* config) {
+  if (config == nullptr) return;
+  if (config->minCTAs != NCCL_CONFIG_UNDEF_INT) comm->min_ctas = config->minCTAs;
+  if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->max_ctas = config->maxCTAs;
+}
+
+inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
   *comm = nullptr;
+  const bool blocking = config == nullptr || config->blocking != 0;
+  if (!legal_ctas(config)) return refuse(ncclInvalidArgument, "minCTAs or maxCTAs is out of its range");
   if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "a communicator is made inside a group");
   if (ranks < 1 || rank < 0 || rank >= ranks)
     return refuse(ncclInvalidArgument, "the rank is not in the range of ranks");
@@ -339,6 +355,7 @@ inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, in
   all->here[place] = true;
   ++all->arrived;
   *comm = add(all, std::make_shared<threads::detail::member>(all->world, all->group, rank), rank, blocking);
+  keep_ctas(*comm, config);
   r.changed.notify_all();
   if (!blocking) return ncclInProgress;
   r.changed.wait(lock, [&] { return all->complete() || all->world->failed(); });
@@ -351,6 +368,7 @@ inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, in
 
 inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child, const ncclConfig_t* config) {
   *child = nullptr;
+  if (!legal_ctas(config)) return refuse(ncclInvalidArgument, "minCTAs or maxCTAs is out of its range");
   if (const ncclResult_t ready = usable("ncclCommSplit", comm); ready != ncclSuccess) return ready;
   if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "ncclCommSplit inside a group");
   try {
@@ -358,6 +376,7 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
     if (member != nullptr) {
       const std::lock_guard lock(registry::get().mutex);
       *child = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
+      keep_ctas(*child, config);
     }
   } catch (const std::exception& e) {
     return failed("ncclCommSplit", comm, e);
