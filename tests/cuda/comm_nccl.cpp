@@ -236,10 +236,11 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
   std::atomic<int> made{0};
   CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
-    if (comm.rank() != 0) return comm.barrier();
-    auto& known = nccl_stand_in::registry::get();
-    const std::lock_guard lock(known.mutex);
-    for (const auto& [key, one] : known.all) made += one->min_ctas == 2 && one->max_ctas == 6;
+    if (comm.rank() == 0) {
+      auto& known = nccl_stand_in::registry::get();
+      const std::lock_guard lock(known.mutex);
+      for (const auto& [key, one] : known.all) made += one->min_ctas == 2 && one->max_ctas == 6;
+    }
     comm.barrier();
   }));
   CHECK(made == 4);  // two ranks, the root and its split
