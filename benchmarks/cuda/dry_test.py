@@ -250,6 +250,15 @@ class Table(unittest.TestCase):
         lines = table.kernels([{"id": "step.2048.one_kernel", "value": 0.0125, "count": 24, "share": 0.25, "name": "f"}])
         self.assertIn("| `f` | 12.50 | 24 | 0.250 |", lines)
 
+    def test_parts_of_a_step(self) -> None:
+        shares = {"void plait::kernels::detail::attention_forward_mma<64>(...)": 0.25, "nvjet_hsh_128x256_64x4_1x2_h_bz": 0.25,
+                  "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma": 0.125, "row_map_kernel<8, swiglu_rows<bf16>>": 0.125,
+                  "who_knows": 0.0625}
+        lines = table.parts([{"id": "step.2048.one_kernel", "value": 0.01, "count": 1, "share": share, "name": name}
+                             for name, share in shares.items()])
+        for part, share in (("attention", 0.375), ("products", 0.25), ("SwiGLU", 0.125), ("the rest", 0.25), ("norms", 0)):
+            self.assertIn(f"| {part} | {share:.3f} |", lines)
+
     def test_what_is_no_result_is_an_error(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "a.jsonl")

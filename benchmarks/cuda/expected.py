@@ -15,8 +15,9 @@ LAUNCH = 1.5e-6  # seconds between two kernels of a graph
 
 @dataclass
 class Shape:
-    """SmolLM-1.7B, and the tokens of a step."""
+    """SmolLM-1.7B, the tokens of a microbatch, and a step's microbatches."""
     tokens: int = 16384
+    microbatches: int = 8
     hidden: int = 2048
     layers: int = 24
     heads: int = 32
@@ -102,29 +103,30 @@ LAUNCHES_OF_A_LAYER = 35
 
 
 def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> dict[str, float]:
-    """Seconds of the parts of a step."""
+    """Seconds of the parts of a step. The first microbatch writes the weights' gradients, the others add to them."""
     products = s.layers * sum(linear_operations(n, s) for n in LINEARS if n != "head") + linear_operations("head", s)
     gradient = product * RATES["weight gradient"] / RATES["product"]
     forward, backward = ATTENTION[attention]
     per_token = sum(h * s.hidden + f * s.ffn for h, f in LAYER_BYTES.values())
-    n = s.parameters()
+    n, m = s.parameters(), s.microbatches
     return {
-        "products": 2 * products / product + products / gradient,
-        "attention": s.layers * (attention_operations("forward", s, seq) / forward
+        "products": (2 * m + 1) * products / product + (m - 1) * products / gradient,
+        "attention": m * s.layers * (attention_operations("forward", s, seq) / forward
                                  + attention_operations("backward", s, seq) / backward),
-        "memory-bound kernels of the layers": s.layers * s.tokens * per_token / KERNEL,
-        "embedding, last norm, loss": (s.tokens * (6 * s.vocab + 20 * s.hidden)) / KERNEL,
-        "zeroing gradients, their norm, AdamW": (4 + 4 + 30) * n / KERNEL,
-        "launches": LAUNCH * (LAUNCHES_OF_A_LAYER * s.layers + 60),
+        "memory-bound kernels of the layers": m * s.layers * s.tokens * per_token / KERNEL,
+        "embedding, last norm, loss": m * (s.tokens * (6 * s.vocab + 20 * s.hidden)) / KERNEL,
+        "the gradients' norm, AdamW": (4 + 30) * n / KERNEL,
+        "launches": LAUNCH * (m * LAUNCHES_OF_A_LAYER * s.layers + 60),
     }
 
 
 def model_operations(s: Shape, seq: int) -> float:
+    """Of a microbatch."""
     return s.tokens * (6 * s.parameters() + 12 * s.layers * s.q * seq)
 
 
 def utilisation(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> float:
-    return model_operations(s, seq) / sum(step(s, seq, attention, product).values()) / PEAK
+    return s.microbatches * model_operations(s, seq) / sum(step(s, seq, attention, product).values()) / PEAK
 
 
 def memory(s: Shape) -> dict[str, float]:
@@ -147,7 +149,7 @@ def page(s: Shape) -> list[str]:
         "No figure on this page was measured. `benchmarks/cuda/expected.py` makes it from bytes, operations and the rates",
         "named here; measured results have files of their own. The model is SmolLM-1.7B in bf16 with float masters and",
         f"gradients: hidden {s.hidden}, {s.layers} layers, {s.heads} heads of {s.head_dim}, ffn {s.ffn}, vocabulary "
-        f"{s.vocab}, {s.parameters() / 1e9:.3f} billion", f"parameters; {s.tokens} tokens in a step.", "",
+        f"{s.vocab}, {s.parameters() / 1e9:.3f} billion", f"parameters; {s.tokens} tokens in a microbatch, {s.microbatches} microbatches in a step.", "",
         "Assumed: "
         f"{PEAK / 1e12:.0f} TFLOP/s and {BANDWIDTH / 1e12:.2f} TB/s (data sheet), copies at 90 % of that "
         f"({COPY / 1e12:.2f} TB/s), memory-bound", f"kernels at 88 % of a copy ({KERNEL / 1e12:.2f} TB/s), products at "
@@ -182,7 +184,7 @@ def page(s: Shape) -> list[str]:
     for part in step(s, SEQUENCES[0], "own"):
         out.append(f"| {part} | " + " | ".join(f"{1e3 * step(s, *c)[part]:.1f}" for c in columns) + " |")
     out.append("| sum | " + " | ".join(f"{1e3 * sum(step(s, *c).values()):.0f}" for c in columns) + " |")
-    out.append("| tokens per second | " + " | ".join(f"{s.tokens / sum(step(s, *c).values()):.0f}" for c in columns) + " |")
+    out.append("| tokens per second | " + " | ".join(f"{s.microbatches * s.tokens / sum(step(s, *c).values()):.0f}" for c in columns) + " |")
     out.append("| utilisation (6 N + 12 L h s) | " + " | ".join(f"**{utilisation(s, *c):.3f}**" for c in columns) + " |")
     out += ["", "Bytes of a layer's memory-bound kernels for each token, h being the hidden size and f ffn:", "",
             "| kernels | bytes |", "|---|---|"]
@@ -207,20 +209,19 @@ def conclusions(s: Shape) -> list[str]:
         for name in ATTENTION:
             parts = step(s, seq, name)
             rest = sum(parts.values()) - parts["products"]
-            allowed = model_operations(s, seq) / (target * PEAK) - rest
+            allowed = s.microbatches * model_operations(s, seq) / (target * PEAK) - rest
             needed = parts["products"] * RATES["product"] / allowed / 1e12 if allowed > 0 else float("inf")
             free = sum(parts.values()) - parts["attention"]
             out.append(f"* {seq}, {name} attention: {utilisation(s, seq, name):.3f} expected; products would have to run at "
                        f"{needed:.0f} TFLOP/s for 0.55." +
-                       (f" With attention for nothing it would be {model_operations(s, seq) / free / PEAK:.3f}."
+                       (f" With attention for nothing it would be {s.microbatches * model_operations(s, seq) / free / PEAK:.3f}."
                         if name == "own" else ""))
-    double = Shape(tokens=2 * s.tokens)
-    spread = model_operations(double, SEQUENCES[0]) / sum(step(double, SEQUENCES[0], "cuDNN's").values()) / PEAK
+    alone = utilisation(Shape(microbatches=1), SEQUENCES[0], "cuDNN's")
     return out + [
         "", "So own attention without `wgmma` does not reach the target; its backward pass is the limit. With cuDNN's the",
-        "target lies within what these assumptions leave open. What would help most, in order: attention on `wgmma`; twice",
-        f"the tokens in a step, over which the optimizer's time is spread ({spread:.3f} at {SEQUENCES[0]} with cuDNN's attention, on a",
-        "GPU with the memory for it); rotating queries and keys inside attention, 16 of the 48 h bytes above."]
+        "target lies within what these assumptions leave open. The optimizer's time is spread over the microbatches: with a",
+        f"single one it would be {alone:.3f} at {SEQUENCES[0]} with cuDNN's attention. What would help most, in order: attention on",
+        "`wgmma`; products chosen by measuring; rotating queries and keys inside attention, 16 of the 48 h bytes above."]
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ inline bool no_gpu() {
   return true;
 }
 
-/// The model whose shapes are measured, and the tokens of a step.
+/// The model whose shapes are measured, and the tokens of a microbatch.
 struct shapes {
   plait::llama_config model;
   std::int64_t tokens = 0;

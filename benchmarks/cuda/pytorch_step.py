@@ -1,11 +1,11 @@
 """Training steps of transformers' Llama in PyTorch on a GPU: what plait's step is measured against.
 
-    python3 benchmarks/cuda/pytorch_step.py --seq 2048 [--tokens 16384] [--quick]
+    python3 benchmarks/cuda/pytorch_step.py --seq 2048 [--tokens 16384] [--microbatches 8] [--quick]
 
-The same model (SmolLM-1.7B's shape), tokens in a step and work as plait's: forward, loss, backward, clipping by the
+The same model (SmolLM-1.7B's shape), tokens in a microbatch and work as plait's: forward, loss, backward, clipping by the
 global norm, AdamW. Weights, gradients and averages are float and products bf16 (autocast), as plait's masters and
-products are; scaled-dot-product attention, the fused AdamW, torch.compile over the whole model. A step that does not
-fit into memory is split into microbatches, of which the largest that fits counts. Prints one line of JSON; steps are
+products are; scaled-dot-product attention, the fused AdamW, torch.compile over the whole model. A microbatch that does
+not fit into memory is halved, and the largest that fits counts. Prints one line of JSON; steps are
 timed from tokens on the host to the loss on the host, and the median counts.
 """
 import argparse
@@ -22,6 +22,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seq", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a size for a processor")
     parser.add_argument("--device", default="cuda")
@@ -53,7 +54,7 @@ class Trainer:
     def step(self, parts: int) -> float:
         """Seconds of one step in so many microbatches."""
         begun = time.perf_counter()
-        sequences = self.options.tokens // self.options.seq
+        sequences = self.options.tokens // self.options.seq * self.options.microbatches
         ids = torch.randint(0, self.model.config.vocab_size, (sequences, self.options.seq), generator=self.random)
         ids = ids.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -78,24 +79,26 @@ def main() -> None:
     sequences = options.tokens // options.seq
     if sequences < 1 or options.tokens % options.seq != 0:
         raise SystemExit(f"--tokens is {options.tokens}, must be a multiple of --seq {options.seq}")
+    if options.microbatches < 1:
+        raise SystemExit(f"--microbatches is {options.microbatches}, must be at least 1")
     trainer = Trainer(options)
-    parts = 1
+    parts = options.microbatches
     while True:
         try:
-            for _ in range(3):
+            for _ in range(2):
                 trainer.step(parts)
             break
         except torch.cuda.OutOfMemoryError:
-            if parts * 2 > sequences:
+            if parts * 2 > sequences * options.microbatches:
                 raise
         trainer.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         parts *= 2
         print(f"out of memory: {parts} microbatches", file=sys.stderr)
-    times = [trainer.step(parts) for _ in range(2 if options.tiny else 5 if options.quick else 10)]
+    times = [trainer.step(parts) for _ in range(2 if options.tiny else 3 if options.quick else 5)]
     seconds = statistics.median(times)
     peak = torch.cuda.max_memory_allocated() / 2**30 if trainer.device.type == "cuda" else 0.0
-    print(json.dumps({"id": f"pytorch.{options.seq}.tokens_per_second", "value": options.tokens / seconds,
+    print(json.dumps({"id": f"pytorch.{options.seq}.tokens_per_second", "value": options.tokens * options.microbatches / seconds,
                       "seconds": seconds, "peak_gib": peak, "microbatches": parts, "torch": torch.__version__,
                       "compiled": not options.no_compile}))
 

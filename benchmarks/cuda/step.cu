@@ -1,5 +1,6 @@
 // A training step of a Llama in bf16 on one GPU, launched kernel by kernel and replayed as a graph: tokens per second,
-// utilisation, time against that of its kernels, memory. Forward, loss, backward, clipping by the global norm, AdamW.
+// utilisation, time against that of its kernels, memory. Forward, loss, backward, clipping by the global norm, AdamW;
+// --microbatches N (8) of --tokens each, whose gradients add up.
 #include <chrono>
 
 #include "attention.hpp"
@@ -66,24 +67,25 @@ class measurement {
         o_(o),
         s_(s),
         seq_(seq),
+        microbatches_(o.number("--microbatches", o.tiny ? 2 : 8)),
         id_(id),
         attention_(attention),
         ctx_{device, ranks, plait::llama_sizes<plait::megatron_sp>(s.model, ranks.shape(), s.tokens / seq, seq), 7},
         model_(ctx_, s.model, plait::llama_options{}),
-        step_(ctx_, model_, optimizer_, 1, 1.0),
+        step_(ctx_, model_, optimizer_, microbatches_, 1.0),
         replayed_(ctx_, step_) {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
   }
 
   void run() {
-    for (int i = 0; i < (o_.tiny ? 1 : 3); ++i) one(false);
+    for (int i = 0; i < (o_.tiny ? 1 : 2); ++i) one(false);
     for (int i = 0; i < 3; ++i) one(true);  // recorded in the third
     std::vector<double> launched, replayed;
-    for (int round = 0; round < (o_.tiny ? 1 : o_.quick ? 4 : 8); ++round) {
+    for (int round = 0; round < (o_.tiny ? 1 : o_.quick ? 2 : 5); ++round) {
       launched.push_back(one(false));
       replayed.push_back(one(true));
     }
-    const double tokens = static_cast<double>(s_.tokens);
+    const double tokens = static_cast<double>(s_.tokens * microbatches_);
     const plait::llama_flops flops = plait::flops_per_token(s_.model, seq_);
     print(".launched", launched, tokens, flops);
     print("", replayed, tokens, flops);
@@ -124,6 +126,7 @@ class measurement {
     row(id_ + how + ".tokens_per_second", rate)
         .number("seconds", seconds)
         .number("tokens", tokens)
+        .number("microbatches", static_cast<double>(microbatches_))
         .text("attention", attention_)
         .print();
     row(id_ + how + ".mfu", rate * flops.total() / peak)
@@ -167,7 +170,7 @@ class measurement {
   cuda& device_;
   const options& o_;
   shapes s_;
-  std::int64_t seq_;
+  std::int64_t seq_, microbatches_;
   std::string id_, attention_;
   context<cuda> ctx_;
   model_type model_;
@@ -205,5 +208,5 @@ void measure(const options& o, parts& all) {
 
 int main(int count, char** arguments) {
   if (bench::no_gpu()) return 77;
-  return bench::run_main(count, arguments, {"--tokens", "--seq", "--attention"}, measure);
+  return bench::run_main(count, arguments, {"--tokens", "--seq", "--microbatches", "--attention"}, measure);
 }

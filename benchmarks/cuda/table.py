@@ -8,12 +8,23 @@ an error. The exit code says nothing about targets.
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 from rows import SEQUENCES, Row, rows
 
 DETAILS = {"terabytes_per_second": "{:.2f} TB/s", "teraflops": "{:.0f} TFLOP/s", "causal": "{:.3f} by half of attention",
            "held_gib": "{:.1f} GiB held", "launches": "{:.0f} launches", "attention": "{} attention", "method": "by {}"}
+
+# The parts of a step, in the order in which a kernel's name is looked for.
+PARTS = {"attention": r"attention|flash|fmha|sdpa|merge_heads",
+         "products": r"gemm|cutlass|nvjet|cublas|xmma|splitK|matmul",
+         "norms": r"norm_(forward|backward)|rms|layer_",
+         "SwiGLU": r"swiglu",
+         "rotary positions": r"rope",
+         "embedding and loss": r"cross_entropy|softmax|embedding|bucket|add_pieces|add_partials|lookup",
+         "optimizer and gradients' norm": r"adamw|squares|clip",
+         "copies, casts and fills": r"map_kernel|copy|memset|memcpy|cast|fill"}
 
 
 def read(paths: list[str]) -> list[dict]:
@@ -78,6 +89,21 @@ def table(found: list[dict], only: str = "") -> list[str]:
     return lines
 
 
+def parts(found: list[dict]) -> list[str]:
+    """Where the steps' time goes, part by part: kernels by their names."""
+    lines = []
+    for step in dict.fromkeys(entry["id"] for entry in found if entry["id"].endswith(".one_kernel")):
+        shares = dict.fromkeys([*PARTS, "the rest"], 0.0)
+        for entry in found:
+            if entry["id"] == step:
+                name = next((p for p, pattern in PARTS.items() if re.search(pattern, entry["name"])), "the rest")
+                shares[name] += entry["share"]
+        shares["the rest"] += max(0.0, 1 - sum(shares.values()))  # of short kernels that are not listed
+        lines += ["", f"Parts of {step.removesuffix('.one_kernel')}:", "", "| part | share |", "|---|---:|"]
+        lines += [f"| {name} | {share:.3f} |" for name, share in shares.items()]
+    return lines
+
+
 def kernels(found: list[dict]) -> list[str]:
     """Where the steps' time goes, kernel by kernel."""
     lines = []
@@ -99,7 +125,7 @@ def main() -> None:
     found = read(options.files)
     lines = [f"# {options.title}", ""] if options.title else []
     lines += [f"FAILED: {step}" for step in options.failed] + ([""] if options.failed else [])
-    print("\n".join(lines + table(found, options.only) + kernels(found)))
+    print("\n".join(lines + table(found, options.only) + parts(found) + kernels(found)))
 
 
 if __name__ == "__main__":
