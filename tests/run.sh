@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing (Debian 12, root), builds, and runs every test.
 #
-#   sh tests/run.sh            everything: release, clang 16 for what is only compiled, address, undefined and thread
-#                              sanitizers, in that order; unit tests and those of kernels with sanitizers only
+#   sh tests/run.sh            everything: release by g++; clang 16 for what is only compiled and for address, undefined
+#                              and thread sanitizers; unit tests and those of kernels with sanitizers only
 #   sh tests/run.sh --quick    the release build and its tests only
 set -eu
 

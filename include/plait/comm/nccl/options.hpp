@@ -1,5 +1,5 @@
-// What a program may say about NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. Each
-// communicator of a rank, those of axes too, is made with it. Next: comm/launch/nccl.hpp, which takes it.
+// The options of NCCL's communicators: deadlines, checks, and how much of the GPU collectives take. Every communicator
+// of a rank, those of axes too, is made with them. Next: comm/launch/nccl.hpp, which takes them.
 #pragma once
 
 #include <string>

@@ -328,9 +328,9 @@ class linear_core {
       bool overwrites = rows_ > 0;
       for (; i < weights_.size() && weights_[i]->trainable(); at += columns_[i++])
         overwrites = overwrites && weights_[i]->gradient_is_empty();
-      for (std::size_t j = begin; j < i; ++j)
-        overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
-      G* const gradient = weights_[begin]->used_gradient(ctx.device);
+      G* gradient = nullptr;
+      for (std::size_t j = i; j-- > begin;)  // the first one's is where all begin
+        gradient = overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
       for (std::int64_t b = 0; b < batches_; ++b)
         ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
                         in + b * rows_ * inner_, inner_, overwrites ? 0.0 : 1.0, gradient + b * total_ * inner_,
