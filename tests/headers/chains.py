@@ -14,7 +14,7 @@ DIRECTIVE = re.compile(r'^\s*#\s*(if|ifdef|ifndef|endif|include)\b\s*(?:[<"]([^>
 
 
 def includes_of(text: str) -> set[str]:
-    """What a header includes under no condition."""
+    """The headers that a header includes under no condition."""
     depth, found = 0, set()
     for directive, name in DIRECTIVE.findall(text):
         if directive == "include":
