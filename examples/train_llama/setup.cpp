@@ -181,12 +181,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                     "which a graph "
                     "cannot replay; legal are --graph off, one rank, and --backend nccl",
                     all));
-  if (opt.graph == "on" && pp > 1)
-    plait::fail(
-        fmt::format("--graph on with pp={}: the host of a stage waits for each message, which a graph cannot replay; "
-                    "legal are --graph off and pp=1",
-                    pp));
-  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && pp == 1 && !watched;
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched;
   s.sequences = opt.micro_batch * dp;
   const std::int64_t global = opt.global_batch == 0 ? s.sequences : opt.global_batch;
   divides("--global-batch", global, fmt::format("--micro-batch {} times dp={}", opt.micro_batch, dp), s.sequences);

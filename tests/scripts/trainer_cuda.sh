@@ -102,12 +102,13 @@ gpu="--device cuda --held-out 0.001"
   grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
   [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
 
-  # A GPU for each rank; with a pipeline there is no graph.
+  # A GPU for each rank; stages are replayed, too.
   PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5
   logs same cpu.jsonl nccl.jsonl 1e-4
   grep -q 'each step replayed as a graph' nccl.out || fail "no graph: $(cat nccl.out)"
   PLAIT_STAND_IN_DEVICES=4 train nccl_pp --device cuda --mesh pp=2,tp=2 --micro-batch 2 --backend nccl --sample 0
   logs same cpu_all.jsonl nccl_pp.jsonl 1e-4
+  grep -q 'each step replayed as a graph' nccl_pp.out || fail "no graph: $(cat nccl_pp.out)"
 }
 
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "$stand_in"
@@ -115,7 +116,6 @@ PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute c
 refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process, which sees 1 GPU' "$stand_in" \
   --mesh dp=2 --backend nccl
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
-refused '--graph on with pp=2: the host of a stage waits' "$stand_in" --mesh pp=2 --micro-batch 2 --backend nccl --graph on
 refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16
 

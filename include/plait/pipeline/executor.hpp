@@ -17,7 +17,7 @@
 #include "plait/device/cpu.hpp"
 #endif
 #include "plait/device/device.hpp"
-#include "plait/schedule/posting.hpp"
+#include "plait/schedule/arrivals.hpp"
 #include "plait/schedule/program.hpp"
 #include "plait/tensor/microbatch.hpp"
 
@@ -53,8 +53,9 @@ struct pipeline_event {
 };
 
 /// Runs one rank's program of a pipeline schedule. Receives are posted where the program has them, before they are
-/// needed; sends are not waited for before the end, but for the memory they hold; an input is waited for by the action
-/// that takes it. Which rank is which comes from the schedule: rank r of `along` is the pipeline's rank r.
+/// needed; sends are not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is
+/// waited for by the action that takes it. Which rank is which comes from the schedule: rank r of `along` is the
+/// pipeline's rank r.
 template <compute_device Device>
 class pipeline_executor {
  public:
@@ -65,6 +66,7 @@ class pipeline_executor {
       fail({"pipeline: the schedule ", plan.name.str(), " is for ", shape_.ranks, " ranks, and the pipeline axis has ",
             along_.size()});
     auto all = rank_program(plan, costs);
+    arrived_ = arrived_sends(shape_, all, along_.rank());
     program_ = std::move(all[static_cast<std::size_t>(along_.rank())]);
   }
 
@@ -72,6 +74,10 @@ class pipeline_executor {
   const std::vector<program_step>& program() const { return program_; }
   any_communicator& along() { return along_; }
   const any_communicator& along() const { return along_; }
+
+  /// Releases what has been sent once the schedule says that it has arrived, and asks nobody, so that runs can be
+  /// recorded. More memory is held so: that of every activation until its gradient is back.
+  void release_by_schedule() { by_schedule_ = true; }
 
   /// Where `run` puts what happened when; null: nowhere.
   std::vector<pipeline_event>* events = nullptr;
@@ -81,9 +87,9 @@ class pipeline_executor {
     requires pipeline_stages<Stages, Device>
   void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
     pass<Stages> p(*this, ctx, stages, keeps);
-    for (const program_step& step : program_) switch (step.kind) {
+    for (std::size_t i = 0; i < program_.size(); ++i) switch (const program_step& step = program_[i]; step.kind) {
         case step_kind::compute:
-          p.compute(step);
+          p.compute(step, arrived_[i]);
           break;
         case step_kind::send:
           p.send(step);
@@ -113,11 +119,12 @@ class pipeline_executor {
       message<activation> in, out;
       message<gradient> gradient_in, gradient_out;
     };
-    struct outgoing {
+    struct outgoing {  // empty once it is released
       message<activation> value;
       message<gradient> back;
       request& pending() { return value.pending ? value.pending : back.pending; }
       std::size_t event() const { return value.data ? value.event : back.event; }
+      bool released() const { return !value.data && !back.data; }
     };
 
     pass(pipeline_executor& e, const context<Device>& context, Stages& s, bool keeping)
@@ -137,14 +144,15 @@ class pipeline_executor {
                    static_cast<std::size_t>(microbatch)];
     }
 
-    void compute(const program_step& step) {
-      while (!sent.empty() && sent.front().pending().done()) release_oldest();
+    /// `arrived`: sends that are through once the action has its input.
+    void compute(const program_step& step, const std::vector<std::size_t>& arrived) {
       const int chunk = step.action.chunk, microbatch = step.action.microbatch;
       const int stage = owner.shape_.stage_of(rank, chunk);
       slot& s = at(chunk, microbatch);
       switch (step.action.kind) {
         case action_kind::forward: {
           arrive(s.in);
+          release(arrived);
           const std::size_t event = begin(step);
           s.out.data = stages.forward(ctx, chunk, microbatch, std::move(s.in.data), keeps ? &s.kept : nullptr);
           end(event);
@@ -155,6 +163,7 @@ class pipeline_executor {
         case action_kind::backward:
         case action_kind::input_backward: {
           arrive(s.gradient_in);
+          release(arrived);
           const std::size_t event = begin(step);
           weight_work* const deferred = step.action.kind == action_kind::input_backward ? &s.later : nullptr;
           s.gradient_out.data =
@@ -165,6 +174,7 @@ class pipeline_executor {
           return end(event);
         }
         case action_kind::weight_backward: {
+          release(arrived);
           const std::size_t event = begin(step);
           s.later.run();
           forget(s, chunk);
@@ -201,7 +211,7 @@ class pipeline_executor {
     }
 
     void finish() {
-      while (!sent.empty()) release_oldest();
+      for (outgoing& o : sent) release(o);
     }
 
     template <class Tensor>
@@ -228,10 +238,18 @@ class pipeline_executor {
       m.pending.wait();
       end(m.event);
     }
-    void release_oldest() {
-      sent.front().pending().wait();
-      end(sent.front().event());
-      sent.pop_front();
+    void release(outgoing& o) {
+      if (o.released()) return;
+      o.pending().wait();
+      end(o.event());
+      o = {};
+    }
+    void release(const std::vector<std::size_t>& arrived) {
+      if (owner.by_schedule_) {
+        for (const std::size_t i : arrived) release(sent[i]);
+      } else {
+        for (; oldest < sent.size() && sent[oldest].pending().done(); ++oldest) release(sent[oldest]);
+      }
     }
     void forget(slot& s, int chunk) {
       s.kept = {};
@@ -271,13 +289,16 @@ class pipeline_executor {
     bool keeps;
     int rank;
     std::vector<slot> slots;
-    std::vector<int> left;  ///< of each chunk: actions that free activations
-    std::deque<outgoing> sent;
+    std::vector<int> left;      ///< of each chunk: actions that free activations
+    std::deque<outgoing> sent;  ///< in the program's order
+    std::size_t oldest = 0;     ///< that has not been released
   };
 
   any_communicator along_;
   pipeline_shape shape_;
   std::vector<program_step> program_;
+  std::vector<std::vector<std::size_t>> arrived_;  ///< before each step, by the schedule
+  bool by_schedule_ = false;
 };
 
 PLAIT_COMPILED_TEMPLATE(class pipeline_executor<cpu>)

@@ -12,7 +12,7 @@ namespace plait {
 /// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
 /// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
 /// operation. Where somebody else has changed a parameter's values since the last step, such as whoever loads a
-/// checkpoint, the step runs as it is.
+/// checkpoint, the step runs as it is. The ranks of a pipeline each record their own stages, and launch together.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.
@@ -27,6 +27,7 @@ class graph_step {
       fail({"graph_step: ", ctx.ranks.size(),
             " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
             "NCCL"});
+    step.model().executor().release_by_schedule();
   }
 
   void run(const context<cuda>& ctx) {
