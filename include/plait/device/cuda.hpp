@@ -196,7 +196,13 @@ class cuda {
   std::size_t peak_bytes() const { return allocator_.peak_bytes() - own_bytes_; }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
-  void release_cache() { allocator_.release_cache(); }
+  /// Returns released blocks to the driver, for NCCL's communicators, libraries and other programs: nothing else takes
+  /// them from the device. Waits for the GPU.
+  void release_cache() {
+    allocator_.release_cache();
+    for (const stream& s : {main_, side_}) s.synchronize();
+    pool_.trim();
+  }
   /// See `caching_allocator`: what is asked for between the two belongs to the scratch memory.
   using scratch = caching_allocator<detail::cuda_pool&>::scratch;
   std::shared_ptr<scratch> begin_scratch() { return allocator_.begin_scratch(); }

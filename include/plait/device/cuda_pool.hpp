@@ -77,6 +77,9 @@ class cuda_pool {
     held_ -= bytes;
   }
 
+  /// Gives what has been released back to the driver, once the streams have come so far.
+  void trim() { cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back"); }
+
   std::size_t expected = 0;  ///< what the plan says, for the text of the error
 
  private:

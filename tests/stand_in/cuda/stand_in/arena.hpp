@@ -41,6 +41,8 @@ class arena {
   }
   std::size_t capacity() const { return capacity_; }
   std::size_t used() const { return used_; }
+  /// Counts bytes as used, or no longer, that belong to no allocation.
+  void keep(std::int64_t bytes) { used_ += static_cast<std::size_t>(bytes); }
 
   /// Null where there is no room. The memory is unusable until `make_usable`.
   void* allocate(std::size_t bytes, int device, void* pool) {

@@ -1,4 +1,5 @@
-// What the host uploads: the source may die or change at once, whatever is still waiting in the stream.
+// What the host uploads: the source may die or change at once, whatever is still waiting in the stream. And memory that
+// is given back, for others on the GPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -57,4 +58,23 @@ TEST_CASE("uploads of every size pass through the ring, also around its end") {
     source.reset();
   }
   for (std::size_t i = 0; i < there.size(); ++i) CHECK((read(device, there[i]) == expected[i]));
+}
+
+TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
+  const auto free_bytes = [] {
+    std::size_t free = 0, total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    return free;
+  };
+  constexpr std::size_t bytes = 48 << 20, slack = 8 << 20;  // of other programs, and of the driver
+  cuda device(small);
+  device.synchronize();
+  const std::size_t before = free_bytes();
+  { const auto used = make_buffer<std::byte>(device, bytes); }
+  device.synchronize();
+  CHECK(device.bytes_in_use() == 0);
+  CHECK(free_bytes() + bytes <= before + slack);
+  device.release_cache();
+  CHECK(device.cached_bytes() == 0);
+  CHECK(free_bytes() + slack >= before);
 }
