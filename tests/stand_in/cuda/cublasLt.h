@@ -355,7 +355,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   }
   const auto error = stand_in::call([&](stand_in::runtime& r) {
     const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
     for (const void* p : {a, b, c, static_cast<const void*>(d), static_cast<const void*>(g.after.vector),
                           static_cast<const void*>(workspace)}) {
       stand_in::check_argument(r, p, "cublasLtMatmul");

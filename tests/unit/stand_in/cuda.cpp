@@ -170,6 +170,42 @@ TEST_CASE("stand-in: a missing barrier shows in another order") {
   cudaFree(y);
 }
 
+namespace {
+
+/// Copies in two groups; reads the first too early, then in time.
+__global__ void copies(const double* x, double* y) {
+  auto* shared = static_cast<double*>(__stand_in_dynamic_shared());
+  auto& block = stand_in::executor::instance();
+  block.copy_later(shared, x, sizeof(double));
+  block.commit_copies();
+  block.copy_later(shared + 1, x + 1, sizeof(double));
+  block.copy_later(shared + 2, nullptr, sizeof(double));
+  block.commit_copies();
+  y[0] = shared[0];
+  block.wait_for_copies(1);
+  y[1] = shared[0];
+  y[2] = shared[1];
+  block.wait_for_copies(0);
+  y[3] = shared[1];
+  y[4] = shared[2];
+}
+
+}  // namespace
+
+TEST_CASE("stand-in: copies come as late as the wait for their group") {
+  double* x = device_array(counting(2));
+  double* y = device_array(std::vector<double>(5));
+  REQUIRE(launch(1, 1, 3 * sizeof(double), copies, x, y) == cudaSuccess);
+  const auto got = host_array(y, 5);
+  CHECK(got[0] != got[0]);
+  CHECK(got[1] == 0);
+  CHECK(got[2] != got[2]);
+  CHECK(got[3] == 1);
+  CHECK(got[4] == 0);
+  cudaFree(x);
+  cudaFree(y);
+}
+
 TEST_CASE("stand-in: collectives of a warp and votes of a block") {
   for (const run_order order : orders) {
     set_order(order);

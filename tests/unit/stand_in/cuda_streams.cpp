@@ -14,7 +14,8 @@
 namespace {
 
 constexpr std::size_t capacity = 64 << 20;
-const bool configured = setenv("PLAIT_STAND_IN_MEMORY", std::to_string(capacity).c_str(), 1) == 0;
+const bool configured = setenv("PLAIT_STAND_IN_MEMORY", std::to_string(capacity).c_str(), 1) == 0 &&
+                        setenv("PLAIT_STAND_IN_DEVICES", "2", 1) == 0;
 
 __global__ void increment(int* p) { ++*p; }
 __global__ void append(int* list, int value) { list[++list[0]] = value; }
@@ -81,6 +82,57 @@ TEST_CASE("stand-in: work runs when somebody asks for it, not before") {
   CHECK(ran == 2);  // up to the event, no further
   cudaDeviceSynchronize();
   CHECK(ran == 100);
+}
+
+TEST_CASE("stand-in: streams may run at once, or when they like, in every legal order") {
+  auto& order = stand_in::runtime::instance().order;
+  stream a, b;
+  int* pinned = nullptr;
+  REQUIRE(cudaMallocHost(&pinned, sizeof(int)) == cudaSuccess);
+  order = stand_in::stream_order::eager;
+  *pinned = 0;
+  launch(a, increment, pinned);
+  CHECK(*pinned == 1);  // though nobody asked
+  order = stand_in::stream_order::random;
+  int late = 0, early = 0, first = 0;
+  for (int i = 0; i < 50; ++i) {
+    int* list = zeros(4);
+    event e;
+    launch(a, append, list, 1);
+    cudaEventRecord(e, a);
+    cudaStreamWaitEvent(b, e, 0);
+    launch(b, append, list, 2);
+    launch(a, append, list, 3);
+    *pinned = 0;
+    launch(a, increment, pinned);
+    (*pinned == 0 ? late : early)++;
+    cudaDeviceSynchronize();
+    const auto got = list_of(list, 4, a);
+    CHECK(got[1] == 1);
+    first += got[2] == 2;
+    cudaFree(list);
+  }
+  order = stand_in::stream_order::late;
+  CHECK(late > 0);
+  CHECK(early > 0);
+  CHECK(first > 0);
+  CHECK(first < 50);
+  cudaFreeHost(pinned);
+}
+
+TEST_CASE("stand-in: kernels and events are put into streams of the current device only") {
+  stream s;
+  int* p = zeros(1);
+  event here;
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  event there;
+  CHECK(launch(s, increment, p) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaEventRecord(there, s) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaEventRecord(here, s) == cudaSuccess);  // of the stream's device, whatever the current one
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(launch(s, increment, p) == cudaSuccess);
+  cudaFree(p);
+  static_cast<void>(cudaGetLastError());
 }
 
 TEST_CASE("stand-in: the host's memory is read late, pinned or not") {

@@ -1,13 +1,12 @@
 // Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
 // it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does so
-// with shuffles. Products and loads of matrices are called by all 32 lanes of a warp, with the lane's number
-// threadIdx.x % 32. Products of whole matrices are in device/gemm_cublaslt.hpp.
+// with shuffles; copies arrive as late as they may. Products and loads of matrices are called by all 32 lanes of a
+// warp, with the lane's number threadIdx.x % 32. Products of whole matrices are in device/gemm_cublaslt.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
@@ -44,15 +43,6 @@ __device__ inline float fast_exp2(float x) {
 #ifdef PLAIT_CUDA_STAND_IN
 namespace detail {
 
-/// The sum of the products of the four bf16 in each word, to which `sum` is added.
-inline float dot4(unsigned long long a, unsigned long long b, float sum) {
-  for (int i = 0; i < 4; ++i) {
-    const bf16 x{static_cast<std::uint16_t>(a >> (16 * i))}, y{static_cast<std::uint16_t>(b >> (16 * i))};
-    sum += device_float(x) * device_float(y);
-  }
-  return sum;
-}
-
 inline unsigned long long join(unsigned low, unsigned high) {
   return static_cast<unsigned long long>(low) | static_cast<unsigned long long>(high) << 32;
 }
@@ -70,10 +60,10 @@ __device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsign
     const unsigned long long row8 = __shfl_sync(whole_warp, lower, 4 * group + k);
     const unsigned long long column0 = __shfl_sync(whole_warp, b, 8 * pair + k);
     const unsigned long long column1 = __shfl_sync(whole_warp, b, 8 * pair + 4 + k);
-    c[0] = detail::dot4(row0, column0, c[0]);
-    c[1] = detail::dot4(row0, column1, c[1]);
-    c[2] = detail::dot4(row8, column0, c[2]);
-    c[3] = detail::dot4(row8, column1, c[3]);
+    c[0] = stand_in::dot4(row0, column0, c[0]);
+    c[1] = stand_in::dot4(row0, column1, c[1]);
+    c[2] = stand_in::dot4(row8, column0, c[2]);
+    c[3] = stand_in::dot4(row8, column1, c[3]);
   }
 #else
   asm volatile(
@@ -145,11 +135,7 @@ __device__ inline void load_b_rows(unsigned (&b)[4], const bf16* tile, int pitch
 /// then). The copy is there after `wait_for_copies` and a barrier.
 __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #ifdef PLAIT_CUDA_STAND_IN
-  if (valid) {
-    std::memcpy(to, from, 16);
-  } else {
-    std::memset(static_cast<void*>(to), 0, 16);
-  }
+  stand_in::executor::instance().copy_later(to, valid ? from : nullptr, 16);
 #else
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int bytes = valid ? 16 : 0;
@@ -162,7 +148,7 @@ template <class T>
   requires(sizeof(T) == 4)
 __device__ inline void copy_async(T* to, const T* from, bool valid) {
 #ifdef PLAIT_CUDA_STAND_IN
-  *to = valid ? *from : T(0);
+  stand_in::executor::instance().copy_later(to, valid ? from : nullptr, 4);
 #else
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   const int bytes = valid ? 4 : 0;
@@ -172,13 +158,17 @@ __device__ inline void copy_async(T* to, const T* from, bool valid) {
 
 /// Closes a group of copies: `wait_for_copies<N>` waits for all of this thread's groups but the last N.
 __device__ inline void commit_copies() {
-#ifndef PLAIT_CUDA_STAND_IN
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().commit_copies();
+#else
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 template <int Pending>
 __device__ inline void wait_for_copies() {
-#ifndef PLAIT_CUDA_STAND_IN
+#ifdef PLAIT_CUDA_STAND_IN
+  stand_in::executor::instance().wait_for_copies(Pending);
+#else
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 #endif
 }

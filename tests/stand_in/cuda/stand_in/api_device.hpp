@@ -230,7 +230,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters..
   constexpr std::string_view name = __PRETTY_FUNCTION__;
   return call([&](runtime& r) {
     const auto s = r.find(config.stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!s || s->device != current_device) return cudaErrorInvalidResourceHandle;
     if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
     std::apply([&](const auto&... each) { (check_argument(r, each, name), ...); }, arguments);
     const executor::launch what{config.gridDim, config.blockDim, config.dynamicSmemBytes, name};

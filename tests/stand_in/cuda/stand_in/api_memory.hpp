@@ -1,6 +1,7 @@
 // The runtime's functions on memory: device and pinned allocations, pools, copies, fills.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -13,11 +14,20 @@ namespace stand_in {
 
 inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
   arena& memory = arena::instance();
-  void* p = memory.allocate(bytes, current_device, pool);
+  const int device = pool ? pool->device : current_device;
+  const auto attempt = [&] {
+    const std::uint64_t kept = pool ? std::min<std::uint64_t>(pool->kept, bytes) : 0;  // serves the pool first
+    memory.keep(-static_cast<std::int64_t>(kept));
+    void* const found = memory.allocate(bytes, device, pool);
+    if (found && pool) pool->kept -= kept;
+    if (!found) memory.keep(static_cast<std::int64_t>(kept));
+    return found;
+  };
+  void* p = attempt();
   if (!p) {  // releases may be waiting in streams
     if (r.refuse_while_capturing(nullptr) != cudaSuccess) return nullptr;
     r.finish_all(-1);
-    p = memory.allocate(bytes, current_device, pool);
+    p = attempt();
   }
   if (p && pool) {
     pool->used += bytes;
@@ -28,7 +38,12 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
 inline void release(void* p) {
   arena& memory = arena::instance();
   if (auto* pool = static_cast<cudaMemPool_t>(memory.find(p)->pool)) {
-    pool->used -= memory.find(p)->bytes;
+    const std::size_t bytes = memory.find(p)->bytes;
+    pool->used -= bytes;
+    if (!pool->destroyed && pool->kept + bytes <= pool->release_threshold) {
+      pool->kept += bytes;
+      memory.keep(static_cast<std::int64_t>(bytes));
+    }
     if (pool->destroyed && pool->used == 0) runtime::instance().pools.erase(pool);
   }
   memory.release(p);
@@ -183,12 +198,29 @@ inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!r.is_pool(pool)) return cudaErrorInvalidValue;
     pool->destroyed = true;
+    stand_in::arena::instance().keep(-static_cast<std::int64_t>(pool->kept));
+    pool->kept = 0;
     if (pool->used == 0) r.pools.erase(pool);
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t) {
-  return stand_in::call([&](stand_in::runtime& r) { return r.is_pool(pool) ? cudaSuccess : cudaErrorInvalidValue; });
+namespace stand_in {
+
+/// Memory that a pool keeps, though nobody uses it, is not free for anything else.
+inline void trim(CUmemPoolHandle_st& pool, std::uint64_t keep) {
+  if (pool.kept <= keep) return;
+  arena::instance().keep(-static_cast<std::int64_t>(pool.kept - keep));
+  pool.kept = keep;
+}
+
+}  // namespace stand_in
+
+inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t keep) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
+    stand_in::trim(*pool, keep);
+    return cudaSuccess;
+  });
 }
 
 namespace stand_in {

@@ -123,6 +123,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return stand_in::call([&](stand_in::runtime& r) {
     auto e = std::make_unique<CUevent_st>();
+    e->device = stand_in::current_device;
     e->timing = !(flags & cudaEventDisableTiming);
     *event = e.get();
     r.events.emplace(e.get(), std::move(e));
@@ -141,7 +142,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
   return stand_in::call([&](stand_in::runtime& r) {
     const auto s = r.find(stream);
     CUevent_st* e = r.find(event);
-    if (!s || !e) return cudaErrorInvalidResourceHandle;
+    if (!s || !e || (e->device != s->device && !stand_in::is_library)) return cudaErrorInvalidResourceHandle;
     e->polls = 0;
     if (s->captured_by) {
       if (s->captured_by->invalid) return cudaErrorStreamCaptureInvalidated;

@@ -36,6 +36,7 @@ void executor::run(const launch& what, const std::function<void()>& body) {
     blockIdx = {static_cast<unsigned>(b % what.grid.x), static_cast<unsigned>(b / what.grid.x % what.grid.y),
                 static_cast<unsigned>(b / what.grid.x / what.grid.y)};
     run_block();
+    block_ended_[blocks_ % 2].after();
   }
   body_ = nullptr;
   shared_.reset();
@@ -43,16 +44,20 @@ void executor::run(const launch& what, const std::function<void()>& body) {
 
 int executor::barrier(bool vote) {
   device_thread& self = threads_[current_];
+  moment& met = barrier_met_[barriers_ % 2];
+  met.happened();
   self.state = state::at_barrier;
   votes_ += vote;
   if (++arrived_ == threads_.size()) {
     result_of_votes_ = votes_;
     votes_ = 0;
     arrived_ = 0;
+    ++barriers_;
     for (device_thread& t : threads_) t.state = state::ready;
   }
   // Nobody can arrive at the next barrier for the last time before everybody has read this result.
   suspend();
+  met.after();
   return result_of_votes_;
 }
 
@@ -68,9 +73,27 @@ std::uint64_t executor::collective(warp_op op, unsigned mask, std::uint64_t valu
   self.value = value;
   self.source = source;
   w.waiting |= 1u << lane;
+  moment& met = w.met[w.syncs % 2];
+  if (op == warp_op::sync) met.happened();
   if ((w.waiting & mask) == mask) complete(w, self);
   suspend();
+  if (op == warp_op::sync) met.after();
   return threads_[current_].result;
+}
+
+void executor::copy_later(void* to, const void* from, std::size_t bytes) {
+  const unseen own;
+  threads_[current_].copies.push_back({to, from, bytes, threads_[current_].groups});
+}
+void executor::commit_copies() { ++threads_[current_].groups; }
+void executor::wait_for_copies(unsigned pending) {
+  device_thread& self = threads_[current_];
+  std::erase_if(self.copies, [&](const copy& c) {
+    if (c.group + pending >= self.groups) return false;
+    if (c.from) std::memcpy(c.to, c.from, c.bytes);
+    if (!c.from) std::memset(c.to, 0, c.bytes);
+    return true;
+  });
 }
 
 std::string executor::where() const {
@@ -78,8 +101,7 @@ std::string executor::where() const {
 }
 
 executor::executor() : order_(order_from_environment()), host_(std::make_unique<fiber>()) {
-  const char* seed = std::getenv("PLAIT_STAND_IN_SEED");
-  random_.seed(seed ? static_cast<unsigned>(std::atoi(seed)) : 1u);
+  random_.seed(seed_from_environment());
 }
 
 std::string executor::text(uint3 v) {
@@ -99,6 +121,7 @@ void executor::shuffle(std::vector<T>& values) {
 
 void executor::run_block() {
   if (launch_.shared_bytes) std::memset(shared_.get(), 0xff, launch_.shared_bytes);
+  block_ended_[blocks_++ % 2].happened();
   for (device_thread& t : threads_) t = {};
   for (warp& w : warps_) w = {};
   arrived_ = done_ = 0;
@@ -130,6 +153,7 @@ void executor::new_pass() {
 }
 
 std::size_t executor::next() {
+  const unseen own;
   while (true) {
     while (lane_at_ < lane_order_.size()) {
       const std::size_t t = lane_order_[lane_at_++];
@@ -163,6 +187,7 @@ void executor::continue_with(std::size_t t, fiber& from) {
   }
   device_thread& thread = threads_[t];
   if (!thread.on) {
+    const unseen own;
     if (idle_.empty()) {
       fibers_.push_back(std::make_unique<fiber>(&executor::fiber_main));
       idle_.push_back(fibers_.back().get());
@@ -184,7 +209,9 @@ void executor::suspend() {
 void executor::fiber_main() {
   executor& self = instance();
   while (true) {
+    self.block_ended_[(self.blocks_ + 1) % 2].after();
     (*self.body_)();
+    self.block_ended_[self.blocks_ % 2].happened();
     self.finish();
   }
 }
@@ -202,7 +229,10 @@ void executor::finish() {
     set_current(t);
     return;
   }
-  idle_.push_back(on);
+  {
+    const unseen own;
+    idle_.push_back(on);
+  }
   continue_with(t, *on);
 }
 
@@ -230,6 +260,7 @@ void executor::complete(warp& w, const device_thread& last) {
     t.state = state::ready;
   }
   w.waiting &= ~last.mask;
+  if (last.op == warp_op::sync) ++w.syncs;
 }
 
 void executor::stuck() {

@@ -2,9 +2,12 @@
 // of its warp, or ends; only then does another one run, on a fiber of its own where the first has to be continued.
 //
 // PLAIT_STAND_IN_ORDER (forward, reverse or shuffle) says in which order blocks, warps and lanes run between barriers:
-// a kernel that lacks a barrier gives different results. PLAIT_STAND_IN_SEED seeds the shuffling.
+// a kernel that lacks a barrier gives different results. PLAIT_STAND_IN_SEED seeds what is random. To thread sanitizer
+// each thread of a block is one, ordered by __syncthreads and __syncwarp alone (a shuffle orders no memory): it reports
+// two accesses to one word, one of them a write, with no barrier between them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -16,6 +19,7 @@
 
 #include "die.hpp"
 #include "keywords.hpp"
+#include "moment.hpp"
 
 inline uint3 threadIdx{};
 inline uint3 blockIdx{};
@@ -36,6 +40,11 @@ inline run_order order_from_environment() {
   if (order == "reverse") return run_order::reverse;
   if (order == "shuffle") return run_order::shuffle;
   die("PLAIT_STAND_IN_ORDER is '" + std::string(order) + "'; legal are forward, reverse and shuffle");
+}
+
+inline unsigned seed_from_environment() {
+  const char* text = std::getenv("PLAIT_STAND_IN_SEED");
+  return text ? static_cast<unsigned>(std::atoi(text)) : 1u;
 }
 
 /// What the lanes of a warp do together.
@@ -67,21 +76,38 @@ class executor {
   /// value that is not 0.
   std::uint64_t collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source);
 
+  /// Copies from global to shared memory that the thread has started, in groups; they come as late as may be: in
+  /// `wait_for_copies`, which waits for all groups but the last `pending`. `from` null: zeros.
+  void copy_later(void* to, const void* from, std::size_t bytes);
+  void commit_copies();
+  void wait_for_copies(unsigned pending);
+
   unsigned lane() const { return static_cast<unsigned>(current_ % 32); }
 
   std::string where() const;
 
  private:
   enum class state : std::uint8_t { fresh, ready, at_barrier, in_warp, done };
+  struct copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+    unsigned group;
+  };
   struct device_thread {
     fiber* on = nullptr;
     enum state state = state::fresh;
     warp_op op = warp_op::sync;
     unsigned mask = 0, source = 0;
     std::uint64_t value = 0, result = 0;
+    std::vector<copy> copies;
+    unsigned groups = 0;  // committed
   };
   struct warp {
     unsigned waiting = 0;
+    // Of every other __syncwarp one: who is late to leave one must not see what others did before the next.
+    moment met[2];
+    unsigned syncs = 0;
   };
   struct free_aligned {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{1024}); }
@@ -128,6 +154,9 @@ class executor {
   std::vector<unsigned> warp_order_, lane_order_;
   std::size_t warp_at_ = 0, lane_at_ = 0, current_ = 0, arrived_ = 0, done_ = 0;
   bool ran_in_pass_ = false, ran_in_round_ = false;
+  // Blocks are ordered as they run: their shared memory is one. As with warps, two moments take turns.
+  moment block_ended_[2], barrier_met_[2];
+  unsigned blocks_ = 0, barriers_ = 0;
   int votes_ = 0, result_of_votes_ = 0;
 };
 

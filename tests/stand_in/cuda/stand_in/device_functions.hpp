@@ -4,14 +4,15 @@
 #include <math.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "block.hpp"
+#include "tensor_core.hpp"
 
 // ---- barriers and votes --------------------------------------------------------------------------------------------
 
@@ -49,11 +50,9 @@ concept shuffled = std::same_as<T, int> || std::same_as<T, unsigned> || std::sam
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);
-  bits = executor::instance().collective(warp_op::shuffle, mask, bits, source);
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  using word = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;  // no memcpy: sanitizers slow it down
+  const std::uint64_t bits = std::bit_cast<word>(value);
+  return std::bit_cast<T>(static_cast<word>(executor::instance().collective(warp_op::shuffle, mask, bits, source)));
 }
 
 inline unsigned lane() { return executor::instance().lane(); }
@@ -82,66 +81,60 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   return stand_in::shuffle(mask, value, source > (lane | inside) ? lane : source);
 }
 
-// ---- atomics: threads are switched at collectives only, so plain code is atomic ------------------------------------
+// ---- atomics: threads are switched at collectives only; atomic_ref tells thread sanitizer that they are no race
+// -------
+
+namespace stand_in {
+
+/// Replaces *address by next(*address); returns what was there.
+template <class T, class Next>
+T replace(T* address, Next next) {
+  const std::atomic_ref<T> word(*address);
+  const T old = word.load(std::memory_order_relaxed);
+  word.store(static_cast<T>(next(old)), std::memory_order_relaxed);
+  return old;
+}
+
+}  // namespace stand_in
 
 template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = static_cast<T>(old + value);
-  return old;
+  return stand_in::replace(address, [&](T old) { return old + value; });
 }
 template <class T>
 T atomicSub(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = static_cast<T>(old - value);
-  return old;
+  return stand_in::replace(address, [&](T old) { return old - value; });
 }
 template <class T>
 T atomicExch(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = value;
-  return old;
+  return stand_in::replace(address, [&](T) { return value; });
 }
 template <std::integral T>
 T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  const T old = *address;
-  if (old == expected) *address = value;
-  return old;
+  return stand_in::replace(address, [&](T old) { return old == expected ? value : old; });
 }
 template <std::integral T>
 T atomicMax(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = std::max<T>(old, value);
-  return old;
+  return stand_in::replace(address, [&](T old) { return std::max<T>(old, value); });
 }
 template <std::integral T>
 T atomicMin(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = std::min<T>(old, value);
-  return old;
+  return stand_in::replace(address, [&](T old) { return std::min<T>(old, value); });
 }
 template <std::integral T>
 T atomicOr(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = old | value;
-  return old;
+  return stand_in::replace(address, [&](T old) { return old | value; });
 }
 template <std::integral T>
 T atomicAnd(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = old & value;
-  return old;
+  return stand_in::replace(address, [&](T old) { return old & value; });
 }
 template <std::integral T>
 T atomicXor(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = old ^ value;
-  return old;
+  return stand_in::replace(address, [&](T old) { return old ^ value; });
 }
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  const unsigned old = *address;
-  *address = old >= limit ? 0 : old + 1;
-  return old;
+  return stand_in::replace(address, [&](unsigned old) { return old >= limit ? 0 : old + 1; });
 }
 
 // ---- loads, bits, arithmetic ---------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 // Streams, events and captures. What is put on a stream waits there until somebody asks for its result: operations run
-// as late as CUDA allows, so that a forgotten synchronisation always shows. Everything happens under one lock.
+// as late as CUDA allows, so that a forgotten synchronisation always shows. PLAIT_STAND_IN_STREAMS (late, eager or
+// random) has them run at once, or some of some streams at every call, which shows memory that is used again too early.
+// Everything happens under one lock.
 #pragma once
 
 #include <atomic>
@@ -10,7 +12,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -64,7 +69,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
-  int polls = 0;
+  int device = 0, polls = 0;
   bool recorded = false, timing = true;
   stand_in::dependency point;
   std::shared_ptr<stand_in::event_time> time;
@@ -82,7 +87,7 @@ struct CUmemPoolHandle_st {
   int device = 0;
   bool destroyed = false;  // goes when its last allocation does
   std::set<int> peers;     // other devices that may use its memory
-  std::uint64_t release_threshold = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
+  std::uint64_t release_threshold = 0, kept = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
 };
 
 namespace stand_in {
@@ -94,6 +99,9 @@ inline std::atomic<int> calls_without_device{0};  ///< of threads that have not:
 inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< a test's: what queries of events fail with
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
+
+/// Whether this thread does what drivers and libraries may: record an event of another device than the stream's.
+inline thread_local bool is_library = false;
 
 inline std::atomic<double> abort_seconds{0};  ///< a test's: what an abort of a communicator takes
 
@@ -108,6 +116,17 @@ inline int device_count() {
     return text ? std::atoi(text) : 1;
   }();
   return count;
+}
+
+enum class stream_order { late, eager, random };
+
+inline stream_order streams_from_environment() {
+  const char* text = std::getenv("PLAIT_STAND_IN_STREAMS");
+  const std::string_view order = text ? text : "late";
+  if (order == "late" || order.empty()) return stream_order::late;
+  if (order == "eager") return stream_order::eager;
+  if (order == "random") return stream_order::random;
+  die("PLAIT_STAND_IN_STREAMS is '" + std::string(order) + "'; legal are late, eager and random");
 }
 
 class runtime {
@@ -127,6 +146,7 @@ class runtime {
   std::map<const char*, std::size_t> pinned;                  // start and bytes
   std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
   bool executing = false;
+  stream_order order = streams_from_environment();
 
   /// Null for what is no stream.
   stream_ptr find(cudaStream_t handle) {
@@ -209,6 +229,16 @@ class runtime {
     }
   }
 
+  /// What streams do by themselves between two calls.
+  void run_some() {
+    if (order == stream_order::late || executing) return;
+    for (const stream_ptr& s : all()) {
+      if (s->executed == s->enqueued) continue;
+      const std::uint64_t waiting = s->enqueued - s->executed;
+      advance(s, s->executed + (order == stream_order::eager ? waiting : random_() % (waiting + 1)));
+    }
+  }
+
   /// Errors of calls that wait, or touch what a capture may not see. `s`: the stream waited for; null: all of them.
   cudaError_t refuse_while_capturing(const CUstream_st* s) {
     if (s) {
@@ -263,6 +293,7 @@ class runtime {
   }
 
   std::map<int, stream_ptr> legacy_;
+  std::minstd_rand random_{seed_from_environment()};
 };
 
 /// What every function of the interface does: takes the lock, refuses calls out of host functions, keeps the error.
@@ -273,7 +304,9 @@ cudaError_t call(Body body) {
   if (device_count() == 0) return fail(cudaErrorNoDevice);
   if (!device_chosen) ++calls_without_device;
   if (r.executing) return fail(cudaErrorNotPermitted);
-  return fail(body(r));
+  const cudaError_t error = body(r);
+  r.run_some();
+  return fail(error);
 }
 
 }  // namespace stand_in

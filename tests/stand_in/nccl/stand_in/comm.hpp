@@ -221,6 +221,12 @@ inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::excepti
 inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
   std::vector<issued> open;
   ncclComm_t now = nullptr;
+#ifdef PLAIT_CUDA_STAND_IN
+  struct library {
+    library() { ::stand_in::is_library = true; }
+    ~library() { ::stand_in::is_library = false; }
+  } const inside;
+#endif
   try {
     for (const call_of& c : calls) open.push_back((now = c.comm, c.post(stream != nullptr ? stream : c.stream)));
     for (const issued& i : open) now = i.comm, finish(i);

@@ -1,0 +1,79 @@
+// Thread sanitizer takes each thread of a block for one: it reports accesses that no barrier orders, and those only.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+
+#include "stand_in/cuda/cuda_runtime.h"
+
+namespace {
+
+int reports = 0;
+
+}  // namespace
+
+// What thread sanitizer calls at each report, and what it asks for its options: the reports are counted, no failure.
+extern "C" void __tsan_on_report(void*) { ++reports; }
+extern "C" const char* __tsan_default_options() { return "exitcode=0"; }
+
+namespace {
+
+enum class between { nothing, barrier, warp_barrier, shuffle };
+
+/// Each thread writes a word and reads that of the one `distance` behind it.
+template <between What>
+__global__ void exchange(int* out, int distance) {
+  auto* words = static_cast<int*>(__stand_in_dynamic_shared());
+  const auto n = static_cast<int>(blockDim.x), i = static_cast<int>(threadIdx.x);
+  __syncthreads();  // so that all threads have begun
+  for (int round = 0; round < 3; ++round) {
+    words[i] = i + round;
+    if (What == between::barrier) __syncthreads();
+    if (What == between::warp_barrier) __syncwarp();
+    if (What == between::shuffle) static_cast<void>(__shfl_sync(0xffffffffu, i, 0));
+    out[i] = words[(i + n - distance) % n];
+    __syncthreads();
+  }
+}
+
+/// A barrier is missing at the end of each round only.
+__global__ void write_again(int* out) {
+  auto* words = static_cast<int*>(__stand_in_dynamic_shared());
+  const auto n = static_cast<int>(blockDim.x), i = static_cast<int>(threadIdx.x);
+  for (int round = 0; round < 3; ++round) {
+    words[i] = i + round;
+    __syncthreads();
+    out[i] = words[(i + 1) % n];
+  }
+}
+
+__global__ void count(int* sum) {
+  __syncthreads();
+  atomicAdd(sum, 1);
+}
+
+template <class... Parameters, class... Arguments>
+int reports_of(unsigned threads, void (*kernel)(Parameters...), Arguments... arguments) {
+  const int before = reports;
+  cudaLaunchConfig_t config{};
+  config.gridDim = 2;  // blocks share their memory with the next one, and that is no race
+  config.blockDim = threads;
+  config.dynamicSmemBytes = 1024;
+  REQUIRE(cudaLaunchKernelEx(&config, kernel, arguments...) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  return reports - before;
+}
+
+}  // namespace
+
+TEST_CASE("stand-in: thread sanitizer sees what no barrier orders") {
+  int* out = nullptr;
+  REQUIRE(cudaMalloc(&out, 1024) == cudaSuccess);
+  CHECK(reports_of(64, exchange<between::barrier>, out, 33) == 0);
+  CHECK(reports_of(32, exchange<between::warp_barrier>, out, 5) == 0);
+  CHECK(reports_of(32, count, out) == 0);
+  CHECK(reports_of(64, exchange<between::nothing>, out, 33) > 0);
+  CHECK(reports_of(64, exchange<between::warp_barrier>, out, 33) > 0);  // of another warp
+  CHECK(reports_of(32, exchange<between::shuffle>, out, 5) > 0);        // which orders no memory
+  CHECK(reports_of(64, write_again, out) > 0);
+  cudaFree(out);
+}
