@@ -1,3 +1,4 @@
+// races: *are the processor's<plait::bf16>
 #include <doctest/doctest.h>
 
 #include <cmath>

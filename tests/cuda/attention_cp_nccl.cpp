@@ -1,3 +1,4 @@
+// program: training_nccl
 // Context parallelism over NCCL, whose messages run beside the main stream: every policy on several ranks is one rank.
 #include "attention_cp_ranks.hpp"
 #include "plait/comm/launch/nccl.hpp"
@@ -10,8 +11,8 @@ namespace {
 
 template <class Policy>
 context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag, bool as_graph = false) {
-  const auto launch = [](int n, auto&& body) {
-    nccl::run(devices(n), cuda::options{.workspace_bytes = 1 << 20}, nccl::options{.deadline = 60},
+  const auto launch = [](int count, auto&& body) {
+    nccl::run(devices(count), cuda::options{.workspace_bytes = 1 << 20}, nccl::options{.deadline = 60},
               [&](nccl::communicator& comm, cuda& device) { body(comm, device); });
   };
   return attend_on<float, Policy>(launch, in, ranks, zigzag, as_graph);

@@ -1,3 +1,4 @@
+// program: training
 // A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
 #include <cstdlib>
 #include <optional>

@@ -1,3 +1,4 @@
+// races: bias*<float>
 #include <doctest/doctest.h>
 
 #include <cstdint>

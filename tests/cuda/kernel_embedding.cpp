@@ -1,3 +1,4 @@
+// races: looked-up*<float>
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// races: *<float>*
 #include <doctest/doctest.h>
 
 #include <algorithm>

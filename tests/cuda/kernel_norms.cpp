@@ -1,3 +1,4 @@
+// races: *norm on CUDA equals the processor's<float>
 #include <doctest/doctest.h>
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// program: layers
 // What layers leave to kernels and products that run anyway: biases, residual sums, gradients that meet. The work is
 // recorded as a graph and its nodes are counted, so that no fusion goes away unseen.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: layers
 // Layers that the Llama has no use for, and strategies other than its sequence parallelism, on a GPU: ranks that share
 // it compute what one rank does, and that is what the CPU computes.
 #include <doctest/doctest.h>

@@ -5,11 +5,13 @@
 
 #include <cstdio>
 
+#include "support/run_doctest.hpp"
+
 int main(int count, char** arguments) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::puts("no CUDA device: skipped");
     return 77;
   }
-  return doctest::Context(count, arguments).run();
+  return plait::test::run_doctest(count, arguments);
 }

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: training
 // The kit that compares with one rank does so on a GPU too, where all ranks share one device.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// program: training_nccl
 // Pipelines over NCCL, or its stand-in: under every schedule the executor's sends and receives, which one queue
 // carries, progress and bring the right messages.
 #include <doctest/doctest.h>

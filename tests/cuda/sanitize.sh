@@ -22,7 +22,7 @@ if ! nvidia-smi -L >/dev/null 2>&1; then echo 'skipped: there is no GPU'; exit 7
 found=0 code=0
 for program in "$folder"/cuda_*; do
   case "$program" in
-    *.o | *.d | *llama* | *graph* | *comm_* | *_main*) continue ;;
+    *.o | *.d | *llama* | *training* | *comm_* | *_main*) continue ;;
   esac
   if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
   found=$((found + 1))

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: four_axes
 // Every factorisation dp x pp x cp x tp of 2, 4, 8 and 16 ranks equals one rank, in double.
 #include "support/four_axes.hpp"
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: four_axes
 // Every factorisation dp x pp x cp x tp of 4 and 8 ranks equals one rank, in float; with the residual stream whole on
 // the tensor-parallel ranks, and with parameters stored over dp.
 #include "support/four_axes.hpp"

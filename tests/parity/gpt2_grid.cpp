@@ -1,4 +1,5 @@
 // timeout: 300
+// program: gpt2
 // GPT-2 (learned positions, biases, LayerNorm) under two-dimensional tensor parallelism, and with its sequence in
 // zigzag order, equals one rank in double.
 #include <doctest/doctest.h>

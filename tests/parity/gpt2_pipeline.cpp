@@ -1,4 +1,5 @@
 // timeout: 300
+// program: gpt2
 // GPT-2 as a pipeline, its embedding tied to the head in another stage or another chunk, equals one rank in double.
 #include <doctest/doctest.h>
 

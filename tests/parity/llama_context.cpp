@@ -1,4 +1,5 @@
 // timeout: 120
+// program: llama_options
 // Context parallelism in a Llama, beside what four_axes.cpp shows: ranks without a counted token, windows, packed
 // documents, dropout and recomputation, parameters stored over dp. Every rank sees what one rank sees.
 #include "support/llama_parity.hpp"

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: llama_strategies
 // Llama under 2.5-dimensional tensor parallelism, and on a grid whose parameters are stored over the data-parallel
 // ranks, equals one rank in double.
 #include <doctest/doctest.h>

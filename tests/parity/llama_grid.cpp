@@ -1,4 +1,5 @@
 // timeout: 300
+// program: llama_strategies
 // Llama under two-dimensional tensor parallelism, which the library has no code for, equals one rank in double.
 #include <doctest/doctest.h>
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: llama_options
 // The loss is a sum over counted tokens of the global batch: label smoothing, z-loss, ignored tokens, microbatches.
 #include "support/llama_parity.hpp"
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: llama_options
 // Recompute and dropout: same numbers on every mesh, and what is kept is what was predicted.
 #include "support/llama_parity.hpp"
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: llama_strategies
 // Llama whose parameters are stored sharded over the data-parallel ranks, or over some of them, equals one rank in
 // double.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: golden
 // GPT-2 of examples/gpt2.hpp against transformers' GPT2LMHeadModel: scores, loss and gradients.
 #include <doctest/doctest.h>
 
@@ -21,7 +22,7 @@ namespace {
 
 using namespace plait;
 using S = megatron_sp;
-using model_type = gpt2::model<double, S>;
+using gpt2_type = gpt2::model<double, S>;
 
 gpt2::config tiny() {
   gpt2::config c;
@@ -86,7 +87,7 @@ outcome run(std::int64_t d, std::int64_t k, std::int64_t t) {
     dim_sizes sizes = gpt2::sizes<S>(config, ranks.shape(), samples, sequence);
     sizes.set(dim_of<ffn>, ffn_width);
     const context<cpu> ctx{device, ranks, sizes};
-    model_type model(ctx, config);
+    gpt2_type model(ctx, config);
     model.visit([&](auto& p) {
       const tensor_of_file from = read_mapped(weights, "", p.name());
       load_parameter(ctx, p, {p.name(), safetensors_dtype::f64, p.info().shape, std::as_bytes(std::span(from.values))},
@@ -102,10 +103,10 @@ outcome run(std::int64_t d, std::int64_t k, std::int64_t t) {
           ids.data()[at] = all_ids[from], labels.data()[at] = all_labels[from];
         }
     };
-    model_type::tokens ids(ctx), labels(ctx);
+    gpt2_type::tokens ids(ctx), labels(ctx);
     fill(0, ids, labels);
     const auto scores = model.score(ctx, ids);
-    const auto whole = testing::collect_full(ctx, layout_v<model_type::logits::spec>, scores.data());
+    const auto whole = testing::collect_full(ctx, layout_v<gpt2_type::logits::spec>, scores.data());
     adamw<double> optimizer;
     const step_result step = train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0, fill);
     const auto gradients = testing::gather_gradients(ctx, model);

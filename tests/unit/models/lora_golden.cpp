@@ -1,3 +1,4 @@
+// program: golden
 // Adapters of a Llama against Hugging Face's peft: logits, loss, and the gradients of A and B, which are all there are.
 #include <string>
 #include <vector>

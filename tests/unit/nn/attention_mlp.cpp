@@ -1,3 +1,4 @@
+// program: layers
 // Attention and the SwiGLU MLP under strategies: finite differences on one rank, meshes equal one rank.
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/nn/attention.hpp"

@@ -1,3 +1,4 @@
+// program: combinators
 // Dropout, residual, sequential and redistribute as layers: finite differences on one rank, meshes equal one rank.
 #include "plait/nn/combinators.hpp"
 

@@ -1,3 +1,4 @@
+// program: more_layers
 // Attention of queries over another sequence's keys: the core, and cross-attention under strategies.
 #include "plait/nn/attention/cross_attention.hpp"
 

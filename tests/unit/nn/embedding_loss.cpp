@@ -1,3 +1,4 @@
+// program: layers
 // Embedding and cross-entropy with a sharded, padded vocabulary: finite differences, meshes, PyTorch's golden values.
 #include <fstream>
 #include <nlohmann/json.hpp>

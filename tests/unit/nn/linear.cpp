@@ -1,3 +1,4 @@
+// program: layers
 // Linears under strategies, the library's and a user's own: finite differences on one rank, meshes equal one rank.
 #include "plait/nn/linear.hpp"
 

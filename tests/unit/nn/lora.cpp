@@ -1,3 +1,4 @@
+// program: more_layers
 // Low-rank adapters: finite differences on one rank, meshes equal one rank, and the base stays as it is.
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/nn/attention.hpp"
@@ -50,7 +51,7 @@ static_assert(adapter_fits<column_sp>() && adapter_fits<column_tp>() && adapter_
 static_assert(adapter_fits<row_tp>() && adapter_fits<row_open>() && adapter_fits<grid_policy>());
 static_assert(adapter_fits<experts>());
 
-dim_sizes sizes_here() {
+dim_sizes lora_sizes() {
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<expert>, 4);
   return sizes;
@@ -72,9 +73,9 @@ std::vector<std::string> names_of(const layer_values& values) {
 
 template <class Policy, class Mesh = two>
 void check_adapter() {
-  const layer_values one = check_one(Mesh{1, 1}, sizes_here(), maker<Policy>(3));
+  const layer_values one = check_one(Mesh{1, 1}, lora_sizes(), maker<Policy>(3));
   CHECK(names_of(one) == std::vector<std::string>{"up.lora_A.weight", "up.lora_B.weight"});
-  check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 4}}, sizes_here(), one, maker<Policy>(3));
+  check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 4}}, lora_sizes(), one, maker<Policy>(3));
 }
 
 /// All weights after three steps of AdamW against `coefficients`, and what the device holds then.
@@ -88,7 +89,7 @@ std::vector<trained> train(const Mesh& mesh, Make make) {
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, ranks, sizes_here(), 7};
+    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
     auto layer = make(ctx);
     using L = decltype(layer);
     fill_parameters(ctx, layer, {});
@@ -153,7 +154,7 @@ TEST_CASE("an adapter of a weight that is sharded on both dims, and of a batch o
 
 TEST_CASE("an adapter sends nothing of its own in a forward or backward pass") {
   const auto sent = [](auto make) {
-    const layer_plan plan = dry_run(two{2, 4}.shape(), sizes_here(), 0, make);
+    const layer_plan plan = dry_run(two{2, 4}.shape(), lora_sizes(), 0, make);
     return std::pair{plan.forward, plan.backward};
   };
   const auto compare = [&]<class Policy>(std::type_identity<Policy>) {
@@ -191,7 +192,7 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
   threads::run(1, [](threads::communicator c) {
     world ranks(two{1, 1}.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, ranks, sizes_here(), 7};
+    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
     auto layer = maker<column_sp>(2)(ctx);
     CHECK(!layer.weight()->trainable());
     CHECK(!layer.bias()->trainable());
@@ -211,7 +212,7 @@ TEST_CASE("an adapter begins as nothing") {
   threads::run(1, [](threads::communicator c) {
     world ranks(two{1, 1}.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, ranks, sizes_here(), 7};
+    const context<cpu> ctx{device, ranks, lora_sizes(), 7};
     const auto output = [&](std::int64_t rank) {
       auto layer = maker<column_tp>(rank)(ctx);
       layer.visit([&](auto& p) { p.initialize(ctx); });

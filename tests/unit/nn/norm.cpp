@@ -1,3 +1,4 @@
+// program: layers
 // Norms under any sharding: rows split, rows whole, and the last dim itself sharded. Golden values of PyTorch.
 #include "plait/nn/norm.hpp"
 

@@ -1,4 +1,5 @@
 // timeout: 300
+// program: combinators
 // PaLM's block, a layer of one's own, and experts as a batched linear: finite differences, and meshes equal one rank.
 #include "plait/kernels/rope_frequencies.hpp"
 #include "plait/nn/attention.hpp"

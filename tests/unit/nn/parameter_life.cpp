@@ -1,3 +1,4 @@
+// program: training_step
 // A parameter's life: what is forgotten, repeated or out of order is refused by name.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// program: stages
 // The executor alone: stages whose activations have other sizes between other stages, under any order of actions.
 #include <doctest/doctest.h>
 

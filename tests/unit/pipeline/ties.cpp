@@ -1,3 +1,4 @@
+// program: stages
 // A parameter that two stages share must be made alike by both, and everything else has a name of its own: otherwise
 // a pipeline is not constructed.
 #include <doctest/doctest.h>

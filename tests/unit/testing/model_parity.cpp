@@ -1,3 +1,4 @@
+// program: stages
 // The kit that compares models with one rank finds what it should, in cases that are wrong on purpose.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// program: training_step
 // AdamW and clipping against PyTorch, and the gradient norm on meshes.
 #include "plait/train/optim/adamw.hpp"
 

@@ -1,3 +1,4 @@
+// program: training_step
 // The training step: initial weights, learning on a text, seeds, steps that are skipped.
 #include <limits>
 

@@ -1,0 +1,63 @@
+# What the leading comments of test programs say, and the programs that several files make: for this folder, and for
+# benchmarks/cuda, which builds tests/cuda by itself.
+
+# The value of the first line that reads `// KEY: VALUE` (`# KEY: VALUE` in shell scripts).
+function(plait_header_value result file key default)
+  file(STRINGS "${file}" lines REGEX "^(//|#) ${key}: ")
+  set(value "${default}")
+  if(lines)
+    list(GET lines 0 value)
+    string(REGEX REPLACE "^(//|#) ${key}: *" "" value "${value}")
+  endif()
+  set(${result} "${value}" PARENT_SCOPE)
+endfunction()
+
+# Of `sources`, those that name one program become one file in the build tree that includes them: `result` has what is
+# to be compiled, and `parts_of_FILE`, for a file with several parts, their paths.
+function(plait_join result folder)
+  set(programs "")
+  set(compiled "")
+  foreach(source IN LISTS ARGN)
+    plait_header_value(program "${source}" program "")
+    if(program STREQUAL "")
+      list(APPEND compiled "${source}")
+    else()
+      list(APPEND programs "${program}")
+      list(APPEND parts_of_${program} "${source}")
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES programs)
+  foreach(program IN LISTS programs)
+    set(text "")
+    foreach(part IN LISTS parts_of_${program})
+      string(APPEND text "#include \"${part}\"\n")
+    endforeach()
+    set(file "${PROJECT_BINARY_DIR}/joined/${folder}/${program}.cpp")
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
+    list(APPEND compiled "${file}")
+    set_property(GLOBAL PROPERTY "plait_parts_of_${file}" ${parts_of_${program}})
+  endforeach()
+  set(${result} "${compiled}" PARENT_SCOPE)
+endfunction()
+
+# The files with test cases that `source` is made of: itself, or its parts.
+function(plait_parts result source)
+  get_property(parts GLOBAL PROPERTY "plait_parts_of_${source}")
+  if(NOT parts)
+    set(parts "${source}")
+  endif()
+  set(${result} "${parts}" PARENT_SCOPE)
+endfunction()
+
+# The name of a file below `folder`, without its extension: a_b for a/b.cpp.
+function(plait_name result folder source)
+  cmake_path(IS_PREFIX folder "${source}" within)
+  if(within)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${folder}" OUTPUT_VARIABLE name)
+  else()
+    cmake_path(GET source FILENAME name)
+  endif()
+  string(REGEX REPLACE "[.](cpp|cu)$" "" name "${name}")
+  string(REPLACE "/" "_" name "${name}")
+  set(${result} "${name}" PARENT_SCOPE)
+endfunction()
