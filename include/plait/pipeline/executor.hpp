@@ -54,12 +54,14 @@ struct pipeline_event {
 
 /// Runs one rank's program of a pipeline schedule. Receives are posted where the program has them, before they are
 /// needed; sends are not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is
-/// waited for by the action that takes it. Which rank is which comes from the schedule: rank r of `along` is the
-/// pipeline's rank r.
+/// waited for by the action that takes it. Gradients have a communicator of their own: where a communicator runs its
+/// messages in one order, as NCCL's do, an activation that is late would hold up a gradient that is ready. Which rank
+/// is which comes from the schedule: rank r of `along` is the pipeline's rank r.
 template <compute_device Device>
 class pipeline_executor {
  public:
-  /// `plan` has been verified; every rank is given the same one, and the same costs to order the communication by.
+  /// Collective over `along`. `plan` has been verified; every rank is given the same one, and the same costs to order
+  /// the communication by.
   pipeline_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
       : along_(std::move(along)), shape_(plan.shape) {
     if (along_.size() != shape_.ranks)
@@ -67,6 +69,11 @@ class pipeline_executor {
             along_.size()});
     auto all = rank_program(plan, costs);
     arrived_ = arrived_sends(shape_, all, along_.rank());
+    bool gradients = false;
+    for (const std::vector<program_step>& program : all)
+      for (const program_step& step : program)
+        gradients = gradients || (step.kind == step_kind::send && step.transfer.kind == transfer_kind::gradient);
+    if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
     program_ = std::move(all[static_cast<std::size_t>(along_.rank())]);
   }
 
@@ -217,7 +224,7 @@ class pipeline_executor {
     template <class Tensor>
     void start_send(message<Tensor>& m, const transfer& t, std::size_t event) {
       m.event = event;
-      owner.along_
+      owner.channel(t)
           .start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
                       owner.shape_.rank_of(t.to_stage), tag_of(t))
           .swap(m.pending);
@@ -226,7 +233,7 @@ class pipeline_executor {
     template <class Tensor>
     void start_receive(message<Tensor>& m, const transfer& t, std::size_t event) {
       m.event = event;
-      owner.along_
+      owner.channel(t)
           .start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
                          owner.shape_.rank_of(t.from_stage), tag_of(t))
           .swap(m.pending);
@@ -294,7 +301,9 @@ class pipeline_executor {
     std::size_t oldest = 0;     ///< that has not been released
   };
 
-  any_communicator along_;
+  any_communicator& channel(const transfer& t) { return t.kind == transfer_kind::gradient ? back_ : along_; }
+
+  any_communicator along_, back_;
   pipeline_shape shape_;
   std::vector<program_step> program_;
   std::vector<std::vector<std::size_t>> arrived_;  ///< before each step, by the schedule

@@ -19,7 +19,7 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
                                                               int rank) {
   using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
   struct message {
-    clock sent;             // empty: not yet
+    clock sent;             // empty: not yet, or taken
     std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not yet
   };
   const std::size_t ranks = programs.size();
@@ -37,6 +37,7 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
     for (std::size_t i = 0; i < ranks; ++i)
       if (m.sent[i] > now[r][i]) now[r][i] = m.sent[i];
     m.taken = now[r][r] + 1;
+    m.sent = clock();
     return true;
   };
   const auto look = [&](const clock& mine, std::vector<std::size_t>& out) {
