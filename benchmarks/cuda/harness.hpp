@@ -91,7 +91,7 @@ class row {
     line_ += std::string(", \"") + name + "\": \"";
     for (const char c : value) {
       if (c == '"' || c == '\\') line_ += '\\';
-      if (static_cast<unsigned char>(c) >= ' ') line_ += c;
+      line_ += static_cast<unsigned char>(c) >= ' ' ? c : ' ';
     }
     line_ += '"';
     return *this;

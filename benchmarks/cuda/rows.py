@@ -54,7 +54,7 @@ def rows() -> list[Row]:
                 all_rows.append(Row(f"attention.{whose}.{seq}.{key}", f"{text} attention, {key}, {seq}", "TFLOP/s",
                                     optional=whose == "cudnn"))
     for seq in SEQUENCES:
-        for suffix, text in (("", ""), (".own", ", own attention")):
+        for suffix, text in (("", ""), (".own", ", own attention"), (".measured", ", products measured")):
             step, optional = f"step.{seq}{suffix}", suffix != ""
             all_rows += [
                 Row(f"{step}.mfu", f"step at {seq}{text}: utilisation", "of 989 TFLOP/s",

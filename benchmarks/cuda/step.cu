@@ -77,6 +77,15 @@ class measurement {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
   }
 
+  /// Measures 16 algorithms of each product in a step, and uses the fastest from then on.
+  void choose_products() {
+    device_.measure_products(16);
+    one(false);
+    const plait::product_choices chosen = device_.products();
+    device_.use_products(chosen);
+    row(id_ + ".products", static_cast<double>(chosen.size())).text("choices", chosen.text()).print();
+  }
+
   void run() {
     for (int i = 0; i < (o_.tiny ? 1 : 2); ++i) one(false);
     for (int i = 0; i < 3; ++i) one(true);  // recorded in the third
@@ -186,6 +195,9 @@ void measure(const options& o, parts& all) {
   const std::string wanted = o.text("--attention", "automatic");
   if (wanted != "automatic" && wanted != "own")
     plait::fail("--attention is " + wanted + "; legal are automatic and own");
+  const std::string products = o.text("--products", "heuristic");
+  if (products != "heuristic" && products != "measured")
+    plait::fail("--products is " + products + "; legal are heuristic and measured");
   shapes s = shapes::of(o);
   const std::int64_t length = o.tiny ? seq / 256 : seq;
   if (s.tokens % length != 0)
@@ -195,10 +207,12 @@ void measure(const options& o, parts& all) {
     std::unique_ptr<plait::attention_library> cudnn;
     if (wanted == "automatic") all.run("step.cudnn", [&] { cudnn = make_cudnn_attention(); });
     device.use_attention({plait::attention_backend::automatic, cudnn.get()});
-    const std::string id = "step." + std::to_string(seq) + (wanted == "own" ? ".own" : "");
+    const std::string id =
+        "step." + std::to_string(seq) + (wanted == "own" ? ".own" : "") + (products == "measured" ? ".measured" : "");
     all.run(id, [&] {
       plait::world ranks(one_rank(static_cast<const plait::megatron_sp::mesh*>(nullptr)), c);
       measurement m(device, ranks, o, s, length, id, cudnn != nullptr ? "cudnn" : "own");
+      if (products == "measured") m.choose_products();
       m.run();
     });
   });
@@ -208,5 +222,6 @@ void measure(const options& o, parts& all) {
 
 int main(int count, char** arguments) {
   if (bench::no_gpu()) return 77;
-  return bench::run_main(count, arguments, {"--tokens", "--seq", "--microbatches", "--attention"}, measure);
+  return bench::run_main(count, arguments, {"--tokens", "--seq", "--microbatches", "--attention", "--products"},
+                         measure);
 }

@@ -63,6 +63,7 @@ train() {
   if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
     measure "step-$1-own" step --seq "$1" --attention own || code=1
   fi
+  measure "step-$1-measured" step --seq "$1" --products measured || code=1
   return $code
 }
 

@@ -30,6 +30,7 @@ constexpr struct {
     {"--threads", compared::not_at_all},               // machines may have more or fewer cores; no result depends on it
     {"--trace", compared::by_whether_it_is_given},     // rank 0 writes it, but every rank looks at the step
     {"--timeline", compared::by_whether_it_is_given},  // likewise
+    {"--products", compared::by_what_it_names},        // rank 0 writes it; all read it, maybe from other folders
     {"--model", compared::by_what_it_names},           // files may lie in other folders on other machines
     {"--data", compared::by_what_it_names},            // likewise
 };
@@ -134,6 +135,12 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
   const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
   knobs.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
   knobs.push_back({"--split's layers", layers});
+  if (!s.opt.products.empty()) {
+    const auto bytes = std::as_bytes(std::span(s.products));
+    knobs.push_back({"--products", s.products.empty()
+                                       ? "a file that is not there yet"
+                                       : fmt::format("a file with digest {:016x}", digest_of(bytes, bytes.size()))});
+  }
   if (s.as_graph) knobs.push_back({"steps replayed as a graph", ""});
   if (s.cudnn) knobs.push_back({"cuDNN's attention", ""});
   return knobs;

@@ -2,24 +2,37 @@
 
 #include "llama_run.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/train/graph_step.hpp"
+#include "plait/train/product_tuning.hpp"
 
-/// On a GPU a step can be replayed as a graph.
+/// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.
 template <class Step>
 class repeated_step<Step, plait::cuda> {
  public:
-  repeated_step(plait::context<plait::cuda>& ctx, Step& step, bool as_graph) : step_(step) {
-    if (as_graph) graph_.emplace(ctx, step);
+  repeated_step(plait::context<plait::cuda>& ctx, Step& step, const setup& s, plait::any_communicator& ranks)
+      : s_(s), step_(step), ranks_(ranks), measures_(!s.opt.products.empty() && s.products.empty()) {
+    if (s.as_graph) graph_.emplace(ctx, step);
+    if (measures_) ctx.device.measure_products(candidates);
+    if (!s.products.empty()) ctx.device.use_products(plait::product_choices::parse(s.products, "--products"));
   }
   void run(plait::context<plait::cuda>& ctx) {
     if (graph_)
       graph_->run(ctx);
     else
       step_.run(ctx);
+    if (!std::exchange(measures_, false)) return;
+    const plait::product_choices chosen = plait::agree_on_products(ctx.device, ranks_);
+    if (ranks_.rank() == 0) plait::write_file_atomically(s_.opt.products, chosen.text(), "--products");
   }
   bool replays() const { return graph_ && graph_->replaying(); }
 
  private:
+  static constexpr int candidates = 16;
+
+  const setup& s_;
   Step& step_;
+  plait::any_communicator& ranks_;
+  bool measures_;
   std::optional<plait::graph_step<Step>> graph_;
 };

@@ -31,7 +31,7 @@ inline plait::llama_options model_options(const setup& s) {
 template <class Step, plait::compute_device Device>
 class repeated_step {
  public:
-  repeated_step(plait::context<Device>&, Step& step, bool) : step_(step) {}
+  repeated_step(plait::context<Device>&, Step& step, const setup&, plait::any_communicator&) : step_(step) {}
   void run(plait::context<Device>& ctx) { step_.run(ctx); }
   /// Whether the next run is one that the ledger does not see.
   bool replays() const { return false; }
@@ -92,7 +92,7 @@ class llama_run final : public model_run {
   plait::step_result step(std::int64_t index) override {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
-      repeated_.emplace(ctx_, *step_, s_.as_graph);
+      repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     const std::int64_t first = index * s_.microbatches * s_.sequences;
     step_->load(ctx_, first, [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels) {

@@ -64,6 +64,8 @@ void check_device(const options& opt) {
     plait::fail("--precision bf16 needs --device cuda; on the CPU, float and double are legal");
   if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
   if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
+  if (!opt.products.empty())
+    plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");
   if (opt.attention_kernel != "auto")
     plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
 }
@@ -188,6 +190,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--attention-kernel", opt.attention_kernel, "on cuda: own, cudnn, or auto (cuDNN's where it can be)")
       ->capture_default_str();
+  app.add_option("--products", opt.products,
+                 "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
+                 "step and written");
   app.add_option("--peak-tflops", opt.peak_tflops,
                  "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
       ->capture_default_str();

@@ -53,6 +53,7 @@ struct options {
   std::string attention_kernel = "auto";
   double peak_tflops = 0;  ///< 0: what is known of the device
   std::string log, plot, trace, timeline;
+  std::string products;  ///< the file of measured products; empty: nothing is measured
   std::int64_t sample = 200;
   double temperature = 0.8;
   std::string prompt = "And ";
@@ -80,6 +81,7 @@ struct setup {
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
   bool cudnn = false;              ///< whether attention may be cuDNN's
   bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
+  std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
 };
 

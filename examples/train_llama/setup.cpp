@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +11,9 @@
 #include "options.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
+#include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/mapped_file.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -61,9 +64,13 @@ bool same_file(const std::string& a, const std::string& b) {
 
 /// Every file that is written can be, and is none that is read, nor written twice.
 void check_files(const options& opt) {
-  const std::pair<const char*, const std::string*> outputs[] = {
+  std::vector<std::pair<const char*, const std::string*>> outputs = {
       {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
   std::vector<std::pair<const char*, std::string>> inputs;
+  if (std::filesystem::exists(opt.products))
+    inputs.emplace_back("--products", opt.products);
+  else
+    outputs.emplace_back("--products", &opt.products);
   for (const std::string& path : opt.data)
     for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
   inputs.emplace_back("--model", opt.model);
@@ -212,5 +219,11 @@ setup prepare(const options& opt, std::int64_t ranks) {
                       "--sample 0",
                       static_cast<int>(byte), c.vocab));
   check_files(opt);
+  if (std::filesystem::exists(opt.products)) {
+    const plait::mapped_file file(opt.products, "--products");
+    const std::span<const std::byte> bytes = file.bytes();
+    s.products.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    static_cast<void>(plait::product_choices::parse(s.products, "--products: '" + opt.products + "'"));
+  }
   return s;
 }

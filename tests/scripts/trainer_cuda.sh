@@ -31,6 +31,7 @@ refused '--backend nccl moves the memory of GPUs: give --device cuda' "$trainer"
 refused '--precision bf16 needs --device cuda; on the CPU, float and double are legal' "$trainer" --precision bf16 --device cpu
 refused '--tf32 needs --device cuda' "$trainer" --tf32 --device cpu
 refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
+refused '--products needs --device cuda' "$trainer" --products p.txt --device cpu
 refused '--attention-kernel own needs --device cuda' "$trainer" --attention-kernel own --device cpu
 refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
 
@@ -101,6 +102,17 @@ gpu="--device cuda --held-out 0.001"
   grep -q 'MFU' plain.err || fail "no MFU on the GPU: $(cat plain.err)"
   grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
   [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
+
+  # Products measured in the first step, and used from a file by another run.
+  PLAIT_STAND_IN_DEVICES=2 train measured $gpu --mesh dp=2 --backend nccl --sample 0 --products products.txt
+  head -n 1 products.txt | grep -q '^plait products 1: stand-in, cuBLASLt' || fail "the file: $(cat products.txt)"
+  [ "$(wc -l <products.txt)" -gt 10 ] || fail "few products: $(cat products.txt)"
+  cp products.txt kept.txt
+  PLAIT_STAND_IN_DEVICES=2 train tuned $gpu --mesh dp=2 --backend nccl --sample 0 --products products.txt
+  cmp -s products.txt kept.txt || fail "--products writes a file that is there"
+  [ "$(logs get measured.jsonl weights_hash)" = "$(logs get tuned.jsonl weights_hash)" ] || fail "other weights"
+  echo 'one: two' >>kept.txt
+  refused "--products: 'kept.txt': line [0-9]* is no product with its choice: 'one: two'" "$stand_in" --products kept.txt
 
   # A GPU for each rank; stages are replayed, too.
   PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5

@@ -229,6 +229,12 @@ class cuda {
               main_.handle());
   }
 
+  /// The algorithms of products: measured among so many from now on, then used (`cublaslt_gemm::measure`, `adopt`). For
+  /// several ranks there is train/product_tuning.hpp.
+  void measure_products(int candidates) { gemm_.measure(candidates); }
+  const product_choices& products() { return gemm_.choices(); }
+  void use_products(const product_choices& choices) { gemm_.adopt(choices); }
+
   /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
   void use_attention(attention_choice choice) { attention_ = choice; }
   const attention_choice& attention() const { return attention_; }

@@ -6,15 +6,18 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/gemm_problem.hpp"
+#include "plait/device/product_choices.hpp"
 
 namespace plait {
 namespace detail {
@@ -41,8 +44,9 @@ struct gemm_epilogue {
 };
 
 /// Row-major products by cuBLASLt: it thinks in columns, so it is asked for the transposed product with the factors
-/// exchanged, and no transposition costs a copy. Descriptors and the algorithm its heuristic chooses are kept by
-/// problem: a new one costs some tens of microseconds on the host, a known one a hash lookup. Belongs to one thread.
+/// exchanged, and no transposition costs a copy. Descriptors and the algorithm are kept by problem: a new one costs
+/// some tens of microseconds on the host, a known one a hash lookup. The algorithm is the first that its heuristic
+/// proposes, or the one of `adopt`. Belongs to one thread.
 class cublaslt_gemm {
  public:
   cublaslt_gemm() {
@@ -73,7 +77,8 @@ class cublaslt_gemm {
                 {alignment(a), alignment(b), alignment(read), alignment(c)},
                 workspace_bytes};
     auto found = entries_.find(k);
-    if (found == entries_.end()) {
+    const bool is_new = found == entries_.end();
+    if (is_new) {
       if (entries_.size() >= max_entries) entries_.clear();
       found = entries_.emplace(k, make_entry<In, Out>(k)).first;
     }
@@ -84,14 +89,54 @@ class cublaslt_gemm {
     }
     using scalar = std::conditional_t<std::is_same_v<In, double>, double, float>;
     const scalar factor = static_cast<scalar>(alpha), keep = static_cast<scalar>(beta);
-    detail::cublas_check(cublasLtMatmul(handle_, e.operation.get(), &factor, b, e.b.get(), a, e.a.get(), &keep, read,
-                                        e.c.get(), c, e.c.get(), &e.algorithm, workspace, workspace_bytes, stream),
-                         problem, "starting the product");
+    const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, Out* to) {
+      detail::cublas_check(cublasLtMatmul(handle_, e.operation.get(), &factor, b, e.b.get(), a, e.a.get(), &keep, read,
+                                          e.c.get(), to, e.c.get(), &algorithm, workspace, workspace_bytes, stream),
+                           problem, "starting the product");
+    };
+    if (is_new && candidates_ > 1 && choices_.find(text_of(k)) == nullptr) measure_new<Out>(k, e, multiply, stream);
+    multiply(e.algorithm, c);
   }
 
   std::size_t cached_problems() const { return entries_.size(); }
 
+  /// From now on, each problem that is met for the first time has so many proposed algorithms timed, three times each,
+  /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out.
+  /// The results go on to be the first algorithm's, so that ranks which measure otherwise compute the same; `adopt`
+  /// uses what was found.
+  void measure(int candidates) {
+    if (candidates < 1 || candidates > most_candidates)
+      fail({"products: ", candidates, " candidates, must be 1 (nothing is measured) to ", most_candidates});
+    candidates_ = candidates;
+    entries_.clear();
+  }
+  /// What was measured, or adopted.
+  const product_choices& choices() {
+    if (choices_.machine().empty()) choices_ = product_choices(machine());
+    return choices_;
+  }
+  /// From now on products are computed by these algorithms, those that are not among them by the first. Throws where
+  /// they were measured on another GPU model, or with another version of the library.
+  void adopt(const product_choices& all) {
+    product_choices checked(machine());
+    checked.merge(all);
+    adopted_ = choices_ = std::move(checked);
+    candidates_ = 1;
+    entries_.clear();
+  }
+
  private:
+  static constexpr int most_candidates = 64;
+
+  /// What choices hold for: the order of the heuristic's proposals.
+  static std::string machine() {
+    int device = 0;
+    cudaDeviceProp properties{};
+    detail::cuda_check(cudaGetDevice(&device), "asking for the GPU");
+    detail::cuda_check(cudaGetDeviceProperties(&properties, device), "asking for the GPU");
+    return cat({properties.name, ", cuBLASLt ", cublasLtGetVersion()});
+  }
+
   static constexpr std::size_t max_entries = 4096;
 
   struct key {
@@ -113,6 +158,15 @@ class cublaslt_gemm {
       return static_cast<std::size_t>(h);
     }
   };
+
+  static std::string text_of(const key& k) {
+    const gemm_problem& p = k.problem;
+    std::string text = cat({name_of(k.in), " ", name_of(k.out), " ", int{p.trans_a}, int{p.trans_b}});
+    for (const std::int64_t n : {p.m, p.n, p.k, p.lda, p.ldb, p.ldc}) append(text, {" ", n});
+    append(text, {" ", int{k.tf32}, int{k.accumulates}, int{k.has_bias}, " ", k.workspace});
+    for (const std::uint16_t bytes : k.aligned) append(text, {" ", int{bytes}});
+    return text;
+  }
 
   template <class Descriptor, cublasStatus_t (*Destroy)(Descriptor)>
   struct destroyer {
@@ -169,11 +223,67 @@ class cublaslt_gemm {
     e.a = make_layout(detail::cuda_type<In>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
     e.b = make_layout(detail::cuda_type<In>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
     e.c = make_layout(detail::cuda_type<Out>, p.m, p.n, p.ldc, p);
-    choose(e, k);
+    const product_choices::choice* const chosen = adopted_.size() == 0 ? nullptr : adopted_.find(text_of(k));
+    const int at = chosen == nullptr ? 0 : chosen->candidate;
+    const proposals found = proposed(e, k, at + 1);
+    if (found.count <= at)
+      fail({p.text(), ": the choice is candidate ", at, ", but cuBLASLt has ", found.count,
+            " here; measure the products anew"});
+    e.algorithm = found.algorithm(at);
     return e;
   }
 
-  void choose(entry& e, const key& k) {
+  /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product.
+  template <class Out, class Multiply>
+  void measure_new(const key& k, const entry& e, const Multiply& multiply, cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    detail::cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
+    if (capture != cudaStreamCaptureStatusNone) return;
+    void* scratch = nullptr;
+    const std::size_t bytes =
+        static_cast<std::size_t>(k.problem.m) * static_cast<std::size_t>(k.problem.ldc) * sizeof(Out);
+    if (cudaMallocAsync(&scratch, bytes, stream) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return;
+    }
+    cudaEvent_t begin = nullptr, end = nullptr;
+    detail::cuda_check(cudaEventCreate(&begin), "making an event");
+    detail::cuda_check(cudaEventCreate(&end), "making an event");
+    const auto microseconds_of = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      float best = 0;
+      for (int turn = 0; turn < 4; ++turn) {  // the first one loads the kernel
+        detail::cuda_check(cudaEventRecord(begin, stream), "recording an event");
+        multiply(algorithm, static_cast<Out*>(scratch));
+        detail::cuda_check(cudaEventRecord(end, stream), "recording an event");
+        detail::cuda_check(cudaEventSynchronize(end), "waiting for an event");
+        float milliseconds = 0;
+        detail::cuda_check(cudaEventElapsedTime(&milliseconds, begin, end), "timing a product");
+        if (turn > 0) best = turn == 1 ? milliseconds : std::min(best, milliseconds);
+      }
+      return 1e3 * static_cast<double>(best);
+    };
+    const proposals all = proposed(e, k, candidates_);
+    product_choices::choice chosen;
+    for (int i = 0; i < all.count; ++i) {
+      const double took = microseconds_of(all.algorithm(i));
+      if (i == 0) chosen.first = took;
+      if (i == 0 || took < chosen.microseconds) chosen.candidate = i, chosen.microseconds = took;
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    detail::cuda_check(cudaFreeAsync(scratch, stream), "releasing memory");
+    static_cast<void>(choices());
+    choices_.set(text_of(k), chosen);
+  }
+
+  /// What the heuristic proposes, in its order. (nvcc 13.0 fails on a vector of these.)
+  struct proposals {
+    std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results{};
+    int count = 0;
+    const cublasLtMatmulAlgo_t& algorithm(int i) const { return results[static_cast<std::size_t>(i)].algo; }
+  };
+  /// At most `most` algorithms that can compute the product; at least one.
+  proposals proposed(const entry& e, const key& k, int most) const {
     const gemm_problem& p = k.problem;
     cublasLtMatmulPreference_t wanted = nullptr;
     detail::cublas_check(cublasLtMatmulPreferenceCreate(&wanted), p, "choosing an algorithm");
@@ -191,19 +301,21 @@ class cublaslt_gemm {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{k.aligned[0]});
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::uint32_t{k.aligned[2]});
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::uint32_t{k.aligned[3]});
-    cublasLtMatmulHeuristicResult_t best{};
-    int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, e.operation.get(), e.b.get(), e.a.get(),
-                                                                 e.c.get(), e.c.get(), wanted, 1, &best, &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) {
+    proposals all;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, e.operation.get(), e.b.get(), e.a.get(), e.c.get(), e.c.get(), wanted,
+                                       std::min(most, most_candidates), all.results.data(), &all.count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && all.count == 0)) {
       fail({p.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
             " with ", k.workspace, " bytes of workspace"});
     }
     detail::cublas_check(status, p, "choosing an algorithm");
-    e.algorithm = best.algo;
+    return all;
   }
 
   cublasLtHandle_t handle_ = nullptr;
+  int candidates_ = 1;
+  product_choices choices_, adopted_;
   std::unordered_map<key, entry, key_hash> entries_;
 };
 

@@ -2,6 +2,9 @@
 // runtime. What it does not model it refuses with CUBLAS_STATUS_NOT_SUPPORTED.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -308,6 +311,14 @@ inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_
 
 }  // namespace stand_in
 
+namespace stand_in {
+
+/// A test's: what each algorithm's products take beside the multiplication, in microseconds; and how many each has
+/// done.
+inline std::atomic<int> product_delay[3], products_done[3];
+
+}  // namespace stand_in
+
 /// The first algorithm needs a workspace of 1 MiB where that is allowed, the others none.
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -360,7 +371,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                           static_cast<const void*>(workspace)}) {
       stand_in::check_argument(r, p, "cublasLtMatmul");
     }
+    const std::size_t which = algorithm ? algorithm->data[1] : 0;
     return r.enqueue(s, [=, one = scalars[0], two = scalars[1]] {
+      ++stand_in::products_done[which];
+      if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
       const double x = device_scalars ? read(alpha) : one, y = device_scalars ? read(beta) : two;
       if (needed) {  // who shares a workspace between streams, or states a wrong size, shall see it
         std::memset(workspace, 0xff, 256);
