@@ -236,6 +236,7 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
   std::atomic<int> made{0};
   CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
+    comm.barrier();  // both ranks have it
     if (comm.rank() == 0) {
       auto& known = nccl_stand_in::registry::get();
       const std::lock_guard lock(known.mutex);
