@@ -110,7 +110,7 @@ class cublaslt_gemm {
     candidates_ = candidates;
     entries_.clear();
   }
-  /// What was measured, or adopted.
+  /// Returns the choices that were measured, or adopted.
   const product_choices& choices() {
     if (choices_.machine().empty()) choices_ = product_choices(machine());
     return choices_;
@@ -128,7 +128,7 @@ class cublaslt_gemm {
  private:
   static constexpr int most_candidates = 64;
 
-  /// What choices hold for: the order of the heuristic's proposals.
+  /// Names the GPU model and the version of the library: the order of its proposals depends on both.
   static std::string machine() {
     int device = 0;
     cudaDeviceProp properties{};
@@ -276,7 +276,7 @@ class cublaslt_gemm {
     choices_.set(text_of(k), chosen);
   }
 
-  /// What the heuristic proposes, in its order. (nvcc 13.0 fails on a vector of these.)
+  /// Holds the proposals of the heuristic, in its order. (nvcc 13.0 fails on a vector of these.)
   struct proposals {
     std::array<cublasLtMatmulHeuristicResult_t, most_candidates> results{};
     int count = 0;

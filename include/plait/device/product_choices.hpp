@@ -20,7 +20,7 @@ namespace plait {
 ///
 /// As a text, a line for the machine and one for each product:
 ///
-///     plait products 1: NVIDIA H100 80GB HBM3, cuBLASLt 130002, 16 candidates
+///     plait products 1: NVIDIA H100 80GB HBM3, cuBLASLt 130002
 ///     bf16 float 00 4096 11008 8192 8192 11008 11008 ...: 3, 812.5 us (the first: 901.3 us)
 class product_choices {
  public:
