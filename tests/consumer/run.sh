@@ -13,7 +13,7 @@ configure() { # configure NAME SOURCE ARGUMENTS...: the exit status of CMake, it
   name=$1
   source=$2
   shift 2
-  cmake -S "$source" -B "$work/$name" -DCMAKE_BUILD_TYPE=Debug "$@" >"$work/$name.log" 2>&1
+  cmake -S "$source" -B "$work/$name" -DCMAKE_BUILD_TYPE=None "$@" >"$work/$name.log" 2>&1
 }
 
 must() {

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace plait::test {
 
@@ -11,6 +13,13 @@ inline bool has(const std::string& text, const std::string& part) {
   const bool found = text.find(part) != std::string::npos;
   if (!found) MESSAGE("not found: " << part << "\nin: " << text);
   return found;
+}
+
+/// How often `part` stands in `text`.
+inline std::size_t occurrences(std::string_view text, std::string_view part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
+  return n;
 }
 
 }  // namespace plait::test

@@ -1,3 +1,4 @@
+// program: communicators
 // Ranks that were started differently: who, and in what, is said on every rank.
 #include "plait/comm/agreement.hpp"
 

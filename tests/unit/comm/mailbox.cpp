@@ -1,6 +1,6 @@
-// timeout: 300
-// What a communicator of one's own takes: support/mailbox.hpp has six members, passes the conformance suite, and trains
-// a Llama as one rank does.
+// program: communicators
+// What a communicator of one's own takes: support/mailbox.hpp has six members, and passes the conformance suite. That
+// it trains a Llama as one rank does is shown by parity/small_mailbox.cpp.
 #include "support/mailbox.hpp"
 
 #include <doctest/doctest.h>
@@ -8,8 +8,8 @@
 #include <fstream>
 #include <string>
 
+#include "plait/comm/any_communicator.hpp"
 #include "support/conformance.hpp"
-#include "support/more_strategies.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -19,18 +19,6 @@ namespace {
 mailbox all_ranks(const std::shared_ptr<post_office>& office, int rank, int ranks) {
   return mailbox(office, "world", "world", rank, ranks);
 }
-
-/// How the kits start ranks that talk by mail.
-struct by_mail {
-  template <class F>
-  void operator()(int ranks, F&& body) const {
-    run_with_office(ranks, [&](const std::shared_ptr<post_office>& office, int rank) {
-      mailbox comm = all_ranks(office, rank, ranks);
-      cpu device;
-      body(comm, device);
-    });
-  }
-};
 
 }  // namespace
 
@@ -43,10 +31,6 @@ TEST_CASE("a communicator of six members conforms") {
       any_communicator any(comm);
       testing::short_conformance(any, 2);
     }));
-}
-
-TEST_CASE("it trains a Llama as one rank does") {
-  CHECK(check_llama<grid_sp>({{1, 2, 1}, {2, 1, 2}}, tiny_llama(), {}, by_mail{}).text() == "");
 }
 
 TEST_CASE("abort ends who waits") {

@@ -1,3 +1,4 @@
+// program: communicators
 // Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
 #include <doctest/doctest.h>
 

@@ -1,3 +1,4 @@
+// program: communicators
 #include "plait/comm/typed.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: files
 #include "plait/data/sampler.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: files
 #include "plait/data/text.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: devices
 #include "plait/device/cpu.hpp"
 
 #include <doctest/doctest.h>

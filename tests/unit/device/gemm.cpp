@@ -1,3 +1,4 @@
+// program: devices
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// program: devices
 // Products by plain loops are those of oneDNN and OpenBLAS.
 #include "plait/device/gemm_plain.hpp"
 

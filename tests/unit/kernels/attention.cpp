@@ -1,3 +1,4 @@
+// program: kernels
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -25,7 +26,7 @@ using values = std::vector<double>;
 
 /// Normal numbers that T holds exactly.
 template <class T>
-values random_values(int64_t n, unsigned seed) {
+values seeded_values(int64_t n, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal;
   values result(static_cast<std::size_t>(n));
@@ -62,11 +63,11 @@ void check(const attention_piece& given, double tolerance) {
   CAPTURE(s.q_offset);
   CAPTURE(s.k_offset);
   const int64_t q_tokens = s.batch * s.q_batch, k_tokens = s.batch * s.k_batch;
-  const values q = random_values<T>(q_tokens * s.q_stride, 1), k = random_values<T>(k_tokens * s.k_stride, 2),
-               v = random_values<T>(k_tokens * s.v_stride, 3), d_o = random_values<T>(q_tokens * s.do_stride, 4);
-  values o = random_values<T>(q_tokens * s.o_stride, 5), lse = random_values<T>(s.batch * s.heads * s.lse_stride, 6),
-         dq = random_values<T>(q_tokens * s.dq_stride, 7), dk = random_values<T>(k_tokens * s.dk_stride, 8),
-         dv = random_values<T>(k_tokens * s.dv_stride, 9);
+  const values q = seeded_values<T>(q_tokens * s.q_stride, 1), k = seeded_values<T>(k_tokens * s.k_stride, 2),
+               v = seeded_values<T>(k_tokens * s.v_stride, 3), d_o = seeded_values<T>(q_tokens * s.do_stride, 4);
+  values o = seeded_values<T>(q_tokens * s.o_stride, 5), lse = seeded_values<T>(s.batch * s.heads * s.lse_stride, 6),
+         dq = seeded_values<T>(q_tokens * s.dq_stride, 7), dk = seeded_values<T>(k_tokens * s.dk_stride, 8),
+         dv = seeded_values<T>(k_tokens * s.dv_stride, 9);
   const auto typed = [](const values& x) { return std::vector<T>(x.begin(), x.end()); };
   const std::vector<T> q_(typed(q)), k_(typed(k)), v_(typed(v)), d_o_(typed(d_o));
   std::vector<T> o_(typed(o)), lse_(typed(lse)), dq_(typed(dq)), dk_(typed(dk)), dv_(typed(dv)), delta(lse_);
@@ -187,10 +188,10 @@ TEST_CASE("every rank's halves of a zigzag sequence against every visiting half 
       whole.window = window;
       if (packed) whole.first_visible = documents.data();
       const int64_t q_token = heads * d, k_token = kv_heads * d;
-      const values q = random_values<double>(batch * len * q_token, 1),
-                   k = random_values<double>(batch * len * k_token, 2),
-                   v = random_values<double>(batch * len * k_token, 3),
-                   d_o = random_values<double>(batch * len * q_token, 4);
+      const values q = seeded_values<double>(batch * len * q_token, 1),
+                   k = seeded_values<double>(batch * len * k_token, 2),
+                   v = seeded_values<double>(batch * len * k_token, 3),
+                   d_o = seeded_values<double>(batch * len * q_token, 4);
       values o(q.size()), lse(static_cast<std::size_t>(batch * heads * len)), dq(q.size()), dk(k.size()), dv(v.size());
       plait::test::naive_attention(
           whole, {q.data(), k.data(), v.data(), d_o.data(), o.data(), lse.data(), dq.data(), dk.data(), dv.data()});
@@ -275,7 +276,7 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
     if (packed) s.first_visible = documents.data();
     s.window = packed ? 0 : 64;
     cpu device;
-    values q = random_values<double>(len * width, 1), k = random_values<double>(len * width, 2), v = k, d_o = q, o(q),
+    values q = seeded_values<double>(len * width, 1), k = seeded_values<double>(len * width, 2), v = k, d_o = q, o(q),
            dq(q), dk(k), dv(v), lse(static_cast<std::size_t>(len));
     const auto nan = std::numeric_limits<double>::quiet_NaN();
     // What the first 64 tokens are may matter to those from 256 on no more, and the other way round.

@@ -1,3 +1,4 @@
+// program: kernels
 #include <doctest/doctest.h>
 
 #include <cmath>

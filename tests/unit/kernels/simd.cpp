@@ -1,3 +1,4 @@
+// program: kernels
 #include "plait/kernels/cpu/simd.hpp"
 
 #include <doctest/doctest.h>

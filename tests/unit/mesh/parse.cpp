@@ -1,3 +1,4 @@
+// program: files
 #include "plait/mesh/parse.hpp"
 
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: files
 #include "plait/models/llama_config_json.hpp"
 
 #include <doctest/doctest.h>
@@ -65,17 +66,17 @@ std::string with(const std::string& member) {
   json.update(nlohmann::json::parse("{" + member + "}"));
   return json.dump();
 }
-llama_config parse(const std::string& text) { return parse_llama_config(text, "config.json"); }
+llama_config parse_config(const std::string& text) { return parse_llama_config(text, "config.json"); }
 
 }  // namespace
 
 TEST_CASE("Llama 2, Llama 3, SmolLM, Mistral, Qwen 2.5 and Qwen 3") {
-  CHECK(parse(llama_2) == plait::llama_preset_config("llama-2-7b"));
-  CHECK(parse(llama_3_2) == plait::llama_preset_config("llama-3.2-1b"));
-  CHECK(parse(smollm) == plait::llama_preset_config("smollm-135m"));
-  CHECK(parse(mistral) == plait::llama_preset_config("mistral-7b-v0.1"));
-  CHECK(parse(qwen2) == plait::llama_preset_config("qwen2.5-0.5b"));
-  CHECK(parse(qwen3) == plait::llama_preset_config("qwen3-0.6b"));
+  CHECK(parse_config(llama_2) == plait::llama_preset_config("llama-2-7b"));
+  CHECK(parse_config(llama_3_2) == plait::llama_preset_config("llama-3.2-1b"));
+  CHECK(parse_config(smollm) == plait::llama_preset_config("smollm-135m"));
+  CHECK(parse_config(mistral) == plait::llama_preset_config("mistral-7b-v0.1"));
+  CHECK(parse_config(qwen2) == plait::llama_preset_config("qwen2.5-0.5b"));
+  CHECK(parse_config(qwen3) == plait::llama_preset_config("qwen3-0.6b"));
 }
 
 TEST_CASE("the variants of Hugging Face's files, and as many weights as the files have") {
@@ -111,7 +112,8 @@ TEST_CASE("the variants of Hugging Face's files, and as many weights as the file
 
 TEST_CASE("absent keys mean what they mean to each type") {
   const auto of = [](const std::string& type, const std::string& more = "") {
-    return parse(with("\"hidden_size\": 64, \"num_attention_heads\": 32, \"model_type\": \"" + type + "\"" + more));
+    return parse_config(
+        with("\"hidden_size\": 64, \"num_attention_heads\": 32, \"model_type\": \"" + type + "\"" + more));
   };
   const llama_config m = of("mistral"), q2 = of("qwen2"), q3 = of("qwen3");
   CHECK(m.kv_heads == 8);
@@ -132,7 +134,7 @@ TEST_CASE("absent keys mean what they mean to each type") {
 
 TEST_CASE("sliding windows: all layers or none") {
   const auto of = [](const std::string& type, const std::string& more) {
-    return parse(with("\"num_key_value_heads\": 4, \"head_dim\": 8, \"model_type\": \"" + type + "\", " + more));
+    return parse_config(with("\"num_key_value_heads\": 4, \"head_dim\": 8, \"model_type\": \"" + type + "\", " + more));
   };
   CHECK(of("mistral", R"("sliding_window": 7)").sliding_window == 7);
   CHECK(of("mistral", R"("sliding_window": null)").sliding_window == 0);
@@ -182,7 +184,7 @@ TEST_CASE("sliding windows: all layers or none") {
 }
 
 TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scaling") {
-  const llama_config c = parse(minimal);
+  const llama_config c = parse_config(minimal);
   CHECK(c.kv_heads == 4);
   CHECK(c.head_dim == 8);
   CHECK(c.max_position == 2048);
@@ -190,21 +192,23 @@ TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scalin
   CHECK(c.rope_theta == 10000);
   CHECK(c.rope.kind == plait::rope_kind::none);
   CHECK(!c.tie_embeddings);
-  CHECK(parse(with(R"("head_dim": null, "num_key_value_heads": null)")) == c);
-  CHECK(parse(with(R"("head_dim": 16, "num_key_value_heads": 2)")).head_dim == 16);
-  CHECK(parse(with(R"("attention_bias": true, "mlp_bias": true)")).mlp_bias);
+  CHECK(parse_config(with(R"("head_dim": null, "num_key_value_heads": null)")) == c);
+  CHECK(parse_config(with(R"("head_dim": 16, "num_key_value_heads": 2)")).head_dim == 16);
+  CHECK(parse_config(with(R"("attention_bias": true, "mlp_bias": true)")).mlp_bias);
 
   const std::string values =
       R"("factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 4096)";
-  const llama_config scaled = parse(with(R"("rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}"));
+  const llama_config scaled =
+      parse_config(with(R"("rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}"));
   CHECK(scaled.rope == plait::rope_scaling{plait::rope_kind::llama3, 8, 1, 4, 4096});
   CHECK(scaled.rope_theta == 5e5);
-  CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", )" + values + "}")) == scaled);
-  CHECK(parse(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "default"})")).rope_theta == 5e5);
-  CHECK(parse(with(R"("rope_scaling": {"rope_type": "default"})")) == c);
+  CHECK(parse_config(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", )" + values + "}")) ==
+        scaled);
+  CHECK(parse_config(with(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "default"})")).rope_theta == 5e5);
+  CHECK(parse_config(with(R"("rope_scaling": {"rope_type": "default"})")) == c);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const auto rope = [&](const std::string& member) {
-      return parse(with("\"rope_theta\": 5e5, \"" + std::string(key) + "\": {" + member + "}"));
+      return parse_config(with("\"rope_theta\": 5e5, \"" + std::string(key) + "\": {" + member + "}"));
     };
     CHECK(rope(R"("rope_type": "default", "rope_theta": 7)").rope_theta == 7);
     CHECK(rope(R"("rope_type": "llama3", "partial_rotary_factor": 1.0, )" + values) == scaled);
@@ -212,20 +216,20 @@ TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scalin
                 "'" + std::string(key) + ".partial_rotary_factor' is 0.5");
   }
   const std::string inside = R"(, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}";
-  CHECK(parse(with(R"("original_max_position_embeddings": 4096)" + inside)) == scaled);
-  CHECK(parse(with(R"("original_max_position_embeddings": 64)")) == c);
-  CHECK_ERROR(parse(with(R"("original_max_position_embeddings": 64)" + inside)),
+  CHECK(parse_config(with(R"("original_max_position_embeddings": 4096)" + inside)) == scaled);
+  CHECK(parse_config(with(R"("original_max_position_embeddings": 64)")) == c);
+  CHECK_ERROR(parse_config(with(R"("original_max_position_embeddings": 64)" + inside)),
               "'original_max_position_embeddings' is 64; legal is 4096");
 }
 
 TEST_CASE("what is not supported is refused by key") {
   for (const char* type : {"gpt2", "gemma2", "qwen2_moe", "qwen3_moe", "mixtral", "ministral", "phi3", ""}) {
-    CHECK_ERROR(parse(with("\"model_type\": \"" + std::string(type) + "\"")), "config.json", "'model_type'", type,
-                R"(legal is "llama", "mistral", "qwen2" or "qwen3")");
+    CHECK_ERROR(parse_config(with("\"model_type\": \"" + std::string(type) + "\"")), "config.json", "'model_type'",
+                type, R"(legal is "llama", "mistral", "qwen2" or "qwen3")");
   }
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     const auto asks = [&](const std::string& member) {
-      return parse(with("\"num_key_value_heads\": 4, \"model_type\": \"" + std::string(type) + "\", " + member));
+      return parse_config(with("\"num_key_value_heads\": 4, \"model_type\": \"" + std::string(type) + "\", " + member));
     };
     const bool two = std::string(type) == "qwen2", three = std::string(type) == "qwen3";
     CAPTURE(type);
@@ -240,46 +244,46 @@ TEST_CASE("what is not supported is refused by key") {
     CHECK_ERROR(asks(R"("use_mrope": true)"), "'use_mrope' is true");
     CHECK_ERROR(asks(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})"), "'rope_scaling.rope_type'", "yarn");
   }
-  CHECK_ERROR(parse(with(R"("hidden_act": "gelu")")), "'hidden_act'", "gelu", "silu");
-  CHECK_ERROR(parse(with(R"("pretraining_tp": 2)")), "'pretraining_tp' is 2", "legal is 1");
-  CHECK_ERROR(parse(with(R"("attention_dropout": 0.1)")), "'attention_dropout'");
-  CHECK_ERROR(parse(with(R"("partial_rotary_factor": 0.5)")), "'partial_rotary_factor'");
-  CHECK_ERROR(parse(with(R"("quantization_config": {"bits": 4})")), "'quantization_config'");
+  CHECK_ERROR(parse_config(with(R"("hidden_act": "gelu")")), "'hidden_act'", "gelu", "silu");
+  CHECK_ERROR(parse_config(with(R"("pretraining_tp": 2)")), "'pretraining_tp' is 2", "legal is 1");
+  CHECK_ERROR(parse_config(with(R"("attention_dropout": 0.1)")), "'attention_dropout'");
+  CHECK_ERROR(parse_config(with(R"("partial_rotary_factor": 0.5)")), "'partial_rotary_factor'");
+  CHECK_ERROR(parse_config(with(R"("quantization_config": {"bits": 4})")), "'quantization_config'");
   for (const char* type : {"linear", "dynamic", "yarn", "longrope"}) {
     const std::string rope = R"("rope_scaling": {"factor": 2.0, "type": ")" + std::string(type) + "\"}";
-    CHECK_ERROR(parse(with(rope)), "'rope_scaling.type'", type, "llama3");
+    CHECK_ERROR(parse_config(with(rope)), "'rope_scaling.type'", type, "llama3");
   }
-  CHECK_ERROR(parse(with(R"("rope_parameters": {"rope_type": "yarn"})")), "'rope_parameters.rope_type'", "yarn");
-  CHECK_ERROR(parse(with(R"("rope_scaling": {"factor": 2.0})")), "'rope_scaling.rope_type'");
-  CHECK_ERROR(parse(with(R"("rope_scaling": {"rope_type": "llama3"})")), "'rope_scaling.factor' is missing");
-  CHECK_ERROR(parse(with(R"("rope_scaling": "llama3")")), "'rope_scaling'", "an object");
-  CHECK_ERROR(parse(with(R"("rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"})")),
+  CHECK_ERROR(parse_config(with(R"("rope_parameters": {"rope_type": "yarn"})")), "'rope_parameters.rope_type'", "yarn");
+  CHECK_ERROR(parse_config(with(R"("rope_scaling": {"factor": 2.0})")), "'rope_scaling.rope_type'");
+  CHECK_ERROR(parse_config(with(R"("rope_scaling": {"rope_type": "llama3"})")), "'rope_scaling.factor' is missing");
+  CHECK_ERROR(parse_config(with(R"("rope_scaling": "llama3")")), "'rope_scaling'", "an object");
+  CHECK_ERROR(parse_config(with(R"("rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"})")),
               "both");
 }
 
 TEST_CASE("malformed files are refused by name") {
   for (const char* text : {"", "{", "nonsense", "{\"a\": }", "[1,", "\xff\xfe{}"}) {
-    CHECK_ERROR(parse(text), "config.json", "malformed JSON");
+    CHECK_ERROR(parse_config(text), "config.json", "malformed JSON");
   }
-  CHECK_ERROR(parse("[]"), "config.json", "no object");
-  CHECK_ERROR(parse("{}"), "config.json", "'model_type' is missing");
+  CHECK_ERROR(parse_config("[]"), "config.json", "no object");
+  CHECK_ERROR(parse_config("{}"), "config.json", "'model_type' is missing");
   for (const char* key :
        {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
     auto json = nlohmann::json::parse(minimal);
     json.erase(key);
-    CHECK_ERROR(parse(json.dump()), "config.json", std::string("'") + key + "' is missing");
+    CHECK_ERROR(parse_config(json.dump()), "config.json", std::string("'") + key + "' is missing");
     for (const char* wrong : {"\"8\"", "8.5", "true", "[8]", "18446744073709551615"}) {
-      CHECK_ERROR(parse(with("\"" + std::string(key) + "\": " + wrong)), std::string("'") + key + "' is ", wrong,
+      CHECK_ERROR(parse_config(with("\"" + std::string(key) + "\": " + wrong)), std::string("'") + key + "' is ", wrong,
                   "whole number");
     }
-    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": 0")), key);
-    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": -8")), key);
-    CHECK_ERROR(parse(with("\"" + std::string(key) + "\": 9223372036854775807")), key);
+    CHECK_ERROR(parse_config(with("\"" + std::string(key) + "\": 0")), key);
+    CHECK_ERROR(parse_config(with("\"" + std::string(key) + "\": -8")), key);
+    CHECK_ERROR(parse_config(with("\"" + std::string(key) + "\": 9223372036854775807")), key);
   }
-  CHECK_ERROR(parse(with(R"("hidden_size": 33)")), "hidden_size 33", "num_attention_heads 4");
-  CHECK_ERROR(parse(with(R"("rms_norm_eps": "small")")), "'rms_norm_eps'", "a number");
-  CHECK_ERROR(parse(with(R"("tie_word_embeddings": 1)")), "'tie_word_embeddings'", "true or false");
-  CHECK_ERROR(parse(with(R"("num_key_value_heads": 3)")), "num_key_value_heads 3");
+  CHECK_ERROR(parse_config(with(R"("hidden_size": 33)")), "hidden_size 33", "num_attention_heads 4");
+  CHECK_ERROR(parse_config(with(R"("rms_norm_eps": "small")")), "'rms_norm_eps'", "a number");
+  CHECK_ERROR(parse_config(with(R"("tie_word_embeddings": 1)")), "'tie_word_embeddings'", "true or false");
+  CHECK_ERROR(parse_config(with(R"("num_key_value_heads": 3)")), "num_key_value_heads 3");
 }
 
 TEST_CASE("a file may nest its objects and lists only so deep") {
@@ -291,14 +295,14 @@ TEST_CASE("a file may nest its objects and lists only so deep") {
     return minimal.substr(0, minimal.size() - 1) + ", \"" + key + "\": " + value + "}";
   };
   for (bool objects : {true, false}) {
-    CHECK(parse(nested("ignored", 63, objects)) == parse(minimal));  // the file itself is one level
-    CHECK_ERROR(parse(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is \"silu\"");
+    CHECK(parse_config(nested("ignored", 63, objects)) == parse_config(minimal));  // the file itself is one level
+    CHECK_ERROR(parse_config(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is \"silu\"");
     for (std::size_t depth : {std::size_t{64}, std::size_t{1000000}})
       for (const char* key : {"ignored", "hidden_act", "hidden_size"})
-        CHECK_ERROR(parse(nested(key, depth, objects)),
+        CHECK_ERROR(parse_config(nested(key, depth, objects)),
                     "config.json: the JSON has more than 64 levels of objects and lists in each other");
   }
-  CHECK_ERROR(parse(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
+  CHECK_ERROR(parse_config(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
 }
 
 TEST_CASE("files and presets; what is written reads back") {

@@ -1,3 +1,4 @@
+// program: files
 #include <doctest/doctest.h>
 
 #include <limits>

@@ -1,3 +1,4 @@
+// program: files
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -8,18 +9,14 @@
 
 #include "plait/observe/loss_curve.hpp"
 #include "support/temp_folder.hpp"
+#include "support/texts.hpp"
 
 namespace {
 
 using plait::curve_chart;
 using plait::curve_point;
 using plait::curve_svg;
-
-std::size_t count(std::string_view text, std::string_view part) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
-  return n;
-}
+using plait::test::occurrences;
 
 /// Whether tags are closed in order and no stray markup or number that SVG lacks is left in the text.
 bool well_formed(std::string_view svg) {
@@ -62,16 +59,16 @@ TEST_CASE("empty, one point, few points") {
   CHECK(contains(none, ">Training loss<"));
   CHECK(contains(none, ">step<"));
   CHECK(contains(none, "loss (nats per token)"));
-  CHECK(count(none, "<path") == 0);
+  CHECK(occurrences(none, "<path") == 0);
 
   const std::string one = curve_svg(falling(1));
   CHECK(well_formed(one));
-  CHECK(count(one, "<circle") == 1);
+  CHECK(occurrences(one, "<circle") == 1);
   CHECK(!contains(one, "no data"));
 
   const std::string few = curve_svg(falling(5));
   CHECK(well_formed(few));
-  CHECK(count(few, "<path") == 1);
+  CHECK(occurrences(few, "<path") == 1);
   for (const char* tick : {">2.5<", ">3.0<", ">4.5<", ">1<", ">5<"}) CHECK(contains(few, tick));
   CHECK(contains(few, "training (last 2.600)"));
 }
@@ -86,9 +83,9 @@ TEST_CASE("reference line, second series, and text that needs escaping") {
   CHECK(contains(svg, ">a &lt; b &amp; &quot;c&quot;<"));
   CHECK(contains(svg, "unigram entropy 6.500"));
   CHECK(contains(svg, "held out (last 3.250)"));
-  CHECK(count(svg, "<path") == 2);
-  CHECK(count(svg, "stroke-dasharray") == 2);  // the line and its place in the legend
-  CHECK(contains(svg, ">6<"));                 // the axis reaches up to the reference
+  CHECK(occurrences(svg, "<path") == 2);
+  CHECK(occurrences(svg, "stroke-dasharray") == 2);  // the line and its place in the legend
+  CHECK(contains(svg, ">6<"));                       // the axis reaches up to the reference
 }
 
 TEST_CASE("long series stay small and readable; gaps stay gaps") {
@@ -98,10 +95,10 @@ TEST_CASE("long series stay small and readable; gaps stay gaps") {
 
   curve_chart chart = falling(9);
   chart.series[0].points[4].y = std::nan("");
-  CHECK(count(curve_svg(chart), "<path") == 2);
+  CHECK(occurrences(curve_svg(chart), "<path") == 2);
   chart.series[0].points[2].y = std::numeric_limits<double>::infinity();
-  CHECK(count(curve_svg(chart), "<path") == 2);
-  CHECK(count(curve_svg(chart), "<circle") == 1);
+  CHECK(occurrences(curve_svg(chart), "<path") == 2);
+  CHECK(occurrences(curve_svg(chart), "<circle") == 1);
   CHECK(well_formed(curve_svg(chart)));
   for (auto& p : chart.series[0].points) p.y = std::nan("");
   CHECK(contains(curve_svg(chart), "no data"));
@@ -124,7 +121,7 @@ TEST_CASE("ranges of any size") {
     CAPTURE(values);
     CHECK(well_formed(svg));
     CHECK(svg.size() < 8000);
-    CHECK(count(svg, "text-anchor=\"end\"") >= 2);
+    CHECK(occurrences(svg, "text-anchor=\"end\"") >= 2);
   }
 }
 

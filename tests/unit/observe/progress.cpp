@@ -1,3 +1,4 @@
+// program: files
 #include "plait/observe/progress.hpp"
 
 #include <doctest/doctest.h>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "support/temp_folder.hpp"
+#include "support/texts.hpp"
 
 namespace {
 
@@ -16,6 +18,7 @@ using plait::format_duration;
 using plait::format_rate;
 using plait::progress;
 using plait::step_record;
+using plait::test::occurrences;
 using std::chrono::milliseconds;
 
 /// Runs `steps` updates, `between` apart, and returns what was printed.
@@ -40,12 +43,6 @@ std::string printed(plait::progress_config config, bool terminal, milliseconds b
   return printed(config, terminal, between, [](progress&, std::int64_t) {});
 }
 
-std::size_t count(std::string_view text, std::string_view part) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
-  return n;
-}
-
 }  // namespace
 
 TEST_CASE("durations and rates") {
@@ -68,14 +65,14 @@ TEST_CASE("durations and rates") {
 
 TEST_CASE("without a terminal: plain lines, first, every n-th and last") {
   const std::string text = printed({.steps = 25, .every = 10}, false);
-  CHECK(count(text, "\n") == 4);
-  CHECK(count(text, "\r") == 0);
+  CHECK(occurrences(text, "\n") == 4);
+  CHECK(occurrences(text, "\r") == 0);
   CHECK(text.starts_with("step 1/25  loss 4.2500  grad 0.500  lr 1.00e-03  12.3k tok/s  comm 12%  "));
   CHECK(contains(text, "step 10/25"));
   CHECK(contains(text, "step 20/25"));
   CHECK(contains(text, "step 25/25"));
   CHECK(text.ends_with("0 s left\n"));
-  CHECK(count(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
+  CHECK(occurrences(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
 }
 
 TEST_CASE("what is known beside is shown, and what is not known is left out") {
@@ -90,11 +87,11 @@ TEST_CASE("what is known beside is shown, and what is not known is left out") {
 
 TEST_CASE("on a terminal: one line rewritten, ended once") {
   const std::string text = printed({.steps = 5}, true);
-  CHECK(count(text, "\n") == 1);
+  CHECK(occurrences(text, "\n") == 1);
   CHECK(text.ends_with("\x1b[K\n"));
-  CHECK(count(text, "\rstep") == 6);  // five steps, and once more at the end
+  CHECK(occurrences(text, "\rstep") == 6);  // five steps, and once more at the end
   const std::string fast = printed({.steps = 500}, true, milliseconds(1));
-  CHECK(count(fast, "\rstep") < 10);
+  CHECK(occurrences(fast, "\rstep") < 10);
   CHECK(contains(fast, "step 500/500"));
 }
 

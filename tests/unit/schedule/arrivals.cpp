@@ -1,3 +1,4 @@
+// program: schedules
 // Which sends have arrived by the schedule: an action can have its input only if they were taken, and no earlier action
 // says so.
 #include "plait/schedule/arrivals.hpp"

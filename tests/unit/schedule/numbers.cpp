@@ -1,3 +1,4 @@
+// program: schedules
 // Idle shares, peaks and published rates of the schedules that plait makes, and that each of them verifies.
 #include <doctest/doctest.h>
 

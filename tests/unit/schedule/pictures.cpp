@@ -1,3 +1,4 @@
+// program: schedules
 // Drawings and traces of pipelines.
 #include <doctest/doctest.h>
 

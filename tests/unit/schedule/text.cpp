@@ -1,3 +1,4 @@
+// program: schedules
 // Schedules by name, as PyTorch's CSV, as a user's own policy, and made for given costs.
 #include <doctest/doctest.h>
 

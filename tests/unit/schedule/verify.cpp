@@ -1,3 +1,4 @@
+// program: schedules
 // What the verifier refuses, and that no exchange of two messages slips through it.
 #include <doctest/doctest.h>
 

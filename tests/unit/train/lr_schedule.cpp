@@ -1,3 +1,4 @@
+// program: files
 #include "plait/train/optim/lr_schedule.hpp"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // timeout: 120
+// program: small
 // Small enough for thread sanitizer: one step on a mesh of 2 x 2 ranks against one rank, and deferred weight gradients.
 #include "support/llama_parity.hpp"
 

@@ -1,0 +1,32 @@
+// timeout: 120
+// program: small
+// A communicator of one's own (support/mailbox.hpp, six members) trains a Llama as one rank does.
+#include <doctest/doctest.h>
+
+#include <memory>
+
+#include "support/mailbox.hpp"
+#include "support/more_strategies.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// How the kits start ranks that talk by mail.
+struct by_mail {
+  template <class F>
+  void operator()(int ranks, F&& body) const {
+    run_with_office(ranks, [&](const std::shared_ptr<post_office>& office, int rank) {
+      mailbox comm(office, "world", "world", rank, ranks);
+      cpu device;
+      body(comm, device);
+    });
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a communicator of six members trains a Llama as one rank does") {
+  CHECK(check_llama<megatron_sp>({{1, 1, 2, 1}, {2, 1, 2, 1}}, tiny_llama(), {}, by_mail{}).text() == "");
+}
