@@ -48,6 +48,11 @@ void check_device(const options& opt) {
     if (opt.attention_kernel == "cudnn" && opt.precision != "bf16")
       plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
                   ", auto and own are legal");
+    if (opt.attention_sums == "any" && (opt.precision != "bf16" || opt.attention_kernel == "own"))
+      plait::fail(
+          "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
+          "--attention-kernel auto or cudnn, and here they are " +
+          opt.precision + " and " + opt.attention_kernel);
     if (opt.graph == "on" && opt.dropout > 0)
       plait::fail(
           fmt::format("--graph on with --dropout {}: a replay would drop the same elements in every step; legal "
@@ -68,6 +73,8 @@ void check_device(const options& opt) {
     plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");
   if (opt.attention_kernel != "auto")
     plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
+  if (opt.attention_sums != "fixed")
+    plait::fail("--attention-sums " + opt.attention_sums + " needs --device cuda; on the CPU every sum has one order");
 }
 
 /// The command line without its first word, and without the values of any --data but the last: as with every other
@@ -190,6 +197,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--attention-kernel", opt.attention_kernel, "on cuda: own, cudnn, or auto (cuDNN's where it can be)")
       ->capture_default_str();
+  app.add_option("--attention-sums", opt.attention_sums,
+                 "on cuda, the order in which cuDNN sums attention's gradients: fixed (equal bits in every run) or any "
+                 "(faster)")
+      ->capture_default_str();
   app.add_option("--products", opt.products,
                  "on cuda, file of the algorithms of matrix products: read if it is there, else measured in the first "
                  "step and written");
@@ -226,6 +237,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--precision", opt.precision, {"float", "double", "bf16"});
   one_of("--graph", opt.graph, {"auto", "on", "off"});
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
+  one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
   one_of("--recompute", opt.recompute, {"none", "selective", "full"});
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);

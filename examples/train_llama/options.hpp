@@ -51,6 +51,7 @@ struct options {
   bool tf32 = false;
   std::string graph = "auto";
   std::string attention_kernel = "auto";
+  std::string attention_sums = "fixed";
   double peak_tflops = 0;  ///< 0: what is known of the device
   std::string log, plot, trace, timeline;
   std::string products;  ///< the file of measured products; empty: nothing is measured

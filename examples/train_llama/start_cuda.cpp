@@ -9,10 +9,12 @@ void check_built(const options& opt) {
     plait::fail(
         "--backend nccl: this program was built without NCCL; build it where CMake finds NCCL, in a CUDA toolkit or in "
         "Python wheels (-DPLAIT_CUDA_WHEELS=FOLDER); --backend threads is legal here");
-  if (opt.attention_kernel == "cudnn" && !has_cudnn())
-    plait::fail(
-        "--attention-kernel cudnn: this program was built without cuDNN; build it where CMake finds cuDNN 9 and its "
-        "frontend (-DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR=FOLDER); auto and own are legal here");
+  const bool for_cudnn = opt.attention_kernel == "cudnn" || opt.attention_sums == "any";
+  if (for_cudnn && !has_cudnn())
+    plait::fail((opt.attention_kernel == "cudnn" ? std::string("--attention-kernel cudnn") : "--attention-sums any") +
+                ": this program was built without cuDNN; build it where CMake finds cuDNN 9 and its "
+                "frontend (-DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR=FOLDER); --attention-kernel auto and own with "
+                "--attention-sums fixed are legal here");
 }
 
 void check_gpu(int index) {

@@ -32,7 +32,9 @@ std::string utilisation::heading() const {
   std::string text;
   if (s_.opt.device == "cuda")
     text = fmt::format("on {}{}, attention: {}, {}\n", s_.devices > 1 ? fmt::format("{} x ", s_.devices) : "", device_,
-                       !s_.cudnn                            ? "plait's"
+                       !s_.cudnn && s_.opt.precision == "bf16" && s_.opt.attention_kernel == "auto"
+                           ? "plait's (this program was built without cuDNN, whose attention is faster)"
+                       : !s_.cudnn                          ? "plait's"
                        : s_.opt.attention_kernel == "cudnn" ? "cuDNN's"
                                                             : "cuDNN's where it can be",
                        s_.as_graph ? "each step replayed as a graph" : "no graph");

@@ -9,7 +9,8 @@ bool has_cudnn() { return true; }
 
 std::unique_ptr<plait::attention_library> attention_library_for(const options& opt) {
   if (opt.attention_kernel == "own" || opt.precision != "bf16") return nullptr;
-  return std::make_unique<plait::cudnn_attention>();
+  return std::make_unique<plait::cudnn_attention>(
+      plait::cudnn_attention_options{.deterministic = opt.attention_sums == "fixed"});
 }
 #else
 bool has_cudnn() { return false; }

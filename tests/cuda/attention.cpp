@@ -12,6 +12,7 @@
 #include "device_array.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_forward.hpp"
+#include "rounding_library.hpp"
 
 namespace {
 
@@ -66,9 +67,9 @@ void check_lse(const values& got, const values& expected) {
   }
 }
 
-/// Compares with the processor's; outputs and gradients are of type R.
+/// Compares with the processor's; outputs and gradients are of type R. A library that is given must be used.
 template <class T, class R = T>
-void check(const attention_piece& given) {
+void check(const attention_piece& given, plait::attention_library* library = nullptr) {
   const attention_shape s = given.shape.checked();
   CAPTURE(sizeof(T));
   CAPTURE(s.batch);
@@ -92,6 +93,7 @@ void check(const attention_piece& given) {
   const attention_arrays expected = attention_on_cpu(given, q, k, v, d_o, start);
 
   cuda device;
+  if (library != nullptr) device.use_attention({plait::attention_backend::cudnn, library});
   number_array<T> q_(device, q), k_(device, k), v_(device, v), d_o_(device, d_o);
   number_array<R> o_(device, start.o), dq_(device, start.dq), dk_(device, start.dk), dv_(device, start.dv);
   number_array<statistic_of<T>> lse_(device, start.lse), delta_(device, start.lse);
@@ -106,11 +108,10 @@ void check(const attention_piece& given) {
   statistic_of<T>*const lse_at = lse_.data() + given.lse_lead, *const delta_at = delta_.data() + given.lse_lead;
   attention_forward<T>(device, q_at, k_at, v_at, o_at, lse_at, there);
   if (given.given_delta) attention_delta<T>(device, o_at, d_o_at, delta_at, there);
-  const R* const no_output = nullptr;
-  attention_backward<T>(device, q_at, k_at, v_at, given.given_delta ? no_output : o_at, lse_at, d_o_at,
-                        dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
-                        dv_.data() + given.k_lead * s.dv_stride, there, given.accumulate,
-                        given.given_delta ? delta_at : nullptr);
+  const R* const output = given.given_delta && library == nullptr ? nullptr : o_at;  // plait's own read delta alone
+  attention_backward<T>(device, q_at, k_at, v_at, output, lse_at, d_o_at, dq_.data() + given.q_lead * s.dq_stride,
+                        dk_.data() + given.k_lead * s.dk_stride, dv_.data() + given.k_lead * s.dv_stride, there,
+                        given.accumulate, given.given_delta ? delta_at : nullptr);
   device.synchronize();
   const int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim;
   const auto queries = [&](int64_t stride) { return token_rows{given.q_lead, s.q_batch, s.q_len, stride, q_width}; };
@@ -331,9 +332,9 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   CHECK(attention_backend_for({}, usual) == attention_backend::own);
   CHECK(attention_backend_for(automatic, small) == attention_backend::own);
   CHECK(attention_backend_for(automatic, usual) == attention_backend::cudnn);
-  CHECK(attention_backend_for(automatic, usual, {.accumulate = {true, false}}) == attention_backend::own);
-  CHECK(attention_backend_for(automatic, usual, {.statistics = true}) == attention_backend::own);
-  CHECK(attention_backend_for(automatic, usual, {.given_delta = true}) == attention_backend::own);
+  CHECK(attention_backend_for(automatic, usual, {.accumulate = {true, false}}) == attention_backend::cudnn);
+  CHECK(attention_backend_for(automatic, usual, {.float_output = true}) == attention_backend::cudnn);
+  CHECK(attention_backend_for(automatic, usual, {.gradients = true, .has_output = false}) == attention_backend::own);
   CHECK(attention_backend_for({attention_backend::own, &library}, usual) == attention_backend::own);
   CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual),
                        "attention: cuDNN is chosen, but the device was given no attention_library", plait::error);
@@ -346,8 +347,8 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   const std::int32_t documents[4] = {};
   packed.first_visible = documents;
   CHECK(attention_backend_for(automatic, packed) == attention_backend::own);
-  CHECK_THROWS_WITH_AS(attention_backend_for(forced, packed, {.accumulate = {false, true}, .statistics = true}),
-                       "attention: cuDNN is chosen, but does not support adding to gradients, results in float, "
+  CHECK_THROWS_WITH_AS(attention_backend_for(forced, packed, {.gradients = true, .has_output = false}),
+                       "attention: cuDNN is chosen, but does not support gradients without the output, "
                        "first_visible; choose attention_backend::automatic or own",
                        plait::error);
 
@@ -358,10 +359,39 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   attention_forward<bf16>(device, x, x, x, x, lse.data(), usual, forced);
   attention_backward<bf16>(device, x, x, x, x, lse.data(), x, x, x, x, usual, {}, nullptr, automatic);
   attention_forward<bf16>(device, x, x, x, x, lse.data(), small, automatic);
-  attention_forward<bf16>(device, x, x, x, lse.data() + 64, lse.data(), usual, automatic);  // in float: plait's
+  attention_forward<bf16>(device, x, x, x, lse.data() + 256, lse.data(), usual, automatic);  // in float
   device.synchronize();
-  CHECK(library.forwards == 1);
+  CHECK(library.forwards == 2);
   CHECK(library.backwards == 1);
+}
+
+TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's own does") {
+  rounding_library library;
+  attention_piece piece{.shape = shape_of(2, 17, 33, 4, 1, 8, true, 1000)};  // all see everything
+  const auto check_all = [&] {
+    for (const attention_accumulate add : {attention_accumulate{}, {true, false}, {false, true}, {true, true}}) {
+      piece.accumulate = add;
+      check<bf16>(piece, &library);
+      check<bf16, float>(piece, &library);
+    }
+  };
+  check_all();
+  piece.shape.k_len = 17, piece.shape.q_offset = 0;  // the diagonal
+  piece.q_lead = 3, piece.shape.q_batch = 24, piece.k_lead = 5, piece.shape.k_batch = 30;
+  piece.lse_lead = 4, piece.shape.lse_stride = 40;
+  piece.shape.q_stride = piece.shape.k_stride = piece.shape.v_stride = 6 * 8;
+  piece.shape.o_stride = 40;
+  check_all();
+  piece.shape.dq_stride = 64, piece.shape.dk_stride = 8, piece.shape.dv_stride = 16, piece.shape.do_stride = 80;
+  piece.given_delta = true;
+  check_all();
+  piece.shape.q_offset = 9, piece.shape.k_len = 30,
+  piece.shape.k_batch = 40;  // the last four keys come after every query
+  piece.accumulate = {false, true};
+  check<bf16>(piece, &library);
+  check<bf16, float>(piece, &library);
+  CHECK(library.forwards == 26);
+  CHECK(library.backwards == 26);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN

@@ -26,6 +26,7 @@ refused '--attention-kernel cudnn computes in bf16; with --precision float' "$tr
 refused '--graph on with --dropout 0.1: .* legal are --graph off and --dropout 0' "$trainer" --graph on --dropout 0.1
 refused '--threads is 2, but with --device cuda' "$trainer" --threads 2
 refused "--graph 'x' is unknown; legal are auto, on, off" "$trainer" --graph x
+refused '--attention-sums any is an order of cuDNN' "$trainer" --attention-sums any
 refused "--attention-kernel 'x' is unknown; legal are auto, own, cudnn" "$trainer" --attention-kernel x
 refused '--backend nccl moves the memory of GPUs: give --device cuda' "$trainer" --backend nccl --device cpu
 refused '--precision bf16 needs --device cuda; on the CPU, float and double are legal' "$trainer" --precision bf16 --device cpu
@@ -33,6 +34,7 @@ refused '--tf32 needs --device cuda' "$trainer" --tf32 --device cpu
 refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
 refused '--products needs --device cuda' "$trainer" --products p.txt --device cpu
 refused '--attention-kernel own needs --device cuda' "$trainer" --attention-kernel own --device cpu
+refused '--attention-sums any needs --device cuda' "$trainer" --attention-sums any --device cpu
 refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
 
 # A program that cannot use a GPU says why.
@@ -130,6 +132,7 @@ refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process,
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
 refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16
+refused '--attention-sums any: this program was built without cuDNN' "$stand_in" --attention-sums any --precision bf16
 
 # Out of memory, beside what the plan says.
 "$stand_in" --model small --dry-run --device cuda --precision bf16 >plan.out || fail "the plan"

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <string>
 
 #include "plait/core/error.hpp"
@@ -21,13 +22,28 @@ concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>
 /// The demands of a call of attention beside its shape.
 struct attention_request {
   dtype type = dtype::bf16;  ///< of queries, keys and values
+  bool gradients = false;    ///< whether this is the backward pass
   attention_accumulate accumulate{};
-  bool statistics = false;   ///< whether the output or the gradients are in the type of statistics, float
-  bool given_delta = false;  ///< whether the backward pass is given what `attention_delta` makes
+  bool float_output = false;     ///< whether the output is in the type of statistics
+  bool float_gradients = false;  ///< whether the gradients are
+  bool has_output = true;  ///< whether the backward pass is given o, and not only what `attention_delta` made of it
 };
 
-/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Plait's alone are adding to
-/// gradients, outputs and gradients in float, a given delta and `first_visible`; masks, strides and sizes are the
+/// The shape that a library is asked about and called with for a call: rows of lse have no gaps, nor has what is made
+/// in bf16 first because its caller wants float, or a sum (kernels/cuda/attention_library.hpp).
+inline attention_shape library_shape(const attention_shape& shape, const attention_request& request) {
+  attention_shape s = shape.checked();
+  const std::int64_t q_token = s.heads * s.head_dim, k_token = s.kv_heads * s.head_dim;
+  s.lse_stride = s.q_len;
+  if (s.q_len > 0 && (!request.gradients || request.accumulate.keys_and_values)) s.k_len = s.visible(s.q_len - 1);
+  if (request.float_output) s.o_stride = q_token;
+  if (request.float_gradients || request.accumulate.queries) s.dq_stride = q_token;
+  if (request.float_gradients || request.accumulate.keys_and_values) s.dk_stride = s.dv_stride = k_token;
+  return s;
+}
+
+/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Plait's alone are
+/// `first_visible`, a backward pass without o, and queries that see nothing at all; masks, strides and sizes are the
 /// library's to judge. Throws `plait::error` where the choice is cuDNN and it cannot do this.
 inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape,
                                                const attention_request& request = {}) {
@@ -37,11 +53,11 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
     fail("attention: cuDNN is chosen, but the device was given no attention_library");
   }
   std::string alone;
-  if (request.accumulate.queries || request.accumulate.keys_and_values) alone += ", adding to gradients";
-  if (request.statistics) alone += ", results in float";
-  if (request.given_delta) alone += ", a given delta";
+  if (!request.has_output) alone += ", gradients without the output";
   if (shape.first_visible != nullptr) alone += ", first_visible";
-  const bool possible = choice.library != nullptr && alone.empty() && choice.library->supports(shape, request.type);
+  const attention_shape asked_for = library_shape(shape, request);
+  if (asked_for.q_len == 0 || asked_for.k_len == 0) return attention_backend::own;  // which writes zeros, if anything
+  const bool possible = choice.library != nullptr && alone.empty() && choice.library->supports(asked_for, request.type);
   if (forced && !possible) {
     const std::string asked =
         alone.empty() ? cat({name_of(request.type), ", head_dim = ", shape.head_dim, ", q_len = ", shape.q_len,

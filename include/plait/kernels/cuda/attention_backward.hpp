@@ -25,9 +25,9 @@ void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* de
 /// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
 /// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
 /// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
-/// d_o; where it is given o is not read, null has it made here. O, the type of o, and G, that of the gradients, are T
-/// or statistic_of<T>. Every sum has one order, so equal inputs give equal bits. Demands on the shape as for
-/// `attention_forward`.
+/// d_o; null has it made here. Where it is given, plait's kernels do not read o, which may be null, and a library does.
+/// O, the type of o, and G, that of the gradients, are T or statistic_of<T>. Every sum has one order, so equal inputs
+/// give equal bits. Demands on the shape as for `attention_forward`.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,

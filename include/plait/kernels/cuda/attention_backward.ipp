@@ -8,6 +8,7 @@
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
 #include "plait/kernels/cuda/attention_forward_mma.hpp"
+#include "plait/kernels/cuda/attention_library.hpp"
 #include "plait/kernels/cuda/attention_scalar.hpp"
 #include "plait/kernels/cuda/chunk.hpp"
 
@@ -73,11 +74,13 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
   if constexpr (std::is_same_v<T, bf16>) detail::require_vectors(s, q, k, v, o, d_o, dq, dk, dv);
   if (sizes.batch == 0) return;
   if constexpr (std::is_same_v<T, bf16>) {
-    constexpr bool plain = std::is_same_v<O, T> && std::is_same_v<G, T>;
-    const attention_request request{.accumulate = accumulate, .statistics = !plain, .given_delta = delta != nullptr};
-    if (sizes.q_len > 0 && attention_backend_for(choice, s, request) == attention_backend::cudnn) {
-      if constexpr (plain) return choice.library->backward(device, q, k, v, o, lse, d_o, dq, dk, dv, s);
-    }
+    const attention_request request{.gradients = true,
+                                    .accumulate = accumulate,
+                                    .float_output = !std::is_same_v<O, T>,
+                                    .float_gradients = !std::is_same_v<G, T>,
+                                    .has_output = o != nullptr};
+    if (attention_backend_for(choice, s, request) == attention_backend::cudnn)
+      return detail::library_backward(device, *choice.library, q, k, v, o, lse, d_o, dq, dk, dv, s, request);
   }
   buffer<cuda> made;
   if (delta == nullptr) {

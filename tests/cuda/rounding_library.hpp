@@ -1,0 +1,37 @@
+#pragma once
+
+#include "plait/kernels/cuda/attention_backward.hpp"
+#include "plait/kernels/cuda/attention_forward.hpp"
+
+namespace plait::test {
+
+/// Another library's attention as cuDNN's is: bf16 in and out, rows of lse without gaps, causal
+/// masks of what begins or ends together, gradients that are overwritten. It computes by plait's kernels, refuses to be
+/// called with what it does not support, and counts its calls.
+class rounding_library final : public attention_library {
+ public:
+  int forwards = 0, backwards = 0;
+
+  bool supports(const kernels::attention_shape& shape, dtype type) override {
+    const kernels::attention_shape s = shape.checked();
+    const bool sees_all = !s.causal || s.visible(0) == s.k_len;
+    const bool ends_together = s.q_offset + s.q_len == s.k_offset + s.k_len && s.q_len <= s.k_len;
+    return type == dtype::bf16 && s.q_len > 0 && s.k_len > 0 && s.first_visible == nullptr && s.window == 0 &&
+           s.lse_stride == s.q_len && (sees_all || s.q_offset == s.k_offset || ends_together);
+  }
+  void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
+               const kernels::attention_shape& shape) override {
+    require(supports(shape, dtype::bf16), "rounding_library: forward of a shape that it does not support");
+    kernels::attention_forward(device, q, k, v, o, lse, shape, {attention_backend::own, nullptr});
+    ++forwards;
+  }
+  void backward(cuda& device, const bf16* q, const bf16* k, const bf16* v, const bf16* o, const float* lse,
+                const bf16* d_o, bf16* dq, bf16* dk, bf16* dv, const kernels::attention_shape& shape) override {
+    require(supports(shape, dtype::bf16), "rounding_library: backward of a shape that it does not support");
+    kernels::attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, {}, nullptr,
+                                {attention_backend::own, nullptr});
+    ++backwards;
+  }
+};
+
+}  // namespace plait::test
