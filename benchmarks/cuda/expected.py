@@ -86,6 +86,7 @@ def attention_operations(direction: str, s: Shape, seq: int) -> float:
 
 RATES = {"product": 680e12, "weight gradient": 650e12}
 ATTENTION = {"own": (200e12, 100e12), "cuDNN's": (350e12, 230e12)}
+ANY_ORDER = {"cuDNN's, any order": (350e12, 1.2 * 230e12)}
 
 # Bytes for each token of a layer, as multiples of the hidden size and of the size between the MLP's products. The
 # residual sums happen inside products and norms, which read one array more for it.
@@ -100,13 +101,20 @@ LAYER_BYTES = {
     "row products of attention, backward": (4, 0),
 }
 LAUNCHES_OF_A_LAYER = 35
+# The heuristic's first choice is within 0.95 to 1.00 of the best algorithm; cuDNN's gradients of attention whose sums
+# have any order are taken to be a fifth faster than those with a fixed one.
+CHOICES = (("own attention, products by the heuristic", "own", RATES["product"]),
+           ("cuDNN's attention (`--attention-kernel auto`)", "cuDNN's", RATES["product"]),
+           ("products chosen by measuring (`--products FILE`)", "cuDNN's", 1.025 * RATES["product"]),
+           ("attention's gradients summed in any order (`--attention-sums any`)", "cuDNN's, any order",
+            1.025 * RATES["product"]))
 
 
 def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> dict[str, float]:
     """Seconds of the parts of a step. The first microbatch writes the weights' gradients, the others add to them."""
     products = s.layers * sum(linear_operations(n, s) for n in LINEARS if n != "head") + linear_operations("head", s)
     gradient = product * RATES["weight gradient"] / RATES["product"]
-    forward, backward = ATTENTION[attention]
+    forward, backward = (ATTENTION | ANY_ORDER)[attention]
     per_token = sum(h * s.hidden + f * s.ffn for h, f in LAYER_BYTES.values())
     n, m = s.parameters(), s.microbatches
     return {
@@ -190,6 +198,10 @@ def page(s: Shape) -> list[str]:
             "| kernels | bytes |", "|---|---|"]
     for name, (h, f) in LAYER_BYTES.items():
         out.append(f"| {name} | {' + '.join(f'{n} {letter}' for n, letter in ((h, 'h'), (f, 'f')) if n)} |")
+    out += ["", "Choices that a run has, one on the other, and the utilisation at each sequence length:", "",
+            "| choice | " + " | ".join(str(seq) for seq in SEQUENCES) + " |", "|---|" + "---:|" * len(SEQUENCES)]
+    for choice, attention, product in CHOICES:
+        out.append(f"| {choice} | " + " | ".join(f"{utilisation(s, seq, attention, product):.3f}" for seq in SEQUENCES) + " |")
     rates = (600e12, 650e12, 680e12, 700e12, 750e12)
     out += ["", "Utilisation if the products ran at other rates:", "",
             "| | " + " | ".join(f"{rate / 1e12:.0f} TFLOP/s" for rate in rates) + " |", "|---|" + "---:|" * len(rates)]
