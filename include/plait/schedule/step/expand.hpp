@@ -1,0 +1,173 @@
+// From a pipeline's schedule and a policy of data parallelism to a whole step: where gathers, releases, reductions and
+// updates stand among the passes. It prices nothing. Next: schedule/step/verify.hpp, which trusts none of this.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// Throws `error`, which names the knob and what is legal, where units or policy are none.
+constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
+                           const data_parallel& policy) {
+  const int stages = shape.stages(), count = static_cast<int>(units.size());
+  int stage = 0;
+  for (int u = 0; u < count; ++u) {
+    const step_unit& unit = units[static_cast<std::size_t>(u)];
+    if (unit.stage < stage || unit.stage >= stages)
+      fail({"step: unit ", u, " is of stage ", unit.stage, "; units stand in the order of stages 0 to ", stages - 1});
+    stage = unit.stage;
+    if (unit.parameters < 0) fail({"step: unit ", u, " has ", unit.parameters, " parameters; legal is 0 or more"});
+    if (unit.tied_to == -1) continue;
+    const bool there = unit.tied_to >= 0 && unit.tied_to < count && unit.tied_to != u;
+    if (!there || units[static_cast<std::size_t>(unit.tied_to)].tied_to != u)
+      fail({"step: unit ", u, " is tied to ", unit.tied_to, ", which must be another unit that is tied to it"});
+    const step_unit& twin = units[static_cast<std::size_t>(unit.tied_to)];
+    if (twin.trainable != unit.trainable || twin.parameters != unit.parameters)
+      fail({"step: units ", u, " and ", unit.tied_to, " are tied, but differ in parameters or in being trainable"});
+  }
+  if (policy.prefetch < 0) fail({"step: prefetch is ", policy.prefetch, "; legal is 0 or more"});
+  if (policy.level != zero_level::parameters && (policy.prefetch != 1 || !policy.reshard_after_forward))
+    fail({"step: prefetch = ", policy.prefetch, " and reshard_after_forward = ", policy.reshard_after_forward ? 1 : 0,
+          " would change nothing, because parameters stay gathered; they are for zero_level::parameters, and 1 and 1 "
+          "are "
+          "legal with the others"});
+  const bool shards_gradients = policy.level >= zero_level::gradients;
+  if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
+    fail({"step: gradient_buffers is ", policy.gradient_buffers,
+          shards_gradients ? "; legal is 0 or more" : ", but reduced gradients stay whole at this level; legal is 0"});
+  if (policy.gradient_buffers > 0 && shape.microbatches > 1)
+    fail({"step: gradient_buffers is ", policy.gradient_buffers, ", but gradients add up over ", shape.microbatches,
+          " microbatches, so each unit needs a buffer of its own; legal is 0"});
+  if (policy.level == zero_level::parameters && policy.prefetch > count)
+    fail({"step: prefetch is ", policy.prefetch, ", but there are ", count, " units to gather; legal is 0 to ", count});
+}
+
+/// The passes of a rank by units, with the messages between them.
+constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int rank,
+                                                  const std::vector<program_step>& program) {
+  std::vector<step_entry> out;
+  for (const program_step& line : program) {
+    if (line.kind != step_kind::compute) {
+      out.push_back({line.kind == step_kind::send ? step_op::send : step_op::receive, -1, {}, line.transfer});
+      continue;
+    }
+    const int stage = s.shape.stage_of(rank, line.action.chunk);
+    std::vector<int> mine;
+    for (std::size_t u = 0; u < s.units.size(); ++u)
+      if (s.units[u].stage == stage) mine.push_back(static_cast<int>(u));
+    if (line.action.kind != action_kind::forward) std::reverse(mine.begin(), mine.end());
+    for (const int u : mine) out.push_back({step_op::pass, u, line.action, {}});
+  }
+  return out;
+}
+
+/// Gathers and releases around the uses of units that lie sharded between them; other entries stay where they are.
+constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std::vector<step_entry>& passes) {
+  std::vector<std::size_t> uses;  // places in `passes`
+  for (std::size_t i = 0; i < passes.size(); ++i)
+    if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind)) uses.push_back(i);
+  // A unit is kept from one use to the next where its gather for that would start before, or where it is not released.
+  const auto keeps = [&](std::size_t k) {
+    const step_entry& e = passes[uses[k]];
+    for (std::size_t next = k + 1; next < uses.size(); ++next) {
+      if (passes[uses[next]].unit != e.unit) continue;
+      if (!s.policy.reshard_after_forward && e.pass.kind == action_kind::forward) return true;
+      return next - k <= static_cast<std::size_t>(s.policy.prefetch);
+    }
+    return false;
+  };
+  std::vector<step_entry> out;
+  std::vector<bool> gathered(s.units.size(), false);
+  std::size_t ahead = 0, k = 0;  // the next use whose gather is not placed, and the next use
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const bool use = k < uses.size() && uses[k] == i;
+    if (use) {
+      for (; ahead < uses.size() && ahead <= k + static_cast<std::size_t>(s.policy.prefetch); ++ahead) {
+        const auto u = static_cast<std::size_t>(passes[uses[ahead]].unit);
+        if (gathered[u]) continue;
+        out.push_back({step_op::gather, static_cast<int>(u), {}, {}});
+        gathered[u] = true;
+      }
+    }
+    out.push_back(passes[i]);
+    if (!use) continue;
+    if (!keeps(k)) {
+      out.push_back({step_op::release, passes[i].unit, {}, {}});
+      gathered[static_cast<std::size_t>(passes[i].unit)] = false;
+    }
+    ++k;
+  }
+  return out;
+}
+
+/// Reductions: each at once after the last addition to its unit's gradient, or all at the end, in that order.
+constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const std::vector<step_entry>& passes,
+                                                  std::vector<int>& order) {
+  std::vector<std::size_t> last(s.units.size(), passes.size());
+  for (std::size_t i = 0; i < passes.size(); ++i)
+    if (passes[i].op == step_op::pass && adds_gradient(passes[i].pass.kind))
+      last[static_cast<std::size_t>(passes[i].unit)] = i;
+  std::vector<step_entry> out;
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    out.push_back(passes[i]);
+    const int u = passes[i].unit;
+    if (passes[i].op != step_op::pass || last[static_cast<std::size_t>(u)] != i) continue;
+    const step_unit& unit = s.units[static_cast<std::size_t>(u)];
+    if (!unit.trainable) continue;
+    order.push_back(u);
+    // Both ends of a tie wait until all else is on its way, for their ranks must start ties in one order.
+    if (s.policy.overlap && unit.tied_to < 0) out.push_back({step_op::reduce, u, {}, {}});
+  }
+  const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
+  std::vector<int> ties;
+  for (const int u : order) {
+    if (twin_of(u) >= 0) ties.push_back(u);
+    if (twin_of(u) < 0 && !s.policy.overlap) out.push_back({step_op::reduce, u, {}, {}});
+  }
+  std::sort(ties.begin(), ties.end(), [&](int a, int b) { return std::min(a, twin_of(a)) < std::min(b, twin_of(b)); });
+  for (const int u : ties) out.push_back({step_op::reduce, u, {}, {}});
+  return out;
+}
+
+}  // namespace detail
+
+/// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
+/// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit;
+/// the norm; updates in the order of the reductions; and gathers of what was updated, in the order in which the next
+/// step uses it. The schedule must be one that `verify` accepts. Throws `error` for units in another order than their
+/// stages', and for a knob that would change nothing.
+constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
+                               const schedule_costs& costs = {}) {
+  detail::require_legal("step", s.shape);
+  detail::check_units(s.shape, units, policy);
+  step_schedule out{s.shape, policy, std::move(units), {}};
+  const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
+  for (int r = 0; r < s.shape.ranks; ++r) {
+    std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
+    std::vector<int> order;
+    entries = detail::with_reductions(out, entries, order);
+    if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
+    for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
+      out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
+    if (policy.clip) entries.push_back({step_op::norm, -1, {}, {}});
+    for (const int u : order) entries.push_back({step_op::update, u, {}, {}});
+    if (policy.level == zero_level::optimizer || policy.level == zero_level::gradients) {
+      std::sort(order.begin(), order.end());
+      for (const int u : order) entries.push_back({step_op::gather, u, {}, {}});
+    }
+    out.programs.push_back(std::move(entries));
+  }
+  return out;
+}
+
+}  // namespace plait

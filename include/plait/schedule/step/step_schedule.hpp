@@ -1,0 +1,106 @@
+// A training step as data: the passes of a pipeline by units of parameters, and what data parallelism adds to them,
+// gathers, releases, reductions, the norm and updates, in one order for each rank. Nothing runs here. Next:
+// schedule/step/expand.hpp makes one of a pipeline's schedule, schedule/step/verify.hpp checks it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plait/core/text.hpp"
+#include "plait/schedule/program.hpp"
+
+namespace plait {
+
+/// Parameters that are gathered, reduced and updated together: by default those of a block, the embedding, the head. A
+/// forward pass of a stage goes through its units in order, a backward pass in the reverse order.
+struct step_unit {
+  int stage = 0;                ///< whose pass uses it
+  std::int64_t parameters = 0;  ///< elements on a rank, when they are gathered over the data axes
+  bool trainable = true;
+  /// The unit of another stage that holds the same parameters, such as a tied embedding: the two reduce together. -1:
+  /// none.
+  int tied_to = -1;
+  /// Which buffer of a pool holds its gradient from the first addition to the end of its reduction, for which the next
+  /// user of the buffer waits; -1: its own.
+  int gradient_buffer = -1;
+};
+
+/// How many of parameter, gradient and optimizer state are sharded over the data axes (ZeRO, arXiv 1910.02054): none;
+/// the optimizer state; also the reduced gradient; also the parameters between their uses.
+enum class zero_level : std::uint8_t { replicated, optimizer, gradients, parameters };
+
+/// A policy of data parallelism as data: where a unit's parameters, gradient and optimizer state lie, and how far
+/// communication runs ahead of its users.
+struct data_parallel {
+  zero_level level = zero_level::replicated;
+  /// Level `parameters`: how many uses ahead a unit's gather starts; 0: when it is needed.
+  int prefetch = 1;
+  /// Level `parameters`: whether a unit is released after a forward pass, and gathered again for the backward pass.
+  bool reshard_after_forward = true;
+  /// Whether a unit's reduction starts when its last gradient is there; else all start after the last pass.
+  bool overlap = true;
+  /// Levels from `gradients` on: how many buffers the units share for gradients that are not reduced; 0: each has its
+  /// own, as accumulation over microbatches needs.
+  int gradient_buffers = 0;
+  /// Whether every update needs the norm over all gradients of the step, to clip by it.
+  bool clip = true;
+};
+
+/// The kinds of a step's entries. Gathers, reductions, sends and receives are started where they stand; whoever needs
+/// one waits for it: a pass for its unit's gather, the norm and updates for reductions.
+enum class step_op : std::uint8_t { pass, send, receive, gather, release, reduce, norm, update };
+
+/// One entry of a rank's step.
+struct step_entry {
+  step_op op = step_op::pass;
+  int unit = -1;            ///< of a pass, gather, release, reduction or update
+  plait::action pass{};     ///< of a pass: which one
+  plait::transfer message;  ///< of a send or a receive
+
+  friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
+};
+
+/// "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
+inline std::string describe(const step_entry& e) {
+  switch (e.op) {
+    case step_op::pass:
+      return cat({describe(e.pass), " of unit ", e.unit});
+    case step_op::send:
+      return "send " + describe(e.message);
+    case step_op::receive:
+      return "receive " + describe(e.message);
+    case step_op::gather:
+      return cat({"gather of unit ", e.unit});
+    case step_op::release:
+      return cat({"release of unit ", e.unit});
+    case step_op::reduce:
+      return cat({"reduction of unit ", e.unit});
+    case step_op::update:
+      return cat({"update of unit ", e.unit});
+    default:
+      return "the norm";
+  }
+}
+
+/// A whole step: what every rank of a pipeline does, in order. Ranks along the data axes do the same.
+struct step_schedule {
+  pipeline_shape shape;
+  data_parallel policy;
+  std::vector<step_unit> units;                   ///< of all stages, in the order of a forward pass
+  std::vector<std::vector<step_entry>> programs;  ///< of each rank of the pipeline
+
+  /// Whether parameters lie gathered between steps.
+  constexpr bool gathered_between_steps() const { return policy.level != zero_level::parameters; }
+  constexpr int rank_of(int unit) const { return shape.rank_of(units[static_cast<std::size_t>(unit)].stage); }
+};
+
+/// Whether a pass adds to the gradient of its unit.
+constexpr bool adds_gradient(action_kind kind) {
+  return kind == action_kind::backward || kind == action_kind::weight_backward;
+}
+/// Whether a pass reads the parameters of its unit. The gradients of weights are made of activations alone.
+constexpr bool reads_parameters(action_kind kind) { return kind != action_kind::weight_backward; }
+
+}  // namespace plait

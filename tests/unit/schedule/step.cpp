@@ -1,0 +1,384 @@
+// program: schedules
+// Whole steps: what the expansion makes is accepted for every schedule and policy, and faults that are put into it are
+// refused by a text that names both entries.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "plait/schedule/parse.hpp"
+#include "plait/schedule/step/expand.hpp"
+#include "plait/schedule/step/simulate.hpp"
+#include "plait/schedule/step/verify.hpp"
+
+using namespace plait;
+
+namespace {
+
+/// `each` units in every stage; with more than one stage, the first and the last unit may be tied.
+std::vector<step_unit> units_of(int stages, int each, bool tied = false) {
+  std::vector<step_unit> units;
+  for (int stage = 0; stage < stages; ++stage)
+    for (int i = 0; i < each; ++i) units.push_back({.stage = stage, .parameters = 100});
+  if (tied) units.front().tied_to = stages * each - 1, units.back().tied_to = 0;
+  return units;
+}
+
+step_schedule step_of(const char* name, int ranks, int microbatches, const data_parallel& policy, int each = 3,
+                      bool tied = false) {
+  const schedule s = parse_schedule(name, ranks, microbatches);
+  return expand(s, units_of(s.shape.stages(), each, tied), policy);
+}
+
+std::string text_of(const std::vector<step_entry>& program) {
+  std::string text;
+  for (const step_entry& e : program) {
+    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update"};
+    if (!text.empty()) text += ' ';
+    text += names[static_cast<int>(e.op)];
+    if (e.op == step_op::pass) text += std::string(1, letter(e.pass.kind)) + std::to_string(e.pass.microbatch) + ":";
+    if (e.unit >= 0) text += std::to_string(e.unit);
+  }
+  return text;
+}
+
+int place_of(const step_schedule& s, int rank, step_op op, int unit, int which = 0) {
+  const std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
+  for (std::size_t i = 0; i < program.size(); ++i)
+    if (program[i].op == op && program[i].unit == unit && which-- == 0) return static_cast<int>(i);
+  FAIL("there is no such entry");
+  return -1;
+}
+void move(step_schedule& s, int rank, int from, int to) {
+  std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
+  const step_entry e = program[static_cast<std::size_t>(from)];
+  program.erase(program.begin() + from);
+  program.insert(program.begin() + to, e);
+}
+void erase(step_schedule& s, int rank, int at) {
+  s.programs[static_cast<std::size_t>(rank)].erase(s.programs[static_cast<std::size_t>(rank)].begin() + at);
+}
+void insert(step_schedule& s, int rank, int at, const step_entry& e) {
+  s.programs[static_cast<std::size_t>(rank)].insert(s.programs[static_cast<std::size_t>(rank)].begin() + at, e);
+}
+
+constexpr data_parallel plain{}, zero1{.level = zero_level::optimizer}, zero2{.level = zero_level::gradients},
+    zero3{.level = zero_level::parameters};
+
+}  // namespace
+
+TEST_CASE("the step of each policy, by hand") {
+  CHECK(text_of(step_of("gpipe", 1, 1, plain, 2).programs[0]) ==
+        "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 norm update1 update0");
+  CHECK(text_of(step_of("gpipe", 1, 2, zero1, 2).programs[0]) ==
+        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 norm update1 update0 gather0 gather1");
+  CHECK(text_of(
+            step_of("gpipe", 1, 1, {.level = zero_level::gradients, .overlap = false, .clip = false}, 2).programs[0]) ==
+        "F0:0 F0:1 B0:1 B0:0 reduce1 reduce0 update1 update0 gather0 gather1");
+  CHECK(text_of(step_of("gpipe", 1, 1, {.level = zero_level::parameters, .prefetch = 0}, 2).programs[0]) ==
+        "gather0 F0:0 release0 gather1 F0:1 release1 gather1 B0:1 release1 reduce1 gather0 B0:0 release0 reduce0 norm "
+        "update1 update0");
+  CHECK(text_of(step_of("gpipe", 1, 1, zero3, 3).programs[0]) ==
+        "gather0 gather1 F0:0 release0 gather2 F0:1 release1 F0:2 gather1 B0:2 release2 reduce2 gather0 B0:1 release1 "
+        "reduce1 B0:0 release0 reduce0 norm update2 update1 update0");
+  CHECK(text_of(
+            step_of("gpipe", 1, 1, {.level = zero_level::parameters, .reshard_after_forward = false}, 2).programs[0]) ==
+        "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update1 update0");
+}
+
+TEST_CASE("every schedule under every policy makes a step that is right") {
+  int steps = 0;
+  for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v", "dualpipe_v", "v_half"})
+    for (const int ranks : {1, 2, 4})
+      for (const int microbatches : {1, 2, 5, 8, 16})
+        for (const zero_level level :
+             {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+          for (const bool overlap : {true, false})
+            for (const int prefetch : {0, 1, 3}) {
+              data_parallel policy{.level = level, .overlap = overlap};
+              if (level == zero_level::parameters) policy.prefetch = prefetch;
+              policy.reshard_after_forward = level != zero_level::parameters || prefetch != 3;
+              step_schedule s;
+              try {
+                s = step_of(name, ranks, microbatches, policy, 3, ranks > 1);
+              } catch (const error&) {
+                CHECK_THROWS_AS(parse_schedule(name, ranks, microbatches), error);
+                continue;  // the schedule has no such sizes
+              }
+              ++steps;
+              const step_verdict v = verify(s);
+              CAPTURE(name);
+              CAPTURE(ranks);
+              CAPTURE(microbatches);
+              CAPTURE(static_cast<int>(level));
+              CHECK(describe(v) == "ok");
+              for (int r = 0; r < ranks; ++r) {
+                const auto& program = s.programs[static_cast<std::size_t>(r)];
+                const auto count = [&](step_op op) {
+                  return std::count_if(program.begin(), program.end(), [&](const step_entry& e) { return e.op == op; });
+                };
+                const auto units = 3 * s.shape.chunks;
+                CHECK(count(step_op::reduce) == units);  // whatever the number of microbatches
+                CHECK(count(step_op::update) == units);
+                if (level != zero_level::parameters)
+                  CHECK(count(step_op::gather) == (level == zero_level::replicated ? 0 : units));
+              }
+            }
+  CHECK(steps > 1000);
+}
+
+TEST_CASE("faults in a step are refused, and both entries are named") {
+  const auto refused = [](const step_schedule& s, const std::string& text, const step_memory& memory = {}) {
+    CHECK(describe(verify(s, memory)) == text);
+  };
+  const step_schedule three = step_of("gpipe", 1, 2, zero3), one = step_of("gpipe", 1, 2, zero1);
+  REQUIRE(describe(verify(three)) == "ok");
+  REQUIRE(describe(verify(one)) == "ok");
+
+  step_schedule s = three;  // gather too late
+  move(s, 0, place_of(s, 0, step_op::gather, 0), 3);
+  refused(s, "rank 0, entry 1 (F0.0 of unit 0): a pass reads parameters that were not gathered");
+
+  s = three;  // release too early
+  move(s, 0, place_of(s, 0, step_op::release, 1), place_of(s, 0, step_op::pass, 1));
+  refused(s,
+          "rank 0, entry 6 (F0.0 of unit 1): a pass reads parameters that were released; see entry 5 (release of unit "
+          "1)");
+
+  s = three;  // never released
+  erase(s, 0, place_of(s, 0, step_op::release, 0, 3));
+  refused(s,
+          "rank 0, release of unit 0: parameters that begin a step released end it gathered; see entry 30 (gather of "
+          "unit 0)");
+
+  s = three;
+  insert(s, 0, 1, {step_op::gather, 0, {}, {}});
+  refused(
+      s,
+      "rank 0, entry 1 (gather of unit 0): parameters are gathered that lie gathered; see entry 0 (gather of unit 0)");
+
+  s = three;
+  insert(s, 0, 0, {step_op::release, 2, {}, {}});
+  refused(s, "rank 0, entry 0 (release of unit 2): parameters are released that do not lie gathered");
+
+  s = one;  // reduced before the last microbatch
+  move(s, 0, place_of(s, 0, step_op::reduce, 1), place_of(s, 0, step_op::pass, 1, 2) + 1);
+  refused(s,
+          "rank 0, entry 12 (B1.0 of unit 1): a pass adds to a gradient whose reduction has begun: it must come after "
+          "the last microbatch; see entry 8 (reduction of unit 1)");
+
+  s = one;  // once for each microbatch
+  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce, 2, {}, {}});
+  refused(
+      s,
+      "rank 0, entry 15 (reduction of unit 2): a gradient is reduced twice, which would count it more than once; see "
+      "entry 10 (reduction of unit 2)");
+
+  s = one;  // the norm without one unit
+  move(s, 0, place_of(s, 0, step_op::reduce, 0), place_of(s, 0, step_op::norm, -1));
+  refused(
+      s,
+      "rank 0, entry 14 (the norm): the norm is taken before a gradient is reduced; see entry 15 (reduction of unit "
+      "0)");
+
+  s = one;  // a unit that is never reduced
+  erase(s, 0, place_of(s, 0, step_op::reduce, 0));
+  refused(s, "rank 0, reduction of unit 0: a gradient is never reduced; see entry 14 (the norm)");
+
+  s = one;  // clipped by a norm that comes later
+  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 2));
+  refused(s,
+          "rank 0, entry 15 (update of unit 2): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 10 (reduction of unit 2)");
+
+  s = one;
+  move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
+  refused(s,
+          "rank 0, entry 10 (update of unit 2): parameters are updated before their gradient is reduced; see entry 9 "
+          "(B1.0 of unit 2)");
+
+  s = one;
+  insert(s, 0, place_of(s, 0, step_op::update, 1), {step_op::update, 2, {}, {}});
+  refused(s, "rank 0, entry 17 (update of unit 2): parameters are updated twice; see entry 16 (update of unit 2)");
+
+  s = step_of("gpipe", 1, 2, plain);
+  erase(s, 0, place_of(s, 0, step_op::update, 1));
+  refused(s, "rank 0, update of unit 1: parameters are never updated; see entry 12 (reduction of unit 1)");
+
+  s = one;  // the next step would use stale parameters
+  erase(s, 0, place_of(s, 0, step_op::gather, 1));
+  refused(
+      s,
+      "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not gathered; "
+      "see entry 17 (update of unit 1)");
+
+  s = one;  // a shard of the last step is gathered
+  move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
+  refused(s, "rank 0, entry 17 (gather of unit 1): parameters are gathered that lie gathered");
+
+  s = one;
+  erase(s, 0, place_of(s, 0, step_op::norm, -1));
+  refused(s,
+          "rank 0, entry 15 (update of unit 2): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 10 (reduction of unit 2)");
+
+  s = one;  // units of a pass in the wrong order
+  move(s, 0, place_of(s, 0, step_op::pass, 1), 0);
+  refused(s,
+          "rank 0, entry 0 (F0.0 of unit 1): a pass goes through all units of its stage, forward in their order and "
+          "backward in the reverse");
+
+  s = one;  // two gradients in one buffer
+  s.units[0].gradient_buffer = s.units[1].gradient_buffer = 0;
+  refused(s,
+          "rank 0, entry 8 (B0.0 of unit 0): a pass adds to a gradient in a buffer that holds another unit's, whose "
+          "reduction has not begun; see entry 7 (B0.0 of unit 1)");
+
+  s = one;  // frozen
+  s.units[1].trainable = false;
+  refused(s, "rank 0, entry 12 (reduction of unit 1): a frozen unit has no gradient to reduce and nothing to update");
+
+  s = step_of("1f1b", 2, 4, plain, 2, true);  // the tie and the norm, in opposite orders
+  REQUIRE(describe(verify(s)) == "ok");
+  s.policy.clip = false;
+  move(s, 1, place_of(s, 1, step_op::norm, -1), place_of(s, 1, step_op::reduce, 3));
+  const std::string crossed = describe(verify(s));
+  CHECK(crossed.find("rank 1, entry") == 0);  // the norm does not wait for the tie's gradient
+  CHECK(crossed.find("the norm is taken before a gradient is reduced") != std::string::npos);
+
+  s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive within a pass
+  move(s, 1, place_of(s, 1, step_op::receive, -1), place_of(s, 1, step_op::pass, 2));
+  refused(
+      s,
+      "rank 1, entry 2 (receive activation 0: stage 0 -> 1): a message stands between the units of one pass, which is "
+      "one action of the pipeline");
+}
+
+TEST_CASE("two ties between two ranks must be reduced in one order") {
+  step_schedule s = step_of("1f1b", 2, 4, plain, 3);
+  s.units[0].tied_to = 5, s.units[5].tied_to = 0, s.units[1].tied_to = 4, s.units[4].tied_to = 1;
+  const std::string text = describe(verify(s));
+  // Rank 0 reduces unit 1 before unit 0, rank 1 unit 5 before unit 4.
+  CHECK(text.find("two ranks start the collectives that they share in different orders") != std::string::npos);
+  CHECK(text.find("(reduction of unit 1)") != std::string::npos);
+  CHECK(text.find("(reduction of unit 5)") != std::string::npos);
+  s = expand(parse_schedule("1f1b", 2, 4), s.units, plain);
+  CHECK(describe(verify(s)) == "ok");
+}
+
+TEST_CASE("peaks of memory, and limits") {
+  const step_memory memory{.parameter = 2, .gradient = 4, .data_ranks = 4};
+  // Four units of 100: everything gathered, all gradients.
+  CHECK(peak_bytes(step_of("gpipe", 1, 1, plain, 4), 0, memory) == 4 * 100 * (2.0 + 4));
+  // The first unit's backward pass: it is gathered, three lie in parts, and all gradients are there.
+  CHECK(peak_bytes(step_of("gpipe", 1, 1, zero3, 4), 0, memory) == 100 * (1 * 2.0 + 3 * 0.5 + 4 * 4.0));
+  data_parallel pool = zero3;
+  pool.gradient_buffers = 2;
+  const step_schedule s = step_of("gpipe", 1, 1, pool, 4);
+  CHECK(describe(verify(s)) == "ok");
+  // The second unit's: it and the first are gathered, two buffers, and the parts of two reduced gradients.
+  CHECK(peak_bytes(s, 0, memory) == 100 * (2 * 2.0 + 2 * 0.5 + 2 * 4.0 + 2 * 1.0));
+  step_memory limited = memory;
+  limited.most = 1000;
+  const std::string text = describe(verify(step_of("gpipe", 1, 1, plain, 4), limited));
+  CHECK(text.find("parameters and gradients are over the limit: 1200") != std::string::npos);
+}
+
+TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
+  const auto refused = [](const data_parallel& policy, const char* text) {
+    CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
+  };
+  refused(
+      {.level = zero_level::optimizer, .prefetch = 2},
+      "step: prefetch = 2 and reshard_after_forward = 1 would change nothing, because parameters stay gathered; they "
+      "are for zero_level::parameters, and 1 and 1 are legal with the others");
+  refused({.level = zero_level::parameters, .prefetch = 4},
+          "step: prefetch is 4, but there are 3 units to gather; legal is 0 to 3");
+  refused({.level = zero_level::parameters, .prefetch = -1}, "step: prefetch is -1; legal is 0 or more");
+  refused({.level = zero_level::optimizer, .gradient_buffers = 2},
+          "step: gradient_buffers is 2, but reduced gradients stay whole at this level; legal is 0");
+  refused(
+      {.level = zero_level::gradients, .gradient_buffers = 2},
+      "step: gradient_buffers is 2, but gradients add up over 2 microbatches, so each unit needs a buffer of its own; "
+      "legal is 0");
+  std::vector<step_unit> units = units_of(2, 2);
+  std::swap(units.front(), units.back());
+  CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
+                       "step: unit 1 is of stage 0; units stand in the order of stages 0 to 1", error);
+  units = units_of(2, 2);
+  units[0].tied_to = 3;
+  CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
+                       "step: unit 0 is tied to 3, which must be another unit that is tied to it", error);
+}
+
+namespace {
+
+step_costs costs_of(const step_schedule& s, double bandwidth, int data_ranks = 2) {
+  step_costs costs;
+  costs.units.assign(s.units.size(), action_times{});
+  costs.data_ranks = data_ranks;
+  costs.bandwidth = bandwidth;
+  costs.gather_bytes = costs.reduce_bytes = 1;
+  return costs;
+}
+
+}  // namespace
+
+TEST_CASE("a step without communication takes what its pipeline takes") {
+  for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})
+    for (const double message : {0.0, 0.5}) {
+      const schedule pipeline = parse_schedule(name, 4, 8);
+      const step_schedule s = expand(pipeline, units_of(pipeline.shape.stages(), 3), plain);
+      step_costs costs = costs_of(s, 0);
+      costs.message = message;
+      schedule_costs same{.link = message};
+      same.stages.assign(static_cast<std::size_t>(pipeline.shape.stages()), {3, 6, 3, 3});
+      CAPTURE(name);
+      CHECK(simulate(s, costs).period == doctest::Approx(simulate(pipeline, same).makespan));
+    }
+}
+
+TEST_CASE("reductions hide behind the backward pass, as far as the link allows") {
+  // Four units of 100, forward 1 and backward 2 each: 12 in all. An all-reduce over 2 ranks sends 100 bytes.
+  data_parallel late;
+  late.overlap = false;
+  const step_schedule s = step_of("gpipe", 1, 1, plain, 4), without = step_of("gpipe", 1, 1, late, 4);
+  const step_simulation fast = simulate(s, costs_of(s, 100));  // each takes 1, and only the last is seen
+  CHECK(fast.period == doctest::Approx(13));
+  CHECK(fast.hidden_share() == doctest::Approx(0.75));
+  CHECK(fast.waited(0, step_op::norm) == doctest::Approx(1));
+  CHECK(simulate(without, costs_of(without, 100)).period == doctest::Approx(16));
+  CHECK(simulate(without, costs_of(without, 100)).hidden_share() == doctest::Approx(0));
+  // Each takes 4: the first is through 4 after its pass, and the others queue behind it.
+  const step_simulation slow = simulate(s, costs_of(s, 25));
+  CHECK(slow.period == doctest::Approx(4 + 2 + 4 * 4));
+  CHECK(slow.hidden_share() == doctest::Approx(6.0 / 16));
+}
+
+TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {
+  // ZeRO 1 over 2 ranks: each reduction and each gather sends 50 bytes.
+  const step_schedule one = step_of("gpipe", 1, 1, zero1, 4);
+  const step_simulation first = simulate(one, costs_of(one, 50));  // each takes 1, as a forward pass of a unit does
+  CHECK(first.period == doctest::Approx(12 + 1 + 1));              // the last reduction, the first gather
+  // ZeRO 3, a use ahead: the first gather is seen, and the last reduction.
+  const step_schedule three = step_of("gpipe", 1, 1, zero3, 4);
+  const step_simulation ahead = simulate(three, costs_of(three, 50));
+  CHECK(ahead.waited(0, step_op::pass) == doctest::Approx(1));
+  data_parallel none = zero3;
+  none.prefetch = 0;
+  const step_schedule behind = step_of("gpipe", 1, 1, none, 4);
+  CHECK(simulate(behind, costs_of(behind, 50)).period > ahead.period + 3);
+  CHECK(simulate(behind, costs_of(behind, 50)).hidden_share() < ahead.hidden_share());
+}
+
+TEST_CASE("a gather and a reduction share the link") {
+  // During unit 1's backward pass, the reduction of unit 2 and the gather of unit 0 are both on their way.
+  const step_schedule s = step_of("gpipe", 1, 1, zero3, 3);
+  const step_simulation alone = simulate(s, costs_of(s, 50)), half = simulate(s, costs_of(s, 25));
+  CHECK(half.link_busy[0] == doctest::Approx(2 * alone.link_busy[0]));
+  // All bytes: 5 gathers (the last unit is kept from its forward to its backward pass) and 3 reductions, of 50 each.
+  CHECK(alone.link_busy[0] == doctest::Approx(8));
+  CHECK(half.period > alone.period);
+}
