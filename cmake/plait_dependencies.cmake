@@ -181,7 +181,7 @@ function(plait_add_compiled_cuda folder)
       "project(... LANGUAGES CXX CUDA), before find_package(plait COMPONENTS compiled_cuda)")
   endif()
   add_library(plait_compiled_cuda STATIC EXCLUDE_FROM_ALL
-    "${folder}/compiled_cuda.cu" "${folder}/compiled_cuda_double.cu")
+    "${folder}/compiled_cuda.cu" "${folder}/compiled_cuda_double.cu" "${folder}/compiled_cuda_sort.cu")
   add_library(plait::compiled_cuda ALIAS plait_compiled_cuda)
   set_target_properties(plait_compiled_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # plait::cuda brings it
   target_link_libraries(plait_compiled_cuda PUBLIC plait::cuda)

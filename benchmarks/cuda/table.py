@@ -22,7 +22,7 @@ PARTS = {"attention": r"attention|flash|fmha|sdpa|merge_heads",
          "norms": r"norm_(forward|backward)|rms|layer_",
          "SwiGLU": r"swiglu",
          "rotary positions": r"rope",
-         "embedding and loss": r"cross_entropy|softmax|embedding|bucket|add_pieces|add_partials|lookup",
+         "embedding and loss": r"cross_entropy|softmax|embedding|rows_of_tokens|RadixSort|bounds_of_rows|add_pieces|add_partials|lookup",
          "optimizer and gradients' norm": r"adamw|squares|clip",
          "copies, casts and fills": r"map_kernel|copy|memset|memcpy|cast|fill"}
 

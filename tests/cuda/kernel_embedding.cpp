@@ -8,6 +8,7 @@
 
 #include "device_array.hpp"
 #include "kernel_embedding_reference.hpp"
+#include "plait/device/cuda_graph.hpp"
 #include "plait/kernels/cuda/embedding.hpp"
 
 namespace {
@@ -113,9 +114,10 @@ TEST_CASE("a row's tokens are added in their order") {
   check_order(std::vector<int64_t>(129, 1), 2);
   check_order(std::vector<int64_t>(65, 1), 2);
   check_order(std::vector<int64_t>(64, 1), 2);
-  std::vector<int64_t> ids = ids_of(66000, 7);  // more than a bitmap holds
+  std::vector<int64_t> ids = ids_of(66000, 7);
   std::fill(ids.begin() + 65500, ids.end(), 5);
   check_order(ids, 7);
+  check_order(ids, 70000);  // rows of more than 16 bits
 }
 
 TEST_CASE("an id outside the vocabulary is reported when the device is waited for") {
@@ -128,4 +130,24 @@ TEST_CASE("an id outside the vocabulary is reported when the device is waited fo
   plait::kernels::embedding_backward<float>(device, tokens.data(), y.data(), d.data(), 3, 2, 0, 3, 3);
   CHECK_THROWS_WITH_AS(device.synchronize(), "embedding: token 0 has id 3, legal are 0 to 2", plait::error);
   CHECK(d.read() == values{1, 1, 1, 1, 0, 0});
+}
+
+TEST_CASE("the gradient of a recorded step is the one that runs at once") {
+  cuda device;
+  const std::vector<int64_t> ids = ids_of(700, 501);
+  device_array<int64_t> tokens(device, ids);
+  number_array<float> dy(device, random_values<float>(700 * 24, 2)), at_once(device, 501 * 24),
+      recorded(device, 501 * 24);
+  const auto add_to = [&](number_array<float>& to) {
+    plait::kernels::embedding_backward<float>(device, tokens.data(), dy.data(), to.data(), 700, 24, 0, 501, 501);
+  };
+  add_to(at_once);
+  plait::cuda_graph graph(device);
+  graph.record([&] { add_to(recorded); });
+  for (int replay = 0; replay < 2; ++replay) {
+    device.zero(recorded.data(), 501 * 24 * sizeof(float), device.main_stream());
+    graph.launch();
+    device.synchronize();
+    CHECK(same_bits(recorded.raw(), at_once.raw()));
+  }
 }

@@ -6,8 +6,8 @@
 
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
+#include "plait/kernels/cuda/sorted_tokens.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
-#include "plait/kernels/cuda/token_buckets.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 
 namespace plait::kernels {
@@ -47,28 +47,28 @@ __global__ static void look_up(const Id* ids, const T* table, T* y, std::int64_t
 /// Tokens of a row that are added up in one piece, by one block for each part of the columns.
 inline constexpr int piece_tokens = 128;
 
-/// Blocks (token, part of the columns); the block of the first token of a piece adds the piece's tokens in order: the
-/// first piece of a row to the row, the others to row (start + place) / piece_tokens of `partial`, which is another one
-/// for each. Every thread has N columns.
-template <class T, class Id, int N>
-__global__ static void add_pieces(const Id* ids, const T* dy, gradient_of<T>* dtable, gradient_of<T>* partial,
-                                  std::int64_t tokens, std::int64_t width, std::int64_t first, token_buckets b) {
+/// Blocks (place, part of the columns); the block of the first place of a piece adds the piece's tokens in order: the
+/// first piece of a row to the row, the others to row place / piece_tokens of `partial`, which is another one for each.
+/// Every thread has N columns.
+template <class T, int N>
+__global__ static void add_pieces(const T* dy, gradient_of<T>* dtable, gradient_of<T>* partial, std::int64_t tokens,
+                                  std::int64_t width, sorted_tokens s) {
   using G = gradient_of<T>;
   constexpr int at_once = 8;  // loads in flight
-  for (std::int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    const int place = b.place[token];
-    if (place % piece_tokens != 0) continue;  // -1 is no piece either
-    const std::int64_t row = static_cast<std::int64_t>(ids[token]) - first;
-    const int begin = b.start[row] + place, left = b.count[row] - place;
-    const int* const piece = b.ordered + begin;
+  for (std::int64_t place = blockIdx.x; place < tokens; place += gridDim.x) {
+    const std::uint32_t row = s.row[place];
+    if (row == s.rows) return;  // and so have all places behind it
+    const int at = static_cast<int>(place), begin = s.begin[row], left = s.end[row] - at;
+    if ((at - begin) % piece_tokens != 0) continue;
+    const int* const piece = s.token + at;
     const int size = left < piece_tokens ? left : piece_tokens;
-    G* const out = place == 0 ? dtable + row * width : partial + begin / piece_tokens * width;
+    G* const out = at == begin ? dtable + row * width : partial + place / piece_tokens * width;
     const std::int64_t part = static_cast<std::int64_t>(gridDim.y) * blockDim.x * N;
     for (std::int64_t c = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N; c < width;
          c += part) {
       auto* const target = reinterpret_cast<element_pack<G, N>*>(out + c);
       element_pack<G, N> total{};
-      if (place == 0) total = *target;
+      if (at == begin) total = *target;
       for (int i = 0; i < size; i += at_once) {
         element_pack<T, N> some[at_once];
         PLAIT_UNROLL
@@ -87,24 +87,23 @@ __global__ static void add_pieces(const Id* ids, const T* dy, gradient_of<T>* dt
   }
 }
 
-/// Adds the pieces of a row beyond its first to it, in order. Blocks (some tokens, part of the columns) look for rows
-/// of several pieces among their tokens.
-template <class T, class Id>
-__global__ static void add_partials(const Id* ids, gradient_of<T>* dtable, const gradient_of<T>* partial,
-                                    std::int64_t tokens, std::int64_t width, std::int64_t first, token_buckets b) {
-  using G = gradient_of<T>;
-  __shared__ int found[bucket_threads];
+/// Adds the pieces of a row beyond its first to it, in order. Blocks (some places, part of the columns) look for rows
+/// of several pieces that begin among their places.
+template <class G>
+__global__ static void add_partials(G* dtable, const G* partial, std::int64_t tokens, std::int64_t width,
+                                    sorted_tokens s) {
+  __shared__ std::uint32_t found[sorting_threads];
   __shared__ int count;
-  const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * blockDim.x, token = base + threadIdx.x;
+  const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (threadIdx.x == 0) count = 0;
   __syncthreads();
-  if (token < tokens && b.place[token] == 0 && b.count[static_cast<std::int64_t>(ids[token]) - first] > piece_tokens)
-    found[atomicAdd(&count, 1)] = static_cast<int>(threadIdx.x);
+  const std::uint32_t own = place < tokens ? s.row[place] : s.rows;
+  if (own != s.rows && s.begin[own] == place && s.end[own] - place > piece_tokens) found[atomicAdd(&count, 1)] = own;
   __syncthreads();
   const int here = count;
   for (int i = 0; i < here; ++i) {
-    const std::int64_t row = static_cast<std::int64_t>(ids[base + found[i]]) - first;
-    const int begin = b.start[row] / piece_tokens, pieces = (b.count[row] + piece_tokens - 1) / piece_tokens;
+    const std::uint32_t row = found[i];
+    const int begin = s.begin[row] / piece_tokens, pieces = (s.end[row] - s.begin[row] - 1) / piece_tokens + 1;
     const std::int64_t part = static_cast<std::int64_t>(gridDim.y) * blockDim.x;
     for (std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x; c < width; c += part) {
       G total = dtable[row * width + c];
@@ -131,12 +130,11 @@ void embedding_forward(cuda& device, const Id* ids, const T* table, T* y, std::i
 template <class T, class Id>
 void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>* dtable, std::int64_t tokens,
                         std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
-  using detail::token_buckets;
   using G = gradient_of<T>;
   if (tokens <= 0 || width <= 0) return;
-  auto memory = make_buffer<int>(device, token_buckets::numbers(tokens, rows_local));
-  const token_buckets b = token_buckets::in(memory.template data<int>(), tokens, rows_local);
-  detail::sort_tokens(device, ids, tokens, first, rows_local, vocab, b);
+  auto memory = make_buffer<int>(device, detail::numbers_to_sort(tokens, rows_local));
+  const detail::sorted_tokens sorted =
+      detail::sort_tokens(device, ids, tokens, first, rows_local, vocab, memory.template data<int>());
   const bool several = tokens > detail::piece_tokens;
   auto sums =
       make_buffer<G>(device, several ? static_cast<std::size_t>((tokens / detail::piece_tokens + 1) * width) : 0);
@@ -145,22 +143,21 @@ void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>
   const auto add = [&](auto kernel, std::int64_t threads) {
     const auto block = static_cast<unsigned>(std::clamp<std::int64_t>((threads + 31) / 32 * 32, 32, 128));
     const auto parts = static_cast<unsigned>(std::clamp<std::int64_t>((threads + block - 1) / block, 1, 64));
-    plait::detail::launch(device, {dim3(plait::detail::blocks_for(tokens, 1), parts), block}, kernel, ids, dy, dtable,
-                          partial, tokens, width, first, b);
+    plait::detail::launch(device, {dim3(plait::detail::blocks_for(tokens, 1), parts), block}, kernel, dy, dtable,
+                          partial, tokens, width, sorted);
   };
   const bool vectors =
       width % n == 0 && aligned16(dy) && reinterpret_cast<std::uintptr_t>(dtable) % (n * sizeof(G)) == 0;
   if (vectors) {
-    add(detail::add_pieces<T, Id, n>, width / n);
+    add(detail::add_pieces<T, n>, width / n);
   } else {
-    add(detail::add_pieces<T, Id, 1>, width);
+    add(detail::add_pieces<T, 1>, width);
   }
   if (!several) return;
-  constexpr int threads = detail::bucket_threads;
+  constexpr int threads = detail::sorting_threads;
   const auto parts = static_cast<unsigned>(std::clamp<std::int64_t>((width + threads - 1) / threads, 1, 64));
   plait::detail::launch(device, {dim3(plait::detail::blocks_for(tokens, threads), parts), threads},
-                        detail::add_partials<T, Id>, ids, dtable, static_cast<const G*>(partial), tokens, width, first,
-                        b);
+                        detail::add_partials<G>, dtable, static_cast<const G*>(partial), tokens, width, sorted);
 }
 
 }  // namespace plait::kernels
