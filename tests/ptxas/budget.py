@@ -1,10 +1,13 @@
-"""budget.py TABLE NVCC [--write] FILE.ptxas...: holds what ptxas gave each kernel against a table.
+"""budget.py TABLE NVCC LAUNCHES KERNELS [--write] FILE.ptxas...: holds what ptxas gave each kernel against a table.
 
 A line of the table is a kernel and, for each architecture, its registers a thread, its static shared memory in bytes and
-the share of a multiprocessor's warps that both allow (of attention's dynamic shared memory the launch has the say:
-`require_attention`); where a kernel spills to local memory, the bytes. More of any than
-in the table fails under the compiler whose version the table names; another version's are not comparable, and the test
-says so. --write makes the table anew.
+the share of a multiprocessor's warps that these allow, or `refused` where a block has less shared memory; where a kernel
+spills to local memory, the bytes. Kernels with dynamic shared memory have a column of their own for it before these: the
+warps of a block, the bytes, and the architectures, those that the table leaves out too, that refuse the launch. LAUNCHES
+is the program that prints both, and KERNELS the folder of the sources, in which no other kernel may have such memory.
+
+More of any than in the table, or a smaller share, fails under the compiler whose version the table names; another
+version's are not comparable, and the test says so. --write makes the table anew.
 """
 import collections
 import pathlib
@@ -18,6 +21,8 @@ USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "103": 64, "120": 48}  # of a multiprocessor
 SHARED_MEMORY = {"80": 164, "86": 100, "89": 100, "90": 228, "100": 228, "103": 228, "120": 100}  # KiB of one
+SHARED_MEMORY_OF_BLOCK = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}  # KiB at most
+KERNEL = re.compile(r"(\w+)\([^(){};]*\) \{\n")
 NAMESPACES = re.compile(r"plait::kernels::detail::|plait::kernels::|plait::|\(anonymous namespace\)::")
 
 
@@ -57,18 +62,41 @@ def end_of_name(signature: str) -> int:
     return len(signature)
 
 
-def occupancy(architecture: str, registers: int, shared: int) -> int:
-    """Percent of the warps, for blocks of 8 warps; registers are given out to a warp by 256."""
+def launches_of(program: str, kernels: str) -> dict[str, tuple[int, int]]:
+    """Kernel: warps of a block, bytes of dynamic shared memory; for every kernel that declares such memory."""
+    found = {}
+    for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
+        name, threads, shared = line.rsplit(" ", 2)
+        found[name] = (int(threads) // 32, int(shared))
+    declared = set()
+    for source in pathlib.Path(kernels).glob("*.?pp"):
+        text = source.read_text()
+        declared |= {KERNEL.findall(text[:use.start()])[-1] for use in re.finditer(r"PLAIT_DYNAMIC_SHARED\(", text)}
+    missing = declared ^ {name.partition("<")[0] for name in found}
+    if missing or not declared:
+        raise SystemExit(f"{program} prints the launches of other kernels than declare dynamic shared memory: "
+                         f"{', '.join(sorted(missing))}")
+    return found
+
+
+def refuses(architecture: str, shared: int) -> bool:
+    return shared > SHARED_MEMORY_OF_BLOCK.get(architecture, 99) * 1024
+
+
+def occupancy(architecture: str, registers: int, shared: int, warps: int) -> int:
+    """Percent of the warps, for blocks of `warps`; registers are given out to a warp by 256. 0 if it is refused."""
+    if refuses(architecture, shared):
+        return 0
     most = WARPS.get(architecture, 64)
-    blocks = 65536 // (-(-registers * 32 // 256) * 256) // 8
+    blocks = 65536 // (-(-registers * 32 // 256) * 256) // warps
     if shared:
         blocks = min(blocks, SHARED_MEMORY.get(architecture, 100) * 1024 // (shared + 1024))
-    return round(100 * min(most, blocks * 8) / most)
+    return round(100 * min(most, blocks * warps) / most)
 
 
 def main() -> int:
     arguments = [a for a in sys.argv[1:] if a != "--write"]
-    table, nvcc, files = pathlib.Path(arguments[0]), arguments[1], arguments[2:]
+    table, nvcc, launches, files = pathlib.Path(arguments[0]), arguments[1], launches_of(*arguments[2:4]), arguments[4:]
     version = re.search(r"release ([\d.]+), V([\d.]+)",
                         subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[2]
     found = figures_of(files)
@@ -76,20 +104,45 @@ def main() -> int:
     if not found:
         print("no kernel in", *files)
         return 1
-    def column(a: str, registers: int, shared: int, spilled: int) -> str:
-        return f"{a}: {registers} {shared} {occupancy(a, registers, shared)}%" + (f" {spilled} spilled" if spilled else "")
+    if absent := sorted(set(launches) - set(found)):
+        print(f"{arguments[2]} prints launches of kernels that nvcc did not compile: {', '.join(absent)}")
+        return 1
 
-    lines = [" | ".join([kernel, *(column(a, *by[a]) for a in architectures if a in by)]) for kernel, by in found.items()]
+    def share_of(kernel: str, a: str) -> int:
+        warps, dynamic = launches.get(kernel, (8, 0))
+        return occupancy(a, found[kernel][a][0], found[kernel][a][1] + dynamic, warps)
+
+    def column(kernel: str, a: str) -> str:
+        (registers, shared, spilled), share = found[kernel][a], share_of(kernel, a)
+        return f"{a}: {registers} {shared} {f'{share}%' if share else 'refused'}" + (f" {spilled} spilled" if spilled else "")
+
+    def launch(kernel: str) -> list[str]:
+        if kernel not in launches:
+            return []
+        warps, dynamic = launches[kernel]
+        static = max(shared for _, shared, _ in found[kernel].values())
+        refusing = [a for a in SHARED_MEMORY_OF_BLOCK if refuses(a, static + dynamic)]
+        return [f"launch: {warps} warps {dynamic} dynamic" + (f", refused by {' '.join(refusing)}" if refusing else "")]
+
+    lines = [" | ".join([kernel, *launch(kernel), *(column(kernel, a) for a in architectures if a in by)])
+             for kernel, by in found.items()]
     if "--write" in sys.argv:
-        table.write_text(f"# nvcc {version}; registers, bytes of static shared memory, occupancy in blocks of 8 warps\n" +
+        table.write_text(f"# nvcc {version}; registers, bytes of static shared memory, occupancy in blocks of 8 warps "
+                         "or, with dynamic shared memory, as launched\n" +
                          "\n".join(sorted(lines)) + "\n")
     head, *rows = table.read_text().splitlines()
-    expected = {}
+    expected, expected_launches = {}, {}
     for row in rows:
         kernel, *columns = row.split(" | ")
         expected[kernel] = {}
-        for words in map(str.split, columns):
-            expected[kernel][words[0].rstrip(":")] = (int(words[1]), int(words[2]), int(words[4]) if len(words) > 4 else 0)
+        for column_ in columns:
+            words = column_.split()
+            if words[0] == "launch:":
+                expected_launches[kernel] = (int(words[1]), int(words[3]))
+                continue
+            share = 0 if words[3] == "refused" else int(words[3].rstrip("%"))
+            expected[kernel][words[0].rstrip(":")] = (int(words[1]), int(words[2]), int(words[4]) if len(words) > 4 else 0,
+                                                      share)
     complaints = []
     if f"nvcc {version};" not in head:
         print(f"the table is nvcc {head.split()[2].rstrip(';')}'s, and this is {version}: nothing to compare with")
@@ -98,13 +151,21 @@ def main() -> int:
         if kernel not in expected:
             complaints.append(f"{kernel}: not in the table")
             continue
+        (warps, dynamic), (_, most_dynamic) = launches.get(kernel, (8, 0)), expected_launches.get(kernel, (8, 0))
+        if dynamic > most_dynamic:
+            complaints.append(f"{kernel}: {dynamic} bytes of dynamic shared memory; the table has {most_dynamic}")
         for a, figures in by.items():
-            most = expected[kernel].get(a)
-            if most is None:
+            if a not in expected[kernel]:
                 complaints.append(f"{kernel} for sm_{a}: not in the table")
-            elif any(figure > limit for figure, limit in zip(figures, most)):
+                continue
+            *most, least = expected[kernel][a]
+            share = share_of(kernel, a)
+            if any(figure > limit for figure, limit in zip(figures, most)):
                 complaints.append(f"{kernel} for sm_{a}: {figures[0]} registers, {figures[1]} bytes of shared memory and "
                                   f"{figures[2]} spilled; the table has {most[0]}, {most[1]} and {most[2]}")
+            elif share < least:
+                complaints.append(f"{kernel} for sm_{a}: blocks of {warps} warps "
+                                  + (f"occupy {share} %" if share else "are refused") + f"; the table has {least} %")
     complaints += [f"{kernel}: in the table, but nowhere else" for kernel in expected if kernel not in found]
     for complaint in complaints:
         print(complaint)

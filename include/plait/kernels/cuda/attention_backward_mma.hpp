@@ -17,6 +17,7 @@ struct backward_tiles {
   static constexpr int columns = Width <= 128 ? Width : 128, parts = Width / columns;
   static constexpr std::size_t tile_bytes = (2 * own + 4 * step) * pitch * sizeof(bf16);
   static constexpr std::size_t key_shared_bytes = tile_bytes + 6 * step * sizeof(float);
+  static constexpr std::size_t query_shared_bytes = tile_bytes;
 };
 
 /// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
@@ -252,10 +253,10 @@ void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const
         accumulate.keys_and_values);
   }
   if (sizes.q_len > 0) {
-    plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::tile_bytes);
+    plait::detail::allow_shared(attention_query_gradients_mma<Width>, tiles::query_shared_bytes);
     plait::detail::launch(device,
                           {attention_blocks(tiles_of(sizes.q_len, tiles::own), sizes.heads, sizes.batch),
-                           tiles::threads, tiles::tile_bytes},
+                           tiles::threads, tiles::query_shared_bytes},
                           attention_query_gradients_mma<Width>, q, k, v, lse, d_o, delta, result_array(dq), sizes,
                           accumulate.queries);
   }

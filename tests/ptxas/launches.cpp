@@ -1,0 +1,47 @@
+// Prints how the kernels with dynamic shared memory are launched: name, threads of a block, bytes. ptxas knows neither,
+// so budget.py asks this program, which the stand-in for CUDA compiles.
+#include <cstdio>
+
+#include "plait/kernels/cuda/attention_backward_mma.hpp"
+#include "plait/kernels/cuda/attention_forward_mma.hpp"
+#include "plait/kernels/cuda/attention_scalar.hpp"
+
+namespace {
+
+using namespace plait::kernels::detail;
+
+template <int Width>
+void print_mma(const char* name, int threads, std::size_t bytes) {
+  std::printf("%s<%d> %d %zu\n", name, Width, threads, bytes);
+}
+
+template <class T, int Width>
+void print_scalar(const char* name, const char* type, std::size_t bytes) {
+  std::printf("%s<%s, %d> %d %zu\n", name, type, Width, scalar_threads, bytes);
+}
+
+template <class T, int Width>
+void print_scalars(const char* type) {
+  print_scalar<T, Width>("attention_forward_scalar", type, scalar_forward_tiles<T, Width>::shared_bytes);
+  for (const char* name : {"attention_key_gradients_scalar", "attention_query_gradients_scalar"})
+    print_scalar<T, Width>(name, type, scalar_backward_tiles<T, Width>::shared_bytes);
+}
+
+template <int Width>
+void print_all() {
+  using forward = forward_tiles<Width>;
+  using backward = backward_tiles<Width>;
+  print_mma<Width>("attention_forward_mma", forward::threads, forward::shared_bytes);
+  print_mma<Width>("attention_key_gradients_mma", backward::threads, backward::key_shared_bytes);
+  print_mma<Width>("attention_query_gradients_mma", backward::threads, backward::query_shared_bytes);
+  print_scalars<float, Width>("float");
+  print_scalars<double, Width>("double");
+}
+
+}  // namespace
+
+int main() {
+  print_all<64>();
+  print_all<128>();
+  print_all<256>();
+}
