@@ -168,7 +168,113 @@ void check_linear(context<cuda>& ctx) {
   CHECK(difference(read(ctx, by_product), read(ctx, by_hand)) < tolerance<T>);
 }
 
+/// The gradient of a bias: with the product that makes the weight's, in place for the first microbatch and by a pass
+/// over the sums for others, or by passes over dy.
+template <class Precision>
+void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
+  using T = activation_of<Precision>;
+  using G = gradient_of<Precision>;
+  linear<Precision, up_policy<gathered, false>, cuda> bare(ctx, "bare");
+  linear<Precision, up_policy<gathered, true>, cuda> biased(ctx, "biased");
+  fill(ctx, bare);
+  fill(ctx, biased);
+  const auto x = random_tensor<gathered, T>(ctx, 1);
+  const auto dy = random_tensor<dual_t<typename up_policy<gathered, false>::output>, T>(ctx, 2);
+  weight_work later;
+  microbatch<cuda> mb = ctx;
+  if (defer) mb.deferred = &later;
+  linear_saved<cuda> kept;
+  const auto pass = [&](auto& layer, bool first) {
+    if (first) zero_gradients(ctx, layer);
+    layer.backward(mb, x, kept, dy);
+    later.run();
+  };
+  const auto nodes_of = [&](auto& layer, bool first) { return nodes(ctx.device, [&] { pass(layer, first); }); };
+  CHECK(nodes_of(biased, true) == nodes_of(bare, true) + (fused ? 0 : 3));    // zeroed, sums of groups, sums of those
+  CHECK(nodes_of(biased, false) == nodes_of(bare, false) + (fused ? 1 : 2));  // the sums are added
+
+  const auto gradient = [&](auto& parameter) {
+    std::vector<G> host(static_cast<std::size_t>(parameter.size()));
+    ctx.device.download(host.data(), parameter.gradient(), host.size() * sizeof(G), ctx.device.main_stream());
+    return values(host.begin(), host.end());
+  };
+  const values terms = read(ctx, dy);
+  values once(64);
+  for (std::size_t i = 0; i < terms.size(); ++i) once[i % 64] += terms[i];
+  pass(biased, true);
+  CHECK(difference(gradient(*biased.bias()), once) < 1e-6);  // in float also for bf16
+  pass(biased, false);
+  CHECK(difference(gradient(*biased.bias()), plus(once, once)) < 1e-6);
+  pass(bare, true);
+  pass(bare, false);
+  CHECK(gradient(*biased.weight()) == gradient(*bare.weight()));
+}
+
 }  // namespace
+
+TEST_CASE("fusions: a bias's gradient is made by the product that makes the weight's") {
+  on_one_rank([](context<cuda>& ctx) {
+    for (const bool defer : {false, true}) {
+      check_bias_gradient<float>(ctx, true, defer);
+      check_bias_gradient<bf16>(ctx, true, defer);
+      check_bias_gradient<double>(ctx, false, defer);
+    }
+  });
+}
+
+#ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE("fusions: where cuBLASLt has no product with sums, a kernel makes a bias's gradient") {
+  stand_in::no_sums = true;
+  on_one_rank([](context<cuda>& ctx) {
+    check_bias_gradient<float>(ctx, false, false);
+    check_bias_gradient<bf16>(ctx, false, false);
+  });
+  stand_in::no_sums = false;
+}
+#endif
+
+TEST_CASE("fusions: biases of linears that share an input are one sum, and frozen ones none") {
+  on_one_rank([](context<cuda>& ctx) {
+    using policy = up_policy<gathered, true>;
+    using three = detail::linear_value<policy, policy, policy>;
+    const auto branch = [](const std::string& name) {
+      return linear_branch{{name + ".weight", {64, 32}, {}, true},
+                           layout_v<policy::weight>,
+                           true,
+                           {name + ".bias", {64}, {}, false},
+                           detail::stored_bias<policy>::value};
+    };
+    linear_core<float, cuda> core(ctx, three::derivation, {branch("a"), branch("b"), branch("c")});
+    fill(ctx, core);
+    const auto x = random_tensor<gathered>(ctx, 1);
+    std::vector<float> host(32 * 192);
+    values sums(192);
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      host[i] = static_cast<float>(i % 13) * 0.25f - 1.0f;
+      sums[i % 192] += host[i];
+    }
+    auto dy = make_buffer<float>(ctx.device, host.size());
+    ctx.device.upload(dy.data(), host.data(), dy.bytes(), ctx.device.main_stream());
+    tensor<float, dual_t<gathered>, cuda> dx(ctx);
+    linear_saved<cuda> kept;
+    const auto pass = [&] {
+      zero_gradients(ctx, core);
+      core.backward(ctx, x.data(), kept, dy.data<float>(), dx.data());
+    };
+    CHECK(nodes(ctx.device, pass) == 2);  // the products of the input's and of the weights' gradients
+    const auto same = [&](std::size_t i) {
+      std::vector<float> gradient(64);
+      ctx.device.download(gradient.data(), core.bias(i)->gradient(), 256, ctx.device.main_stream());
+      for (std::size_t c = 0; c < 64; ++c)
+        if (gradient[c] != static_cast<float>(sums[i * 64 + c])) return false;
+      return true;
+    };
+    CHECK((same(0) && same(1) && same(2)));
+    core.bias(1)->freeze();
+    CHECK(nodes(ctx.device, pass) == 2 + 2 * 3);
+    CHECK((same(0) && same(2)));
+  });
+}
 
 TEST_CASE("fusions: a residual sum runs with the branch's product, its gradient with the norm's") {
   on_one_rank([](context<cuda>& ctx) {

@@ -66,6 +66,54 @@ TEST_CASE("a product is measured when it is met, and computed as before") {
   CHECK(product{other, 8}.run().size() == plain.size());
 }
 
+TEST_CASE("a product that sums a factor's rows is chosen apart from the one that does not") {
+  cuda device(small);
+  product p{device, 8};
+  device.measure_products(3);
+  auto sums = make_buffer<float>(device, 8);
+  const auto run = [&](cuda& on, product& q) {
+    return on.gemm_with_row_sums(false, false, 8, q.n, q.k, 1.0, q.a.data<float>(), q.k, q.b.data<float>(), q.n, 1.0,
+                                 q.c.data<float>(), q.n, sums.data<float>());
+  };
+  const std::vector<float> plain = p.run();
+  product again{device, 8};
+  CHECK(run(device, again));
+  std::vector<float> both(plain.size()), found(8);
+  device.download(both.data(), again.c.data(), again.c.bytes(), device.main_stream());
+  CHECK(both == plain);
+  device.download(found.data(), sums.data(), sums.bytes(), device.main_stream());
+  for (std::size_t row = 0; row < 8; ++row) {
+    float expected_sum = 0;
+    for (std::size_t c = 0; c < 24; ++c) expected_sum += 0.25f * static_cast<float>((row * 24 + c) % 7);
+    CHECK(found[row] == expected_sum);
+  }
+  CHECK(device.products().size() == 2);
+
+  // Choices of the time before there were such sums hold for the products that they name.
+  std::string text = device.products().text();
+  const std::size_t with_sums = text.find(" 012 "), line = text.rfind('\n', with_sums) + 1;
+  REQUIRE(with_sums != std::string::npos);
+  text.erase(line, text.find('\n', line) + 1 - line);
+  cuda other(small);
+  other.use_products(product_choices::parse(text, "products.txt"));
+  product here{other, 8};
+  CHECK(here.run() == plain);
+  CHECK(run(other, here));
+}
+
+TEST_CASE("sums that a product cannot make are left to kernels") {
+  cuda device(small), rounding({.tf32 = true, .workspace_bytes = 2 << 20});
+  product p{device, 8}, q{rounding, 8};
+  auto sums = make_buffer<float>(device, 12);
+  const auto makes = [&](product& x, float* to) {
+    return x.device.gemm_with_row_sums(false, false, x.m, x.n, x.k, 1.0, x.a.data<float>(), x.k, x.b.data<float>(), x.n,
+                                       0.0, x.c.data<float>(), x.n, to);
+  };
+  CHECK(makes(p, sums.data<float>()));
+  CHECK_FALSE(makes(p, sums.data<float>() + 1));
+  CHECK_FALSE(makes(q, sums.data<float>()));
+}
+
 TEST_CASE("choices of other machines, and numbers out of range, are refused") {
   cuda device(small);
   CHECK_THROWS_WITH_AS(device.measure_products(0), doctest::Contains("0 candidates, must be 1"), error);

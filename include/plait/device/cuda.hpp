@@ -225,8 +225,24 @@ class cuda {
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return no_terms(problem, beta, c, epilogue.bias == nullptr && epilogue.addend == nullptr);
-    gemm_.run(problem, alpha, a, b, beta, c, epilogue, options_.tf32, workspace_, options_.workspace_bytes,
-              main_.handle());
+    gemm_.run(problem, alpha, a, b, beta, c, epilogue, static_cast<Out*>(nullptr), options_.tf32, workspace_,
+              options_.workspace_bytes, main_.handle());
+  }
+
+  /// The product of `gemm`, whose pass also writes row_sums[i] = sum over k of op(A)[i, k], in float: where A is the
+  /// gradient of a linear's output and C that of its weight, they are the gradient of its bias. False, with nothing
+  /// computed, where cuBLASLt has no algorithm for both, for doubles, with tf32 (the sums would be of rounded numbers)
+  /// and for a `row_sums` that is not on a 16-byte boundary.
+  template <class In, class Out>
+  [[nodiscard]] bool gemm_with_row_sums(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                                        double alpha, const In* a, std::int64_t lda, const In* b, std::int64_t ldb,
+                                        double beta, Out* c, std::int64_t ldc, Out* row_sums) {
+    const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
+    problem.check();
+    if (std::is_same_v<In, double> || (std::is_same_v<In, float> && options_.tf32)) return false;
+    if (m == 0 || n == 0 || k == 0 || reinterpret_cast<std::uintptr_t>(row_sums) % 16 != 0) return false;
+    return gemm_.run(problem, alpha, a, b, beta, c, {}, row_sums, options_.tf32, workspace_, options_.workspace_bytes,
+                     main_.handle());
   }
 
   /// The algorithms of products: measured among so many from now on, then used (`cublaslt_gemm::measure`, `adopt`). For

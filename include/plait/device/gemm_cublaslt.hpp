@@ -1,5 +1,5 @@
-// Matrix products on a GPU by cuBLASLt, with a bias or an addend in one pass. It is the one header that includes
-// <cublasLt.h>. Callers use `gemm` of device/cuda.hpp, which checks the problem first.
+// Matrix products on a GPU by cuBLASLt, with a bias, an addend or sums of a factor in one pass. It is the one header
+// that includes <cublasLt.h>. Callers use `gemm` of device/cuda.hpp, which checks the problem first.
 #pragma once
 
 #include <cublasLt.h>
@@ -62,9 +62,12 @@ class cublaslt_gemm {
 
   /// `problem` has been checked and has no size of zero. In, Out: (float, float), (double, double), (bf16, bf16) or
   /// (bf16, float); sums are float or double. `workspace` is device memory that only this stream's products use.
+  ///
+  /// `row_sums` [m], where it is not null, is overwritten with the sums of op(A)'s rows; there is no bias then. False,
+  /// with nothing computed, where cuBLASLt has no algorithm that does this too.
   template <class In, class Out>
-  void run(const gemm_problem& problem, double alpha, const In* a, const In* b, double beta, Out* c,
-           const gemm_epilogue<Out>& epilogue, bool tf32, void* workspace, std::size_t workspace_bytes,
+  bool run(const gemm_problem& problem, double alpha, const In* a, const In* b, double beta, Out* c,
+           const gemm_epilogue<Out>& epilogue, Out* row_sums, bool tf32, void* workspace, std::size_t workspace_bytes,
            cudaStream_t stream) {
     static_assert(std::is_same_v<In, Out> || (std::is_same_v<In, bf16> && std::is_same_v<Out, float>));
     const Out* const read = epilogue.addend != nullptr ? epilogue.addend : c;
@@ -73,7 +76,9 @@ class cublaslt_gemm {
                 dtype_of<Out>,
                 tf32 && std::is_same_v<In, float>,
                 beta != 0,
-                epilogue.bias != nullptr,
+                row_sums != nullptr        ? beside::row_sums
+                : epilogue.bias != nullptr ? beside::bias
+                                           : beside::nothing,
                 {alignment(a), alignment(b), alignment(read), alignment(c)},
                 workspace_bytes};
     auto found = entries_.find(k);
@@ -83,9 +88,10 @@ class cublaslt_gemm {
       found = entries_.emplace(k, make_entry<In, Out>(k)).first;
     }
     entry& e = found->second;
-    if (epilogue.bias != nullptr) {
-      const void* const bias = epilogue.bias;
-      set(e.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, problem);
+    if (!e.exists) return false;
+    if (k.also != beside::nothing) {
+      const void* const vector = row_sums != nullptr ? row_sums : epilogue.bias;
+      set(e.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector, problem);
     }
     using scalar = std::conditional_t<std::is_same_v<In, double>, double, float>;
     const scalar factor = static_cast<scalar>(alpha), keep = static_cast<scalar>(beta);
@@ -96,6 +102,7 @@ class cublaslt_gemm {
     };
     if (is_new && candidates_ > 1 && choices_.find(text_of(k)) == nullptr) measure_new<Out>(k, e, multiply, stream);
     multiply(e.algorithm, c);
+    return true;
   }
 
   std::size_t cached_problems() const { return entries_.size(); }
@@ -139,10 +146,14 @@ class cublaslt_gemm {
 
   static constexpr std::size_t max_entries = 4096;
 
+  /// What a product does with a vector. Texts of choices have its number.
+  enum class beside : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
+
   struct key {
     gemm_problem problem;
     dtype in, out;
-    bool tf32, accumulates, has_bias;
+    bool tf32, accumulates;
+    beside also;
     std::uint16_t aligned[4];
     std::size_t workspace;
     bool operator==(const key&) const = default;
@@ -151,7 +162,8 @@ class cublaslt_gemm {
     std::size_t operator()(const key& k) const {
       const gemm_problem& p = k.problem;
       std::uint64_t h = static_cast<std::uint64_t>(k.in) * 64 + static_cast<std::uint64_t>(k.out) * 8 +
-                        (p.trans_a ? 4u : 0u) + (p.trans_b ? 2u : 0u) + (k.accumulates ? 1u : 0u);
+                        (p.trans_a ? 4u : 0u) + (p.trans_b ? 2u : 0u) + (k.accumulates ? 1u : 0u) +
+                        static_cast<std::uint64_t>(k.also) * 512;
       const auto mix = [&h](std::uint64_t word) { h = (h ^ word) * 0x9E3779B97F4A7C15ull, h ^= h >> 29; };
       for (std::int64_t word : {p.m, p.n, p.k, p.lda, p.ldb, p.ldc}) mix(static_cast<std::uint64_t>(word));
       for (std::uint16_t word : k.aligned) mix(word);
@@ -163,7 +175,7 @@ class cublaslt_gemm {
     const gemm_problem& p = k.problem;
     std::string text = cat({name_of(k.in), " ", name_of(k.out), " ", int{p.trans_a}, int{p.trans_b}});
     for (const std::int64_t n : {p.m, p.n, p.k, p.lda, p.ldb, p.ldc}) append(text, {" ", n});
-    append(text, {" ", int{k.tf32}, int{k.accumulates}, int{k.has_bias}, " ", k.workspace});
+    append(text, {" ", int{k.tf32}, int{k.accumulates}, static_cast<int>(k.also), " ", k.workspace});
     for (const std::uint16_t bytes : k.aligned) append(text, {" ", int{bytes}});
     return text;
   }
@@ -180,6 +192,7 @@ class cublaslt_gemm {
     owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
     owned_layout a, b, c;
     cublasLtMatmulAlgo_t algorithm;
+    bool exists;  ///< false: there is no algorithm that sums a factor as well
   };
 
   /// The largest power of two up to 256 that divides an address: heuristics may use it, so it is part of the key.
@@ -219,13 +232,17 @@ class cublaslt_gemm {
     e.operation.reset(operation);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, p);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p);
-    if (k.has_bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
+    if (k.also == beside::bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
+    if (k.also == beside::row_sums)  // its B is our a
+      set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, p);
     e.a = make_layout(detail::cuda_type<In>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
     e.b = make_layout(detail::cuda_type<In>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
     e.c = make_layout(detail::cuda_type<Out>, p.m, p.n, p.ldc, p);
     const product_choices::choice* const chosen = adopted_.size() == 0 ? nullptr : adopted_.find(text_of(k));
     const int at = chosen == nullptr ? 0 : chosen->candidate;
     const proposals found = proposed(e, k, at + 1);
+    e.exists = found.count > 0;
+    if (!e.exists) return e;
     if (found.count <= at)
       fail({p.text(), ": the choice is candidate ", at, ", but cuBLASLt has ", found.count,
             " here; measure the products anew"});
@@ -282,7 +299,7 @@ class cublaslt_gemm {
     int count = 0;
     const cublasLtMatmulAlgo_t& algorithm(int i) const { return results[static_cast<std::size_t>(i)].algo; }
   };
-  /// At most `most` algorithms that can compute the product; at least one.
+  /// At most `most` algorithms that can compute the product; at least one, unless a factor is to be summed as well.
   proposals proposed(const entry& e, const key& k, int most) const {
     const gemm_problem& p = k.problem;
     cublasLtMatmulPreference_t wanted = nullptr;
@@ -306,6 +323,8 @@ class cublaslt_gemm {
         cublasLtMatmulAlgoGetHeuristic(handle_, e.operation.get(), e.b.get(), e.a.get(), e.c.get(), e.c.get(), wanted,
                                        std::min(most, most_candidates), all.results.data(), &all.count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && all.count == 0)) {
+      all.count = 0;
+      if (k.also == beside::row_sums) return all;
       fail({p.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
             " with ", k.workspace, " bytes of workspace"});
     }

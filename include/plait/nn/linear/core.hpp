@@ -14,6 +14,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/device/range.hpp"
+#include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/rule.hpp"
@@ -57,7 +58,6 @@ class linear_core {
         names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
         columns_(info.size()),
         weights_(info.size()),
-        biases_(info.size()),
         adapters_(info.size()) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const linear_layouts& first = d.branches[0];
@@ -65,13 +65,11 @@ class linear_core {
       const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
       (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
     }
-    std::vector<std::int64_t> sizes(info.size()), bias_sizes(info.size());
+    std::vector<std::int64_t> sizes(info.size());
     for (std::size_t i = 0; i < info.size(); ++i) {
       sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
       columns_[i] = sizes[i] / inner_ / batches_;
       total_ += columns_[i];
-      if (info[i].bias) bias_sizes[i] = local_elements(d.branches[i].bias, mesh, ctx.sizes);
-      all_have_bias_ = all_have_bias_ && info[i].bias;
     }
     make_resolution(ctx, d, info[0].weight.name);
     make_adapters(ctx, d, info);
@@ -79,9 +77,9 @@ class linear_core {
       share(std::move(shared), d, info[0].weight.name);
     else
       make_weights(ctx, d, info, sizes, callers);
-    make_biases(ctx, d, info, bias_sizes, callers);
+    biases_ = detail::linear_biases<Precision, Device>(ctx, d, info, callers, batches_, columns_);
     for (std::size_t i = 0; i < info.size(); ++i)
-      for (const auto* base : {&weights_[i], &biases_[i]})
+      for (const auto* base : {&weight(i), &bias(i)})
         if (info[i].lora.rank != 0 && *base) (*base)->freeze();
   }
 
@@ -101,13 +99,13 @@ class linear_core {
     if (resolve_.trivial()) {
       const bool biased = multiply(ctx, true, total_, inner_, input, y, addend, true);
       adapters_.add_outputs(ctx.device, adapted, y);
-      if (!biased) add_biases(ctx, y);
+      if (!biased) biases_.add(ctx.device, y, output_size());
     } else {
       auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
       multiply(ctx, true, total_, inner_, input, product.template data<T>(), nullptr, false);
       adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
       resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
-      add_biases(ctx, y);
+      biases_.add(ctx.device, y, output_size());
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
     if (!keep || mb.policy != recompute::none) return;
@@ -122,10 +120,10 @@ class linear_core {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     require_gathered();
-    const bool weights = weights_trainable(), trains = weights || biases_trainable();
+    const bool weights = weights_trainable(), trains = weights || biases_.trainable();
     buffer<Device> resolved, kept_dy;
     const T* d = dy;
-    if (mb.deferred && trains && (biases_trainable() || unresolve_.trivial())) {
+    if (mb.deferred && trains && (biases_.trainable() || unresolve_.trivial())) {
       kept_dy = make_buffer<T>(ctx.device, static_cast<std::size_t>(output_size()));
       ctx.device.copy(kept_dy.data(), dy, kept_dy.bytes(), ctx.device.main_stream());
       d = dy = kept_dy.template data<T>();
@@ -159,9 +157,8 @@ class linear_core {
                    dadapted = std::move(dadapted)] {
       const range weights_shown(ctx.device, names_.weights());
       const T* const input = gathered.empty() ? x : gathered.template data<T>();
-      weight_gradients(ctx, d, input);
+      gradients(ctx, d, input, dy);
       adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
-      bias_gradients(ctx, dy);
     });
   }
 
@@ -229,32 +226,6 @@ class linear_core {
       value += sizes[i], gradient += sizes[i];
     }
   }
-  void make_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
-                   const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
-    std::int64_t n = 0;
-    for (std::int64_t size : sizes) n += size;
-    if (n == 0) return;
-    bias_ = callers.bias;
-    if (!bias_) {
-      bias_memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
-      bias_ = bias_memory_.template data<W>();
-    }
-    std::shared_ptr<buffer<Device>> own;
-    G* gradient = callers.bias_gradient;
-    if (!gradient) {
-      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
-      gradient = own->template data<G>();
-    }
-    W* value = bias_;
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      if (!info[i].bias) continue;
-      biases_[i] = std::make_shared<parameter>(
-          ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed, d.branches[i].output,
-          used_memory<Precision>{value, gradient, callers.bias != nullptr, callers.bias_gradient != nullptr});
-      biases_[i]->hold_gradient(own);
-      value += sizes[i], gradient += sizes[i];
-    }
-  }
   void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {
     if (weights_.size() > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
     if (!equivalent(shared->used(), d.branches[0].weight))
@@ -268,13 +239,9 @@ class linear_core {
     return adapters_.trainable() ||
            std::any_of(weights_.begin(), weights_.end(), [](const auto& p) { return p->trainable(); });
   }
-  bool biases_trainable() const {
-    return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
-  }
   void require_gathered() const {
     for (const auto& p : weights_) p->require_gathered();
-    for (const auto& p : biases_)
-      if (p) p->require_gathered();
+    biases_.require_gathered();
   }
   const W* weights() const { return weight_ ? weight_ : weights_[0]->used_value(); }
 
@@ -292,14 +259,14 @@ class linear_core {
                 const T* addend, bool biases) {
     // cuBLASLt's table of types names no bias for double.
     constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
-    const bool with_bias = fuses_bias && biases && all_have_bias_ && batches_ == 1;
+    const bool with_bias = fuses_bias && biases && biases_.row() != nullptr;
     const W* const weight = weights();
     for (std::int64_t b = 0; b < batches_; ++b) {
       const T* const from = a + b * rows_ * k;
       T* const to = out + b * rows_ * n;
       if constexpr (detail::fuses_additions<Device, T>) {
         const T* bias = nullptr;
-        if constexpr (fuses_bias) bias = with_bias ? bias_ : nullptr;
+        if constexpr (fuses_bias) bias = with_bias ? biases_.row() : nullptr;
         ctx.device.gemm(false, transposed, rows_, n, k, 1.0, from, k, weight + b * total_ * inner_, inner_,
                         addend ? 1.0 : 0.0, to, n, {bias, addend ? addend + b * rows_ * n : nullptr});
       } else {
@@ -315,11 +282,12 @@ class linear_core {
   }
 
   /// Adds to the gradients of the weights that have one, or writes them where nothing was added yet: branches that lie
-  /// below each other in one product.
-  void weight_gradients(const context<Device>& ctx, const T* d, const T* in) {
+  /// below each other in one product. Then to those of the biases, which are sums of dy.
+  void gradients(const context<Device>& ctx, const T* d, const T* in, const T* dy) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < weights_.size();) {
       if (!weights_[i]->trainable()) {
+        biases_.add_gradients(ctx.device, dy, output_size(), i, i + 1);
         at += columns_[i++];
         continue;
       }
@@ -331,49 +299,32 @@ class linear_core {
       G* gradient = nullptr;
       for (std::size_t j = i; j-- > begin;)  // the first one's is where all begin
         gradient = overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
+      const double keep = overwrites ? 0.0 : 1.0;
+      if constexpr (detail::fuses_bias_gradients<Device, T, G>) {
+        // A bias behind a reduction adds to other rows than the product has.
+        const auto product = [&](G* sums) {
+          return ctx.device.gemm_with_row_sums(true, false, at - first, inner_, rows_, 1.0, d + first, total_, in,
+                                               inner_, keep, gradient, inner_, sums);
+        };
+        if (unresolve_.trivial() && rows_ > 0 && biases_.add_gradients_by(ctx.device, begin, i, at - first, product))
+          continue;
+      }
       for (std::int64_t b = 0; b < batches_; ++b)
         ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
-                        in + b * rows_ * inner_, inner_, overwrites ? 0.0 : 1.0, gradient + b * total_ * inner_,
-                        inner_);
+                        in + b * rows_ * inner_, inner_, keep, gradient + b * total_ * inner_, inner_);
+      biases_.add_gradients(ctx.device, dy, output_size(), begin, i);
     }
-  }
-
-  /// Calls f(parameter, offset in a row, columns, row stride) for each bias; rows are those of the output.
-  template <class F>
-  void each_bias(F&& f) {
-    std::int64_t at = 0;
-    for (std::size_t i = 0; i < biases_.size(); ++i) {
-      const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
-      if (biases_[i]) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
-      at += n;
-    }
-  }
-  void add_biases(const context<Device>& ctx, T* y) {
-    each_bias([&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
-      const std::int64_t rows = output_size() / stride / batches_;
-      for (std::int64_t b = 0; b < batches_; ++b)
-        kernels::add_bias(ctx.device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
-    });
-  }
-  void bias_gradients(const context<Device>& ctx, const T* dy) {
-    each_bias([&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
-      if (!p.trainable()) return;
-      const std::int64_t rows = output_size() / stride / batches_;
-      for (std::int64_t b = 0; b < batches_; ++b)
-        kernels::bias_gradient(ctx.device, dy + b * rows * stride + at, p.used_gradient(ctx.device) + b * n, rows, n,
-                               stride);
-    });
   }
 
   executor gather_, spread_, resolve_, unresolve_;
   range_names names_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
-  std::vector<std::int64_t> columns_;           ///< of each branch
-  buffer<Device> weight_memory_, bias_memory_;  ///< of all branches, one after the other
-  W *weight_ = nullptr, *bias_ = nullptr;       ///< null: a weight of another layer; no bias
-  std::vector<parameter_ptr<Precision, Device>> weights_, biases_;
+  std::vector<std::int64_t> columns_;  ///< of each branch
+  buffer<Device> weight_memory_;       ///< of all branches, one after the other
+  W* weight_ = nullptr;                ///< null: a weight of another layer
+  std::vector<parameter_ptr<Precision, Device>> weights_;
+  detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
-  bool all_have_bias_ = true;
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)

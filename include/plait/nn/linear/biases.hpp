@@ -1,0 +1,144 @@
+// The biases of linears that share an input: their memory, their place in the output's rows, their gradients. They are
+// no layer: nn/linear/core.hpp holds them. Next: tests/cuda/layer_fusions.cpp for what costs no pass of its own.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/nn/linear/branch.hpp"
+#include "plait/nn/linear/rule.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait::detail {
+
+/// Whether the product that makes a weight's gradient may make the bias's in the same pass.
+template <class Device, class T, class G>
+concept fuses_bias_gradients = requires(Device& d, std::int64_t n, const T* in, G* out) {
+  d.gemm_with_row_sums(true, false, n, n, n, 1.0, in, n, in, n, 0.0, out, n, out);
+};
+
+/// Biases in memory one after the other, of the branches that have one. Outputs are `batches` times rows, in which the
+/// branches' columns lie side by side.
+template <class Precision, compute_device Device>
+class linear_biases {
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using parameter = plait::parameter<Precision, Device>;
+
+ public:
+  linear_biases() = default;
+  /// `columns` are those of each branch's product, `callers` the memory of all biases, where it is the caller's.
+  linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
+                const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
+      : batches_(batches), columns_(std::move(columns)), biases_(info.size()), value_(callers.bias) {
+    std::vector<std::int64_t> sizes(info.size());
+    std::int64_t n = 0;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      total_ += columns_[i];
+      all_ = all_ && info[i].bias;
+      if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
+    }
+    if (n == 0) return;
+    if (!value_) {
+      memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
+      value_ = memory_.template data<W>();
+    }
+    std::shared_ptr<buffer<Device>> own;
+    G* gradient = callers.bias_gradient;
+    if (!gradient) {
+      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
+      gradient = own->template data<G>();
+    }
+    W* value = value_;
+    for (std::size_t i = 0; i < info.size(); ++i) {
+      if (!info[i].bias) continue;
+      biases_[i] = std::make_shared<parameter>(
+          ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed, d.branches[i].output,
+          used_memory<Precision>{value, gradient, callers.bias != nullptr, callers.bias_gradient != nullptr});
+      biases_[i]->hold_gradient(own);
+      value += sizes[i], gradient += sizes[i];
+    }
+  }
+
+  /// Null for a branch without one.
+  const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
+  std::size_t size() const { return biases_.size(); }
+  bool trainable() const {
+    return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });
+  }
+  void require_gathered() const {
+    for (const auto& p : biases_)
+      if (p) p->require_gathered();
+  }
+  /// The row that a product may add to each row of its result; null unless it is one row, with all branches in it.
+  const W* row() const { return all_ && batches_ == 1 ? value_ : nullptr; }
+
+  /// Adds them to the output, of `size` elements.
+  void add(Device& device, T* y, std::int64_t size) const {
+    each(0, biases_.size(), [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      const std::int64_t rows = size / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        kernels::add_bias(device, p.used_value() + b * n, y + b * rows * stride + at, rows, n, stride);
+    });
+  }
+  /// Adds to the gradients of those from `begin` to `end`, by a pass over the output's gradient.
+  void add_gradients(Device& device, const T* dy, std::int64_t size, std::size_t begin, std::size_t end) const {
+    each(begin, end, [&](parameter& p, std::int64_t at, std::int64_t n, std::int64_t stride) {
+      if (!p.trainable()) return;
+      const std::int64_t rows = size / stride / batches_;
+      for (std::int64_t b = 0; b < batches_; ++b)
+        kernels::bias_gradient(device, dy + b * rows * stride + at, p.used_gradient(device) + b * n, rows, n, stride);
+    });
+  }
+  /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
+  /// otherwise by a pass over so many numbers. False where product(sums) is, or does not make the gradients of all.
+  template <class F>
+  bool add_gradients_by(Device& device, std::size_t begin, std::size_t end, std::int64_t columns, F&& product) const {
+    if (batches_ != 1) return false;
+    bool overwrites = true;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!biases_[i] || !biases_[i]->trainable()) return false;
+      overwrites = overwrites && biases_[i]->gradient_is_empty();
+    }
+    const auto n = static_cast<std::size_t>(columns);
+    G* gradient = nullptr;
+    for (std::size_t i = end; i-- > begin;)  // the first one's is where all begin
+      gradient = overwrites ? biases_[i]->overwritten_gradient() : biases_[i]->used_gradient(device);
+    buffer<Device> terms;
+    if (!overwrites) terms = make_buffer<G>(device, n);
+    const bool done = product(overwrites ? gradient : terms.template data<G>());
+    if (done && !overwrites) kernels::accumulate(device, terms.template data<G>(), gradient, columns);
+    if (!done && overwrites) device.zero(gradient, n * sizeof(G), device.main_stream());
+    return done;
+  }
+
+ private:
+  /// Calls f(parameter, offset in a row, columns, row stride) for each from `begin` to `end`.
+  template <class F>
+  void each(std::size_t begin, std::size_t end, F&& f) const {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < end; ++i) {
+      const std::int64_t n = biases_[i] ? biases_[i]->used_size() / batches_ : columns_[i];
+      if (biases_[i] && i >= begin) f(*biases_[i], at, n, biases_.size() == 1 ? n : total_);
+      at += n;
+    }
+  }
+
+  std::int64_t batches_ = 1, total_ = 0;
+  std::vector<std::int64_t> columns_;
+  std::vector<parameter_ptr<Precision, Device>> biases_;
+  buffer<Device> memory_;
+  W* value_ = nullptr;
+  bool all_ = true;
+};
+
+PLAIT_COMPILED_TEMPLATE(class linear_biases<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_biases<double, cpu>)
+
+}  // namespace plait::detail
