@@ -6,6 +6,7 @@
 
 #include "device_array.hpp"
 #include "kernel_norms_reference.hpp"
+#include "plait/kernels/cuda/elementwise.hpp"
 #include "plait/kernels/cuda/layer_norm.hpp"
 #include "plait/kernels/cuda/rms_norm.hpp"
 
@@ -64,6 +65,22 @@ struct inputs {
   }
 };
 
+/// A norm of x + addend is, bit by bit, that of the sum which was computed before; the sum may take the place of x.
+template <class T, class Norm>
+void check_sum(cuda& device, const problem& p, const inputs<T>& in, number_array<T>& y, const Norm& norm) {
+  number_array<T> x(device, in.x, p.lead), addend(device, in.addend, p.lead), sum(device, in.x, p.lead);
+  number_array<T> expected(device, in.x, p.lead);
+  kernels::accumulate(device, addend.view(), expected.data(), p.rows * p.columns);
+  norm(expected.view(), nullptr, nullptr, y.data());
+  const auto normalised = y.raw();
+  norm(x.view(), addend.view(), sum.data(), y.data());
+  CHECK(same_bits(y.raw(), normalised));
+  CHECK(same_bits(sum.raw(), expected.raw()));
+  norm(x.view(), addend.view(), x.data(), y.data());
+  CHECK(same_bits(y.raw(), normalised));
+  CHECK(same_bits(x.raw(), expected.raw()));
+}
+
 template <class T>
 void check_rms(const problem& p) {
   using S = statistic_of<T>;
@@ -84,6 +101,10 @@ void check_rms(const problem& p) {
   kernels::rms_norm_forward(device, x.view(), w.view(), y.data(), inverse.data(), p.rows, p.columns, eps);
   CHECK(difference(y.read(), expected.y) < tolerance<T>);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
+  check_sum<T>(device, p, in, y, [&](const T* from, const T* added, T* sum, T* to) {
+    kernels::rms_norm_forward(device, from, w.view(), to, inverse.data(), p.rows, p.columns, eps, added, sum);
+  });
+  kernels::rms_norm_forward(device, x.view(), w.view(), y.data(), inverse.data(), p.rows, p.columns, eps);
   kernels::rms_norm_backward(device, x.view(), w.view(), dy.view(), inverse.view(), dx.data(), dw.data(), p.rows,
                              p.columns, addend.view());
   CHECK(difference(dx.read(), expected.dx) < tolerance<T>);
@@ -172,6 +193,12 @@ void check_layer(const problem& p) {
   CHECK(difference(y.read(), expected.y) < tolerance<T>);
   CHECK(difference(mean.read(), expected.mean) < tolerance<S>);
   CHECK(difference(inverse.read(), expected.inverse) < tolerance<S>);
+  check_sum<T>(device, p, in, y, [&](const T* from, const T* added, T* sum, T* to) {
+    kernels::layer_norm_forward(device, from, w.view(), b.view(), to, mean.data(), inverse.data(), p.rows, p.columns,
+                                eps, added, sum);
+  });
+  kernels::layer_norm_forward(device, x.view(), w.view(), b.view(), y.data(), mean.data(), inverse.data(), p.rows,
+                              p.columns, eps);
   kernels::layer_norm_backward(device, x.view(), w.view(), dy.view(), mean.view(), inverse.view(), dx.data(), dw.data(),
                                db.data(), p.rows, p.columns, addend.view());
   CHECK(difference(dx.read(), expected.dx) < tolerance<T>);

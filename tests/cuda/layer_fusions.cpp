@@ -55,15 +55,20 @@ std::size_t nodes(cuda& device, const Work& work) {
   return count;
 }
 
+context<cuda> sized(cuda& device, world& ranks) {
+  context<cuda> ctx{device, ranks, {}, 3};
+  ctx.sizes.set(dim_of<batch>, 2);
+  ctx.sizes.set(dim_of<seq>, 16);
+  ctx.sizes.set(dim_of<hidden>, 32);
+  ctx.sizes.set(dim_of<ffn>, 64);
+  return ctx;
+}
+
 template <class F>
 void on_one_rank(F&& body) {
   threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
     world ranks(split::mesh{1, 1}.shape(), c);
-    context<cuda> ctx{device, ranks, {}, 3};
-    ctx.sizes.set(dim_of<batch>, 2);
-    ctx.sizes.set(dim_of<seq>, 16);
-    ctx.sizes.set(dim_of<hidden>, 32);
-    ctx.sizes.set(dim_of<ffn>, 64);
+    context<cuda> ctx = sized(device, ranks);
     body(ctx);
     device.synchronize();
   });
@@ -129,6 +134,72 @@ void check_residual(context<cuda>& ctx, double dropout_p) {
   } else {
     CHECK(forward == norm_forward + inner_forward + 2);     // the mask, and then the sum
     CHECK(backward == norm_backward + inner_backward + 2);  // a copy with the mask
+  }
+}
+
+/// Two blocks of two branches, whose sums are added where they are read; and the same branches one by one.
+template <class Norm>
+struct chain {
+  using T = typename Norm::value_type;
+  using branch = residual<Norm, swiglu_mlp<T, split, cuda>>;
+  using block = sequential<branch, branch>;
+
+  chain(context<cuda>& ctx, double dropout_p) : together(stack<block>(blocks(ctx, dropout_p))) {
+    fill(ctx, together);
+    for (int i = 0; i < 4; ++i) {
+      apart.push_back(make(ctx, i, dropout_p));
+      fill(ctx, apart.back());
+    }
+  }
+  static branch make(context<cuda>& ctx, int i, double dropout_p) {
+    const std::string name = "branch" + std::to_string(i);
+    return branch(Norm(ctx, 1e-5, name + ".norm"), {ctx, name + ".mlp"}, {dropout_p, name});
+  }
+  static std::vector<block> blocks(context<cuda>& ctx, double dropout_p) {
+    std::vector<block> all;
+    for (int i = 0; i < 4; i += 2) all.push_back(block(make(ctx, i, dropout_p), make(ctx, i + 1, dropout_p)));
+    return all;
+  }
+
+  stack<block> together;
+  std::vector<branch> apart;
+};
+
+/// The results are the same, bit by bit, whatever is kept for the backward pass.
+template <class Norm>
+void check_chain_values(context<cuda>& ctx, double dropout_p) {
+  using T = typename Norm::value_type;
+  using all = chain<Norm>;
+  all layers(ctx, dropout_p);
+  const auto x = random_tensor<rows, T>(ctx, 1);
+  const auto dy = random_tensor<dual_t<rows>, T>(ctx, 2);
+  std::vector<tensor<T, rows, cuda>> between;
+  std::vector<typename all::branch::saved> kept(4);
+  for (std::size_t i = 0; i < 4; ++i)
+    between.push_back(layers.apart[i].forward(ctx, i == 0 ? x : between.back(), &kept[i]));
+  tensor<T, dual_t<rows>, cuda> dx;
+  for (std::size_t i = 4; i-- > 0;)
+    dx = layers.apart[i].backward(ctx, i == 0 ? x : between[i - 1], kept[i], i == 3 ? dy : dx);
+  CHECK(read(ctx, layers.together.forward(ctx, x)) == read(ctx, between.back()));
+  for (const recompute policy : {recompute::none, recompute::selective, recompute::full}) {
+    microbatch<cuda> mb = ctx;
+    mb.policy = policy;
+    typename stack<typename all::block>::saved saved;
+    CHECK(read(ctx, layers.together.forward(mb, x, &saved)) == read(ctx, between.back()));
+    CHECK(read(ctx, layers.together.backward(mb, x, saved, dy)) == read(ctx, dx));
+  }
+}
+
+template <class Norm>
+void check_chain(context<cuda>& ctx) {
+  using T = typename Norm::value_type;
+  for (const double dropout_p : {0.0, 0.25}) {
+    check_chain_values<Norm>(ctx, dropout_p);
+    chain<Norm> layers(ctx, dropout_p);
+    const auto x = random_tensor<rows, T>(ctx, 1);
+    const std::size_t one = nodes(ctx.device, [&] { layers.apart[0].forward(ctx, x); });
+    const std::size_t four = nodes(ctx.device, [&] { layers.together.forward(ctx, x); });
+    CHECK(four == 4 * one - (dropout_p > 0 ? 3 : 0));  // the products add, or all norms but the first
   }
 }
 
@@ -282,6 +353,21 @@ TEST_CASE("fusions: a residual sum runs with the branch's product, its gradient 
     check_residual<rms_norm<float, rows, cuda>>(ctx, 0.25);
     check_residual<layer_norm<float, rows, cuda>>(ctx, 0.0);
     check_residual<rms_norm<bf16, rows, cuda>>(ctx, 0.0);
+  });
+}
+
+TEST_CASE("fusions: a residual sum that no product adds is added by the norm that reads it") {
+  on_one_rank([](context<cuda>& ctx) {
+    check_chain<rms_norm<float, rows, cuda>>(ctx);
+    check_chain<layer_norm<float, rows, cuda>>(ctx);
+    check_chain<rms_norm<bf16, rows, cuda>>(ctx);
+  });
+  threads::run(2, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
+    world ranks(split::mesh{1, 2}.shape(), c);
+    context<cuda> ctx = sized(device, ranks);
+    check_chain_values<rms_norm<bf16, rows, cuda>>(ctx, 0.0);
+    check_chain_values<layer_norm<float, rows, cuda>>(ctx, 0.0);
+    device.synchronize();
   });
 }
 

@@ -9,7 +9,8 @@
 // accesses merge_heads<4, float, float>: 3 wide, 3 narrow
 // accesses rope_kernel<8, bf16, float>: 8 wide, 0 narrow
 // accesses row_map_kernel<8, swiglu_rows<bf16> >: 12 wide, 0 narrow
-// accesses norm_forward_kernel<8, false, bf16, float>: 16 wide, 1 narrow
+// accesses norm_forward_kernel<8, false, false, bf16, float>: 16 wide, 1 narrow
+// accesses norm_forward_kernel<8, false, true, bf16, float>: 16 wide, 1 narrow
 // accesses map_kernel<8, unchanged, bf16, float>: 3 wide, 14 narrow
 #include <cstdint>
 
@@ -29,8 +30,8 @@ template void merge_lse<float, bf16>(cuda&, float*, float*, const bf16*, const f
 template void merge_lse<float, float>(cuda&, float*, float*, const float*, const float*, std::int64_t,
                                       const attention_shape&);
 template void cast<float, bf16>(cuda&, const float*, bf16*, std::int64_t);
-template void rms_norm_forward<bf16>(cuda&, const bf16*, const bf16*, bf16*, float*, std::int64_t, std::int64_t,
-                                     double);
+template void rms_norm_forward<bf16>(cuda&, const bf16*, const bf16*, bf16*, float*, std::int64_t, std::int64_t, double,
+                                     const bf16*, bf16*);
 template void rope_forward<bf16>(cuda&, bf16*, const float*, const float*, std::int64_t, std::int64_t, std::int64_t,
                                  std::int64_t, std::int64_t);
 template void swiglu_forward<bf16>(cuda&, const bf16*, bf16*, std::int64_t, std::int64_t);

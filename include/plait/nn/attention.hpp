@@ -191,6 +191,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     return dx;
   }
 
+  bool adds_in_product() const { return out_.adds_in_product(); }
   template <class F>
   void visit(F&& f) {
     qkv_.visit(f);

@@ -153,6 +153,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     core_.backward(mb, x, kept, dy, dx);
   }
 
+  bool adds_in_product() const { return core_.adds_in_product(); }
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight(0); }
   /// Null without a bias.
   const parameter_ptr<Precision, Device>& bias() const { return core_.bias(0); }

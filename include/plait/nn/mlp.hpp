@@ -90,6 +90,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     return dx;
   }
 
+  bool adds_in_product() const { return down_.adds_in_product(); }
   template <class F>
   void visit(F&& f) {
     gate_up_.visit(f);

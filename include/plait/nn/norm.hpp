@@ -11,6 +11,7 @@
 #include "plait/device/range.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/linear/core.hpp"
 
 namespace plait {
@@ -78,6 +79,14 @@ class norm_core {
     if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
   }
 
+  /// The input: x, or x + addend where there is one.
+  template <class T>
+  const T* added(Device& device, const T* x, const T* addend, T* sum) const {
+    if (addend == nullptr) return x;
+    kernels::add(device, x, addend, sum, rows * columns);
+    return sum;
+  }
+
   std::int64_t rows = 0, columns = 0, columns_global = 0;
   any_communicator* row_group = nullptr;
   range_names names;
@@ -127,15 +136,27 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     forward(mb, x.data(), y.data(), keep);
     return y;
   }
-  /// Forward on the caller's memory.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
+  /// Forward of a sum, which is computed in the same pass.
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    tensor<T, output, Device> y(mb.ctx);
+    forward(mb, x.data(), y.data(), keep, x.addend(), x.data());
+    x.closed();
+    return y;
+  }
+  /// Forward on the caller's memory. Where `addend` is not null, the input is x + addend; it goes to `sum`, which may
+  /// be x.
+  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr,
+               T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
-      kernels::rms_norm_forward(ctx.device, x, core_.weight->used_value(), y, r, core_.rows, core_.columns, eps_);
+      kernels::rms_norm_forward(ctx.device, x, core_.weight->used_value(), y, r, core_.rows, core_.columns, eps_,
+                                addend, sum);
     } else {
+      x = core_.added(ctx.device, x, addend, sum);
       kernels::row_sum_squares(ctx.device, x, r, core_.rows, core_.columns);
       core_.sum_rows(r, core_.rows);
       kernels::rms_apply(ctx.device, x, r, core_.weight->used_value(), y, core_.rows, core_.columns,
@@ -223,8 +244,18 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     forward(mb, x.data(), y.data(), keep);
     return y;
   }
-  /// Forward on the caller's memory.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) {
+  /// Forward of a sum, which is computed in the same pass.
+  tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
+                                    saved* keep = nullptr) {
+    tensor<T, output, Device> y(mb.ctx);
+    forward(mb, x.data(), y.data(), keep, x.addend(), x.data());
+    x.closed();
+    return y;
+  }
+  /// Forward on the caller's memory. Where `addend` is not null, the input is x + addend; it goes to `sum`, which may
+  /// be x.
+  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr,
+               T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
@@ -232,8 +263,9 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     S* const inv = mean + core_.rows;
     const auto *w = core_.weight->used_value(), *b = core_.bias->used_value();
     if (!core_.row_group) {
-      kernels::layer_norm_forward(ctx.device, x, w, b, y, mean, inv, core_.rows, core_.columns, eps_);
+      kernels::layer_norm_forward(ctx.device, x, w, b, y, mean, inv, core_.rows, core_.columns, eps_, addend, sum);
     } else {
+      x = core_.added(ctx.device, x, addend, sum);
       kernels::row_sums(ctx.device, x, mean, core_.rows, core_.columns);
       core_.sum_rows(mean, core_.rows);
       kernels::row_centred_squares(ctx.device, x, mean, inv, core_.rows, core_.columns, core_.columns_global);

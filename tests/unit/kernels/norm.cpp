@@ -46,6 +46,22 @@ std::vector<T> as(const std::vector<double>& x) {
   return std::vector<T>(x.begin(), x.end());
 }
 
+/// A norm of x + addend is that of the sum which was computed before; the sum may take the place of x.
+template <class T, class Norm>
+void check_sum(cpu& device, std::vector<T> x, const Norm& norm) {
+  const auto n = static_cast<int64_t>(x.size());
+  const auto addend = as<T>(random_values<double>(n, 9));
+  std::vector<T> sum(x.size()), y(x.size()), expected_y(x.size()), expected = x;
+  kernels::accumulate(device, addend.data(), expected.data(), n);
+  norm(expected.data(), nullptr, nullptr, expected_y.data());
+  norm(x.data(), addend.data(), sum.data(), y.data());
+  CHECK(sum == expected);
+  CHECK(y == expected_y);
+  norm(x.data(), addend.data(), x.data(), y.data());
+  CHECK(x == expected);
+  CHECK(y == expected_y);
+}
+
 template <class T>
 void check_rms(int64_t rows, int64_t columns, double tolerance) {
   cpu device;
@@ -53,6 +69,9 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   const auto dy = random_values<double>(rows * columns, 3);
   const auto xt = as<T>(x), wt = as<T>(w), dyt = as<T>(dy);
   std::vector<T> y(x.size()), inv(static_cast<std::size_t>(rows)), dx(x.size()), dw(w.size(), T(1));
+  check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
+    kernels::rms_norm_forward(device, from, wt.data(), to, inv.data(), rows, columns, eps, addend, sum);
+  });
   kernels::rms_norm_forward(device, xt.data(), wt.data(), y.data(), inv.data(), rows, columns, eps);
   kernels::rms_norm_backward(device, xt.data(), wt.data(), dyt.data(), inv.data(), dx.data(), dw.data(), rows, columns);
   for (auto& v : dw) v -= T(1);  // the gradient was added to ones
@@ -117,6 +136,10 @@ void check_layer(int64_t rows, int64_t columns, double tolerance) {
   const auto xt = as<T>(x), wt = as<T>(w), bt = as<T>(b), dyt = as<T>(dy);
   const auto n = static_cast<std::size_t>(rows);
   std::vector<T> y(x.size()), mean(n), inv(n), dx(x.size()), dw(w.size()), db(w.size());
+  check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
+    kernels::layer_norm_forward(device, from, wt.data(), bt.data(), to, mean.data(), inv.data(), rows, columns, eps,
+                                addend, sum);
+  });
   kernels::layer_norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns,
                               eps);
   kernels::layer_norm_backward(device, xt.data(), wt.data(), dyt.data(), mean.data(), inv.data(), dx.data(), dw.data(),

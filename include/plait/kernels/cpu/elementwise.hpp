@@ -19,6 +19,18 @@ void add(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
 }
 
+namespace detail {
+/// Row r of x, or of x + addend, which is written to `sum`.
+template <class T>
+PLAIT_ALWAYS_INLINE const T* added_row(const T* x, const T* addend, T* sum, std::int64_t r, std::int64_t columns) {
+  const std::int64_t at = r * columns;
+  if (addend == nullptr) return x + at;
+  simd::transform(
+      columns, sum + at, [](simd::pack<T> v, simd::pack<T> a) { return v + a; }, x + at, addend + at);
+  return sum + at;
+}
+}  // namespace detail
+
 /// y += a
 template <class T>
 void accumulate(cpu&, const T* a, T* y, std::int64_t n) {

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
 namespace plait::kernels {
@@ -58,12 +59,14 @@ void layer_norm_apply(cpu&, const T* x, const T* mean, const T* inv_std, const T
   }
 }
 
-/// The whole forward pass where rows are whole; writes y, mean and inv_std.
+/// The whole forward pass where rows are whole; writes y, mean and inv_std. Where `addend` is not null, its input is x
+/// + addend, which goes to `sum`; sum may be x.
 template <class T>
 void layer_norm_forward(cpu& device, const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std,
-                        std::int64_t rows, std::int64_t columns, double eps) {
+                        std::int64_t rows, std::int64_t columns, double eps,
+                        const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T* const row = x + r * columns;
+    const T* const row = detail::added_row(x, addend, sum, r, columns);
     row_sums(device, row, mean + r, 1, columns);
     row_centred_squares(device, row, mean + r, inv_std + r, 1, columns, columns);
     layer_norm_statistics(device, mean + r, inv_std + r, mean + r, inv_std + r, 1, columns, eps);

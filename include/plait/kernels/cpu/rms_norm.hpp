@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "plait/device/cpu.hpp"
+#include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
 namespace plait::kernels {
@@ -76,12 +77,14 @@ void rms_apply(cpu&, const T* x, const T* sum_squares, const T* weight, T* y, st
   }
 }
 
-/// The whole forward pass where rows are whole; writes y and inv_rms.
+/// The whole forward pass where rows are whole; writes y and inv_rms. Where `addend` is not null, its input is x +
+/// addend, which goes to `sum`; sum may be x.
 template <class T>
 void rms_norm_forward(cpu&, const T* x, const T* weight, T* y, T* inv_rms, std::int64_t rows, std::int64_t columns,
-                      double eps) {
+                      double eps, const std::type_identity_t<T>* addend = nullptr,
+                      std::type_identity_t<T>* sum = nullptr) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T* const row = x + r * columns;
+    const T* const row = detail::added_row(x, addend, sum, r, columns);
     const double squares = simd::sum_of<T>(
         columns, [](simd::pack<T> v) { return v * v; }, row);
     inv_rms[r] = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(columns) + eps));

@@ -70,8 +70,8 @@
   PLAIT_KERNEL(void row_centred_squares(cuda&, const T*, const S*, S*, std::int64_t, std::int64_t, std::int64_t))      \
   PLAIT_KERNEL(                                                                                                        \
       void layer_norm_apply(cuda&, const T*, const S*, const S*, const T*, const T*, T*, std::int64_t, std::int64_t))  \
-  PLAIT_KERNEL(                                                                                                        \
-      void layer_norm_forward(cuda&, const T*, const T*, const T*, T*, S*, S*, std::int64_t, std::int64_t, double))    \
+  PLAIT_KERNEL(void layer_norm_forward(cuda&, const T*, const T*, const T*, T*, S*, S*, std::int64_t, std::int64_t,    \
+                                       double, const T*, T*))                                                          \
   PLAIT_KERNEL(void layer_norm_backward_dots(cuda&, const T*, const T*, const T*, const S*, const S*, S*,              \
                                              std::int64_t, std::int64_t))                                              \
   PLAIT_KERNEL(void layer_norm_backward_dx(cuda&, const T*, const T*, const T*, const S*, const S*, const S*, T*,      \
@@ -83,7 +83,8 @@
   PLAIT_KERNEL(void row_sum_squares(cuda&, const T*, S*, std::int64_t, std::int64_t))                                  \
   PLAIT_KERNEL(                                                                                                        \
       void rms_apply(cuda&, const T*, const S*, const T*, T*, std::int64_t, std::int64_t, std::int64_t, double))       \
-  PLAIT_KERNEL(void rms_norm_forward(cuda&, const T*, const T*, T*, S*, std::int64_t, std::int64_t, double))           \
+  PLAIT_KERNEL(                                                                                                        \
+      void rms_norm_forward(cuda&, const T*, const T*, T*, S*, std::int64_t, std::int64_t, double, const T*, T*))      \
   PLAIT_KERNEL(void rms_norm_backward_dot(cuda&, const T*, const T*, const T*, S*, std::int64_t, std::int64_t))        \
   PLAIT_KERNEL(void rms_norm_backward_dx(cuda&, const T*, const T*, const T*, const S*, const S*, T*, std::int64_t,    \
                                          std::int64_t, std::int64_t, const T*))                                        \

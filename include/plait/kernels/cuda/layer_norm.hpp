@@ -30,10 +30,12 @@ template <class T>
 void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std,
                       const T* weight, const T* bias, T* y, std::int64_t rows, std::int64_t columns);
 
-/// The whole forward pass where rows are whole; writes y, mean and inv_std. Reads x once.
+/// The whole forward pass where rows are whole; writes y, mean and inv_std. Reads x once. Where `addend` is not null,
+/// its input is x + addend, rounded to T, which goes to `sum`; sum may be x.
 template <class T>
 void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
-                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps);
+                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
+                        const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr);
 
 /// dots[r, 0] = sum of dy w and dots[r, 1] = sum of dy w (x - mean) inv_std over the local columns; dots is [rows, 2].
 template <class T>

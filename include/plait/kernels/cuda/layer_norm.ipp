@@ -159,8 +159,10 @@ void layer_norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, con
 
 template <class T>
 void layer_norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
-                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps) {
-  detail::norm_forward<true>(device, x, weight, bias, y, mean, inv_std, rows, columns, eps);
+                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
+                        const std::type_identity_t<T>* addend, std::type_identity_t<T>* sum) {
+  detail::norm_forward<true>(device, x, weight, bias, y, mean, inv_std, rows, columns, eps,
+                             static_cast<const T*>(addend), static_cast<T*>(sum));
 }
 
 template <class T>

@@ -20,16 +20,47 @@ struct row_moments {
   S mean, inverse;
 };
 
-/// y and the statistics of whole rows.
-template <int Width, bool Centred, class T, class S>
-static __global__ void __launch_bounds__(most_row_threads)
+/// Row r of x + addend, rounded to T, into registers and into `sum`, where chunks that are not held are read again.
+template <class S, int Width, class T>
+__device__ inline void load_sum(held_row<Width, T>& in, const T* x, const T* addend, T* sum, std::int64_t r,
+                                std::int64_t rows, std::int64_t columns) {
+  const auto add = [](chunk<Width, T>& to, const chunk<Width, T>& more) {
+    PLAIT_UNROLL
+    for (int j = 0; j < Width; ++j) to.at[j] = number<T>(number<S>(to.at[j]) + number<S>(more.at[j]));
+  };
+  held_row<Width, T> more;
+  in.load(x, r, rows, columns);
+  more.load(addend, r, rows, columns);
+  T* const to = sum + r * columns;
+  each_held<Width, true>(
+      columns,
+      [&](std::int64_t c, int k, const chunk<Width, T>&, const chunk<Width, T>&) {
+        add(in.held[k], more.held[k]);
+        store_chunk(to + c, in.held[k]);
+      },
+      in, more);
+  for (std::int64_t c = held_row<Width, T>::column_of(held_chunks); c < columns;
+       c += static_cast<std::int64_t>(blockDim.x) * Width) {
+    chunk<Width, T> both = load_chunk<Width>(in.row + c);
+    add(both, load_chunk<Width>(more.row + c));
+    store_chunk(to + c, both);
+  }
+  in.row = to;
+}
+
+/// y and the statistics of whole rows of x, or, if `Sum`, of x + addend, which is written to `sum`.
+template <int Width, bool Centred, bool Sum, class T, class S>
+static __global__ void __launch_bounds__(most_row_threads, Sum ? 1 : 0)
     norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out, S* inverse_out,
-                        std::int64_t rows, std::int64_t columns, S eps) {
+                        std::int64_t rows, std::int64_t columns, S eps, const T* addend, T* sum_out) {
   __shared__ S scratch[warp_lanes];
   const S count = static_cast<S>(columns);
   for (std::int64_t r = first_row(); r < rows; r += row_step()) {
     held_row<Width, T> in;
-    in.load(x, r, rows, columns);
+    if constexpr (Sum)
+      load_sum<S>(in, x, addend, sum_out, r, rows, columns);
+    else
+      in.load(x, r, rows, columns);
     S mean = 0;
     if constexpr (Centred) {
       S sum = 0;
@@ -78,15 +109,16 @@ static __global__ void __launch_bounds__(most_row_threads)
 
 template <bool Centred, class T, class S>
 void norm_forward(cuda& device, const T* x, const T* weight, const T* bias, T* y, S* mean, S* inverse,
-                  std::int64_t rows, std::int64_t columns, double eps) {
+                  std::int64_t rows, std::int64_t columns, double eps, const T* addend, T* sum) {
   if (rows <= 0) return;
   constexpr int width = vector16<T>::size;
-  with_chunk<width>(aligned16(x, weight, bias, y) && columns % width == 0, [&](auto chosen) {
+  with_chunk<width>(aligned16(x, weight, bias, y, addend, sum) && columns % width == 0, [&](auto chosen) {
     constexpr int n = decltype(chosen)::value;
     const dim3 block = row_block<n>(columns);
-    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block},
-                          norm_forward_kernel<n, Centred, T, S>, x, weight, bias, y, mean, inverse, rows, columns,
-                          static_cast<S>(eps));
+    plait::detail::launch(
+        device, {plait::detail::blocks_for(rows, block.y), block},
+        addend == nullptr ? norm_forward_kernel<n, Centred, false, T, S> : norm_forward_kernel<n, Centred, true, T, S>,
+        x, weight, bias, y, mean, inverse, rows, columns, static_cast<S>(eps), addend, sum);
   });
 }
 

@@ -25,10 +25,12 @@ template <class T>
 void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
                std::int64_t columns, std::int64_t columns_global, double eps);
 
-/// The whole forward pass where rows are whole; writes y and inv_rms. Reads x once.
+/// The whole forward pass where rows are whole; writes y and inv_rms. Reads x once. Where `addend` is not null, its
+/// input is x + addend, rounded to T, which goes to `sum`; sum may be x.
 template <class T>
 void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
-                      std::int64_t columns, double eps);
+                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend = nullptr,
+                      std::type_identity_t<T>* sum = nullptr);
 
 /// dot[r] = sum over the local columns of dy w x.
 template <class T>

@@ -117,9 +117,11 @@ void rms_apply(cuda& device, const T* x, const statistic_of<T>* sum_squares, con
 
 template <class T>
 void rms_norm_forward(cuda& device, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
-                      std::int64_t columns, double eps) {
+                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend,
+                      std::type_identity_t<T>* sum) {
   detail::norm_forward<false>(device, x, weight, static_cast<const T*>(nullptr), y,
-                              static_cast<statistic_of<T>*>(nullptr), inv_rms, rows, columns, eps);
+                              static_cast<statistic_of<T>*>(nullptr), inv_rms, rows, columns, eps,
+                              static_cast<const T*>(addend), static_cast<T*>(sum));
 }
 
 template <class T>

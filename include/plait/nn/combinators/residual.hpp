@@ -7,10 +7,12 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators/sequential.hpp"
 #include "plait/nn/dropout.hpp"
+#include "plait/nn/layer/open_sum.hpp"
 
 namespace plait {
 
-/// y = x + dropout(layer(norm(x))): the residual branch of a transformer.
+/// y = x + dropout(layer(norm(x))): the residual branch of a transformer. Where no product of the layer adds x, the sum
+/// is left open for what comes next, and its norm adds in the pass in which it reads.
 template <class Norm, class Layer>
 class residual {
   static_assert(detail::all_layers<Norm, Layer>);
@@ -31,6 +33,7 @@ class residual<Norm, Layer> {
   static_assert(detail::fits<layout_error::branch_ends_elsewhere, 1, Layer, 0, Norm>);
   template <class Spec>
   using tensor_of = tensor<value_type, Spec, device>;
+  using stream_sum = open_sum<value_type, output, device>;
 
   struct saved {
     typename Norm::saved norm;
@@ -42,8 +45,13 @@ class residual<Norm, Layer> {
       : norm_(std::move(norm)), inner_(std::move(inner)), drop_(drop) {}
 
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
-    tensor_of<input> normalized = norm_.forward(mb, x, keep ? &keep->norm : nullptr);
-    tensor_of<output> y = branch(mb, normalized, x, keep ? &keep->inner : nullptr);
+    stream_sum in = detail::closed_view(mb, x);
+    return forward(mb, in, keep).take(mb.ctx.device);
+  }
+  /// The same from sum to sum. The memory of x, which is closed then, must live until y is.
+  stream_sum forward(const microbatch<device>& mb, stream_sum& x, saved* keep = nullptr) {
+    tensor_of<input> normalized = normalize(mb, x, keep ? &keep->norm : nullptr);
+    stream_sum y = branch(mb, normalized, x.close(mb.ctx.device), keep ? &keep->inner : nullptr);
     if (keep && mb.policy == recompute::none) keep->normalized = std::move(normalized);
     return y;
   }
@@ -77,16 +85,23 @@ class residual<Norm, Layer> {
   Layer& inner() { return inner_; }
 
  private:
+  tensor_of<input> normalize(const microbatch<device>& mb, stream_sum& x, typename Norm::saved* keep) {
+    if constexpr (closes_sums<Norm>)
+      return norm_.forward(mb, x, keep);
+    else
+      return norm_.forward(mb, x.close(mb.ctx.device), keep);
+  }
   /// x + dropout(layer(normalized))
-  tensor_of<output> branch(const microbatch<device>& mb, const tensor_of<input>& normalized, const tensor_of<input>& x,
-                           typename Layer::saved* keep) {
+  stream_sum branch(const microbatch<device>& mb, const tensor_of<input>& normalized, const tensor_of<input>& x,
+                    typename Layer::saved* keep) {
     const auto in = normalized.template view_as<typename Layer::input>();
-    const auto stream = x.template view_as<typename Layer::output>();
-    if (drop_.probability() == 0) return detail::forward_plus(inner_, mb, in, keep, stream).template as<output>();
+    if (drop_.probability() == 0 && detail::adds_in_product(inner_)) {
+      const auto stream = x.template view_as<typename Layer::output>();
+      return stream_sum(detail::forward_plus(inner_, mb, in, keep, stream).template as<output>());
+    }
     auto y = inner_.forward(mb, in, keep).template as<output>();
-    drop_.forward(mb, y);
-    kernels::accumulate(mb.ctx.device, x.data(), y.data(), y.size());
-    return y;
+    if (drop_.probability() > 0) drop_.forward(mb, y);
+    return stream_sum(std::move(y), tensor_of<output>(mb.ctx, const_cast<value_type*>(x.data())));
   }
 
   Norm norm_;

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators/layers_fit.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/open_sum.hpp"
 
 namespace plait {
 namespace detail {
@@ -55,6 +57,13 @@ class sequential<Layers...> {
   explicit sequential(Layers... layers) : layers_(std::move(layers)...) {}
 
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    return closed(mb, forward_all(mb, x, keep, nullptr));
+  }
+  /// From a sum, if the first layer takes one; then to one, if the last layer leaves one. The memory of x must live
+  /// until that is closed.
+  auto forward(const microbatch<device>& mb, open_sum<value_type, input, device>& x, saved* keep = nullptr)
+    requires closes_sums<nth<0>>
+  {
     return forward_all(mb, x, keep, nullptr);
   }
   /// Forward, with `addend` added where it is not null, if the last layer can do that.
@@ -63,6 +72,11 @@ class sequential<Layers...> {
     requires adds_to_output<nth<count - 1>>
   {
     return forward_all(mb, x, keep, addend);
+  }
+  bool adds_in_product() const
+    requires adds_to_output<nth<count - 1>>
+  {
+    return detail::adds_in_product(std::get<count - 1>(layers_));
   }
   template <spec_like Gradient>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
@@ -87,8 +101,16 @@ class sequential<Layers...> {
   }
 
  private:
-  tensor_of<output> forward_all(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep,
-                                const tensor_of<output>* addend) {
+  template <class Spec>
+  using sum_of = open_sum<value_type, Spec, device>;
+  static tensor_of<output> closed(const microbatch<device>&, tensor_of<output> y) { return y; }
+  static tensor_of<output> closed(const microbatch<device>& mb, sum_of<output> y) {
+    return std::move(y).take(mb.ctx.device);
+  }
+
+  /// X: a tensor, or an open sum.
+  template <class X>
+  auto forward_all(const microbatch<device>& mb, X& x, saved* keep, const tensor_of<output>* addend) {
     if (keep) keep->again = mb.policy == recompute::full;
     saved* const kept = keep && keep->again ? nullptr : keep;
     return forward_from<0>(mb, x, kept, addend);
@@ -104,20 +126,53 @@ class sequential<Layers...> {
   }
 
   template <std::size_t I, class X>
-  tensor_of<output> forward_from(const microbatch<device>& mb, const X& x, saved* kept,
-                                 const tensor_of<output>* addend) {
+  auto forward_from(const microbatch<device>& mb, X& x, saved* kept, const tensor_of<output>* addend) {
     auto* const keep = kept ? &std::get<I>(kept->layers) : nullptr;
     if constexpr (I + 1 == count) {
-      if constexpr (adds_to_output<nth<I>>)
+      if constexpr (adds_to_output<nth<I>> && !std::is_const_v<X>)
+        return std::get<I>(layers_).forward(mb, x.close(mb.ctx.device), keep, addend);
+      else if constexpr (adds_to_output<nth<I>>)
         return std::get<I>(layers_).forward(mb, x, keep, addend);
       else
         return std::get<I>(layers_).forward(mb, x, keep);
     } else {
-      auto y = std::get<I>(layers_).forward(mb, x, keep);
-      auto result = forward_from<I + 1>(mb, y.template view_as<typename nth<I + 1>::input>(), kept, addend);
-      if (kept && (mb.policy == recompute::none || !is_cheap<nth<I>>)) std::get<I>(kept->outputs) = std::move(y);
-      return result;
+      const bool keeps = kept && (mb.policy == recompute::none || !is_cheap<nth<I>>);
+      if constexpr (passes_sum<I>) {
+        auto y = leave_sum<I>(mb, x, keep).template as<typename nth<I + 1>::input>();
+        auto result = forward_from<I + 1>(mb, y, kept, addend);
+        auto value = std::move(y).take(mb.ctx.device).template as<typename nth<I>::output>();
+        if (keeps)
+          std::get<I>(kept->outputs) = std::move(value);
+        else if constexpr (std::is_same_v<decltype(result), sum_of<output>> && I + 2 == count)
+          result.hold(std::move(value).template as<output>());
+        return result;
+      } else {
+        auto y = take_tensor<I>(mb, x, keep);
+        const auto in = y.template view_as<typename nth<I + 1>::input>();
+        auto result = forward_from<I + 1>(mb, in, kept, addend);
+        if (keeps) std::get<I>(kept->outputs) = std::move(y);
+        return result;
+      }
     }
+  }
+  /// Whether layer I leaves a sum that the next one takes.
+  template <std::size_t I>
+  static constexpr bool passes_sum = leaves_sums<nth<I>> && closes_sums<nth<I + 1>>;
+  template <std::size_t I, class X>
+  auto leave_sum(const microbatch<device>& mb, X& x, typename nth<I>::saved* keep) {
+    if constexpr (std::is_const_v<X>) {
+      auto in = detail::closed_view(mb, x);
+      return std::get<I>(layers_).forward(mb, in, keep);
+    } else {
+      return std::get<I>(layers_).forward(mb, x, keep);
+    }
+  }
+  template <std::size_t I, class X>
+  tensor_of<typename nth<I>::output> take_tensor(const microbatch<device>& mb, X& x, typename nth<I>::saved* keep) {
+    if constexpr (!std::is_const_v<X> && leaves_sums<nth<I>>)
+      return std::get<I>(layers_).forward(mb, x, keep).take(mb.ctx.device);
+    else
+      return std::get<I>(layers_).forward(mb, x, keep);
   }
   template <std::size_t I, class Gradient>
   tensor_of<dual_t<input>> backward_from(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,

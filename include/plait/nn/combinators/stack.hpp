@@ -8,6 +8,7 @@
 
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/open_sum.hpp"
 
 namespace plait {
 
@@ -41,13 +42,27 @@ class stack {
     if (keep) keep->blocks.resize(blocks_.size());
     if (blocks_.empty()) return copy(mb, x);
     const auto kept = [&](std::size_t i) { return keep && mb.policy != recompute::full ? &keep->blocks[i] : nullptr; };
-    tensor_of<input> current = blocks_[0].forward(mb, x, kept(0)).template as<input>();
-    for (std::size_t i = 1; i < blocks_.size(); ++i) {
-      tensor_of<input> y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
-      if (keep) keep->inputs.push_back(std::move(current));
-      current = std::move(y);
+    if constexpr (leaves_sums<Block>) {  // which the next block adds up
+      auto current = detail::closed_view(mb, x);
+      for (std::size_t i = 0; i < blocks_.size(); ++i) {
+        auto y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
+        tensor_of<input> in = std::move(current).take(mb.ctx.device);
+        if (keep && i > 0)
+          keep->inputs.push_back(std::move(in));
+        else if (i > 0)
+          y.hold(std::move(in));
+        current = std::move(y);
+      }
+      return std::move(current).take(mb.ctx.device);
+    } else {
+      tensor_of<input> current = blocks_[0].forward(mb, x, kept(0)).template as<input>();
+      for (std::size_t i = 1; i < blocks_.size(); ++i) {
+        tensor_of<input> y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
+        if (keep) keep->inputs.push_back(std::move(current));
+        current = std::move(y);
+      }
+      return current;
     }
-    return current;
   }
   template <spec_like Gradient>
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,

@@ -85,6 +85,8 @@ class linear_core {
 
   std::int64_t rows() const { return batches_ * rows_; }
   std::int64_t columns() const { return total_; }
+  /// Whether an addend of the output is added in the product's own pass.
+  bool adds_in_product() const { return detail::fuses_additions<Device, T> && resolve_.trivial(); }
   /// Elements of the output, of all branches.
   std::int64_t output_size() const { return resolve_.target().local_size(); }
 
