@@ -146,6 +146,7 @@ class communicator : public verbs<communicator> {
     made.issue(*op, "ncclCommUserRank", [&] { return ncclCommUserRank(made.link.comm, &made.rank); });
     made.issue(*op, "ncclCommCount", [&] { return ncclCommCount(made.link.comm, &made.size); });
     made.home->over(*op);
+    made.register_memory();
     return communicator(std::move(s));
   }
 

@@ -22,7 +22,8 @@ namespace plait {
 /// not split: a request takes the smallest cached block of its stream that is at most a quarter too large.
 ///
 /// `Source` is where memory comes from: `void* allocate(std::size_t, stream)` (throws or returns non-null) and
-/// `void release(void*, std::size_t, stream) noexcept`. Thread-safe.
+/// `void release(void*, std::size_t, stream) noexcept`. One with several kinds of memory has `key_of(pointer, stream)`:
+/// the stream under which a block is kept apart. Thread-safe.
 template <class Source>
 class caching_allocator {
  public:
@@ -177,6 +178,7 @@ class caching_allocator {
     scratch_bytes_ += bytes;
   }
   void cache(blocks_of_streams& blocks, void* pointer, std::size_t bytes, stream_key stream) {
+    if constexpr (requires { source_.key_of(pointer, stream); }) stream = source_.key_of(pointer, stream);
     blocks[stream].emplace(bytes, pointer);
     if (&blocks == &cached_) cached_bytes_ += bytes;
   }

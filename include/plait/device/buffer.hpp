@@ -18,6 +18,14 @@ class buffer {
   buffer(Device& device, std::size_t bytes) : buffer(device, bytes, device.main_stream()) {}
   buffer(Device& device, std::size_t bytes, typename Device::stream stream)
       : device_(&device), stream_(stream), data_(device.allocate(bytes, stream)), bytes_(bytes) {}
+  /// Memory that collectives read or write, on the main stream: registered where the device has such memory.
+  static buffer for_collectives(Device& device, std::size_t bytes) {
+    if constexpr (requires { device.allocate_for_collectives(bytes); }) {
+      return buffer(device, bytes, device.allocate_for_collectives(bytes));
+    } else {
+      return buffer(device, bytes);
+    }
+  }
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(buffer&& other) noexcept {
     buffer(std::move(other)).swap(*this);
@@ -49,6 +57,9 @@ class buffer {
   }
 
  private:
+  buffer(Device& device, std::size_t bytes, void* data)
+      : device_(&device), stream_(device.main_stream()), data_(data), bytes_(bytes) {}
+
   Device* device_ = nullptr;
   typename Device::stream stream_{};
   void* data_ = nullptr;
@@ -59,6 +70,11 @@ class buffer {
 template <class T, compute_device Device>
 buffer<Device> make_buffer(Device& device, std::size_t count) {
   return buffer<Device>(device, count * sizeof(T));
+}
+/// The same for what collectives read or write.
+template <class T, compute_device Device>
+buffer<Device> make_collective_buffer(Device& device, std::size_t count) {
+  return buffer<Device>::for_collectives(device, count * sizeof(T));
 }
 
 }  // namespace plait

@@ -22,6 +22,7 @@
 #include "plait/device/device.hpp"
 #include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
+#include "plait/device/registered_memory.hpp"
 #include "plait/device/upload_ring.hpp"
 
 namespace plait {
@@ -157,6 +158,15 @@ class cuda {
   /// memory is exhausted, and in a stream that is being captured when there is no such block.
   void* allocate(std::size_t bytes, stream s) { return allocator_.allocate(bytes, key(s)); }
   void* allocate(std::size_t bytes) { return allocate(bytes, main_); }
+  /// As `allocate` on the main stream, for what collectives read and write: from the memory of `serve_collectives`,
+  /// where there is some. Throws `plait::error` that names the option when that is exhausted.
+  void* allocate_for_collectives(std::size_t bytes) {
+    return allocator_.allocate(bytes, pool_.key_for_collectives(key(main_)));
+  }
+  /// Gives the device memory that a communication library has registered. Throws where it has some.
+  void serve_collectives(registered_memory memory) { pool_.serve_collectives(std::move(memory)); }
+  /// That memory; empty where there is none.
+  const registered_memory& served_to_collectives() const { return pool_.served_to_collectives(); }
   void release(void* pointer, stream s) { allocator_.release(pointer, key(s)); }
   void release(void* pointer) { release(pointer, main_); }
 

@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/device/cuda_check.hpp"
+#include "plait/device/registered_memory.hpp"
 
 namespace plait::detail {
 
@@ -48,15 +50,25 @@ class cuda_pool {
     }
   }
 
+  /// Serves what collectives read and write, blocks of `key_for_collectives`, from `memory`.
+  void serve_collectives(registered_memory memory) {
+    if (registered_) fail({"cuda: device ", device_, " has memory for collectives already: its ", memory.option});
+    registered_ = registered_blocks(std::move(memory));
+  }
+  const registered_memory& served_to_collectives() const { return registered_.memory(); }
+  std::uintptr_t key_for_collectives(std::uintptr_t stream) const {
+    return registered_ ? stream | registered_key : stream;
+  }
+  /// The key under which a released block is kept.
+  std::uintptr_t key_of(const void* pointer, std::uintptr_t stream) const {
+    return registered_.holds(pointer) ? stream | registered_key : stream;
+  }
+
   /// Null where memory is exhausted.
   void* try_allocate(std::size_t bytes, std::uintptr_t stream) {
+    if ((stream & registered_key) != 0) return try_allocate_registered(bytes, stream);
     const auto s = reinterpret_cast<cudaStream_t>(stream);
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cuda_check(cudaStreamIsCapturing(s, &capture), "asking for a capture");
-    if (capture != cudaStreamCaptureStatusNone) {
-      fail({"cuda: a captured step asks for ", bytes,
-            " bytes that the steps before it did not need; run the same step twice before it is captured"});
-    }
+    refuse_while_captured(bytes, s);
     void* pointer = nullptr;
     const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, s);
     if (status == cudaErrorMemoryAllocation) {
@@ -69,10 +81,11 @@ class cuda_pool {
   }
   void* allocate(std::size_t bytes, std::uintptr_t stream) {
     void* const pointer = try_allocate(bytes, stream);
-    if (pointer == nullptr) fail(exhausted(bytes));
+    if (pointer == nullptr) fail((stream & registered_key) != 0 ? registered_.exhausted(bytes) : exhausted(bytes));
     return pointer;
   }
   void release(void* pointer, std::size_t bytes, std::uintptr_t stream) noexcept {
+    if (registered_.holds(pointer)) return registered_.release(pointer, bytes);
     cudaFreeAsync(pointer, reinterpret_cast<cudaStream_t>(stream));
     held_ -= bytes;
   }
@@ -83,6 +96,21 @@ class cuda_pool {
   std::size_t expected = 0;  ///< what the plan says, for the text of the error
 
  private:
+  /// Marks, in a stream's key, blocks of registered memory: no address has this bit.
+  static constexpr std::uintptr_t registered_key = std::uintptr_t{1} << 63;
+
+  void* try_allocate_registered(std::size_t bytes, std::uintptr_t stream) {
+    void* const pointer = registered_.try_allocate(bytes);
+    if (pointer == nullptr) refuse_while_captured(bytes, reinterpret_cast<cudaStream_t>(stream & ~registered_key));
+    return pointer;
+  }
+  static void refuse_while_captured(std::size_t bytes, cudaStream_t stream) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
+    if (capture == cudaStreamCaptureStatusNone) return;
+    fail({"cuda: a captured step asks for ", bytes,
+          " bytes that the steps before it did not need; run the same step twice before it is captured"});
+  }
   std::string exhausted(std::size_t bytes) const {
     std::size_t free = 0, total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
@@ -96,6 +124,7 @@ class cuda_pool {
   int device_;
   cudaMemPool_t pool_ = nullptr;
   std::size_t held_ = 0;
+  registered_blocks registered_;
 };
 
 }  // namespace plait::detail

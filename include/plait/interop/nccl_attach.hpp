@@ -24,6 +24,7 @@ struct attach_options {
   bool tf32 = false;                                    ///< see cuda::options
   double deadline = 600;                                ///< see nccl::options
   std::uint64_t seed = 0;                               ///< of weights and dropout
+  std::size_t registered_bytes = 0;                     ///< see nccl::options
 };
 
 /// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
@@ -43,7 +44,8 @@ class attached_rank {
                  .tf32 = options.tf32,
                  .workspace_bytes = options.workspace_bytes,
                  .main = named(stream)}),
-        ranks_(shape, nccl::attach(comm, device_, {.deadline = options.deadline})),
+        ranks_(shape, nccl::attach(comm, device_,
+                                   {.deadline = options.deadline, .registered_bytes = options.registered_bytes})),
         context_{device_, ranks_, sizes, options.seed} {
     open_to_process();
   }

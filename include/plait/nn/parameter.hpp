@@ -129,18 +129,18 @@ class parameter {
         callers_gradient_(memory.callers_gradient) {
     enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const auto n = static_cast<std::size_t>(used_size());
+    const auto n = static_cast<std::size_t>(used_size()), stored_n = static_cast<std::size_t>(size());
     if (!used_value_) {
-      own_value_ = make_buffer<weight_type>(ctx.device, n);
+      own_value_ = make_collective_buffer<weight_type>(ctx.device, n);
       used_value_ = own_value_.template data<weight_type>();
     }
     if (!used_gradient_) {
-      own_gradient_ = make_buffer<gradient_type>(ctx.device, n);
+      own_gradient_ = make_collective_buffer<gradient_type>(ctx.device, n);
       used_gradient_ = own_gradient_.template data<gradient_type>();
     }
-    if (rounded || !gather_.trivial())
-      stored_value_ = make_buffer<master_type>(ctx.device, static_cast<std::size_t>(size()));
-    if (!gather_.trivial()) stored_gradient_ = make_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(size()));
+    if (rounded) stored_value_ = make_buffer<master_type>(ctx.device, stored_n);  // `gather` sends it rounded
+    if (!rounded && !gather_.trivial()) stored_value_ = make_collective_buffer<master_type>(ctx.device, stored_n);
+    if (!gather_.trivial()) stored_gradient_ = make_collective_buffer<gradient_type>(ctx.device, stored_n);
     current_ = memory.callers_value && !rounded && gather_.trivial();
     if (memory.callers_gradient) phase_ = phase::accumulating;
   }
@@ -262,7 +262,7 @@ class parameter {
       if (!rounded_current_) kernels::cast(ctx.device, master(), used_value_, size());
       rounded_current_ = true;
     } else {  // rounded before it travels: half the bytes
-      auto part = make_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
+      auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
       kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
       gather_.run(ctx.device, part.data(), used_value_, dtype_of<weight_type>);
     }

@@ -14,7 +14,7 @@ namespace plait {
 template <compute_device Device>
 double all_reduce_scalar(Device& device, any_communicator& ranks, double value, reduce_op op) {
   if (ranks.size() == 1) return value;
-  auto there = make_buffer<double>(device, 1);
+  auto there = make_collective_buffer<double>(device, 1);
   device.upload(there.data(), &value, sizeof value, device.main_stream());
   ranks.all_reduce(there.data(), there.data(), 1, dtype::f64, op);
   device.download(&value, there.data(), sizeof value, device.main_stream());
@@ -34,7 +34,7 @@ std::vector<std::uint64_t> gather_all(Device& device, any_communicator& ranks, s
   own.resize(count);
   std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(ranks.size()));
   if (ranks.size() == 1) return own;
-  auto there = make_buffer<std::uint64_t>(device, all.size() + own.size());
+  auto there = make_collective_buffer<std::uint64_t>(device, all.size() + own.size());
   auto* const first = there.template data<std::uint64_t>();
   device.upload(first + all.size(), own.data(), own.size() * sizeof(std::uint64_t), device.main_stream());
   ranks.all_gather(first + all.size(), first, own.size(), dtype::i64);

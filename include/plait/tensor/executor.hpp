@@ -73,7 +73,7 @@ class executor {
       buffer<Device> next;
       void* target = out;
       if (i != last) {
-        next = buffer<Device>(device, static_cast<std::size_t>(s.after.local_size()) * element);
+        next = buffer<Device>::for_collectives(device, static_cast<std::size_t>(s.after.local_size()) * element);
         target = next.data();
       }
       apply(device, s, current, target, type);
@@ -139,7 +139,7 @@ class executor {
       case transition_kind::all_gather: {
         const view small = around(s.before, s.dim);
         if (small.outer == 1) return s.comm->all_gather(in, out, whole, type);
-        buffer<Device> parts(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
+        auto parts = buffer<Device>::for_collectives(device, whole * size_of(type) * static_cast<std::size_t>(s.ranks));
         s.comm->all_gather(in, parts.data(), whole, type);
         const std::int64_t row = small.rows * small.inner * element;
         kernels::copy_3d(device, parts.data(), out, s.ranks, small.outer, row, small.outer * row, row, row,
@@ -150,7 +150,7 @@ class executor {
         const view small = around(s.after, s.dim);
         const auto part = static_cast<std::size_t>(s.after.local_size());
         if (small.outer == 1) return s.comm->reduce_scatter(in, out, part, type, reduce_op::sum);
-        buffer<Device> parts(device, whole * size_of(type));
+        auto parts = buffer<Device>::for_collectives(device, whole * size_of(type));
         const std::int64_t row = small.rows * small.inner * element;
         kernels::copy_3d(device, in, parts.data(), s.ranks, small.outer, row, row, s.ranks * row, small.outer * row,
                          row);
@@ -172,7 +172,8 @@ class executor {
       sent += send[r] = static_cast<std::size_t>(s.peers[r].send.local_size());
       received += receive[r] = static_cast<std::size_t>(s.peers[r].receive.local_size());
     }
-    buffer<Device> outgoing(device, sent * size_of(type)), incoming(device, received * size_of(type));
+    auto outgoing = buffer<Device>::for_collectives(device, sent * size_of(type)),
+         incoming = buffer<Device>::for_collectives(device, received * size_of(type));
     const auto element = static_cast<std::int64_t>(size_of(type));
     for (std::size_t r = 0; r < ranks; ++r)
       kernels::copy_box(device, in, s.before, at(outgoing.data(), static_cast<std::int64_t>(send_at[r]) * element),

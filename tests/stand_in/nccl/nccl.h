@@ -27,6 +27,7 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
     if (what == action::broadcast) plait::detail::check_peer(name, "root", root, comm->member->size());
     if (count != 0) comm->member->check_memory(name, what == action::broadcast ? out : in, out);
     if (count != 0) check_peers(name, comm, in, out);
+    note_windows(comm, count, in, out);
     comm->engine->set_streams(on, on);
     return {comm, on, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
               p.in = static_cast<const std::byte*>(in);
@@ -126,13 +127,13 @@ inline ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
   return cudaMalloc(data, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 inline ncclResult_t ncclMemFree(void* data) {
+  if (plait::nccl_stand_in::in_window(nullptr, data, 1))
+    return plait::nccl_stand_in::refuse(ncclInvalidUsage, "ncclMemFree: the memory is registered as a window");
   return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
-inline ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t, ncclWindow_t* window, int) {
-  const ncclResult_t ready = plait::nccl_stand_in::usable("ncclCommWindowRegister", comm);
-  *window = ready == ncclSuccess ? static_cast<ncclWindow_t>(data) : nullptr;
-  return ready;
+inline ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, ncclWindow_t* window, int flags) {
+  return plait::nccl_stand_in::register_window(comm, data, bytes, window, flags);
 }
-inline ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
-  return plait::nccl_stand_in::usable("ncclCommWindowDeregister", comm);
+inline ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  return plait::nccl_stand_in::deregister_window(comm, window);
 }

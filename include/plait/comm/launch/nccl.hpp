@@ -16,6 +16,7 @@
 
 #include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/nccl.hpp"
+#include "plait/comm/nccl/registered.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::nccl {
@@ -28,7 +29,7 @@ inline ncclUniqueId new_id() {
 
 namespace detail {
 
-inline communicator connect(std::shared_ptr<team> ranks, const cuda& device, const ncclUniqueId& id, int rank, int size,
+inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncclUniqueId& id, int rank, int size,
                             const options& settings) {
   const std::string label = "world";
   ncclConfig_t config = detail::config_of(settings, label);
@@ -36,6 +37,7 @@ inline communicator connect(std::shared_ptr<team> ranks, const cuda& device, con
   auto home = std::make_shared<session>(std::move(ranks), device.main_stream().handle(), device.side_stream().handle(),
                                         settings);
   home->rank = rank;
+  home->registered = memory_for_collectives(device, settings);
   auto s = std::make_shared<state>(home);
   s->label = label;
   const auto op = s->begin("init", 0);
@@ -44,19 +46,32 @@ inline communicator connect(std::shared_ptr<team> ranks, const cuda& device, con
   return communicator::ready(std::move(s), op);
 }
 
+inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings, std::string_view label,
+                           cudaStream_t side, registered_memory memory) {
+  auto home = std::make_shared<session>(std::make_shared<team>(), stream, side, settings);
+  home->registered = std::move(memory);
+  auto s = std::make_shared<state>(home);
+  s->label = label;
+  s->link.owned = false;
+  s->link.comm = comm;
+  const auto op = s->begin("attach", 0);
+  communicator out = communicator::ready(std::move(s), op);
+  home->rank = out.rank();
+  return out;
+}
+
 }  // namespace detail
 
 /// The communicator of `size` processes that share `id`, which one of them made by `new_id()`; one process for each
 /// GPU. It works on the device's streams; the device must outlive it. Throws `plait::error` when a rank does not come
 /// within the deadline.
-inline communicator connect(const cuda& device, const ncclUniqueId& id, int rank, int size,
-                            const options& settings = {}) {
+inline communicator connect(cuda& device, const ncclUniqueId& id, int rank, int size, const options& settings = {}) {
   return detail::connect(std::make_shared<detail::team>(), device, id, rank, size, settings);
 }
 
 /// The communicator of all processes that torchrun or srun has started: see `place_from` for the variables, and
 /// `launch_place::local_rank` for the device to choose.
-inline communicator from_environment(const cuda& device, const options& settings = {}) {
+inline communicator from_environment(cuda& device, const options& settings = {}) {
   const launch_place here = place_from_environment();
   std::string bytes(sizeof(ncclUniqueId), '\0');
   if (here.rank == 0) {
@@ -75,19 +90,14 @@ inline communicator from_environment(const cuda& device, const options& settings
 /// splits are plait's. The calling thread's GPU must be the communicator's.
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
                            std::string_view label = "attached", cudaStream_t side = nullptr) {
-  auto home = std::make_shared<detail::session>(std::make_shared<detail::team>(), stream, side, settings);
-  auto s = std::make_shared<detail::state>(home);
-  s->label = label;
-  s->link.owned = false;
-  s->link.comm = comm;
-  const auto op = s->begin("attach", 0);
-  communicator out = communicator::ready(std::move(s), op);
-  home->rank = out.rank();
-  return out;
+  if (settings.registered_bytes != 0) fail("nccl::attach: options::registered_bytes needs a device to serve from it");
+  return detail::attach(comm, stream, settings, label, side, {});
 }
-inline communicator attach(ncclComm_t comm, const cuda& device, const options& settings = {},
+/// As above, on the device's streams.
+inline communicator attach(ncclComm_t comm, cuda& device, const options& settings = {},
                            std::string_view label = "attached") {
-  return attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle());
+  return detail::attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle(),
+                        detail::memory_for_collectives(device, settings));
 }
 
 /// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have

@@ -21,7 +21,7 @@ inline int local_rank(const mpi::communicator& ranks) {
 }
 
 /// The NCCL communicator of the same processes; MPI carries its id and is not needed any more then. Collective.
-inline communicator from_mpi(mpi::communicator& ranks, const cuda& device, const options& settings = {}) {
+inline communicator from_mpi(mpi::communicator& ranks, cuda& device, const options& settings = {}) {
   ncclUniqueId id{};
   if (ranks.rank() == 0) id = new_id();
   ranks.broadcast(&id, sizeof id, dtype::u8, 0);

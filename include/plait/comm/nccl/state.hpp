@@ -16,6 +16,7 @@
 #include "plait/comm/nccl/watchdog.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/core/error.hpp"
+#include "plait/device/registered_memory.hpp"
 
 namespace plait::nccl::detail {
 
@@ -47,21 +48,16 @@ struct state {
   state(const state&) = delete;
   state& operator=(const state&) = delete;
   ~state() {
-    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);  // what it holds is finished all the same
-    if (link.comm == nullptr) return;
     // While an exception unwinds this rank, the others may never call what is in flight.
-    if (link.owned && std::uncaught_exceptions() > 0) {
+    if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0) {
       home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
     }
+    deregister();
+    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);  // what it holds is finished all the same
+    if (link.comm == nullptr) return;
     home->remove(&link);
     if (!link.owned || link.aborted) return;
-    ncclResult_t now = home->ranks().failed() ? ncclRemoteError : ncclCommFinalize(link.comm);
-    const double until = comm_clock() + home->settings.deadline;
-    while (now == ncclInProgress) {
-      if (link.state(now) != ncclSuccess || home->ranks().failed()) break;
-      if (home->settings.deadline > 0 && comm_clock() > until) break;
-      std::this_thread::yield();
-    }
+    const ncclResult_t now = home->ranks().failed() ? ncclRemoteError : settled(ncclCommFinalize(link.comm));
     now == ncclSuccess ? ncclCommDestroy(link.comm) : ncclCommAbort(link.comm);
   }
 
@@ -121,6 +117,23 @@ struct state {
     last->joined = true;
   }
 
+  /// Registers the rank's memory for collectives, if it has some, with this communicator: the last part of making it,
+  /// which all of its ranks do in one order. Throws where NCCL cannot.
+  void register_memory() {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    const registered_memory& memory = home->registered;
+    if (memory.data == nullptr || size == 1) return;
+    const auto op = begin("register", memory.bytes);
+    issue(*op, "ncclCommWindowRegister", [&] {
+      return ncclCommWindowRegister(link.comm, memory.data.get(), memory.bytes, &window_, NCCL_WIN_DEFAULT);
+    });
+    home->over(*op);
+    if (window_ != nullptr) return;
+    fail({memory.option, " is ", memory.bytes, ", but NCCL cannot register memory with '", label,
+          "': its ranks do not reach each other's memory, or NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0; set it to 0"});
+#endif
+  }
+
   std::shared_ptr<operation> begin(const char* name, std::uint64_t bytes) {
     auto op = home->begin(name, label, sequence++, bytes);
     if (!home->ranks().failed()) return op;
@@ -129,7 +142,30 @@ struct state {
   }
 
  private:
+  /// Before the communicator goes, and the memory after it: what uses either must be over.
+  void deregister() {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    if (window_ == nullptr || link.aborted || home->ranks().failed()) return;
+    for (const cudaStream_t stream : {home->main.handle(), home->side.handle(), own_side_})
+      if (stream != nullptr) cudaStreamSynchronize(stream);
+    static_cast<void>(settled(home->guarded([&] { return ncclCommWindowDeregister(link.comm, window_); })));
+#endif
+  }
+  /// Waits, at the end, for a call that is in progress.
+  ncclResult_t settled(ncclResult_t now) {
+    const double until = comm_clock() + home->settings.deadline;
+    while (now == ncclInProgress) {
+      if (link.state(now) != ncclSuccess || home->ranks().failed()) break;
+      if (home->settings.deadline > 0 && comm_clock() > until) break;
+      std::this_thread::yield();
+    }
+    return now;
+  }
+
   cudaStream_t own_side_ = nullptr;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  ncclWindow_t window_{};
+#endif
 };
 
 /// A started operation, and the rank that waits for it.

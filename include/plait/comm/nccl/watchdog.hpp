@@ -26,6 +26,7 @@
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cuda.hpp"
+#include "plait/device/registered_memory.hpp"
 
 namespace plait::nccl {
 
@@ -160,7 +161,8 @@ class session {
   cuda::stream main, side;
   cuda::event fork;  ///< where the main stream was when an operation was started
   const options settings;
-  int rank = 0;  ///< in the first communicator, for texts
+  int rank = 0;                  ///< in the first communicator, for texts
+  registered_memory registered;  ///< for collectives; outlives the communicators that it is registered with
 
   team& ranks() { return *team_; }
   int* barrier_word() { return barrier_word_; }

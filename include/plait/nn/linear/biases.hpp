@@ -46,13 +46,13 @@ class linear_biases {
     }
     if (n == 0) return;
     if (!value_) {
-      memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
+      memory_ = make_collective_buffer<W>(ctx.device, static_cast<std::size_t>(n));
       value_ = memory_.template data<W>();
     }
     std::shared_ptr<buffer<Device>> own;
     G* gradient = callers.bias_gradient;
     if (!gradient) {
-      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
+      own = std::make_shared<buffer<Device>>(make_collective_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
       gradient = own->template data<G>();
     }
     W* value = value_;

@@ -210,13 +210,13 @@ class linear_core {
     const std::int64_t n = batches_ * total_ * inner_;
     weight_ = callers.weight;
     if (!weight_) {
-      weight_memory_ = make_buffer<W>(ctx.device, static_cast<std::size_t>(n));
+      weight_memory_ = make_collective_buffer<W>(ctx.device, static_cast<std::size_t>(n));
       weight_ = weight_memory_.template data<W>();
     }
     std::shared_ptr<buffer<Device>> own;
     G* gradient = callers.gradient;
     if (!gradient) {
-      own = std::make_shared<buffer<Device>>(make_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
+      own = std::make_shared<buffer<Device>>(make_collective_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
       gradient = own->template data<G>();
     }
     W* value = weight_;

@@ -1,0 +1,87 @@
+// A piece of a GPU's memory that a communication library has registered, from which a device serves the buffers that
+// collectives read and write. Who asks for it and registers it is in comm/nccl/registered.hpp. Next:
+// device/cuda_pool.hpp for who hands it out, tests/cuda/comm_nccl_memory.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// Memory of a device, its bytes, and the option that asked for it, which errors name.
+struct registered_memory {
+  std::shared_ptr<void> data;
+  std::size_t bytes = 0;
+  std::string option;
+};
+
+namespace detail {
+
+/// Hands out blocks of a piece of memory, each from the first hole that has room for it.
+class registered_blocks {
+ public:
+  registered_blocks() = default;
+  explicit registered_blocks(registered_memory memory) : memory_(std::move(memory)) {
+    if (memory_.bytes >= grain) holes_.emplace(0, memory_.bytes / grain * grain);
+  }
+
+  const registered_memory& memory() const { return memory_; }
+  explicit operator bool() const { return memory_.data != nullptr; }
+  bool holds(const void* pointer) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(pointer), begin = reinterpret_cast<std::uintptr_t>(begin_of());
+    return begin != 0 && at >= begin && at - begin < memory_.bytes;
+  }
+
+  /// Null where no hole has room. On a boundary of 256 bytes.
+  void* try_allocate(std::size_t bytes) {
+    const std::size_t size = rounded(bytes);
+    for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
+      const auto [offset, room] = *hole;
+      if (room < size) continue;
+      holes_.erase(hole);
+      if (room > size) holes_.emplace(offset + size, room - size);
+      used_ += size;
+      return begin_of() + offset;
+    }
+    return nullptr;
+  }
+  void release(void* pointer, std::size_t bytes) {
+    auto hole =
+        holes_.emplace(static_cast<std::size_t>(static_cast<char*>(pointer) - begin_of()), rounded(bytes)).first;
+    used_ -= hole->second;
+    if (const auto next = std::next(hole); next != holes_.end() && hole->first + hole->second == next->first) {
+      hole->second += next->second;
+      holes_.erase(next);
+    }
+    if (hole == holes_.begin()) return;
+    if (const auto before = std::prev(hole); before->first + before->second == hole->first) {
+      before->second += hole->second;
+      holes_.erase(hole);
+    }
+  }
+
+  std::string exhausted(std::size_t bytes) const {
+    return cat({"cuda: the memory for collectives has no room for ", bytes, " bytes: ", memory_.option, " is ",
+                memory_.bytes, ", of which ", used_, " are in use; use a larger ", memory_.option,
+                ", or 0 for memory that is not registered"});
+  }
+
+ private:
+  static constexpr std::size_t grain = 256;
+  static constexpr std::size_t rounded(std::size_t bytes) { return (bytes + grain - 1) / grain * grain; }
+  char* begin_of() const { return static_cast<char*>(memory_.data.get()); }
+
+  registered_memory memory_;
+  std::map<std::size_t, std::size_t> holes_;  ///< offset and bytes
+  std::size_t used_ = 0;
+};
+
+}  // namespace detail
+}  // namespace plait
