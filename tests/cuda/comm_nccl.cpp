@@ -247,6 +247,31 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
   CHECK(made == 4);  // two ranks, the root and its split
 }
 
+TEST_CASE("nccl: a mesh's communicators share the first one's resources where that is asked for") {
+  const mesh_shape shape = mesh<axis<dp, 2>, axis<tp, 2>>().shape();
+  for (const bool asked : {false, true}) {
+    CAPTURE(asked);
+    std::atomic<int> shared{0}, wrong{0};
+    CHECK_NOTHROW(
+        nccl::run(devices(4), small, {.deadline = 60, .split_share = asked}, [&](rank_comm& comm, cuda& device) {
+          world ranks(shape, comm);
+          for (const auto& axes : {axis_list(axis_of<dp>), axis_list(axis_of<tp>)}) {
+            rank_comm one = *ranks.group(axes).get_if<rank_comm>();
+            shared += one.get()->shares_with == comm.get();
+            rank_comm part = one.split(0, one.rank());
+            shared += part.get()->shares_with == comm.get();  // not its parent, which shares as well
+          }
+          auto x = make_buffer<float>(device, 1);
+          device.zero(x.data(), 4, device.main_stream());
+          ranks.group(axis_list(axis_of<dp>)).all_reduce(x.data(), x.data(), 1, dtype::f32, reduce_op::sum);
+          comm.barrier();
+          wrong += comm.get()->shares_with != nullptr;
+        }));
+    CHECK(shared == (asked ? 4 * 4 : 0));
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation") {
   const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);

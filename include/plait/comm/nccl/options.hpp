@@ -25,6 +25,11 @@ struct options {
   /// nothing is registered. The same on all ranks. Ranks may use different parts of it (NCCL_WIN_DEFAULT), so NCCL's
   /// symmetric kernels stay off: those are for `communication_memory`.
   std::size_t registered_bytes = 0;
+  /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18; a communicator of
+  /// the caller's must have been made with `splitShare`). A world has one for each set of its axes, and they take less
+  /// memory and time so. In return, operations of communicators that share run one after the other: a message that
+  /// comes late holds up the collectives of all of them, so leave it off for pipelines and for overlap.
+  bool split_share = false;
 };
 
 namespace detail {
@@ -42,6 +47,13 @@ inline ncclConfig_t config_of(const options& settings, const std::string& label)
   config.commName = label.c_str();
   if (settings.min_ctas > 0) config.minCTAs = settings.min_ctas;
   if (settings.max_ctas > 0) config.maxCTAs = settings.max_ctas;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+  if (settings.split_share) config.splitShare = 1;
+#else
+  if (settings.split_share)
+    fail({"nccl::options::split_share needs NCCL 2.18 or later; this program is compiled with ", NCCL_MAJOR, ".",
+          NCCL_MINOR});
+#endif
   return config;
 }
 

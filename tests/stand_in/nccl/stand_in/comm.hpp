@@ -50,7 +50,9 @@ struct ncclComm {
   std::shared_ptr<plait::threads::cuda_engine> engine;
   int world_rank = 0, device = 0;
   bool blocking = true;
-  int min_ctas = 0, max_ctas = 0;  ///< that it was made with; 0: not said
+  int min_ctas = 0, max_ctas = 0;   ///< that it was made with; 0: not said
+  bool may_share = false;           ///< made with splitShare
+  ncclComm* shares_with = nullptr;  ///< the communicator whose resources it uses; null: its own
   std::atomic<bool> ended{false}, finalized{false};
   std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
   int calls = 0;             ///< of a communicator that does not block
@@ -344,10 +346,11 @@ inline bool legal_ctas(const ncclConfig_t* config) {
   const auto in_range = [](int n) { return n == NCCL_CONFIG_UNDEF_INT || (n >= 1 && n <= 64); };
   return in_range(least) && in_range(most) && (most == NCCL_CONFIG_UNDEF_INT || least <= most);
 }
-inline void keep_ctas(ncclComm_t comm, const ncclConfig_t* config) {
+inline void keep_config(ncclComm_t comm, const ncclConfig_t* config) {
   if (config == nullptr) return;
   if (config->minCTAs != NCCL_CONFIG_UNDEF_INT) comm->min_ctas = config->minCTAs;
   if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->max_ctas = config->maxCTAs;
+  comm->may_share = config->splitShare == 1;
 }
 
 inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
@@ -374,7 +377,7 @@ inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, in
   all->here[place] = true;
   ++all->arrived;
   *comm = add(all, std::make_shared<threads::detail::member>(all->world, all->group, rank), rank, blocking);
-  keep_ctas(*comm, config);
+  keep_config(*comm, config);
   r.changed.notify_all();
   if (!blocking) return ncclInProgress;
   r.changed.wait(lock, [&] { return all->complete() || all->world->failed(); });
@@ -395,7 +398,9 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
     if (member != nullptr) {
       const std::lock_guard lock(registry::get().mutex);
       *child = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
-      keep_ctas(*child, config);
+      keep_config(*child, config);
+      if (comm->may_share && (*child)->may_share)
+        (*child)->shares_with = comm->shares_with != nullptr ? comm->shares_with : comm;
     }
   } catch (const std::exception& e) {
     return failed("ncclCommSplit", comm, e);

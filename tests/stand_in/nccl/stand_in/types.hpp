@@ -16,7 +16,7 @@
 #define NCCL_WIN_DEFAULT 0
 #define NCCL_WIN_COLL_SYMMETRIC 1
 #define NCCL_CONFIG_INITIALIZER \
-  { NCCL_CONFIG_UNDEF_INT, nullptr, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+  { NCCL_CONFIG_UNDEF_INT, nullptr, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;
@@ -29,7 +29,7 @@ struct ncclUniqueId {
 struct ncclConfig_t {
   int blocking;
   const char* commName;
-  int minCTAs, maxCTAs;
+  int minCTAs, maxCTAs, splitShare;
 };
 
 enum ncclResult_t {
