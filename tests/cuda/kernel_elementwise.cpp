@@ -156,6 +156,26 @@ void check_rope(int64_t rows, int64_t heads, int64_t head_dim, int64_t row_strid
     }
     CHECK(difference(y.read(), rope_on_cpu(x, cosine.read(), sine.read(), rows, heads, head_dim, row_stride,
                                            backward)) < tolerance<T>);
+    // Into rows without gaps and back: what is between the heads' rows is left alone.
+    const int64_t width = heads * head_dim;
+    number_array<T> from(device, x, lead), packed(device, values(static_cast<std::size_t>(rows * width)), lead);
+    number_array<T> back(device, x, lead);
+    if (backward) {
+      kernels::rope_backward(device, from.view(), row_stride, packed.data(), cosine.view(), sine.view(), rows, heads,
+                             head_dim, width, table_rows);
+      kernels::rope_forward(device, packed.view(), width, back.data(), cosine.view(), sine.view(), rows, heads,
+                            head_dim, row_stride, table_rows);
+      kernels::rope_forward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
+                            table_rows);
+    } else {
+      kernels::rope_forward(device, from.view(), row_stride, packed.data(), cosine.view(), sine.view(), rows, heads,
+                            head_dim, width, table_rows);
+      kernels::rope_backward(device, packed.view(), width, back.data(), cosine.view(), sine.view(), rows, heads,
+                             head_dim, row_stride, table_rows);
+      kernels::rope_backward(device, y.data(), cosine.view(), sine.view(), rows, heads, head_dim, row_stride,
+                             table_rows);
+    }
+    CHECK(same_bits(back.raw(), y.raw()));
   }
 }
 

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cuda/device_array.hpp"
 #include "plait/comm/threads/cuda.hpp"
+#include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
@@ -61,6 +63,9 @@ context<cuda> sized(cuda& device, world& ranks) {
   ctx.sizes.set(dim_of<seq>, 16);
   ctx.sizes.set(dim_of<hidden>, 32);
   ctx.sizes.set(dim_of<ffn>, 64);
+  ctx.sizes.set(dim_of<heads>, 4);
+  ctx.sizes.set(dim_of<kv_heads>, 2);
+  ctx.sizes.set(dim_of<head_dim>, 64);
   return ctx;
 }
 
@@ -423,6 +428,35 @@ TEST_CASE("fusions: branches that share their input are added by the products, a
     CHECK(difference(read(ctx, y), plus(read(ctx, a.forward(ctx, shared)), read(ctx, b.forward(ctx, shared)))) < 1e-5);
     CHECK(difference(read(ctx, dx), plus(read(ctx, a.backward(ctx, shared, none, dy)),
                                          read(ctx, b.backward(ctx, shared, none, dy)))) < 1e-5);
+  });
+}
+
+TEST_CASE("fusions: queries and keys are rotated in one pass, or as the norms of heads copy them") {
+  on_one_rank([](context<cuda>& ctx) {
+    for (const double norm_epsilon : {0.0, 1e-6}) {
+      const auto nodes_of = [&](bool rotates) {
+        using layer = self_attention<bf16, split, cuda>;
+        attention_options how;
+        if (rotates) how.frequencies.assign(32, 0.5);
+        how.qk_norm_epsilon = norm_epsilon;
+        layer attention(ctx, "attention", how);
+        fill(ctx, attention);
+        const auto x = random_tensor<rows, bf16>(ctx, 1);
+        const auto dy = random_tensor<dual_t<rows>, bf16>(ctx, 2);
+        layer::saved kept;
+        const std::size_t forward = nodes(ctx.device, [&] { attention.forward(ctx, x, &kept); });
+        const std::size_t backward = nodes(ctx.device, [&] { attention.backward(ctx, x, kept, dy); });
+        return std::pair(forward, backward);
+      };
+      const auto [forward, backward] = nodes_of(false);
+      const std::size_t passes = norm_epsilon > 0 ? 0 : 1;
+      CHECK(nodes_of(true) == std::pair(forward + passes, backward + passes));
+      if (norm_epsilon > 0) continue;
+      // No copy of q and k is among them: their product, attention, the output's product; and backward the output's two
+      // products, the sums of its gradient's rows, attention's two kernels, the projections' two products.
+      CHECK(forward == 3);
+      CHECK(backward == 7);
+    }
   });
 }
 

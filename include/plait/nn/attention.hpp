@@ -158,8 +158,10 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     T* const q = qkv.template data<T>();
     qkv_.forward(mb, x.data(), q, keep ? &keep->in : nullptr);
-    if (norms_) norms_->forward(ctx, q, keep ? &keep->norms : nullptr);
-    rotate(ctx, q, [](auto&&... a) { kernels::rope_forward(a...); });
+    if (norms_)
+      norms_->forward(ctx, q, rotation(), keep ? &keep->norms : nullptr);
+    else
+      rotate(ctx, q, [](auto&&... a) { kernels::rope_forward(a...); });
     engine_.forward(ctx, inputs(q, mb), attended.template data<T>(), keep ? &keep->engine_saved : nullptr);
     if (keep && engine_.keeps_inputs()) keep->qkv = std::move(qkv);
     qkv.reset();
@@ -184,8 +186,10 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     if (shape_.kv_heads != kv_heads_) ctx.device.zero(dq, dqkv.bytes(), ctx.device.main_stream());
     engine_.backward(ctx, inputs(q, mb), kept.attended.template data<T>(), dattended.template data<T>(),
                      kept.engine_saved, attention_gradients<T>{dq, dq + key_at_, dq + value_at_});
-    rotate(ctx, dq, [](auto&&... a) { kernels::rope_backward(a...); });
-    if (norms_) norms_->backward(mb, dq, kept.norms);
+    if (norms_)
+      norms_->backward(mb, dq, rotation(), kept.norms);
+    else
+      rotate(ctx, dq, [](auto&&... a) { kernels::rope_backward(a...); });
     tensor<T, dual_t<input>, Device> dx(ctx);
     qkv_.backward(mb, x.data(), kept.in, dq, dx.data());
     return dx;
@@ -202,6 +206,10 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
  private:
   statistic* cosine() { return rotations_.template data<statistic>(); }
   statistic* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }
+  detail::rotary_tables<statistic> rotation() {
+    return rotates_ ? detail::rotary_tables<statistic>{cosine(), sine(), shape_.q_len}
+                    : detail::rotary_tables<statistic>{};
+  }
   std::int64_t attended_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
 
   attention_inputs<T> inputs(const T* q, const microbatch<Device>& mb) const {

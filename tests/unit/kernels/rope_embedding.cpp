@@ -75,8 +75,18 @@ TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fuse
       }
     }
   }
+  const int64_t width = heads * dim;
+  std::vector<T> packed(static_cast<std::size_t>(batch * seq * width));
+  auto z = x;
+  kernels::rope_forward(device, x.data() + 4, stride, packed.data(), cosine.data(), sine.data(), batch * seq, heads,
+                        dim, width, seq);
+  for (int64_t r = 0; r < batch * seq; ++r)
+    CHECK(std::equal(packed.begin() + r * width, packed.begin() + (r + 1) * width, y.begin() + r * stride + 4));
+  kernels::rope_backward(device, packed.data(), width, z.data() + 4, cosine.data(), sine.data(), batch * seq, heads,
+                         dim, stride, seq);
   kernels::rope_backward(device, y.data() + 4, cosine.data(), sine.data(), batch * seq, heads, dim, stride, seq);
   CHECK(difference(y, x) < tolerance);
+  CHECK(z == y);
 }
 
 TEST_CASE_TEMPLATE("embedding over vocabulary ranges sums to the whole", Id, std::int32_t, int64_t) {

@@ -20,10 +20,10 @@ void rope_table(cpu&, const std::int64_t* positions, std::int64_t count, std::sp
 }
 
 namespace detail {
-/// direction is 1 to rotate and -1 to rotate back.
+/// direction is 1 to rotate and -1 to rotate back; `from` may be x.
 template <class T>
-void rotate(T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
-            std::int64_t row_stride, std::int64_t table_rows, T direction) {
+void rotate(const T* from, std::int64_t from_stride, T* x, const T* cosine, const T* sine, std::int64_t rows,
+            std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows, T direction) {
   const std::int64_t half = head_dim / 2;
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* const c = cosine + r % table_rows * half;
@@ -31,9 +31,10 @@ void rotate(T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_
     for (std::int64_t h = 0; h < heads; ++h) {
       T* const first = x + r * row_stride + h * head_dim;
       T* const second = first + half;
+      const T* const source = from + r * from_stride + h * head_dim;
       PLAIT_IVDEP
       for (std::int64_t i = 0; i < half; ++i) {
-        const T a = first[i], b = second[i], turn = direction * s[i];
+        const T a = source[i], b = source[half + i], turn = direction * s[i];
         first[i] = a * c[i] - b * turn;
         second[i] = b * c[i] + a * turn;
       }
@@ -48,14 +49,31 @@ void rotate(T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_
 template <class T>
 void rope_forward(cpu&, T* x, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads,
                   std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rotate(x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(1));
+  detail::rotate<T>(x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(1));
+}
+
+/// The same from another array, in the pass of the copy: `from` [rows, heads, head_dim] has rows that are from_stride
+/// elements apart, and must not overlap x.
+template <class T>
+void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const T* cosine, const T* sine,
+                  std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride,
+                  std::int64_t table_rows) {
+  detail::rotate(from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(1));
 }
 
 /// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
 template <class T>
 void rope_backward(cpu&, T* dx, const T* cosine, const T* sine, std::int64_t rows, std::int64_t heads,
                    std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rotate(dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(-1));
+  detail::rotate<T>(dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(-1));
+}
+
+/// The same from another array, as for `rope_forward`.
+template <class T>
+void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const T* cosine, const T* sine,
+                   std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride,
+                   std::int64_t table_rows) {
+  detail::rotate(from, from_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(-1));
 }
 
 }  // namespace plait::kernels

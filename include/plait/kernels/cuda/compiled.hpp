@@ -102,6 +102,10 @@
                                  std::int64_t, std::int64_t))                                                          \
   PLAIT_KERNEL(void rope_backward(cuda&, T*, const S*, const S*, std::int64_t, std::int64_t, std::int64_t,             \
                                   std::int64_t, std::int64_t))                                                         \
+  PLAIT_KERNEL(void rope_forward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,    \
+                                 std::int64_t, std::int64_t, std::int64_t))                                            \
+  PLAIT_KERNEL(void rope_backward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,   \
+                                  std::int64_t, std::int64_t, std::int64_t))                                           \
   PLAIT_KERNEL(void sum(cuda&, const T*, std::int64_t, double*))                                                       \
   PLAIT_KERNEL(void swiglu_forward(cuda&, const T*, T*, std::int64_t, std::int64_t))                                   \
   PLAIT_KERNEL(void swiglu_backward(cuda&, const T*, const T*, T*, std::int64_t, std::int64_t))

@@ -24,10 +24,23 @@ template <class T>
 void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
 
+/// The same from another array, in the pass of the copy: `from` [rows, heads, head_dim] has rows that are from_stride
+/// elements apart, and must not overlap x.
+template <class T>
+void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
+                  const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                  std::int64_t row_stride, std::int64_t table_rows);
+
 /// Turns the gradient of the rotated values into the gradient of the original ones, in place: the inverse rotation.
 template <class T>
 void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                    std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
+
+/// The same from another array, as for `rope_forward`.
+template <class T>
+void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
+                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                   std::int64_t row_stride, std::int64_t table_rows);
 
 }  // namespace plait::kernels
 

@@ -22,10 +22,12 @@ void rope_table(cuda& device, const std::int64_t* positions, std::int64_t count,
 
 namespace detail {
 
-/// direction is 1 to rotate and -1 to rotate back. The threads of a block's first dimension share a row.
+/// direction is 1 to rotate and -1 to rotate back; `from` may be x. The threads of a block's first dimension share a
+/// row.
 template <int Width, class T, class S>
-static __global__ void rope_kernel(T* x, const S* cosine, const S* sine, std::int64_t rows, int heads, int half,
-                                   std::int64_t row_stride, std::int64_t table_rows, S direction) {
+static __global__ void rope_kernel(const T* from, std::int64_t from_stride, T* x, const S* cosine, const S* sine,
+                                   std::int64_t rows, int heads, int half, std::int64_t row_stride,
+                                   std::int64_t table_rows, S direction) {
   const int per_head = half / Width;
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; r < rows;
        r += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
@@ -36,9 +38,10 @@ static __global__ void rope_kernel(T* x, const S* cosine, const S* sine, std::in
     const std::int64_t table = table_row * half;
     for (int i = static_cast<int>(threadIdx.x); i < heads * per_head; i += static_cast<int>(blockDim.x)) {
       const int head = i / per_head, c = (i - head * per_head) * Width;
-      T* const first = x + r * row_stride + static_cast<std::int64_t>(head) * 2 * half + c;
-      T* const second = first + half;
-      auto a = load_chunk<Width>(static_cast<const T*>(first)), b = load_chunk<Width>(static_cast<const T*>(second));
+      const std::int64_t at = static_cast<std::int64_t>(head) * 2 * half + c;
+      const T* const source = from + r * from_stride + at;
+      T* const first = x + r * row_stride + at;
+      auto a = load_chunk<Width>(source), b = load_chunk<Width>(source + half);
       const auto cosines = load_chunk<Width>(cosine + table + c), sines = load_chunk<Width>(sine + table + c);
       PLAIT_UNROLL
       for (int j = 0; j < Width; ++j) {
@@ -47,26 +50,28 @@ static __global__ void rope_kernel(T* x, const S* cosine, const S* sine, std::in
         b.at[j] = number<T>(v * cosines.at[j] + u * turn);
       }
       store_chunk(first, a);
-      store_chunk(second, b);
+      store_chunk(first + half, b);
     }
   }
 }
 
 template <class T, class S>
-void rope(cuda& device, T* x, const S* cosine, const S* sine, std::int64_t rows, std::int64_t heads,
-          std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows, S direction) {
+void rope(cuda& device, const T* from, std::int64_t from_stride, T* x, const S* cosine, const S* sine,
+          std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride,
+          std::int64_t table_rows, S direction) {
   const std::int64_t half = head_dim / 2;
   if (rows <= 0 || heads <= 0 || half <= 0) return;
   constexpr int width = chunk_width<T, S>();
-  with_chunk<width>(aligned16(x, cosine, sine) && half % width == 0 && row_stride % width == 0, [&](auto chosen) {
+  const bool vectors = aligned16(from, x, cosine, sine) && half % width == 0 && (row_stride | from_stride) % width == 0;
+  with_chunk<width>(vectors, [&](auto chosen) {
     constexpr int n = decltype(chosen)::value;
     constexpr std::int64_t threads = 256;
     const std::int64_t chunks = heads * half / n;
     const std::int64_t warps = chunks < threads ? (chunks + 31) / 32 : threads / 32;
     const dim3 block(static_cast<unsigned>(32 * warps), static_cast<unsigned>(threads / (32 * warps)));
-    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block}, rope_kernel<n, T, S>, x, cosine,
-                          sine, rows, static_cast<int>(heads), static_cast<int>(half), row_stride, table_rows,
-                          direction);
+    plait::detail::launch(device, {plait::detail::blocks_for(rows, block.y), block}, rope_kernel<n, T, S>, from,
+                          from_stride, x, cosine, sine, rows, static_cast<int>(heads), static_cast<int>(half),
+                          row_stride, table_rows, direction);
   });
 }
 
@@ -75,13 +80,31 @@ void rope(cuda& device, T* x, const S* cosine, const S* sine, std::int64_t rows,
 template <class T>
 void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rope(device, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, statistic_of<T>(1));
+  detail::rope<T>(device, x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
+                  statistic_of<T>(1));
+}
+
+template <class T>
+void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
+                  const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                  std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rope<T>(device, from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
+                  statistic_of<T>(1));
 }
 
 template <class T>
 void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                    std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows) {
-  detail::rope(device, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, statistic_of<T>(-1));
+  detail::rope<T>(device, dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
+                  statistic_of<T>(-1));
+}
+
+template <class T>
+void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
+                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                   std::int64_t row_stride, std::int64_t table_rows) {
+  detail::rope<T>(device, from, from_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows,
+                  statistic_of<T>(-1));
 }
 
 }  // namespace plait::kernels

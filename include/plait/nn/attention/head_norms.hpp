@@ -14,6 +14,13 @@
 
 namespace plait::detail {
 
+/// The rotary tables of a rank's tokens, [tokens, head_dim / 2] each; null: no rotation.
+template <class S>
+struct rotary_tables {
+  const S *cosine = nullptr, *sine = nullptr;
+  std::int64_t tokens = 0;
+};
+
 template <compute_device Device>
 struct head_norms_saved {
   std::array<buffer<Device>, 2> before, inv_rms;  ///< of queries, then of keys
@@ -40,27 +47,38 @@ class head_norms {
           weight, i == 0 ? queries : keys);
   }
 
-  /// In place.
-  void forward(const context<Device>& ctx, T* qkv, head_norms_saved<Device>* keep) {
+  /// In place; what is normalised is rotated as it is put there.
+  void forward(const context<Device>& ctx, T* qkv, const rotary_tables<S>& rotation, head_norms_saved<Device>* keep) {
     for (std::size_t i = 0; i < 2; ++i) {
       auto before = make_buffer<T>(ctx.device, count(i)), after = make_buffer<T>(ctx.device, count(i));
       auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(vectors(i)));
       take(ctx.device, qkv, i, before.template data<T>());
       kernels::rms_norm_forward(ctx.device, before.template data<T>(), weights_[i]->used_value(),
                                 after.template data<T>(), inv.template data<S>(), vectors(i), head_dim_, epsilon_);
-      put(ctx.device, after.template data<T>(), i, qkv);
+      const std::int64_t width = heads_[i] * head_dim_;
+      if (rotation.cosine)
+        kernels::rope_forward(ctx.device, static_cast<const T*>(after.template data<T>()), width, qkv + begin(i),
+                              rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, stride_, rotation.tokens);
+      else
+        put(ctx.device, after.template data<T>(), i, qkv);
       if (!keep) continue;
       keep->before[i] = std::move(before);
       keep->inv_rms[i] = std::move(inv);
     }
   }
 
-  /// Overwrites the gradients of the normalised queries and keys with those of what they were before.
-  void backward(const microbatch<Device>& mb, T* dqkv, head_norms_saved<Device>& kept) {
+  /// Overwrites the gradients of the queries and keys that `forward` made with those of what they were before.
+  void backward(const microbatch<Device>& mb, T* dqkv, const rotary_tables<S>& rotation,
+                head_norms_saved<Device>& kept) {
     Device& device = mb.ctx.device;
     for (std::size_t i = 0; i < 2; ++i) {
       auto dy = make_buffer<T>(device, count(i)), dx = make_buffer<T>(device, count(i));
-      take(device, dqkv, i, dy.template data<T>());
+      const std::int64_t width = heads_[i] * head_dim_;
+      if (rotation.cosine)
+        kernels::rope_backward(device, static_cast<const T*>(dqkv) + begin(i), stride_, dy.template data<T>(),
+                               rotation.cosine, rotation.sine, rows_, heads_[i], head_dim_, width, rotation.tokens);
+      else
+        take(device, dqkv, i, dy.template data<T>());
       const T* const x = kept.before[i].template data<T>();
       const S* const inv = kept.inv_rms[i].template data<S>();
       auto& weight = *weights_[i];
