@@ -376,7 +376,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
       stand_in::check_argument(r, p, "cublasLtMatmul");
     }
     const std::size_t which = algorithm ? algorithm->data[1] : 0;
-    return r.enqueue(s, [=, one = scalars[0], two = scalars[1]] {
+    const auto run = [=, one = scalars[0], two = scalars[1]] {
       ++stand_in::products_done[which];
       if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
       const double x = device_scalars ? read(alpha) : one, y = device_scalars ? read(beta) : two;
@@ -389,7 +389,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
       } else {
         stand_in::multiply_batch<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
       }
-    });
+    };
+    return r.enqueue(s, run, {stand_in::work::product, g.flops()});
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

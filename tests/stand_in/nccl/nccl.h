@@ -15,7 +15,8 @@
 
 #include "stand_in/types.hpp"
 //
-#include "stand_in/comm.hpp"
+#include "stand_in/communicators.hpp"
+#include "stand_in/windows.hpp"
 
 namespace plait::nccl_stand_in {
 
@@ -29,10 +30,14 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
     if (count != 0) check_peers(name, comm, in, out);
     note_windows(comm, count, in, out);
     comm->engine->set_streams(on, on);
-    return {comm, on, -1, comm->member->post(s, count * size_of(s.type), [&](threads::detail::part& p) {
-              p.in = static_cast<const std::byte*>(in);
-              p.out = static_cast<std::byte*>(out);
-            })};
+    const std::size_t bytes = count * size_of(s.type);
+    return {comm, on, -1,
+            comm->member->post(s, bytes,
+                               [&](threads::detail::part& p) {
+                                 p.in = static_cast<const std::byte*>(in);
+                                 p.out = static_cast<std::byte*>(out);
+                               }),
+            bytes};
   });
 }
 
@@ -48,7 +53,8 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
                                        [&](threads::detail::part& p) {
                                          p.in = static_cast<const std::byte*>(in);
                                          p.out = static_cast<std::byte*>(out);
-                                       })};
+                                       }),
+            count * size_of(type_of(type))};
   });
 }
 

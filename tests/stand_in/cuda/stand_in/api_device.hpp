@@ -234,8 +234,12 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters..
     if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
     std::apply([&](const auto&... each) { (check_argument(r, each, name), ...); }, arguments);
     const executor::launch what{config.gridDim, config.blockDim, config.dynamicSmemBytes, name};
-    return r.enqueue(
-        s, [what, kernel, arguments] { executor::instance().run(what, [&] { std::apply(kernel, arguments); }); });
+    const dim3 g = what.grid, b = what.block;
+    const double threads = double{1} * g.x * g.y * g.z * b.x * b.y * b.z;
+    const auto run = [what, kernel, arguments] {
+      executor::instance().run(what, [&] { std::apply(kernel, arguments); });
+    };
+    return r.enqueue(s, run, {work::kernel, threads});
   });
 }
 

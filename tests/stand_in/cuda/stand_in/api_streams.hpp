@@ -1,5 +1,10 @@
-// The runtime's functions on streams, events, captures and graphs.
+// The runtime's functions on streams and events. Captures and graphs are in api_graphs.hpp.
 #pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
 
 #include "stream.hpp"
 
@@ -42,15 +47,19 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const auto s = r.find(stream);
     if (!s) return cudaErrorInvalidResourceHandle;
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
-    r.finish(s);
+    r.await(s);
     return cudaSuccess;
   });
 }
 
+/// Waits for the streams of all threads that share the device: so does the thread's time, if the clock is on.
 inline cudaError_t cudaDeviceSynchronize() {
   return stand_in::call([&](stand_in::runtime& r) {
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
     r.finish_all(stand_in::current_device);
+    for (const auto& [handle, s] : r.streams) {
+      if (r.clock.on() && s->device == stand_in::current_device) r.clock.host_waits(s->at);
+    }
     stand_in::arena::instance().open();
     stand_in::arena::instance().check_guards();
     stand_in::arena::instance().close();
@@ -77,6 +86,7 @@ inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     const auto s = r.find(stream);
     if (!s) return cudaErrorInvalidResourceHandle;
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
+    if (r.clock.on()) return r.clock.passed(s->at) ? r.finish(s), cudaSuccess : cudaErrorNotReady;
     return stand_in::poll(s->polls, s->executed == s->enqueued, [&] { r.finish(s); });
   });
 }
@@ -148,6 +158,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
       if (s->captured_by->invalid) return cudaErrorStreamCaptureInvalidated;
       e->captured_by = s->captured_by;
       e->seen = s->seen;
+      if (r.clock.on()) r.note(s, {stand_in::graph_moment::role::record, e->captured = s->captured_by->events++});
       return cudaSuccess;
     }
     auto time = std::make_shared<stand_in::event_time>();
@@ -155,6 +166,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     e->captured_by = nullptr;
     e->recorded = true;
     e->point = {s, s->enqueued};
+    e->at = s->at;
     e->time = std::move(time);
     return cudaSuccess;
   });
@@ -178,6 +190,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
         s->seen[s.get()] = ++s->captured_by->issued[s.get()];
       }
       for (const auto& [other, count] : e->seen) s->seen[other] = std::max(s->seen[other], count);
+      if (r.clock.on()) r.note(s, {stand_in::graph_moment::role::wait, e->captured});
       return cudaSuccess;
     }
     if (s->captured_by) {
@@ -186,7 +199,8 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
       return cudaErrorStreamCaptureIsolation;
     }
     if (!e->recorded) return cudaSuccess;
-    return r.enqueue(s, [] {}, {e->point});
+    s->at = std::max(s->at, e->at);
+    return r.enqueue(s, [] {}, {}, {e->point});
   });
 }
 
@@ -199,6 +213,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
       return cudaErrorCapturedEvent;
     }
     if (e->recorded) r.advance(e->point.stream, e->point.count);
+    if (e->recorded && r.clock.on()) r.clock.host_waits(e->at);
     return cudaSuccess;
   });
 }
@@ -213,7 +228,9 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (const auto error = r.refuse_unsafe()) return error;
     if (stand_in::lost_device != cudaSuccess) return stand_in::lost_device.load();
     const bool done = !e->recorded || e->point.stream->executed >= e->point.count;
-    return stand_in::poll(e->polls, done, [&] { r.advance(e->point.stream, e->point.count); });
+    const auto finish = [&] { r.advance(e->point.stream, e->point.count); };
+    if (!r.clock.on() || !e->recorded) return stand_in::poll(e->polls, done, finish);
+    return r.clock.passed(e->at) ? finish(), cudaSuccess : cudaErrorNotReady;
   });
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -223,144 +240,8 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, 
     if (!a || !b || !a->recorded || !b->recorded || !a->timing || !b->timing) return cudaErrorInvalidResourceHandle;
     if (a->point.stream->executed < a->point.count || b->point.stream->executed < b->point.count)
       return cudaErrorNotReady;
+    if (r.clock.on()) return *milliseconds = static_cast<float>(b->at - a->at), cudaSuccess;
     *milliseconds = std::chrono::duration<float, std::milli>(*b->time - *a->time).count();
     return cudaSuccess;
   });
-}
-
-// ---- captures and graphs -------------------------------------------------------------------------------------------
-
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
-    if (s == r.legacy(s->device)) return cudaErrorStreamCaptureUnsupported;
-    if (s->captured_by) return cudaErrorIllegalState;
-    auto c = std::make_shared<stand_in::capture>();
-    c->mode = mode;
-    c->origin = s.get();
-    s->captured_by = c;
-    s->seen.clear();
-    if (mode != cudaStreamCaptureModeRelaxed) stand_in::captures_of_thread.push_back(c);
-    return cudaSuccess;
-  });
-}
-
-inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (graph) *graph = nullptr;
-    if (!s || !graph) return cudaErrorInvalidValue;
-    const auto c = s->captured_by;
-    if (!c) return cudaErrorIllegalState;
-    auto& mine = stand_in::captures_of_thread;
-    const bool begun_here = std::find(mine.begin(), mine.end(), c) != mine.end();
-    if (c->mode != cudaStreamCaptureModeRelaxed && !begun_here) return cudaErrorStreamCaptureWrongThread;
-    if (c->origin != s.get()) {
-      c->invalid = true;
-      return cudaErrorStreamCaptureUnmatched;
-    }
-    bool joined = true;
-    for (const auto& [other, count] : c->issued) {
-      const auto seen = s->seen.find(other);
-      if (seen == s->seen.end() || seen->second < count) joined = false;
-    }
-    c->ended = true;
-    std::erase(mine, c);
-    for (auto& [handle, other] : r.streams) {
-      if (other->captured_by == c) other->captured_by = nullptr;
-    }
-    if (c->invalid) return cudaErrorStreamCaptureInvalidated;
-    if (!joined) return cudaErrorStreamCaptureUnjoined;
-    auto g = std::make_unique<CUgraph_st>();
-    g->operations = c->operations;
-    *graph = g.get();
-    r.graphs.emplace(g.get(), std::move(g));
-    return cudaSuccess;
-  });
-}
-
-inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
-    *status = !s->captured_by           ? cudaStreamCaptureStatusNone
-              : s->captured_by->invalid ? cudaStreamCaptureStatusInvalidated
-                                        : cudaStreamCaptureStatusActive;
-    return cudaSuccess;
-  });
-}
-
-inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, stand_in::capture_mode);
-  return cudaSuccess;
-}
-
-namespace stand_in {
-
-/// For libraries: if the stream is being recorded, `issue` becomes a node of the graph, and *recorded is true.
-inline cudaError_t record_if_capturing(cudaStream_t stream, std::function<bool(cudaStream_t)> issue, bool* recorded) {
-  return call([&](runtime& r) {
-    const auto s = r.find(stream);
-    *recorded = false;
-    if (!s) return cudaErrorInvalidResourceHandle;
-    if (!s->captured_by) return cudaSuccess;
-    *recorded = true;
-    return r.record(s, {nullptr, std::move(issue)});
-  });
-}
-
-}  // namespace stand_in
-
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto g = r.graphs.find(graph);
-    if (g == r.graphs.end()) return cudaErrorInvalidValue;
-    auto e = std::make_unique<CUgraphExec_st>();
-    e->operations = g->second->operations;
-    *executable = e.get();
-    r.executables.emplace(e.get(), std::move(e));
-    return cudaSuccess;
-  });
-}
-/// Nodes that the host has a part in are called without the lock: they may wait for other threads.
-inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  std::vector<stand_in::graph_node> nodes;
-  const cudaError_t found = stand_in::call([&](stand_in::runtime& r) {
-    const auto e = r.executables.find(executable);
-    if (!r.find(stream)) return cudaErrorInvalidResourceHandle;
-    if (e == r.executables.end()) return cudaErrorInvalidValue;
-    nodes = e->second->operations;
-    return cudaSuccess;
-  });
-  if (found != cudaSuccess) return found;
-  for (const stand_in::graph_node& node : nodes) {
-    const cudaError_t status = stand_in::call([&](stand_in::runtime& r) {
-      const auto s = r.find(stream);
-      if (!s) return cudaErrorInvalidResourceHandle;
-      if (!node.issue) return r.enqueue(s, node.run);
-      return s->captured_by ? cudaErrorNotSupported : cudaSuccess;
-    });
-    if (status != cudaSuccess) return status;
-    if (node.issue && !node.issue(stream)) return stand_in::fail(cudaErrorLaunchFailure);
-  }
-  return cudaSuccess;
-}
-inline cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto g = r.graphs.find(graph);
-    if (g == r.graphs.end()) return cudaErrorInvalidValue;
-    if (nodes) return cudaErrorNotSupported;
-    *count = g->second->operations.size();
-    return cudaSuccess;
-  });
-}
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  return stand_in::call(
-      [&](stand_in::runtime& r) { return r.graphs.erase(graph) ? cudaSuccess : cudaErrorInvalidValue; });
-}
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  return stand_in::call(
-      [&](stand_in::runtime& r) { return r.executables.erase(executable) ? cudaSuccess : cudaErrorInvalidValue; });
 }

@@ -39,6 +39,12 @@ struct gemm {
   bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
   bool split_in_output = false;                                       // parts of a sum are added in the output's type
   epilogue after;
+
+  /// Those of the products alone.
+  double flops() const {
+    const double k = static_cast<double>(trans_a ? a.rows : a.cols);
+    return 2 * k * static_cast<double>(d.rows) * static_cast<double>(d.cols) * d.batches;
+  }
 };
 
 inline float bf16_value(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }

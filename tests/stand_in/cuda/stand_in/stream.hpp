@@ -4,6 +4,7 @@
 // Everything happens under one lock.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -23,6 +24,7 @@
 #include "api_types.hpp"
 #include "arena.hpp"
 #include "block.hpp"
+#include "clock.hpp"
 
 namespace stand_in {
 
@@ -36,6 +38,9 @@ using capture_clock = std::map<const CUstream_st*, std::uint64_t>;
 struct graph_node {
   std::function<void()> run;
   std::function<bool(cudaStream_t)> issue;
+  task what;
+  const CUstream_st* stream = nullptr;  ///< that was recorded
+  graph_moment moment;
 };
 
 struct capture {
@@ -44,6 +49,7 @@ struct capture {
   bool invalid = false, ended = false;
   std::vector<graph_node> operations;                  // in the order of the calls, which respects every dependency
   std::map<const CUstream_st*, std::uint64_t> issued;  // operations of each stream
+  std::size_t events = 0;                              // that were recorded, while the clock is on
 };
 
 struct dependency {
@@ -66,6 +72,7 @@ struct CUstream_st {
   std::deque<stand_in::operation> queue;
   std::shared_ptr<stand_in::capture> captured_by;
   stand_in::capture_clock seen;  // while captured
+  double at = 0;                 // the clock's time, at the end of what is enqueued
 };
 
 struct CUevent_st {
@@ -75,6 +82,8 @@ struct CUevent_st {
   std::shared_ptr<stand_in::event_time> time;
   std::shared_ptr<stand_in::capture> captured_by;
   stand_in::capture_clock seen;
+  double at = 0;             // the clock's time
+  std::size_t captured = 0;  // its number in the capture
 };
 
 struct CUgraph_st {
@@ -147,6 +156,7 @@ class runtime {
   std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
   bool executing = false;
   stream_order order = streams_from_environment();
+  virtual_clock clock;
 
   /// Null for what is no stream.
   stream_ptr find(cudaStream_t handle) {
@@ -171,8 +181,9 @@ class runtime {
     return c < it->first + it->second;
   }
 
-  cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, std::vector<dependency> after = {}) {
-    if (s->captured_by) return record(s, {std::move(run), nullptr});
+  cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, const task& what = {},
+                      std::vector<dependency> after = {}) {
+    if (s->captured_by) return record(s, {std::move(run), nullptr, what, s.get(), {}});
     const stream_ptr old = legacy(s->device);
     if (s == old) {
       for (auto& [handle, other] : streams) {
@@ -188,6 +199,7 @@ class runtime {
     }
     s->queue.push_back({std::move(run), std::move(after)});
     ++s->enqueued;
+    if (clock.on()) take_time(s, what);
     return cudaSuccess;
   }
 
@@ -198,6 +210,11 @@ class runtime {
     c.operations.push_back(std::move(node));
     s->seen[s.get()] = ++c.issued[s.get()];
     return cudaSuccess;
+  }
+
+  /// Adds an event that is recorded or waited for, which no node of a graph stands for: for the clock alone.
+  void note(const stream_ptr& s, const graph_moment& m) {
+    if (!s->captured_by->invalid) s->captured_by->operations.push_back({nullptr, nullptr, {}, s.get(), m});
   }
 
   /// Runs a stream's operations up to the `count`th, and before each what it waits for.
@@ -237,6 +254,20 @@ class runtime {
       const std::uint64_t waiting = s->enqueued - s->executed;
       advance(s, s->executed + (order == stream_order::eager ? waiting : random_() % (waiting + 1)));
     }
+  }
+
+  /// The same, asked for by a call that waits.
+  void await(const stream_ptr& s) {
+    finish(s);
+    if (clock.on()) clock.host_waits(s->at);
+  }
+
+  /// Starts the clock at zero, or stops it where `cost` is empty.
+  void set_clock(cost_function cost) {
+    const std::lock_guard lock(mutex);
+    clock.set(std::move(cost));
+    for (auto& [handle, s] : streams) s->at = 0;
+    for (auto& [handle, e] : events) e->at = 0;
   }
 
   /// Errors of calls that wait, or touch what a capture may not see. `s`: the stream waited for; null: all of them.
@@ -292,6 +323,20 @@ class runtime {
                   [](const auto& s) { return s.second->destroyed && s.second->executed == s.second->enqueued; });
   }
 
+  /// Puts the stream's time behind an operation, which begins when the stream and the host are there.
+  void take_time(const stream_ptr& s, const task& what) {
+    const stream_ptr old = legacy(s->device);
+    if (s == old) {
+      for (auto& [handle, other] : streams) {
+        if (other->blocking && other->device == s->device) s->at = std::max(s->at, other->at);
+      }
+    } else if (s->blocking) {
+      s->at = std::max(s->at, old->at);
+    }
+    s->at = std::max(s->at, clock.host()) + (is_library ? 0 : clock.cost(what));  // a library says what its work takes
+    clock.host_calls();
+  }
+
   std::map<int, stream_ptr> legacy_;
   std::minstd_rand random_{seed_from_environment()};
 };
@@ -307,6 +352,25 @@ cudaError_t call(Body body) {
   const cudaError_t error = body(r);
   r.run_some();
   return fail(error);
+}
+
+/// For libraries and tests: the clock's time at the end of what a stream holds.
+inline double time_of(cudaStream_t stream) {
+  runtime& r = runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  const stream_ptr s = r.find(stream);
+  return s ? s->at : 0;
+}
+inline void set_time(cudaStream_t stream, double at) {
+  runtime& r = runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  if (const stream_ptr s = r.find(stream)) s->at = at;
+}
+/// What an operation takes; nothing while the clock is off.
+inline double cost_of(const task& what) {
+  runtime& r = runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  return r.clock.on() ? r.clock.cost(what) : 0;
 }
 
 }  // namespace stand_in

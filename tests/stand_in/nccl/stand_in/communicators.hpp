@@ -1,0 +1,176 @@
+#pragma once
+
+// Communicators from their making to their end.
+
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "groups.hpp"
+
+namespace plait::nccl_stand_in {
+
+inline void new_id(ncclUniqueId& id) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  std::memset(id.internal, 0, sizeof id.internal);
+  const std::string text = "stand-in " + std::to_string(++r.ids);
+  std::memcpy(id.internal, text.data(), text.size());
+}
+
+inline ncclComm_t add(std::shared_ptr<clique> ranks, std::shared_ptr<threads::detail::member> member, int world_rank,
+                      bool blocking) {
+  auto out = std::make_unique<ncclComm>();
+  out->ranks = std::move(ranks);
+  out->member = std::move(member);
+  out->engine = std::make_shared<threads::cuda_engine>(nullptr, nullptr);
+  out->member->use(out->engine);
+  out->world_rank = world_rank;
+  out->blocking = blocking;
+  out->busy = blocking ? 0 : 2;
+  static_cast<void>(cudaGetDevice(&out->device));
+  out->ranks->devices.insert(out->device);
+  const ncclComm_t comm = out.get();
+  ++comm->ranks->open[static_cast<std::size_t>(world_rank)];
+  registry::get().all.emplace(comm, std::move(out));
+  return comm;
+}
+
+/// Whether the configuration's thread blocks are in NCCL's range; they are kept for tests to look at.
+inline bool legal_ctas(const ncclConfig_t* config) {
+  if (config == nullptr) return true;
+  const int least = config->minCTAs, most = config->maxCTAs;
+  const auto in_range = [](int n) { return n == NCCL_CONFIG_UNDEF_INT || (n >= 1 && n <= 64); };
+  return in_range(least) && in_range(most) && (most == NCCL_CONFIG_UNDEF_INT || least <= most);
+}
+inline void keep_config(ncclComm_t comm, const ncclConfig_t* config) {
+  if (config == nullptr) return;
+  if (config->minCTAs != NCCL_CONFIG_UNDEF_INT) comm->min_ctas = config->minCTAs;
+  if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->max_ctas = config->maxCTAs;
+  comm->may_share = config->splitShare == 1;
+}
+
+inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
+  *comm = nullptr;
+  const bool blocking = config == nullptr || config->blocking != 0;
+  if (!legal_ctas(config)) return refuse(ncclInvalidArgument, "minCTAs or maxCTAs is out of its range");
+  if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "a communicator is made inside a group");
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    return refuse(ncclInvalidArgument, "the rank is not in the range of ranks");
+  auto& r = registry::get();
+  std::unique_lock lock(r.mutex);
+  auto& met = r.met[std::string(id.internal, sizeof id.internal)];
+  if (met == nullptr) met = std::make_shared<clique>(ranks);
+  const auto all = met;
+  const auto place = static_cast<std::size_t>(rank);
+  if (all->here.size() != static_cast<std::size_t>(ranks) || all->here[place]) {
+    const std::string why =
+        "ranks that share an id differ in their number, or two of them are rank " + std::to_string(rank);
+    all->world->fail(why);
+    r.changed.notify_all();
+    thread_error() = why;
+    return ncclInvalidUsage;
+  }
+  all->here[place] = true;
+  ++all->arrived;
+  *comm = add(all, std::make_shared<threads::detail::member>(all->world, all->group, rank), rank, blocking);
+  keep_config(*comm, config);
+  r.changed.notify_all();
+  if (!blocking) return ncclInProgress;
+  r.changed.wait(lock, [&] { return all->complete() || all->world->failed(); });
+  if (all->complete()) return ncclSuccess;
+  (*comm)->ended = true;
+  thread_error() = all->world->cause();
+  *comm = nullptr;
+  return ncclRemoteError;
+}
+
+inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child, const ncclConfig_t* config) {
+  *child = nullptr;
+  if (!legal_ctas(config)) return refuse(ncclInvalidArgument, "minCTAs or maxCTAs is out of its range");
+  if (const ncclResult_t ready = usable("ncclCommSplit", comm); ready != ncclSuccess) return ready;
+  if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "ncclCommSplit inside a group");
+  try {
+    auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
+    if (member != nullptr) {
+      const std::lock_guard lock(registry::get().mutex);
+      *child = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
+      keep_config(*child, config);
+      if (comm->may_share && (*child)->may_share)
+        (*child)->shares_with = comm->shares_with != nullptr ? comm->shares_with : comm;
+    }
+  } catch (const std::exception& e) {
+    return failed("ncclCommSplit", comm, e);
+  }
+  if (comm->blocking) return ncclSuccess;
+  comm->busy = 2;
+  return ncclInProgress;
+}
+
+/// Once a rank has ended all its communicators, no other may wait for it.
+inline void close(ncclComm_t comm) {
+  bool last;
+  {
+    const std::lock_guard lock(registry::get().mutex);
+    last = --comm->ranks->open[static_cast<std::size_t>(comm->world_rank)] == 0;
+  }
+  if (last) comm->ranks->world->leave(comm->world_rank, nullptr, "");
+}
+
+inline ncclResult_t finalize(ncclComm_t comm) {
+  const ncclResult_t ready = usable("ncclCommFinalize", comm);
+  if (ready == ncclSuccess) {
+    const std::lock_guard lock(registry::get().mutex);
+    for (const auto& [handle, w] : registry::get().windows) {
+      if (w.comm != comm) continue;
+      thread_error() = "ncclCommFinalize: the communicator has a window";
+      return ncclInvalidUsage;
+    }
+  }
+  if (ready == ncclSuccess) comm->finalized = true;
+  return ready;
+}
+inline ncclResult_t destroy(ncclComm_t comm) {
+  if (comm != nullptr && comm->finalized) comm->finalized = false;
+  if (const ncclResult_t ready = usable("ncclCommDestroy", comm); ready != ncclSuccess) return ready;
+  comm->ended = true;
+  close(comm);
+  return ncclSuccess;
+}
+/// May be called while another thread is inside a call of the same communicator, which then returns.
+inline ncclResult_t abort(ncclComm_t comm) {
+  if (comm == nullptr || comm->ended.exchange(true)) {
+    return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
+  }
+#ifdef PLAIT_CUDA_STAND_IN
+  std::this_thread::sleep_for(std::chrono::duration<double>(::stand_in::abort_seconds.load()));
+#endif
+  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
+  registry::get().changed.notify_all();
+  close(comm);
+  return ncclSuccess;
+}
+
+inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  if (comm == nullptr || r.all.count(comm) == 0 || comm->ended) {
+    thread_error() = "ncclCommGetAsyncError: the communicator is null, or was destroyed or aborted";
+    return ncclInvalidArgument;
+  }
+  if (comm->failure != ncclSuccess || comm->ranks->world->failed()) {
+    if (comm->error.empty()) comm->error = comm->ranks->world->cause();
+    *state = comm->failure != ncclSuccess ? comm->failure : ncclRemoteError;
+  } else {
+    *state = !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0) ? ncclInProgress : ncclSuccess;
+  }
+  return ncclSuccess;
+}
+
+}  // namespace plait::nccl_stand_in

@@ -1,0 +1,182 @@
+#pragma once
+
+// Calls, alone or in groups: what posts them, waits for them, or has a graph do so.
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm.hpp"
+
+namespace plait::nccl_stand_in {
+
+/// An operation that was posted and must be waited for.
+struct issued {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int side;
+  threads::detail::operation* op;
+  std::size_t bytes;  ///< of one rank's block
+};
+/// A call that is made on a stream: the caller's, or the one that a graph which recorded it is launched in.
+using poster = std::function<issued(cudaStream_t)>;
+struct call_of {
+  ncclComm_t comm;
+  cudaStream_t stream;
+  poster post;
+};
+struct open_group {
+  int depth = 0;
+  std::vector<call_of> calls;
+  ncclResult_t failure = ncclSuccess;
+};
+inline open_group& group() {
+  thread_local open_group g;
+  return g;
+}
+
+inline void finish(const issued& i) {
+  i.comm->engine->set_streams(i.stream, i.stream);
+  i.comm->member->finish(i.op, i.side);
+}
+
+/// A call of a communicator that does not block is now and then reported to be in progress.
+inline ncclResult_t outcome(ncclComm_t comm) {
+  if (comm->blocking || ++comm->calls % 3 != 0) return ncclSuccess;
+  comm->busy = 2;
+  return ncclInProgress;
+}
+
+inline ncclResult_t failed(const char* call, ncclComm_t comm, const std::exception& e) {
+  const std::string text = std::string(call) + ": " + e.what();
+  comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + ": " + text);
+  const bool mine = dynamic_cast<const threads::stopped*>(&e) == nullptr || text.find("mismatched") != text.npos;
+  return refuse(mine ? ncclInvalidUsage : ncclRemoteError, text, comm);
+}
+
+/// The clock's times of the streams of a group, whose operations begin together when the stream gets there: each when
+/// its last rank does. All ranks of an operation come out of it at one time. Nothing happens while the clock is off.
+class group_times {
+ public:
+#ifdef PLAIT_CUDA_STAND_IN
+  void begin(cudaStream_t stream) {
+    const auto [place, is_new] = times_.try_emplace(stream);
+    if (is_new) place->second.start = place->second.end = ::stand_in::time_of(stream);
+    ::stand_in::set_time(stream, place->second.start);
+  }
+  void end(const issued& i) {
+    using ::stand_in::work;
+    const ::stand_in::task what{i.side < 0 ? work::collective : work::message, static_cast<double>(i.bytes)};
+    double& end = times_[i.stream].end;
+    end = std::max(end, ::stand_in::time_of(i.stream) + ::stand_in::cost_of(what));
+  }
+  ~group_times() {
+    for (const auto& [stream, t] : times_) ::stand_in::set_time(stream, t.end);
+  }
+
+ private:
+  struct span {
+    double start = 0, end = 0;
+  };
+  std::map<cudaStream_t, span> times_;
+#else
+  void begin(cudaStream_t) {}
+  void end(const issued&) {}
+#endif
+};
+
+/// Posts all, then waits for all. `stream`: that of a graph's launch, null for the calls' own.
+inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
+  std::vector<issued> open;
+  ncclComm_t now = nullptr;
+#ifdef PLAIT_CUDA_STAND_IN
+  struct library {
+    library() { ::stand_in::is_library = true; }
+    ~library() { ::stand_in::is_library = false; }
+  } const inside;
+#endif
+  group_times times;
+  try {
+    for (const call_of& c : calls) {
+      const cudaStream_t on = stream != nullptr ? stream : c.stream;
+      times.begin(on);
+      open.push_back((now = c.comm, c.post(on)));
+    }
+    for (const issued& i : open) {
+      times.begin(i.stream);
+      now = i.comm, finish(i);
+      times.end(i);
+    }
+  } catch (const std::exception& e) {
+    return failed(name, now, e);
+  }
+  return ncclSuccess;
+}
+
+/// Makes the calls now, or, where their streams are being recorded, whenever the graph is launched.
+inline ncclResult_t make_or_record(const char* name, std::vector<call_of> calls) {
+  if (calls.empty()) return ncclSuccess;
+  for (const call_of& c : calls) {
+    cudaStreamCaptureStatus first{}, other{};
+    if (cudaStreamIsCapturing(calls.front().stream, &first) != cudaSuccess ||
+        cudaStreamIsCapturing(c.stream, &other) != cudaSuccess || first != other) {
+      return refuse(ncclInvalidUsage, std::string(name) + ": streams of one group, and not all are recorded", c.comm);
+    }
+  }
+  const ncclComm_t comm = calls.front().comm;
+  const cudaStream_t stream = calls.front().stream;
+  bool recorded = false;
+#ifdef PLAIT_CUDA_STAND_IN
+  const auto again = [name, calls](cudaStream_t s) { return make(name, calls, s) == ncclSuccess; };
+  const cudaError_t status = ::stand_in::record_if_capturing(stream, again, &recorded);
+#else
+  cudaStreamCaptureStatus now{};
+  const cudaError_t status = cudaStreamIsCapturing(stream, &now);
+  if (now != cudaStreamCaptureStatusNone) {
+    return refuse(ncclInvalidUsage, std::string(name) + ": these ranks meet on the host, which no graph can", comm);
+  }
+#endif
+  if (status != cudaSuccess) {
+    return refuse(ncclUnhandledCudaError, std::string(name) + ": the stream cannot be recorded", comm);
+  }
+  return recorded ? ncclSuccess : make(name, calls, nullptr);
+}
+
+inline ncclResult_t enqueue(const char* call, ncclComm_t comm, cudaStream_t stream, poster post) {
+  const ncclResult_t ready = usable(call, comm);
+  if (ready != ncclSuccess) return group().depth > 0 ? group().failure = ready : ready;
+  if (group().depth > 0) {
+    group().calls.push_back({comm, stream, std::move(post)});
+    return ncclSuccess;
+  }
+  const ncclResult_t made = make_or_record(call, {{comm, stream, std::move(post)}});
+  return made == ncclSuccess ? outcome(comm) : made;
+}
+
+inline ncclResult_t group_start() {
+  ++group().depth;
+  return ncclSuccess;
+}
+inline ncclResult_t group_end() {
+  open_group& g = group();
+  if (g.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  if (--g.depth > 0) return ncclSuccess;
+  const auto calls = std::exchange(g.calls, {});
+  if (const ncclResult_t failure = std::exchange(g.failure, ncclSuccess); failure != ncclSuccess) return failure;
+  if (const ncclResult_t made = make_or_record("ncclGroupEnd", calls); made != ncclSuccess) return made;
+  ncclResult_t result = ncclSuccess;
+  std::set<ncclComm_t> comms;
+  for (const call_of& c : calls) comms.insert(c.comm);
+  for (const ncclComm_t comm : comms) {
+    if (outcome(comm) == ncclInProgress) result = ncclInProgress;
+  }
+  return result;
+}
+
+}  // namespace plait::nccl_stand_in

@@ -1,0 +1,73 @@
+#pragma once
+
+// Memory that is registered with communicators, and the collectives that use it.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+
+#include "groups.hpp"
+
+namespace plait::nccl_stand_in {
+
+/// Whether memory lies in a window of `comm`, null for any, with the registry's mutex held.
+inline bool lies_in_window(ncclComm_t comm, const void* data, std::size_t bytes) {
+  for (const auto& [handle, w] : registry::get().windows) {
+    const char* const at = static_cast<const char*>(data);
+    if ((comm == nullptr || w.comm == comm) && at >= w.begin && at + bytes <= w.begin + w.bytes) return true;
+  }
+  return false;
+}
+inline bool in_window(ncclComm_t comm, const void* data, std::size_t bytes) {
+  const std::lock_guard lock(registry::get().mutex);
+  return lies_in_window(comm, data, bytes);
+}
+/// Counts a collective of a communicator that has a window.
+inline void note_windows(ncclComm_t comm, std::size_t count, const void* in, const void* out) {
+  auto& r = registry::get();
+  const std::lock_guard lock(r.mutex);
+  bool any = false;
+  for (const auto& [handle, w] : r.windows) any = any || w.comm == comm;
+  if (!any || count == 0) return;
+  const bool inside =
+      (in == nullptr || lies_in_window(comm, in, 1)) && (out == nullptr || lies_in_window(comm, out, 1));
+  ++(inside ? r.calls_in_windows : r.calls_beside_windows);
+}
+
+/// Collective: ranks that register other numbers of bytes, or call something else meanwhile, are ended.
+inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t bytes, ncclWindow_t* window, int) {
+  *window = nullptr;
+  if (const ncclResult_t ready = usable("ncclCommWindowRegister", comm); ready != ncclSuccess) return ready;
+  try {
+    comm->engine->set_streams(nullptr, nullptr);  // the last call's may be gone
+    comm->member->finish(comm->member->post({.what = action::barrier, .count = bytes}, 0, [](auto&) {}), -1);
+  } catch (const std::exception& e) {
+    return failed("ncclCommWindowRegister", comm, e);
+  }
+  auto& r = registry::get();
+  {
+    const std::lock_guard lock(r.mutex);
+    if (r.has_windows) {
+      *window = reinterpret_cast<ncclWindow_t>(static_cast<std::uintptr_t>(++r.registrations));
+      r.windows.emplace(*window, nccl_stand_in::window{comm, static_cast<const char*>(data), bytes});
+    }
+  }
+  return outcome(comm);
+}
+inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
+  if (const ncclResult_t ready = usable("ncclCommWindowDeregister", comm); ready != ncclSuccess) return ready;
+  {
+    auto& r = registry::get();
+    const std::lock_guard lock(r.mutex);
+    const auto found = r.windows.find(window);
+    if (found == r.windows.end() || found->second.comm != comm) {
+      thread_error() = "ncclCommWindowDeregister: this is no window of the communicator";
+      return ncclInvalidArgument;
+    }
+    r.windows.erase(found);
+  }
+  return outcome(comm);
+}
+
+}  // namespace plait::nccl_stand_in
