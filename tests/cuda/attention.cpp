@@ -368,30 +368,28 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
 TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's own does") {
   rounding_library library;
   attention_piece piece{.shape = shape_of(2, 17, 33, 4, 1, 8, true, 1000)};  // all see everything
-  const auto check_all = [&] {
-    for (const attention_accumulate add : {attention_accumulate{}, {true, false}, {false, true}, {true, true}}) {
-      piece.accumulate = add;
-      check<bf16>(piece, &library);
-      check<bf16, float>(piece, &library);
-    }
+  const auto check_both = [&](attention_accumulate add) {
+    piece.accumulate = add;
+    check<bf16>(piece, &library);
+    check<bf16, float>(piece, &library);
   };
-  check_all();
+  check_both({});
+  check_both({true, true});
   piece.shape.k_len = 17, piece.shape.q_offset = 0;  // the diagonal
   piece.q_lead = 3, piece.shape.q_batch = 24, piece.k_lead = 5, piece.shape.k_batch = 30;
   piece.lse_lead = 4, piece.shape.lse_stride = 40;
   piece.shape.q_stride = piece.shape.k_stride = piece.shape.v_stride = 6 * 8;
   piece.shape.o_stride = 40;
-  check_all();
+  check_both({true, false});
   piece.shape.dq_stride = 64, piece.shape.dk_stride = 8, piece.shape.dv_stride = 16, piece.shape.do_stride = 80;
   piece.given_delta = true;
-  check_all();
-  piece.shape.q_offset = 9, piece.shape.k_len = 30,
-  piece.shape.k_batch = 40;  // the last four keys come after every query
-  piece.accumulate = {false, true};
-  check<bf16>(piece, &library);
-  check<bf16, float>(piece, &library);
-  CHECK(library.forwards == 26);
-  CHECK(library.backwards == 26);
+  check_both({});
+  check_both({false, true});
+  piece.shape.q_offset = 9, piece.shape.k_len = 30;  // the last four keys come after every query
+  piece.shape.k_batch = 40;
+  check_both({false, true});
+  CHECK(library.forwards == 12);
+  CHECK(library.backwards == 12);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
