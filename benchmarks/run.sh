@@ -94,7 +94,7 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
     echo '## Compile time (limits in the last column)'
     echo
     echo '```'
-    sh benchmarks/compile_time.sh || echo 'a limit was missed'
+    sh benchmarks/compile_time.sh || echo "ended with status $?: 1 is a missed limit, 2 what does not compile"
     echo '```'
   fi
   : >build/benchmarks.done  # a pipe hides the exit code of what stops before this
