@@ -18,7 +18,7 @@
 #include "plait/comm/world.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
-#include "support/nccl_devices.hpp"
+#include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -28,18 +28,9 @@ namespace {
 
 using plait::test::devices;
 using plait::test::has;
+using plait::test::text_of;
 
 const cuda::options small{.workspace_bytes = 4096};
-
-template <class F>
-std::string text_of(int ranks, const nccl::options& settings, const F& body) {
-  try {
-    nccl::run(devices(ranks), small, settings, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 #ifdef PLAIT_CUDA_STAND_IN  // where streams do nothing that nobody waits for
 const bool nothing_unasked = stand_in::runtime::instance().order == stand_in::stream_order::late;

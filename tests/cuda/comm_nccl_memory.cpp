@@ -14,12 +14,13 @@
 #include "plait/kernels/kernels.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
-#include "support/nccl_devices.hpp"
+#include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::text_of;
 
 namespace {
 
@@ -34,16 +35,6 @@ registered_memory some(cuda& device, std::size_t bytes) {
 bool lies_in(const registered_memory& memory, const void* p) {
   const char *const at = static_cast<const char*>(p), *const begin = static_cast<const char*>(memory.data.get());
   return at >= begin && at < begin + memory.bytes;
-}
-
-template <class F>
-std::string text_of(int ranks, const nccl::options& settings, const F& body) {
-  try {
-    nccl::run(devices(ranks), small, settings, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 struct on_mesh {

@@ -21,7 +21,7 @@
 #include "plait/schedule/generators/zero_bubble.hpp"
 #include "plait/train/graph_step.hpp"
 #include "plait/train/weights_hash.hpp"
-#include "support/nccl_devices.hpp"
+#include "support/nccl_runs.hpp"
 
 using namespace plait;
 using rank_comm = nccl::communicator;
@@ -29,20 +29,10 @@ using rank_comm = nccl::communicator;
 namespace {
 
 using plait::test::devices;
+using plait::test::text_of;
 
 const cuda::options small{.workspace_bytes = 4096};
 constexpr std::size_t n = 37;
-
-template <class F>
-std::string text_of(int ranks, const nccl::options& settings, const F& body) {
-  if (devices(ranks).empty()) return "";
-  try {
-    nccl::run(devices(ranks), small, settings, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 /// Arrays of one rank, and a step that uses every kind of collective, direct and started.
 struct step {

@@ -71,7 +71,7 @@ template <class T, compute_device Device>
 buffer<Device> make_buffer(Device& device, std::size_t count) {
   return buffer<Device>(device, count * sizeof(T));
 }
-/// The same for what collectives read or write.
+/// Makes a buffer for `count` elements that collectives read or write (`buffer::for_collectives`).
 template <class T, compute_device Device>
 buffer<Device> make_collective_buffer(Device& device, std::size_t count) {
   return buffer<Device>::for_collectives(device, count * sizeof(T));

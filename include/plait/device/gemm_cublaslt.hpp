@@ -146,7 +146,7 @@ class cublaslt_gemm {
 
   static constexpr std::size_t max_entries = 4096;
 
-  /// What a product does with a vector. Texts of choices have its number.
+  /// The use that a product makes of a vector beside its factors. Texts of choices have its number.
   enum class beside : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
 
   struct key {

@@ -256,6 +256,23 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
       "one action of the pipeline");
 }
 
+TEST_CASE("a norm that one of two ranks lacks is refused") {
+  data_parallel unclipped;
+  unclipped.clip = false;
+  step_schedule s = step_of("1f1b", 2, 4, unclipped, 2);
+  REQUIRE(describe(verify(s)) == "ok");
+  const int update = place_of(s, 1, step_op::update, 2);
+  insert(s, 1, update, {step_op::norm, -1, {}, {}});
+  CHECK(describe(verify(s)).find("(the norm): a collective that another rank takes part in is never started there") !=
+        std::string::npos);
+}
+
+TEST_CASE("a replicated policy gathers nothing") {
+  step_schedule s = step_of("gpipe", 1, 1, plain, 2);
+  s.programs[0].push_back({step_op::gather, 0, {}, {}});
+  CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
+}
+
 TEST_CASE("two ties between two ranks must be reduced in one order") {
   step_schedule s = step_of("1f1b", 2, 4, plain, 3);
   s.units[0].tied_to = 5, s.units[5].tied_to = 0, s.units[1].tied_to = 4, s.units[4].tied_to = 1;

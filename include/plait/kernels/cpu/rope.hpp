@@ -52,7 +52,7 @@ void rope_forward(cpu&, T* x, const T* cosine, const T* sine, std::int64_t rows,
   detail::rotate<T>(x, row_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(1));
 }
 
-/// The same from another array, in the pass of the copy: `from` [rows, heads, head_dim] has rows that are from_stride
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
 /// elements apart, and must not overlap x.
 template <class T>
 void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const T* cosine, const T* sine,
@@ -68,7 +68,7 @@ void rope_backward(cpu&, T* dx, const T* cosine, const T* sine, std::int64_t row
   detail::rotate<T>(dx, row_stride, dx, cosine, sine, rows, heads, head_dim, row_stride, table_rows, T(-1));
 }
 
-/// The same from another array, as for `rope_forward`.
+/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
 template <class T>
 void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const T* cosine, const T* sine,
                    std::int64_t rows, std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride,

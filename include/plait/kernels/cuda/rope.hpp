@@ -24,7 +24,7 @@ template <class T>
 void rope_forward(cuda& device, T* x, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                   std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
 
-/// The same from another array, in the pass of the copy: `from` [rows, heads, head_dim] has rows that are from_stride
+/// Writes to x the rotation of another array in one pass: `from` [rows, heads, head_dim] has rows that are from_stride
 /// elements apart, and must not overlap x.
 template <class T>
 void rope_forward(cuda& device, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
@@ -36,7 +36,7 @@ template <class T>
 void rope_backward(cuda& device, T* dx, const statistic_of<T>* cosine, const statistic_of<T>* sine, std::int64_t rows,
                    std::int64_t heads, std::int64_t head_dim, std::int64_t row_stride, std::int64_t table_rows);
 
-/// The same from another array, as for `rope_forward`.
+/// Writes to dx the inverse rotation of another array, whose rows lie as those of `rope_forward`.
 template <class T>
 void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,

@@ -38,6 +38,7 @@ enum class step_error : std::uint8_t {
   updated_twice,
   update_missing,
   collectives_cross,
+  collective_missing,
   over_memory,
 };
 
@@ -95,6 +96,8 @@ constexpr const char* text_of(step_error code) {
       return "parameters are never updated";
     case step_error::collectives_cross:
       return "two ranks start the collectives that they share in different orders, which can deadlock";
+    case step_error::collective_missing:
+      return "a collective that another rank takes part in is never started there";
     case step_error::over_memory:
       return "parameters and gradients are over the limit";
   }

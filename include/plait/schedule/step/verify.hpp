@@ -107,7 +107,9 @@ class step_walk {
       case step_op::gather: {
         unit_state& u = of(e.unit);
         if (u.gathered && u.updated < u.gathered_at) return refuse(step_error::gathered_twice, u.gathered_at);
-        if (u.gathered && u.updated < 0) return refuse(step_error::gathered_twice);
+        // A replicated optimizer updates where parameters are used: there is never anything to gather.
+        if (u.gathered && (u.updated < 0 || s_.policy.level == zero_level::replicated))
+          return refuse(step_error::gathered_twice);
         u.gathered = true;
         u.gathered_at = at_;
         return weigh();
@@ -190,7 +192,6 @@ class step_walk {
       if (trainable && u.updated < 0) return missing(step_error::update_missing, step_op::update, unit, u.reduced);
       if (!s_.gathered_between_steps() && u.gathered)
         return missing(step_error::ends_gathered, step_op::release, unit, u.gathered_at);
-      // A replicated optimizer updates where parameters are used: there is nothing to gather.
       const bool stale = trainable && s_.policy.level != zero_level::replicated && u.gathered_at < u.updated;
       if (s_.gathered_between_steps() && (!u.gathered || stale))
         return missing(step_error::ends_released, step_op::gather, unit, u.gathered ? u.updated : u.released);
@@ -261,7 +262,14 @@ inline step_verdict shared_order(const step_schedule& s, int a, const std::vecto
               .other_rank = b,
               .other_position = two[i].first,
               .other = two[i].second};
-  return {};
+  if (one.size() == two.size()) return {};
+  const bool more = one.size() > two.size();
+  const auto& [position, entry] = more ? one[two.size()] : two[one.size()];
+  return {.code = step_error::collective_missing,
+          .rank = more ? a : b,
+          .position = position,
+          .entry = entry,
+          .other_rank = more ? b : a};
 }
 
 /// The pipeline that a step's passes and messages make: a pass is an action where its last unit stands.

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "plait/comm/launch/nccl.hpp"
+#include "support/nccl_devices.hpp"
+
+namespace plait::test {
+
+/// The text of the error that ends `ranks` NCCL ranks of `body`; empty where none does, or there are too few GPUs.
+template <class F>
+std::string text_of(int ranks, const nccl::options& settings, const F& body) {
+  if (devices(ranks).empty()) return "";
+  try {
+    nccl::run(devices(ranks), {.workspace_bytes = 4096}, settings, body);
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace plait::test
