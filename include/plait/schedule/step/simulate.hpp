@@ -122,7 +122,7 @@ class shared_link {
     if (time <= 0) return;
     const double bytes = time * rate();
     for (auto& q : queues_)
-      if (!q.empty()) q.front().left -= bytes;
+      if (!q.empty()) q.front().left = std::max(0.0, q.front().left - bytes);  // rounding must not go below
     if (!uses_.empty() && uses_.back().end == now_)
       uses_.back().end = now_ + time;
     else
