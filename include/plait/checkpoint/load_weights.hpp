@@ -64,8 +64,8 @@ void each_run(const box& part, F&& f) {
 
 }  // namespace detail
 
-/// The part of `full`, a whole tensor without padding, that this rank stores of parameter `p`: into `p.value()`,
-/// converted to its master type; rows of padding become zero. Throws `error` that starts with `source` and names the
+/// Fills parameter `p` with what this rank stores of `full`, a whole tensor without padding, converted to its master
+/// type; rows of padding become zero. Throws `error` that starts with `source` and names the
 /// tensor if its shape is not the parameter's or its elements are no floating-point numbers.
 template <class Precision, compute_device Device>
 void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p, const safetensors_entry& full,
@@ -89,7 +89,9 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
   } catch (const error& e) {
     fail({source, ": ", e.what()});
   }
-  ctx.device.upload(p.value(), values.data(), values.size() * sizeof(T), ctx.device.main_stream());
+  p.fill_values(ctx, [&](T* part) {
+    ctx.device.upload(part, values.data(), values.size() * sizeof(T), ctx.device.main_stream());
+  });
 }
 
 /// Fills every parameter that `model.visit` yields from the whole tensors of a checkpoint, on whatever mesh the model

@@ -88,8 +88,7 @@ class embedding {
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages},
         layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
-        used_memory<Precision>{how.memory.weight, how.memory.gradient, how.memory.weight != nullptr,
-                               how.memory.gradient != nullptr});
+        parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight, how.memory.gradient));
     tokens_ = resolve_.source().local_size() / width_;
   }
 

@@ -68,7 +68,8 @@ class norm_core {
                           gradient_of<Precision>* gradient) {
       return std::make_shared<parameter<Precision, Device>>(
           ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
-          used_memory<Precision>{value, gradient, value != nullptr, gradient != nullptr});
+          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes), value,
+                                             gradient));
     };
     weight = make(".weight", 1, callers.weight, callers.gradient);
     if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient);

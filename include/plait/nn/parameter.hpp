@@ -15,60 +15,16 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
-#include "plait/core/precision.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/nn/parameter/array.hpp"
+#include "plait/nn/parameter/home.hpp"
+#include "plait/nn/parameter/info.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
-
-/// How a parameter starts: normal with a deviation, or a constant.
-struct initializer {
-  double mean = 0;
-  double std = 0.02;
-};
-
-/// Describes a parameter to its users.
-struct parameter_info {
-  std::string name;                 ///< unique in a model; Hugging Face's, in models
-  std::vector<std::int64_t> shape;  ///< logical and global, without padding; only the leading dim may be padded
-  initializer init;
-  bool decays = true;  ///< whether weight decay applies: matrices yes, norm weights and biases no
-  /// Whether the first and the last stage of a pipeline both have this parameter, as a tied embedding: its gradient is
-  /// summed over the two.
-  bool tied_across_stages = false;
-};
-
-/// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
-/// `update` with what `reduce` returned.
-enum class parameter_state : std::uint8_t {
-  stale,         ///< the stored values have changed: layers must not read it before `gather`
-  gathered,      ///< layers may read it
-  accumulating,  ///< backward passes add to its gradient
-  reduced,       ///< the gradient is complete, and waits for an optimizer
-  updated        ///< stale, by an optimizer
-};
-
-constexpr const char* name_of(parameter_state s) {
-  switch (s) {
-    case parameter_state::stale:
-      return "stale";
-    case parameter_state::gathered:
-      return "gathered";
-    case parameter_state::accumulating:
-      return "accumulating";
-    case parameter_state::reduced:
-      return "reduced";
-    case parameter_state::updated:
-      return "updated";
-  }
-  return "?";
-}
-
-template <class Precision, compute_device Device>
-class parameter;
 
 /// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
 /// optimizer.
@@ -79,25 +35,14 @@ class reduced_gradient {
   reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
 
   plait::parameter<Precision, Device>& parameter() const { return *parameter_; }
-  /// This rank's part, in the dual layout of `parameter().stored()`.
+  /// This rank's piece of its part, which is in the dual layout of `parameter().stored()`.
   const gradient_of<Precision>* data() const { return std::as_const(*parameter_).gradient(); }
-  std::int64_t size() const { return parameter_->size(); }
+  std::int64_t size() const { return parameter_->piece().size(); }
 
  private:
   friend class plait::parameter<Precision, Device>;
   explicit reduced_gradient(plait::parameter<Precision, Device>& p) : parameter_(&p) {}
   plait::parameter<Precision, Device>* parameter_;
-};
-
-/// Memory for a parameter as it is used, of the caller's or of a layer that keeps several side by side. Null: memory of
-/// the parameter's own.
-template <class Precision>
-struct used_memory {
-  weight_of<Precision>* value = nullptr;
-  gradient_of<Precision>* gradient = nullptr;
-  /// Whether they are the caller's, who has put values there, and has zeroed the gradient: where nothing is to be
-  /// gathered, the parameter begins its life gathered, and accumulating.
-  bool callers_value = false, callers_gradient = false;
 };
 
 /// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between
@@ -118,31 +63,21 @@ class parameter {
   /// `stored` and `placed` have the same dims; `placed` is how the dims lie in use, without replication; `met` is the
   /// layout of what it is multiplied with, added to or looked up by, which mentions every axis of the mesh.
   parameter(const context<Device>& ctx, parameter_info info, const layout& stored, const layout& placed,
-            const layout& met, used_memory<Precision> memory = {})
-      : info_(std::move(info)),
+            const layout& met, parameter_place<Precision, Device> place = {})
+      : device_(&ctx.device),
+        info_(std::move(info)),
         stored_(stored),
         used_(checked_use(ctx, info_.name, placed, met)),
         gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
-        used_value_(memory.value),
-        used_gradient_(memory.gradient),
-        callers_gradient_(memory.callers_gradient) {
+        array_(std::move(place.array)),
+        at_(place.offset) {
     enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const auto n = static_cast<std::size_t>(used_size()), stored_n = static_cast<std::size_t>(size());
-    if (!used_value_) {
-      own_value_ = make_collective_buffer<weight_type>(ctx.device, n);
-      used_value_ = own_value_.template data<weight_type>();
-    }
-    if (!used_gradient_) {
-      own_gradient_ = make_collective_buffer<gradient_type>(ctx.device, n);
-      used_gradient_ = own_gradient_.template data<gradient_type>();
-    }
-    if (rounded) stored_value_ = make_buffer<master_type>(ctx.device, stored_n);  // `gather` sends it rounded
-    if (!rounded && !gather_.trivial()) stored_value_ = make_collective_buffer<master_type>(ctx.device, stored_n);
-    if (!gather_.trivial()) stored_gradient_ = make_collective_buffer<gradient_type>(ctx.device, stored_n);
-    current_ = memory.callers_value && !rounded && gather_.trivial();
-    if (memory.callers_gradient) phase_ = phase::accumulating;
+    if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
+    array_->add_parameter();
+    current_ = array_->callers_values() && !rounded && gather_.trivial();
+    if (array_->callers_gradients()) phase_ = phase::accumulating;
   }
   parameter(const parameter&) = delete;
   parameter& operator=(const parameter&) = delete;
@@ -151,9 +86,15 @@ class parameter {
   const parameter_info& info() const { return info_; }
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
-  /// The part of the (padded) global parameter that this rank stores.
+  /// The part of the (padded) global parameter that this rank stores, or of which it stores a piece.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
+  /// The piece of it that this rank has between steps, and updates: all of it, but where data parallelism cuts it over
+  /// the ranks of `home()->axes()`.
+  parameter_piece piece() const { return home_ ? piece_of(home_->rank()) : parameter_piece{0, size()}; }
+  parameter_piece piece_of(std::int64_t rank) const { return home_->piece_of(at_home_, size(), rank); }
+  /// Where data parallelism keeps it; null: nowhere but here.
+  parameter_home<Precision, Device>* home() const { return home_; }
   /// The global (padded) sizes of its dims, of which the context need not know all: an adapter's rank is its own.
   dim_sizes sizes() const {
     dim_sizes all;
@@ -169,30 +110,42 @@ class parameter {
                                          : parameter_state::gathered;
   }
 
-  /// Master values, for whoever changes them: the parameter is stale then.
+  /// Master values, for whoever changes them: the parameter is stale then. Throws where this rank has a piece only;
+  /// `fill_values` does not.
   master_type* value() {
-    current_ = rounded_current_ = false;
-    if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
+    if (home_ && !home_->axes().empty())
+      fail({"parameter ", info_.name, ": this rank has elements ", piece().begin, " to ", piece().end, " of ", size(),
+            ", because data parallelism cuts it; change its values by fill_values(ctx, fill)"});
+    set_changed();
     return master();
   }
+  /// Master values of this rank's piece.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
-  /// The gradient as it is stored: complete after `reduce`, and nothing to read before.
-  gradient_type* gradient() {
-    return stored_gradient_.empty() ? used_gradient_ : stored_gradient_.template data<gradient_type>();
+  /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
+  template <class F>
+  void fill_values(const context<Device>& ctx, F&& fill) {
+    if (!home_ || home_->axes().empty()) return fill(value());
+    auto whole = make_buffer<master_type>(ctx.device, static_cast<std::size_t>(size()));
+    fill(whole.template data<master_type>());
+    const parameter_piece own = piece();
+    ctx.device.copy(master(), whole.template data<master_type>() + own.begin,
+                    static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
+    set_changed();
   }
-  const gradient_type* gradient() const { return const_cast<parameter*>(this)->gradient(); }
+  /// The gradient of this rank's piece: complete after `reduce`, and nothing to read before.
+  const gradient_type* gradient() const { return const_cast<parameter*>(this)->stored_gradient(); }
 
   /// Returns the values that layers read. Throws while the parameter is stale.
   const weight_type* used_value() const {
     require_gathered();
-    return used_value_;
+    return array_->values() + at_;
   }
   /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
   /// unless the parameter is accumulating; not for a frozen one.
   gradient_type* used_gradient(Device& device) {
     require_accumulating();
     if (empty_) clear_gradient(device);
-    return used_gradient_;
+    return summed();
   }
   /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
   bool gradient_is_empty() const { return empty_; }
@@ -200,7 +153,7 @@ class parameter {
   gradient_type* overwritten_gradient() {
     require_accumulating();
     empty_ = false;
-    return used_gradient_;
+    return summed();
   }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
@@ -220,25 +173,27 @@ class parameter {
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
   void freeze() {
+    if (frozen_) return;
+    if (home_) fail({"parameter ", info_.name, ": freeze comes before data parallelism lays parameters side by side"});
     frozen_ = true;
     phase_ = phase::none;
-    own_gradient_.reset();
     stored_gradient_.reset();
-    used_gradient_ = nullptr;
-    held_gradient_.reset();
+    array_->freeze_parameter();
   }
   bool trainable() const { return !frozen_; }
 
   /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only,
   /// so they are the same on every mesh; padding is zero.
   void initialize(const context<Device>& ctx) {
-    master_type* const values = value();
-    if (info_.init.std == 0) {
-      kernels::fill(ctx.device, values, size(), static_cast<master_type>(info_.init.mean));
-    } else {
-      kernels::fill_normal(ctx.device, values, part_, ctx.seed, stream_of(info_.name), info_.init.mean, info_.init.std);
-    }
-    clear_padding(ctx, values);
+    fill_values(ctx, [&](master_type* values) {
+      if (info_.init.std == 0) {
+        kernels::fill(ctx.device, values, size(), static_cast<master_type>(info_.init.mean));
+      } else {
+        kernels::fill_normal(ctx.device, values, part_, ctx.seed, stream_of(info_.name), info_.init.mean,
+                             info_.init.std);
+      }
+      clear_padding(ctx, values);
+    });
   }
   /// Zeroes the rows beyond the logical size of the leading dim.
   void clear_padding(const context<Device>& ctx, master_type* values) const {
@@ -254,20 +209,25 @@ class parameter {
                       ctx.device.main_stream());
   }
 
-  /// Brings the stored values to where layers read them. Collective over the axes of its plan.
+  /// Brings the stored values to where layers read them. Collective over the axes of its plan; where data parallelism
+  /// keeps it, over those that cut it, for all that are kept together.
   void gather(const context<Device>& ctx) {
+    if (home_) {
+      if (!current_) home_->gather(ctx);
+      return;
+    }
     if constexpr (!rounded) {
-      if (!stored_value_.empty()) gather_.run(ctx.device, master(), used_value_, dtype_of<weight_type>);
+      if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
+      master();  // memory, if nobody has asked for it
     } else if (gather_.trivial()) {
-      if (!rounded_current_) kernels::cast(ctx.device, master(), used_value_, size());
-      rounded_current_ = true;
+      if (!rounded_current_) kernels::cast(ctx.device, master(), array_->values() + at_, size());
     } else {  // rounded before it travels: half the bytes
       auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
       kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
-      gather_.run(ctx.device, part.data(), used_value_, dtype_of<weight_type>);
+      gather_.run(ctx.device, part.data(), array_->values() + at_, dtype_of<weight_type>);
     }
-    current_ = true;
-    if (phase_ == phase::updated) phase_ = phase::none;
+    set_current(true);
+    rounded_current_ = gather_.trivial();
   }
   /// Begins the sum of a gradient: the first pass forgets what was there, but in memory of the caller's, which is
   /// zeroed at once. Nothing for a frozen parameter.
@@ -275,7 +235,7 @@ class parameter {
     if (frozen_) return;
     phase_ = phase::accumulating;
     empty_ = true;
-    if (callers_gradient_) clear_gradient(ctx.device);
+    if (array_->callers_gradients()) clear_gradient(ctx.device);
   }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
   void begin_gradient() {
@@ -292,18 +252,20 @@ class parameter {
                   "what it returned the first time goes to the optimizer"
                 : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, "
                   "then reduce(ctx)"});
-    if (empty_) clear_gradient(ctx.device);  // no pass has met it
-    if (!reduce_.trivial() || gradient() != used_gradient_)
-      reduce_.run(ctx.device, used_gradient_, gradient(), dtype_of<gradient_type>);
+    if (home_)
+      fail(
+          {"parameter ", info_.name,
+           ": data parallelism keeps it together with others, whose gradients are reduced together; the step does it"});
+    clear_unused_gradient(ctx.device);
+    gradient_type* const out = stored_gradient();
+    if (!reduce_.trivial() || out != summed()) reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
     if (stages_)
-      stages_.all_reduce(gradient(), gradient(), static_cast<std::size_t>(size()), dtype_of<gradient_type>,
-                         reduce_op::sum);
-    phase_ = phase::reduced;
-    return reduced_gradient<Precision, Device>(*this);
+      stages_.all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum);
+    return complete_gradient();
   }
 
-  /// For optimizers: the master values to change, and, where they are rounded in place, where the rounded ones go (the
-  /// optimizer then writes all of them). The parameter counts as updated from now on.
+  /// For optimizers: the master values of this rank's piece, to change, and, where they are rounded in place, where the
+  /// rounded ones go (the optimizer then writes all of them). The parameter counts as updated from now on.
   struct update_target {
     master_type* master;
     weight_type* rounded;  ///< null: `gather` will round
@@ -312,11 +274,15 @@ class parameter {
     if (phase_ != phase::reduced)
       fail({"parameter ", info_.name, ": an optimizer updates it while it is ", name_of(state()),
             "; reduce(ctx) comes first, and each gradient is used once"});
-    const bool in_place = rounded && gather_.trivial();
+    weight_type* to = nullptr;
+    if (rounded && home_ && home_->rounded_)
+      to = home_->rounded_ + home_begin();
+    else if (rounded && !home_ && gather_.trivial())
+      to = array_->values() + at_;
     phase_ = phase::updated;
     current_ = false;
-    rounded_current_ = in_place;
-    return {master(), in_place ? used_value_ : nullptr};
+    rounded_current_ = to != nullptr;
+    return {master(), to};
   }
 
   /// Makes `reduce` also sum over the stages of a pipeline that share this parameter. `counts` is true on one of them,
@@ -329,9 +295,9 @@ class parameter {
   /// Whether this rank's stages are the ones for which it counts in a norm or a hash over all stages.
   bool counts() const { return counts_; }
 
-  /// Keeps the memory that was handed in as `used_memory::gradient` alive until the parameter is frozen.
-  void hold_gradient(std::shared_ptr<buffer<Device>> memory) { held_gradient_ = std::move(memory); }
-
+  const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
+  /// Where it begins in that array.
+  std::int64_t array_offset() const { return at_; }
   const executor& gather_plan() const { return gather_; }
   const executor& reduce_plan() const { return reduce_; }
 
@@ -339,6 +305,7 @@ class parameter {
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
 
  private:
+  friend class parameter_home<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reduced, updated };
 
@@ -349,34 +316,72 @@ class parameter {
   }
 
   void clear_gradient(Device& device) {
-    device.zero(used_gradient_, static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
+    device.zero(summed(), static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
     empty_ = false;
   }
+  /// If no pass has met it.
+  void clear_unused_gradient(Device& device) {
+    if (empty_) clear_gradient(device);
+  }
+  reduced_gradient<Precision, Device> complete_gradient() {
+    phase_ = phase::reduced;
+    return reduced_gradient<Precision, Device>(*this);
+  }
 
+  void set_changed() {
+    current_ = rounded_current_ = false;
+    if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
+  }
+  void set_current(bool current) {
+    current_ = current;
+    if (current && phase_ == phase::updated) phase_ = phase::none;
+  }
+  void move_to(parameter_home<Precision, Device>& home, std::int64_t at) {
+    home_ = &home;
+    at_home_ = at;
+    stored_value_.reset();
+  }
+  /// Where this rank's piece begins in the home's.
+  std::int64_t home_begin() const { return at_home_ + piece().begin - home_->rank() * home_->piece_; }
+
+  gradient_type* summed() { return array_->gradients() + at_; }
   master_type* master() {
+    if (home_) return home_->masters_ + home_begin();
     if constexpr (!rounded) {
-      if (stored_value_.empty()) return used_value_;
+      if (gather_.trivial()) return array_->values() + at_;
+    }
+    if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
+      const auto n = static_cast<std::size_t>(size());
+      stored_value_ =
+          rounded ? make_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
     }
     return stored_value_.template data<master_type>();
   }
+  gradient_type* stored_gradient() {
+    if (home_) return home_->gradients_ + home_begin();
+    if (gather_.trivial()) return summed();
+    if (stored_gradient_.empty() && trainable())
+      stored_gradient_ = make_collective_buffer<gradient_type>(*device_, static_cast<std::size_t>(size()));
+    return stored_gradient_.template data<gradient_type>();
+  }
 
+  Device* device_;
   parameter_info info_;
   layout stored_, used_;
   executor gather_, reduce_;
   box part_;
-  buffer<Device> own_value_, own_gradient_;
+  std::shared_ptr<parameter_array<Precision, Device>> array_;
+  std::int64_t at_ = 0;  ///< in the array
   buffer<Device> stored_value_, stored_gradient_;
-  std::shared_ptr<buffer<Device>> held_gradient_;
-  weight_type* used_value_ = nullptr;
-  gradient_type* used_gradient_ = nullptr;
+  parameter_home<Precision, Device>* home_ = nullptr;
+  std::int64_t at_home_ = 0;
   any_communicator stages_;
   phase phase_ = phase::none;
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool counts_ = true;
   bool frozen_ = false;
-  bool empty_ = false;             ///< whether the gradient counts as zero, whatever its memory holds
-  bool callers_gradient_ = false;  ///< whether that memory is the caller's, who may add to it as well
+  bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
 };
 
 /// How layers hold parameters.

@@ -15,7 +15,7 @@
 namespace plait {
 
 /// A parameter's whole value or gradient, gathered on every rank, in host memory: row-major, with padding. `values` is
-/// this rank's part of it, of the parameter's stored layout. Collective over the mesh.
+/// this rank's piece of its part, which is of the parameter's stored layout. Collective over the mesh.
 template <class E, class Precision, compute_device Device>
 std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* values) {
   layout whole = p.stored();
@@ -24,6 +24,17 @@ std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precisio
     d.axes = {};
   }
   const executor gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
+  buffer<Device> part;
+  if (auto* const home = p.home(); home && !home->axes().empty()) {
+    part = make_buffer<E>(ctx.device, static_cast<std::size_t>(p.size()));
+    const parameter_piece own = p.piece();
+    E* const to = part.template data<E>();
+    ctx.device.copy(to + own.begin, values, static_cast<std::size_t>(own.size()) * sizeof(E), ctx.device.main_stream());
+    for (int rank = 0; rank < home->group().size(); ++rank)
+      if (const parameter_piece theirs = p.piece_of(rank); theirs.size() > 0)
+        home->group().broadcast(to + theirs.begin, static_cast<std::size_t>(theirs.size()), dtype_of<E>, rank);
+    values = to;
+  }
   auto all = make_buffer<E>(ctx.device, static_cast<std::size_t>(gather.target().local_size()));
   gather.run(ctx.device, values, all.data(), dtype_of<E>);
   std::vector<E> on_host(static_cast<std::size_t>(gather.target().local_size()));

@@ -44,9 +44,8 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
     const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // what it meets is the same on all ranks
     parameter<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, alike,
-                              {matrix.data(), dmatrix.data(), true, true});
-    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike,
-                              {vector.data(), dvector.data(), true, true});
+                              {device, 15, matrix.data(), dmatrix.data()});
+    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike, {device, 7, vector.data(), dvector.data()});
     for (std::size_t i = 0; i < steps.size(); ++i) {
       std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
       std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
@@ -97,7 +96,7 @@ TEST_CASE("the norm counts every element once, however it is stored") {
             layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
         const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;
         all.emplace_back(ctx, parameter_info{"p", {8, 8}, {}, true}, stored, stored, alike,
-                         used_memory<double>{value.data(), gradient.data(), true, true});
+                         parameter_place<double, cpu>(device, 64, value.data(), gradient.data()));
         norm.add(ctx, all.back().reduce(ctx));
       }
       CHECK(norm.total(ctx) == doctest::Approx(std::sqrt(5 * 64.0)).epsilon(1e-14));

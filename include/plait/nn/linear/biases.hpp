@@ -36,7 +36,7 @@ class linear_biases {
   /// `columns` are those of each branch's product, `callers` the memory of all biases, where it is the caller's.
   linear_biases(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                 const parameter_memory<Precision>& callers, std::int64_t batches, std::vector<std::int64_t> columns)
-      : batches_(batches), columns_(std::move(columns)), biases_(info.size()), value_(callers.bias) {
+      : batches_(batches), columns_(std::move(columns)), biases_(info.size()) {
     std::vector<std::int64_t> sizes(info.size());
     std::int64_t n = 0;
     for (std::size_t i = 0; i < info.size(); ++i) {
@@ -45,25 +45,14 @@ class linear_biases {
       if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
     }
     if (n == 0) return;
-    if (!value_) {
-      memory_ = make_collective_buffer<W>(ctx.device, static_cast<std::size_t>(n));
-      value_ = memory_.template data<W>();
-    }
-    std::shared_ptr<buffer<Device>> own;
-    G* gradient = callers.bias_gradient;
-    if (!gradient) {
-      own = std::make_shared<buffer<Device>>(make_collective_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
-      gradient = own->template data<G>();
-    }
-    W* value = value_;
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      if (!info[i].bias) continue;
-      biases_[i] = std::make_shared<parameter>(
-          ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed, d.branches[i].output,
-          used_memory<Precision>{value, gradient, callers.bias != nullptr, callers.bias_gradient != nullptr});
-      biases_[i]->hold_gradient(own);
-      value += sizes[i], gradient += sizes[i];
-    }
+    const auto array =
+        std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias, callers.bias_gradient);
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < info.size(); at += sizes[i++])
+      if (info[i].bias)
+        biases_[i] = std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias,
+                                                 d.branches[i].bias_placed, d.branches[i].output,
+                                                 parameter_place<Precision, Device>{array, at});
   }
 
   /// Null for a branch without one.
@@ -77,7 +66,7 @@ class linear_biases {
       if (p) p->require_gathered();
   }
   /// The row that a product may add to each row of its result; null unless it is one row, with all branches in it.
-  const W* row() const { return all_ && batches_ == 1 ? value_ : nullptr; }
+  const W* row() const { return all_ && batches_ == 1 && !biases_.empty() ? biases_[0]->used_value() : nullptr; }
 
   /// Adds them to the output, of `size` elements.
   void add(Device& device, T* y, std::int64_t size) const {
@@ -133,8 +122,6 @@ class linear_biases {
   std::int64_t batches_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;
   std::vector<parameter_ptr<Precision, Device>> biases_;
-  buffer<Device> memory_;
-  W* value_ = nullptr;
   bool all_ = true;
 };
 

@@ -208,25 +208,13 @@ class linear_core {
   void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                     const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
-    weight_ = callers.weight;
-    if (!weight_) {
-      weight_memory_ = make_collective_buffer<W>(ctx.device, static_cast<std::size_t>(n));
-      weight_ = weight_memory_.template data<W>();
-    }
-    std::shared_ptr<buffer<Device>> own;
-    G* gradient = callers.gradient;
-    if (!gradient) {
-      own = std::make_shared<buffer<Device>>(make_collective_buffer<G>(ctx.device, static_cast<std::size_t>(n)));
-      gradient = own->template data<G>();
-    }
-    W* value = weight_;
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      weights_[i] = std::make_shared<parameter>(
-          ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed, d.gathered,
-          used_memory<Precision>{value, gradient, callers.weight != nullptr, callers.gradient != nullptr});
-      weights_[i]->hold_gradient(own);
-      value += sizes[i], gradient += sizes[i];
-    }
+    const auto array =
+        std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight, callers.gradient);
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < info.size(); at += sizes[i++])
+      weights_[i] =
+          std::make_shared<parameter>(ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed,
+                                      d.gathered, parameter_place<Precision, Device>{array, at});
   }
   void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {
     if (weights_.size() > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});
@@ -245,7 +233,7 @@ class linear_core {
     for (const auto& p : weights_) p->require_gathered();
     biases_.require_gathered();
   }
-  const W* weights() const { return weight_ ? weight_ : weights_[0]->used_value(); }
+  const W* weights() const { return weights_[0]->used_value(); }
 
   buffer<Device> gather(const context<Device>& ctx, const T* x) {
     if (gather_.trivial()) return {};
@@ -321,10 +309,8 @@ class linear_core {
   executor gather_, spread_, resolve_, unresolve_;
   range_names names_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
-  std::vector<std::int64_t> columns_;  ///< of each branch
-  buffer<Device> weight_memory_;       ///< of all branches, one after the other
-  W* weight_ = nullptr;                ///< null: a weight of another layer
-  std::vector<parameter_ptr<Precision, Device>> weights_;
+  std::vector<std::int64_t> columns_;                      ///< of each branch
+  std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
 };

@@ -1,0 +1,53 @@
+// The description of a parameter, and the states of its life. Nothing here has memory. Next: nn/parameter.hpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace plait {
+
+/// How a parameter starts: normal with a deviation, or a constant.
+struct initializer {
+  double mean = 0;
+  double std = 0.02;
+};
+
+/// Describes a parameter to its users.
+struct parameter_info {
+  std::string name;                 ///< unique in a model; Hugging Face's, in models
+  std::vector<std::int64_t> shape;  ///< logical and global, without padding; only the leading dim may be padded
+  initializer init;
+  bool decays = true;  ///< whether weight decay applies: matrices yes, norm weights and biases no
+  /// Whether the first and the last stage of a pipeline both have this parameter, as a tied embedding: its gradient is
+  /// summed over the two.
+  bool tied_across_stages = false;
+};
+
+/// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
+/// `update` with what `reduce` returned.
+enum class parameter_state : std::uint8_t {
+  stale,         ///< the stored values have changed, or are away: layers must not read it before `gather`
+  gathered,      ///< layers may read it
+  accumulating,  ///< backward passes add to its gradient
+  reduced,       ///< the gradient is complete, and waits for an optimizer
+  updated        ///< stale, by an optimizer
+};
+
+constexpr const char* name_of(parameter_state s) {
+  switch (s) {
+    case parameter_state::stale:
+      return "stale";
+    case parameter_state::gathered:
+      return "gathered";
+    case parameter_state::accumulating:
+      return "accumulating";
+    case parameter_state::reduced:
+      return "reduced";
+    case parameter_state::updated:
+      return "updated";
+  }
+  return "?";
+}
+
+}  // namespace plait
