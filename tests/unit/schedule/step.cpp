@@ -71,21 +71,53 @@ constexpr data_parallel plain{}, zero1{.level = zero_level::optimizer}, zero2{.l
 
 TEST_CASE("the step of each policy, by hand") {
   CHECK(text_of(step_of("gpipe", 1, 1, plain, 2).programs[0]) ==
-        "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 norm update1 update0");
+        "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 norm update0 update1");
   CHECK(text_of(step_of("gpipe", 1, 2, zero1, 2).programs[0]) ==
-        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 norm update1 update0 gather0 gather1");
+        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 norm update0 gather0 update1 gather1");
   CHECK(text_of(
             step_of("gpipe", 1, 1, {.level = zero_level::gradients, .overlap = false, .clip = false}, 2).programs[0]) ==
-        "F0:0 F0:1 B0:1 B0:0 reduce1 reduce0 update1 update0 gather0 gather1");
+        "F0:0 F0:1 B0:1 B0:0 reduce1 reduce0 update0 gather0 update1 gather1");
   CHECK(text_of(step_of("gpipe", 1, 1, {.level = zero_level::parameters, .prefetch = 0}, 2).programs[0]) ==
         "gather0 F0:0 release0 gather1 F0:1 release1 gather1 B0:1 release1 reduce1 gather0 B0:0 release0 reduce0 norm "
-        "update1 update0");
+        "update0 update1");
   CHECK(text_of(step_of("gpipe", 1, 1, zero3, 3).programs[0]) ==
         "gather0 gather1 F0:0 release0 gather2 F0:1 release1 F0:2 gather1 B0:2 release2 reduce2 gather0 B0:1 release1 "
-        "reduce1 B0:0 release0 reduce0 norm update2 update1 update0");
+        "reduce1 B0:0 release0 reduce0 norm update0 update1 update2");
   CHECK(text_of(
             step_of("gpipe", 1, 1, {.level = zero_level::parameters, .reshard_after_forward = false}, 2).programs[0]) ==
-        "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update1 update0");
+        "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update0 update1");
+}
+
+TEST_CASE("a head that uses the embedding's parameters") {
+  std::vector<step_unit> units(3);
+  units[2].uses = 0;
+  const schedule one = make_schedule<one_f_one_b>(1, 1);
+  const step_schedule s = expand(one, units, {.level = zero_level::parameters, .prefetch = 0});
+  CHECK(describe(verify(s)) == "ok");
+  CHECK(text_of(s.programs[0]) ==
+        "gather0 F0:0 release0 gather1 F0:1 release1 gather2 gather0 F0:2 release2 release0 gather2 gather0 B0:2 "
+        "release2 release0 reduce2 gather1 B0:1 release1 reduce1 gather0 B0:0 release0 reduce0 norm update0 update1 "
+        "update2");
+  step_schedule early = s;
+  erase(early, 0, place_of(early, 0, step_op::gather, 0, 1));
+  CHECK(
+      describe(verify(early)) ==
+      "rank 0, entry 7 (F0.0 of unit 2): a pass reads parameters that were released; see entry 2 (release of unit 0)");
+  // Both are kept where the next use is near.
+  CHECK(describe(verify(expand(one, units, {.level = zero_level::parameters, .prefetch = 3}))) == "ok");
+  units[2].uses = 2;
+  CHECK_THROWS_WITH(expand(one, units, {}), "step: unit 2 uses 2, which must be another unit of the same rank");
+}
+
+TEST_CASE("forward passes alone have neither gradients nor updates") {
+  const schedule forward{"forward", {1, 1, 2}, {{forward_of(0, 0), forward_of(0, 1)}}};
+  const std::vector<step_unit> units(2);
+  for (const data_parallel& policy : {plain, zero1, zero2}) {
+    const step_schedule s = expand(forward, units, policy);
+    CHECK(text_of(s.programs[0]) == "F0:0 F0:1 F1:0 F1:1");
+  }
+  CHECK(text_of(expand(forward, units, {.level = zero_level::parameters, .prefetch = 0}).programs[0]) ==
+        "gather0 F0:0 release0 gather1 F0:1 release1 gather0 F1:0 release0 gather1 F1:1 release1");
 }
 
 TEST_CASE("every schedule under every policy makes a step that is right") {
@@ -190,8 +222,8 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
   s = one;  // clipped by a norm that comes later
   move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 2));
   refused(s,
-          "rank 0, entry 15 (update of unit 2): parameters are updated before the norm by which their gradient is "
-          "clipped; see entry 10 (reduction of unit 2)");
+          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 14 (reduction of unit 0)");
 
   s = one;
   move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
@@ -201,7 +233,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
 
   s = one;
   insert(s, 0, place_of(s, 0, step_op::update, 1), {step_op::update, 2, {}, {}});
-  refused(s, "rank 0, entry 17 (update of unit 2): parameters are updated twice; see entry 16 (update of unit 2)");
+  refused(s, "rank 0, entry 21 (update of unit 2): parameters are updated twice; see entry 18 (update of unit 2)");
 
   s = step_of("gpipe", 1, 2, plain);
   erase(s, 0, place_of(s, 0, step_op::update, 1));
@@ -212,17 +244,17 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
   refused(
       s,
       "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not gathered; "
-      "see entry 17 (update of unit 1)");
+      "see entry 18 (update of unit 1)");
 
   s = one;  // a shard of the last step is gathered
   move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
-  refused(s, "rank 0, entry 17 (gather of unit 1): parameters are gathered that lie gathered");
+  refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that lie gathered");
 
   s = one;
   erase(s, 0, place_of(s, 0, step_op::norm, -1));
   refused(s,
-          "rank 0, entry 15 (update of unit 2): parameters are updated before the norm by which their gradient is "
-          "clipped; see entry 10 (reduction of unit 2)");
+          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 14 (reduction of unit 0)");
 
   s = one;  // units of a pass in the wrong order
   move(s, 0, place_of(s, 0, step_op::pass, 1), 0);

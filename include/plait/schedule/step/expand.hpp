@@ -27,6 +27,11 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
       fail({"step: unit ", u, " is of stage ", unit.stage, "; units stand in the order of stages 0 to ", stages - 1});
     stage = unit.stage;
     if (unit.parameters < 0) fail({"step: unit ", u, " has ", unit.parameters, " parameters; legal is 0 or more"});
+    if (unit.uses != -1) {
+      const bool other = unit.uses >= 0 && unit.uses < count && unit.uses != u;
+      if (!other || shape.rank_of(units[static_cast<std::size_t>(unit.uses)].stage) != shape.rank_of(unit.stage))
+        fail({"step: unit ", u, " uses ", unit.uses, ", which must be another unit of the same rank"});
+    }
     if (unit.tied_to == -1) continue;
     const bool there = unit.tied_to >= 0 && unit.tied_to < count && unit.tied_to != u;
     if (!there || units[static_cast<std::size_t>(unit.tied_to)].tied_to != u)
@@ -73,15 +78,19 @@ constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int ra
 
 /// Gathers and releases around the uses of units that lie sharded between them; other entries stay where they are.
 constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std::vector<step_entry>& passes) {
-  std::vector<std::size_t> uses;  // places in `passes`
+  struct use {
+    std::size_t at;  // in `passes`
+    int unit;
+  };
+  std::vector<use> uses;
   for (std::size_t i = 0; i < passes.size(); ++i)
-    if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind)) uses.push_back(i);
+    if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind))
+      for (const int u : s.used_by(passes[i].unit)) uses.push_back({i, u});
   // A unit is kept from one use to the next where its gather for that would start before, or where it is not released.
   const auto keeps = [&](std::size_t k) {
-    const step_entry& e = passes[uses[k]];
     for (std::size_t next = k + 1; next < uses.size(); ++next) {
-      if (passes[uses[next]].unit != e.unit) continue;
-      if (!s.policy.reshard_after_forward && e.pass.kind == action_kind::forward) return true;
+      if (uses[next].unit != uses[k].unit) continue;
+      if (!s.policy.reshard_after_forward && passes[uses[k].at].pass.kind == action_kind::forward) return true;
       return next - k <= static_cast<std::size_t>(s.policy.prefetch);
     }
     return false;
@@ -90,22 +99,20 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   std::vector<bool> gathered(s.units.size(), false);
   std::size_t ahead = 0, k = 0;  // the next use whose gather is not placed, and the next use
   for (std::size_t i = 0; i < passes.size(); ++i) {
-    const bool use = k < uses.size() && uses[k] == i;
-    if (use) {
-      for (; ahead < uses.size() && ahead <= k + static_cast<std::size_t>(s.policy.prefetch); ++ahead) {
-        const auto u = static_cast<std::size_t>(passes[uses[ahead]].unit);
-        if (gathered[u]) continue;
-        out.push_back({step_op::gather, static_cast<int>(u), {}, {}});
-        gathered[u] = true;
-      }
+    std::size_t end = k;  // of the uses of this pass
+    while (end < uses.size() && uses[end].at == i) ++end;
+    for (; k < end && ahead < uses.size() && ahead < end + static_cast<std::size_t>(s.policy.prefetch); ++ahead) {
+      const auto u = static_cast<std::size_t>(uses[ahead].unit);
+      if (gathered[u]) continue;
+      out.push_back({step_op::gather, uses[ahead].unit, {}, {}});
+      gathered[u] = true;
     }
     out.push_back(passes[i]);
-    if (!use) continue;
-    if (!keeps(k)) {
-      out.push_back({step_op::release, passes[i].unit, {}, {}});
-      gathered[static_cast<std::size_t>(passes[i].unit)] = false;
+    for (; k < end; ++k) {
+      if (keeps(k)) continue;
+      out.push_back({step_op::release, uses[k].unit, {}, {}});
+      gathered[static_cast<std::size_t>(uses[k].unit)] = false;
     }
-    ++k;
   }
   return out;
 }
@@ -116,17 +123,18 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
   std::vector<std::size_t> last(s.units.size(), passes.size());
   for (std::size_t i = 0; i < passes.size(); ++i)
     if (passes[i].op == step_op::pass && adds_gradient(passes[i].pass.kind))
-      last[static_cast<std::size_t>(passes[i].unit)] = i;
+      for (const int u : s.used_by(passes[i].unit)) last[static_cast<std::size_t>(u)] = i;
   std::vector<step_entry> out;
   for (std::size_t i = 0; i < passes.size(); ++i) {
     out.push_back(passes[i]);
-    const int u = passes[i].unit;
-    if (passes[i].op != step_op::pass || last[static_cast<std::size_t>(u)] != i) continue;
-    const step_unit& unit = s.units[static_cast<std::size_t>(u)];
-    if (!unit.trainable) continue;
-    order.push_back(u);
-    // Both ends of a tie wait until all else is on its way, for their ranks must start ties in one order.
-    if (s.policy.overlap && unit.tied_to < 0) out.push_back({step_op::reduce, u, {}, {}});
+    if (passes[i].op != step_op::pass) continue;
+    for (const int u : s.used_by(passes[i].unit)) {
+      const step_unit& unit = s.units[static_cast<std::size_t>(u)];
+      if (last[static_cast<std::size_t>(u)] != i || !unit.trainable) continue;
+      order.push_back(u);
+      // Both ends of a tie wait until all else is on its way, for their ranks must start ties in one order.
+      if (s.policy.overlap && unit.tied_to < 0) out.push_back({step_op::reduce, u, {}, {}});
+    }
   }
   const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
   std::vector<int> ties;
@@ -143,9 +151,9 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit;
-/// the norm; updates in the order of the reductions; and gathers of what was updated, in the order in which the next
-/// step uses it. The schedule must be one that `verify` accepts. Throws `error` for units in another order than their
-/// stages', and for a knob that would change nothing.
+/// the norm; updates in the order in which the next step uses the units, each followed by the gather of what was
+/// updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify`
+/// accepts. Throws `error` for units in another order than their stages', and for a knob that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);
@@ -159,11 +167,12 @@ constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, 
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
     for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
       out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
-    if (policy.clip) entries.push_back({step_op::norm, -1, {}, {}});
-    for (const int u : order) entries.push_back({step_op::update, u, {}, {}});
-    if (policy.level == zero_level::optimizer || policy.level == zero_level::gradients) {
-      std::sort(order.begin(), order.end());
-      for (const int u : order) entries.push_back({step_op::gather, u, {}, {}});
+    if (policy.clip && trains(s)) entries.push_back({step_op::norm, -1, {}, {}});
+    std::sort(order.begin(), order.end());
+    for (const int u : order) {
+      entries.push_back({step_op::update, u, {}, {}});
+      if (policy.level == zero_level::optimizer || policy.level == zero_level::gradients)
+        entries.push_back({step_op::gather, u, {}, {}});
     }
     out.programs.push_back(std::move(entries));
   }

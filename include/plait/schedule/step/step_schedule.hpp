@@ -22,6 +22,8 @@ struct step_unit {
   /// The unit of another stage that holds the same parameters, such as a tied embedding: the two reduce together. -1:
   /// none.
   int tied_to = -1;
+  /// Another unit of this rank whose parameters its passes use too, as a head uses the embedding's. -1: none.
+  int uses = -1;
   /// Which buffer of a pool holds its gradient from the first addition to the end of its reduction, for which the next
   /// user of the buffer waits; -1: its own.
   int gradient_buffer = -1;
@@ -84,6 +86,13 @@ inline std::string describe(const step_entry& e) {
   }
 }
 
+/// The units whose parameters a pass of unit `u` uses: itself, and the one that it shares, if there is one.
+struct used_units {
+  int unit[2] = {-1, -1};
+  constexpr const int* begin() const { return unit; }
+  constexpr const int* end() const { return unit + (unit[1] < 0 ? 1 : 2); }
+};
+
 /// A whole step: what every rank of a pipeline does, in order. Ranks along the data axes do the same.
 struct step_schedule {
   pipeline_shape shape;
@@ -93,12 +102,20 @@ struct step_schedule {
 
   /// Whether parameters lie gathered between steps.
   constexpr bool gathered_between_steps() const { return policy.level != zero_level::parameters; }
+  constexpr used_units used_by(int unit) const { return {{unit, units[static_cast<std::size_t>(unit)].uses}}; }
   constexpr int rank_of(int unit) const { return shape.rank_of(units[static_cast<std::size_t>(unit)].stage); }
 };
 
 /// Whether a pass adds to the gradient of its unit.
 constexpr bool adds_gradient(action_kind kind) {
   return kind == action_kind::backward || kind == action_kind::weight_backward;
+}
+/// Whether a schedule has backward passes.
+constexpr bool trains(const schedule& s) {
+  for (const auto& order : s.order)
+    for (const action& a : order)
+      if (a.kind != action_kind::forward) return true;
+  return false;
 }
 /// Whether a pass reads the parameters of its unit. The gradients of weights are made of activations alone.
 constexpr bool reads_parameters(action_kind kind) { return kind != action_kind::weight_backward; }

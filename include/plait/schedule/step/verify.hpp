@@ -152,17 +152,24 @@ class step_walk {
   }
 
   step_verdict take_pass(const step_entry& e) {
-    unit_state& u = of(e.unit);
+    for (const int unit : s_.used_by(e.unit))
+      if (step_verdict v = take_use(e, unit); !v.ok()) return v;
+    return {};
+  }
+  step_verdict take_use(const step_entry& e, int unit) {
+    unit_state& u = of(unit);
     if (reads_parameters(e.pass.kind)) {
       if (u.updated >= 0 && u.gathered_at < u.updated) return refuse(step_error::used_after_update, u.updated);
       if (!u.gathered && u.released >= 0) return refuse(step_error::used_after_release, u.released);
       if (!u.gathered) return refuse(step_error::used_before_gather);
     }
-    if (!adds_gradient(e.pass.kind) || !described(e.unit).trainable) return {};
+    if (!adds_gradient(e.pass.kind)) return {};
+    trains_ = true;
+    if (!described(unit).trainable) return {};
     if (u.reduced >= 0) return refuse(step_error::reduced_too_early, u.reduced);
-    const int pool = described(e.unit).gradient_buffer;
+    const int pool = described(unit).gradient_buffer;
     for (std::size_t other = 0; pool >= 0 && other < state_.size(); ++other) {
-      if (static_cast<int>(other) == e.unit || !mine(static_cast<int>(other))) continue;
+      if (static_cast<int>(other) == unit || !mine(static_cast<int>(other))) continue;
       const unit_state& o = state_[other];
       // A reduction that has begun is waited for.
       if (s_.units[other].gradient_buffer == pool && o.added >= 0 && o.reduced < 0)
@@ -185,7 +192,7 @@ class step_walk {
     for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
       if (!mine(unit)) continue;
       const unit_state& u = of(unit);
-      const bool trainable = described(unit).trainable;
+      const bool trainable = described(unit).trainable && trains_;
       if (trainable && u.reduced < 0) return missing(step_error::reduction_missing, step_op::reduce, unit, u.added);
       if (trainable && s_.policy.clip && norm_ < 0)
         return missing(step_error::norm_missing, step_op::norm, -1, u.reduced);
@@ -236,6 +243,7 @@ class step_walk {
   std::vector<unit_state> state_;
   std::vector<std::pair<int, step_entry>> shared_;
   double peak_ = 0;
+  bool trains_ = false;  ///< whether there is any backward pass
 };
 
 /// What two ranks share of their collectives: the same ties and the norm, in the same order.
