@@ -58,7 +58,6 @@ struct sleeper {
     if (deferred) deferred->add([this] { work(1); });
     return shape.stage_of(rank, chunk) > 0 ? number(ctx) : number();
   }
-  void finished(const context<cpu>&, int) {}
 };
 
 /// Seconds from the first start to the last end over all ranks.

@@ -80,12 +80,15 @@ class llama_run final : public model_run {
              plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq), s.opt.seed},
         order_(plait::sequence_order_of<Strategy>(world_.stage().shape(), ctx_.sizes)),
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
-        model_(ctx_, world_.along(), s.schedule, stages_,
-               [&](plait::stage_layers part, stage_type* first) {
-                 return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
-               }),
+        model_(
+            ctx_, world_.along(), s.schedule, stages_,
+            [&](plait::stage_layers part, stage_type* first) {
+              return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
+            },
+            s.parallel),
         optimizer_({.weight_decay = s.opt.weight_decay}) {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
+    model_.gather_changed(ctx_);
     world_.stage().ledger().clear();
   }
 
@@ -101,7 +104,6 @@ class llama_run final : public model_run {
     });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
     if (!repeated_->replays()) ++counted_;
-    gathered_ = false;
     if (heard_ && index == traced_step(s_.opt)) return trace_step();
     repeated_->run(ctx_);
     if (heard_) heard_->clear();
@@ -109,7 +111,6 @@ class llama_run final : public model_run {
   }
 
   std::optional<double> evaluate() override {
-    gather();
     const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
     typename model_type::mean mean(ctx_);
     mean.count(ctx_,
@@ -137,7 +138,6 @@ class llama_run final : public model_run {
   }
 
   std::vector<std::int64_t> sample() override {
-    gather();
     std::vector<std::int64_t> text = plait::encode_bytes(s_.opt.prompt);
     if (text.empty()) text.push_back('\n');
     const auto total = static_cast<std::int64_t>(text.size()) + s_.opt.sample;
@@ -203,10 +203,6 @@ class llama_run final : public model_run {
     return result;
   }
 
-  void gather() {
-    if (!gathered_) plait::gather_parameters(ctx_, model_);
-    gathered_ = true;
-  }
   /// Whether the run was interrupted on any rank: an answer that all ranks share.
   bool stop_asked() { return all_reduce(interrupted.load(), plait::reduce_op::max) != 0; }
 
@@ -263,7 +259,6 @@ class llama_run final : public model_run {
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step
   std::int64_t counted_ = 0;
-  bool gathered_ = false;
 };
 
 /// Whether the program can also leave the sequence in its original order: every instantiation takes its time to

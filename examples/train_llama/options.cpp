@@ -36,13 +36,9 @@ void check_device(const options& opt) {
     if (opt.precision == "double")
       plait::fail("--precision double is not there for --device cuda; legal are float and bf16");
     // What is instantiated; see cuda_float.cpp and cuda_bf16.cpp.
-    const bool plain = opt.strategy == "sp" && opt.store == "whole";
-    if (opt.precision == "float" && !plain)
-      plait::fail(
-          "--device cuda --precision float is built for --strategy sp with --store whole alone; here they are " +
-          opt.strategy + " and " + opt.store + " (bf16 has either)");
-    if (opt.strategy == "tp" && opt.store == "sharded")
-      plait::fail("--device cuda is built for --strategy tp or --store sharded, not for both; sp is legal with either");
+    if (opt.precision == "float" && opt.strategy != "sp")
+      plait::fail("--device cuda --precision float is built for --strategy sp alone; here it is " + opt.strategy +
+                  " (bf16 has either)");
     if (opt.tf32 && opt.precision != "float")
       plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
     if (opt.attention_kernel == "cudnn" && opt.precision != "bf16")
@@ -152,8 +148,23 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
       ->capture_default_str();
-  app.add_option("--store", opt.store,
-                 "whole: parameters replicated over dp; sharded: stored over dp, gathered for use")
+  app.add_option(
+         "--data-parallel", opt.data_parallel,
+         "what is cut over the data ranks of dp and cp: nothing (replicated), the optimizer's state (zero1), also "
+         "reduced gradients (zero2), also parameters between their uses (zero3)")
+      ->capture_default_str();
+  app.add_option(
+         "--replicate-over", opt.replicate_over,
+         "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
+         "they are cut")
+      ->capture_default_str();
+  app.add_option("--prefetch", opt.prefetch, "with zero3, how many uses ahead a unit's parameters are gathered")
+      ->capture_default_str();
+  app.add_option("--reshard-after-forward", opt.reshard_after_forward,
+                 "with zero3, whether parameters are released after a forward pass and gathered again: on or off")
+      ->capture_default_str();
+  app.add_option("--overlap", opt.overlap,
+                 "whether a unit's gradients are reduced under the backward pass (on) or after it (off)")
       ->capture_default_str();
   app.add_option("--attention", opt.attention,
                  "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
@@ -229,7 +240,22 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});
-  one_of("--store", opt.store, {"whole", "sharded"});
+  one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
+  one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
+  one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
+  one_of("--overlap", opt.overlap, {"on", "off"});
+  within("--prefetch", opt.prefetch, 0, 1 << 20);
+  if (opt.data_parallel != "zero3") {
+    if (opt.prefetch != 1)
+      plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
+                              opt.prefetch, opt.data_parallel));
+    if (opt.reshard_after_forward != "on")
+      plait::fail("--reshard-after-forward off is for --data-parallel zero3; with " + opt.data_parallel +
+                  " parameters stay gathered");
+  }
+  if (opt.data_parallel == "replicated" && opt.replicate_over != "none")
+    plait::fail("--replicate-over " + opt.replicate_over +
+                " is for --data-parallel zero1 to zero3; replicated cuts nothing");
   one_of("--split", opt.split, {"flops", "measured", "even"});
   one_of("--attention", opt.attention,
          {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag", "all_gather_kv:contiguous",

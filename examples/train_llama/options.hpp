@@ -13,6 +13,7 @@
 #include "plait/models/llama_config.hpp"
 #include "plait/nn/attention/policy.hpp"
 #include "plait/pipeline/layer_split.hpp"
+#include "plait/pipeline/options.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/train/optim/lr_schedule.hpp"
 
@@ -23,7 +24,11 @@ struct options {
   std::string backend = "threads";
   std::string model = "tiny";
   std::string strategy = "sp";
-  std::string store = "whole";
+  std::string data_parallel = "replicated";
+  std::string replicate_over = "none";
+  std::int64_t prefetch = 1;
+  std::string reshard_after_forward = "on";
+  std::string overlap = "on";
   std::string attention = "ring:zigzag";
   std::string schedule = "1f1b";
   std::string split = "flops";
@@ -72,6 +77,7 @@ struct setup {
   plait::mesh_shape mesh;  ///< of dp, pp, cp, tp and tp_rep
   plait::schedule schedule;
   std::vector<plait::stage_layers> stages;  ///< by counted costs, or even
+  plait::pipeline_options parallel{};
   plait::chosen_policy context = plait::chosen_policy::ring;
   bool zigzag = true;
   std::int64_t microbatches = 1;

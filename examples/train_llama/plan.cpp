@@ -23,10 +23,12 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
   device_type device;
   const plait::context<device_type> ctx{device, w, plait::llama_sizes<S>(s.config, w.shape(), s.sequences, s.opt.seq),
                                         s.opt.seed};
-  plait::pipeline<stage_type> model(ctx, ranks.along(), s.schedule, stages,
-                                    [&](plait::stage_layers part, stage_type* first) {
-                                      return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
-                                    });
+  plait::pipeline<stage_type> model(
+      ctx, ranks.along(), s.schedule, stages,
+      [&](plait::stage_layers part, stage_type* first) {
+        return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
+      },
+      s.parallel);
   run_plan plan;
   const auto show = [&](const char* name, const plait::layout& a) {
     plan.activations.push_back({name, plait::describe(a),
@@ -39,16 +41,22 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
   show("ffn", plait::layout_v<typename specs::wide>);
   show("logits", plait::layout_v<typename specs::logits>);
 
+  const plait::zero_level level = s.parallel.parallel.level;
   using weight = plait::weight_of<Precision>;
   using master = plait::master_of<Precision>;
   using gradient = plait::gradient_of<Precision>;
   model.visit([&](auto& p) {
-    const auto stored = static_cast<double>(p.size()), used = static_cast<double>(p.used_size());
-    const bool moves = !p.gather_plan().trivial();
-    plan.weights += used * sizeof(weight);
-    if (moves || !std::is_same_v<weight, master>) plan.weights += stored * sizeof(master);
-    plan.gradients += (used + (moves ? stored : 0)) * sizeof(gradient);
-    plan.moments += 2 * stored * sizeof(master);
+    // What a step holds for a while, such as gathered parameters, is among what it keeps.
+    const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
+    const bool moves = !p.gather_plan().trivial(), cut = p.home() != nullptr && !p.home()->axes().empty();
+    const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
+    plan.weights += (away ? (rounded ? piece : 0) : used) * sizeof(weight);
+    if (moves || rounded || away) plan.weights += piece * sizeof(master);
+    if (cut && level != plait::zero_level::optimizer)
+      plan.gradients += piece * sizeof(gradient);
+    else
+      plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
+    plan.moments += 2 * piece * sizeof(master);
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });

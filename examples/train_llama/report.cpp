@@ -258,9 +258,30 @@ std::string train(const setup& s, model_run& run) {
   return problem;
 }
 
+/// What is cut over which axes, as a line; empty where there is one data rank.
+std::string data_parallel_text(const setup& s) {
+  const auto over = [&](const plait::axis_list& axes) {
+    std::string names;
+    for (const plait::axis_id axis : axes)
+      if (s.mesh.extent(axis) > 1)
+        names += fmt::format("{}{}={}", names.empty() ? "" : ",", axis.text(), s.mesh.extent(axis));
+    return names;
+  };
+  const plait::pipeline_options& how = s.parallel;
+  const std::string cut = over(how.axes.shard), copied = over(how.axes.replicate);
+  if (cut.empty() && copied.empty()) return {};
+  const bool replicated = how.parallel.level == plait::zero_level::replicated;
+  std::string text = fmt::format("data parallel: {} over {}", s.opt.data_parallel,
+                                 replicated || copied.empty() ? cut : cut + ", equal over " + copied);
+  if (how.parallel.level == plait::zero_level::parameters)
+    text += fmt::format(", gathered {} ahead{}", counted(how.parallel.prefetch, "use"),
+                        how.parallel.reshard_after_forward ? "" : ", kept from forward to backward pass");
+  return text + (how.parallel.overlap ? "" : ", reduced after the last pass") + "\n";
+}
+
 void print_plan(const setup& s, const run_plan& plan) {
-  fmt::print("model: {} parameters\nmesh: {}, {}\nstep: {} of {} of {} tokens, {}\n{}\n",
-             plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),
+  fmt::print("model: {} parameters\nmesh: {}, {}\n{}step: {} of {} of {} tokens, {}\n{}\n",
+             plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
              counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision,
              utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {

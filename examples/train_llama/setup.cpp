@@ -112,6 +112,44 @@ void plan_stages(setup& s, std::int64_t pp) {
   s.stages = split(s.schedule);
 }
 
+/// Reads the options of data parallelism, for so many ranks along dp and cp.
+void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
+  const options& opt = s.opt;
+  using plait::zero_level;
+  plait::data_parallel& how = s.parallel.parallel;
+  how.level = opt.data_parallel == "zero1"   ? zero_level::optimizer
+              : opt.data_parallel == "zero2" ? zero_level::gradients
+              : opt.data_parallel == "zero3" ? zero_level::parameters
+                                             : zero_level::replicated;
+  how.prefetch = static_cast<int>(opt.prefetch);
+  how.reshard_after_forward = opt.reshard_after_forward == "on";
+  how.overlap = opt.overlap == "on";
+  if (how.level == zero_level::replicated) return;
+  const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
+  if (!over_dp && !over_cp)
+    plait::fail(fmt::format(
+        "--data-parallel {} cuts over the ranks of dp and cp{}, and with dp={} and cp={} there is one "
+        "rank to cut over; legal is replicated",
+        opt.data_parallel, opt.replicate_over == "none" ? "" : " but --replicate-over " + opt.replicate_over, dp, cp));
+  if (opt.replicate_over != "none" && (opt.replicate_over == "dp" ? dp : cp) == 1)
+    plait::fail("--replicate-over " + opt.replicate_over + " names an axis of one rank; legal is none");
+  // The units of a rank: blocks, the embedding, the head.
+  std::vector<std::int64_t> units(static_cast<std::size_t>(s.schedule.shape.ranks), 0);
+  for (std::size_t stage = 0; stage < s.stages.size(); ++stage)
+    units[static_cast<std::size_t>(s.schedule.shape.rank_of(static_cast<int>(stage)))] +=
+        s.stages[stage].size() + (s.stages[stage].first ? 1 : 0) + (s.stages[stage].last ? 1 : 0);
+  if (const std::int64_t fewest = *std::min_element(units.begin(), units.end()); opt.prefetch > fewest)
+    plait::fail(
+        fmt::format("--prefetch is {}, but a rank has {} units of parameters to gather: its blocks, the embedding "
+                    "and the head; legal is 0 to {}",
+                    opt.prefetch, fewest, fewest));
+  plait::axis_list& cut = s.parallel.axes.shard;
+  if (opt.replicate_over == "dp") cut = plait::axis_list(plait::axis_of<plait::cp>);
+  if (opt.replicate_over == "cp") cut = plait::axis_list(plait::axis_of<plait::dp>);
+  if (opt.replicate_over == "dp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::dp>);
+  if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
+}
+
 }  // namespace
 
 setup prepare(const options& opt, std::int64_t ranks) {
@@ -128,6 +166,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
 
   setup s{opt,
           plait::load_llama_config(opt.model),
+          {},
           {},
           {},
           {},
@@ -148,14 +187,12 @@ setup prepare(const options& opt, std::int64_t ranks) {
   splits("intermediate_size", c.ffn, "tp", tp);
   if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
   if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
-  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || opt.store != "whole"))
-    plait::fail("--attention " + opt.attention +
-                " is built for --device cpu, --strategy sp and --store whole alone; legal here is " +
+  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp"))
+    plait::fail("--attention " + opt.attention + " is built for --device cpu and --strategy sp alone; legal here is " +
                 opt.attention.substr(0, opt.attention.find(':')) + ":zigzag");
   if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
   if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);
-  if (opt.store == "sharded") splits("hidden_size", c.hidden, "dp", dp);
   if (opt.backend == "threads" && !opt.dry_run) {
     const std::int64_t most = opt.device == "cuda" ? max_threads_of_a_gpu : max_threads;
     if (all > most)
@@ -197,6 +234,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
     plait::fail(fmt::format("--global-batch {} has {} microbatches; at most {} are legal", global, s.microbatches,
                             plait::max_microbatches));
   plan_stages(s, pp);
+  set_parallel(s, dp, cp);
   if (opt.data.empty()) {
     if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
     return s;

@@ -118,8 +118,9 @@ struct timed_llama {
       });
     return dy;
   }
-  void finished(const pl::context<pl::cuda>& ctx, int chunk) {
-    timed(ctx, chunk, &durations::stage::reduction, [&](model_type& stage) {
+  void perform(const pl::context<pl::cuda>& ctx, const pl::step_entry& e) {
+    if (e.op != pl::step_op::reduce) return;
+    timed(ctx, model.shape().chunk_of(e.unit), &durations::stage::reduction, [&](model_type& stage) {
       stage.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
       return 0;
     });
@@ -163,7 +164,9 @@ struct idle_stages {
     if (deferred) deferred->add([this, &ctx, chunk] { spend(ctx, of(chunk).weight_backward); });
     return shape.stage_of(rank, chunk) == 0 ? numbers{} : room(ctx);
   }
-  void finished(const pl::context<pl::cuda>& ctx, int chunk) { spend(ctx, of(chunk).reduction); }
+  void perform(const pl::context<pl::cuda>& ctx, const pl::step_entry& e) {
+    if (e.op == pl::step_op::reduce) spend(ctx, of(shape.chunk_of(e.unit)).reduction);
+  }
 };
 
 /// Calls prepare(context, along, measured) on all ranks. Returns the longest time of what they hand to `measured`,
@@ -222,14 +225,15 @@ double train(const pl::schedule& plan, durations& times, bool as_graph = false) 
       loss.begin(ctx);
     };
     begin();
-    if (!as_graph) return measured([&] { model.executor().run(ctx, stages); });
-    model.executor().release_by_schedule();
+    pl::pipeline_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
+    if (!as_graph) return measured([&] { executor.run(ctx, stages); });
+    executor.release_by_schedule();
     for (int i = 0; i < 2; ++i) {
-      model.executor().run(ctx, stages);
+      executor.run(ctx, stages);
       begin();
     }
     pl::cuda_graph graph(ctx.device);
-    graph.record([&] { model.executor().run(ctx, stages); });
+    graph.record([&] { executor.run(ctx, stages); });
     measured([&] { graph.launch(); });
   });
 }
@@ -237,7 +241,7 @@ double train(const pl::schedule& plan, durations& times, bool as_graph = false) 
 /// The same schedule without tensor parallelism.
 double idle(const pl::schedule& plan, const durations& times) {
   return run_ranks(mesh_of(1), {}, [&](const auto& ctx, pl::any_communicator& along, const auto& measured) {
-    pl::pipeline_executor<pl::cuda> executor(along, plan);
+    pl::pipeline_executor<pl::cuda> executor(along, pl::expand(plan, pl::units_of_stages(plan.shape), {.clip = false}));
     idle_stages stages{plan.shape, times, along.rank()};
     measured([&] { executor.run(ctx, stages); });
   });

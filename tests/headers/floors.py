@@ -10,7 +10,7 @@ import re
 import sys
 
 FLOORS = ["core", "mesh", "layout", "schedule", "io", "data", "device", "kernels", "comm", "tensor", "interop", "nn",
-          "pipeline", "train", "checkpoint", "plan", "observe", "models", "testing"]
+          "data_parallel", "pipeline", "train", "checkpoint", "plan", "observe", "models", "testing"]
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_LINES = 400
 MOST_OPENING_LINES = 4

@@ -54,7 +54,6 @@ refused 'tp=2, each rank has 6 of 12 heads.*num_key_value_heads is 3' --model si
 sized 4 3 32 64
 refused "'sized.json': num_attention_heads is 4 and num_key_value_heads 3" --model sized.json
 sized 4 2 30 64
-refused 'dp=4 does not divide .*hidden_size, which is 30' --model sized.json --mesh dp=4 --store sharded
 refused '--seq is 33, which is not divisible by the extent of tp = 2; the nearest that are: 32 and 34' --seq 33 --mesh tp=2
 refused '--seq is 257, .*max_position_embeddings is 256' --seq 257
 refused '--global-batch is 12, .*--micro-batch 4 times dp=2 = 8; the nearest that are: 8 and 16' --global-batch 12 --mesh dp=2
@@ -63,7 +62,21 @@ refused '--global-batch is 6, .* the least that is: 8' --global-batch 6 --mesh d
 # Words.
 refused "--backend 'x' is unknown; legal are threads, mpi, nccl" --backend x
 refused "--strategy 'x' is unknown; legal are sp, tp" --strategy x
-refused "--store 'x' is unknown; legal are whole, sharded" --store x
+refused "--data-parallel 'x' is unknown; legal are replicated, zero1, zero2, zero3" --data-parallel x
+refused '--data-parallel zero2 cuts over the ranks of dp and cp, and with dp=1 and cp=1 there is one rank to cut over' \
+  --data-parallel zero2 --mesh tp=2
+refused '--data-parallel zero3 cuts over the ranks of dp and cp but --replicate-over cp, and with dp=1 and cp=2' \
+  --data-parallel zero3 --mesh cp=2 --replicate-over cp
+refused '--replicate-over cp names an axis of one rank; legal is none' --data-parallel zero1 --mesh dp=2 \
+  --replicate-over cp
+refused '--replicate-over dp is for --data-parallel zero1 to zero3; replicated cuts nothing' --mesh dp=2 \
+  --replicate-over dp
+refused '--prefetch 3 is for --data-parallel zero3; with zero1 parameters stay gathered' --data-parallel zero1 \
+  --mesh dp=2 --prefetch 3
+refused '--reshard-after-forward off is for --data-parallel zero3' --reshard-after-forward off
+refused '--prefetch is 99, but a rank has [0-9]* units of parameters to gather: .*; legal is 0 to [0-9]*$' --data-parallel zero3 --mesh dp=2 \
+  --prefetch 99
+refused "--overlap 'x' is unknown; legal are on, off" --overlap x
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
@@ -190,7 +203,7 @@ refused "--seq is 36, which is not divisible by 2 x cp, the pieces of a sequence
 refused "--seq is 34, which is not divisible by the extent of cp = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --attention ring:contiguous
 refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
 refused "--attention 'fast' is unknown; legal are ring" --attention fast
-refused "--attention ring:contiguous is built for .* --strategy sp and --store whole alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp
+refused "--attention ring:contiguous is built for .* --strategy sp alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp
 refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
 refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same

@@ -18,9 +18,7 @@ refused() {
 # What needs no GPU to be refused.
 refused '--backend mpi moves the host.s memory; with --device cuda, --backend nccl' "$trainer" --backend mpi
 refused '--precision double is not there for --device cuda; legal are float and bf16' "$trainer" --precision double
-refused '--precision float is built for --strategy sp with --store whole alone; here they are tp and whole' "$trainer" \
-  --strategy tp
-refused '--strategy tp or --store sharded, not for both' "$trainer" --precision bf16 --strategy tp --store sharded
+refused '--precision float is built for --strategy sp alone; here it is tp' "$trainer" --strategy tp
 refused '--tf32 is for --precision float; here it is bf16' "$trainer" --tf32 --precision bf16
 refused '--attention-kernel cudnn computes in bf16; with --precision float' "$trainer" --attention-kernel cudnn
 refused '--graph on with --dropout 0.1: .* legal are --graph off and --dropout 0' "$trainer" --graph on --dropout 0.1

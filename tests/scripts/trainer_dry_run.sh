@@ -33,7 +33,7 @@ compare() {
 compare --mesh dp=1,tp=1
 compare --mesh dp=2,tp=2
 compare --mesh dp=2,tp=2 --strategy tp --micro-batch 2
-compare --mesh dp=2,tp=2 --store sharded --recompute full --micro-batch 1
+compare --mesh dp=2,tp=2 --data-parallel zero3 --recompute full --micro-batch 1
 compare --mesh dp=1,tp=4 --recompute selective
-compare --mesh dp=2,tp=4 --store sharded --precision double --micro-batch 2
-compare --mesh dp=4,tp=2 --strategy tp --store sharded --clip 0 --micro-batch 1
+compare --mesh dp=2,tp=4 --data-parallel zero2 --precision double --micro-batch 2
+compare --mesh dp=4,tp=2 --strategy tp --data-parallel zero1 --clip 0 --micro-batch 1

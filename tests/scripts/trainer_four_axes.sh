@@ -29,7 +29,8 @@ options="$common --precision double --sample 12"
   against 1e-10 f_zb_v $options --mesh dp=2,pp=2,cp=2 --micro-batch 2 --schedule zb_v --attention ulysses
   against 1e-10 f_dualpipe $options --mesh pp=2,cp=2 --schedule dualpipe_v --attention all_gather_kv:contiguous
   against 1e-10 f_automatic $options --mesh pp=2 --schedule automatic --split measured
-  against 1e-10 f_sharded $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_h2 --store sharded --strategy tp
+  against 1e-10 f_sharded $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_h2 --strategy tp \
+    --data-parallel zero3 --prefetch 2
   against 1e-10 f_cp $options --mesh cp=4,tp=2 --attention all_gather_kv --recompute full
 }
 for name in f_1f1b f_gpipe f_interleaved f_zb_v f_dualpipe f_automatic f_sharded f_cp; do

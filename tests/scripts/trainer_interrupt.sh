@@ -38,7 +38,7 @@ interrupt INT "$trainer" --mesh dp=2,tp=2
 [ "$code" = 130 ] || fail "exit code $code after SIGINT: $(cat run.err)"
 stopped
 
-interrupt TERM "$trainer" --mesh dp=2,tp=2 --store sharded
+interrupt TERM "$trainer" --mesh dp=2,tp=2 --data-parallel zero3
 [ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat run.err)"
 stopped
 

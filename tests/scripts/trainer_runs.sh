@@ -31,23 +31,25 @@ d="--precision double --sample 40 --held-out 0.001"
 # shellcheck disable=SC2086  # lists of options
 {
   against d1 1e-10 d_sp $d --mesh dp=2,tp=2
-  against d1 1e-10 d_sp_sharded $d --mesh dp=2,tp=2 --store sharded --recompute selective
+  against d1 1e-10 d_sp_sharded $d --mesh dp=2,tp=2 --data-parallel zero3 --recompute selective
   against d1 1e-10 d_tp $d --mesh dp=2,tp=2 --strategy tp --recompute full
-  against d1 1e-10 d_tp_sharded $d --mesh dp=4,tp=2 --micro-batch 2 --strategy tp --store sharded
+  against d1 1e-10 d_tp_sharded $d --mesh dp=4,tp=2 --micro-batch 2 --strategy tp --data-parallel zero2
   against d1 1e-10 d_heads $d --mesh dp=1,tp=4
   against d1 1e-10 d_heads_tp $d --mesh tp=4 --strategy tp --recompute selective
-  against d1 1e-10 d_dp $d --mesh dp=8 --micro-batch 1
+  against d1 1e-10 d_dp $d --mesh dp=8 --micro-batch 1 --data-parallel zero1 --overlap off
+  against d1 1e-10 d_hybrid $d --mesh dp=2,cp=2 --data-parallel zero2 --replicate-over dp
 }
-for name in d_sp d_sp_sharded d_tp d_tp_sharded d_heads d_heads_tp d_dp; do
+for name in d_sp d_sp_sharded d_tp d_tp_sharded d_heads d_heads_tp d_dp d_hybrid; do
   [ "$(sampled d1)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
 done
 
 train f1 --sample 0
 logs check f1.jsonl 5 falls
 against f1 1e-5 f_sp --sample 0 --mesh dp=2,tp=2
-against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --store sharded --recompute full
+against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 --recompute full
 against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
-against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --store sharded --recompute selective
+against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --data-parallel zero3 --reshard-after-forward off \
+  --recompute selective
 grep -q 'sampled text' f1.out && fail "--sample 0 sampled"
 
 # Recomputation keeps less: peaks fall from none to selective to full.
@@ -67,8 +69,8 @@ train seed --sample 0 --mesh dp=2,tp=2 --seed 2
 train w1 --steps 0 --sample 0
 logs check w1.jsonl 0
 hash=$(logs get w1.jsonl weights_hash)
-for options in "--mesh dp=2,tp=2" "--mesh tp=4 --strategy tp" "--mesh dp=4,tp=2 --micro-batch 1 --store sharded" \
-  "--mesh dp=2,tp=4 --strategy tp --store sharded"; do
+for options in "--mesh dp=2,tp=2" "--mesh tp=4 --strategy tp" "--mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero3" \
+  "--mesh dp=2,tp=4 --strategy tp --data-parallel zero1"; do
   # shellcheck disable=SC2086
   train w --steps 0 --sample 0 $options
   [ "$(logs get w.jsonl weights_hash)" = "$hash" ] || fail "$options starts from other weights"

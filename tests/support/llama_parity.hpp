@@ -35,6 +35,8 @@ struct scenario {
   bool documents = false;  ///< whether sequences are packed from documents
   double learning_rate = 3e-3;
   adamw_options optimizer{};
+  pipeline_options parallel{};
+  double clip = 1.0;
 };
 
 /// What one rank saw; tensors are gathered to their full logical shape.
@@ -109,7 +111,7 @@ plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
   const context<counting_device> ctx{device, ranks, llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq), 0};
   using model_type = llama<T, S, counting_device>;
   model_type model(ctx, s.config, s.options);
-  pipeline<model_type> whole(ctx, model, static_cast<int>(s.microbatches));
+  pipeline<model_type> whole(ctx, model, static_cast<int>(s.microbatches), s.parallel);
   plans found;
   found.step = dry_run_step(ctx, whole);
   gather_parameters(ctx, model);
@@ -131,6 +133,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   const context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
   llama<T, S, Device> model(ctx, s.config, s.options);
   adamw<T, Device> optimizer(s.optimizer);
+  training_step one_step(ctx, model, optimizer, s.microbatches, s.clip, s.parallel);
   model.visit([&](auto& p) { p.initialize(ctx); });
   const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);
   rank_outcome out;
@@ -138,11 +141,13 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   out.initial_hash = weights_hash(ctx, model);
   for (std::int64_t step = 0; step < s.steps; ++step) {
     ranks.ledger().clear();
-    out.steps.push_back(train_step(ctx, model, optimizer, s.microbatches, s.learning_rate, 1.0, step * s.batch,
-                                   [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
-                                     fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
-                                     fill_starts(s, step * s.batch + i * microbatch, starts, order);
-                                   }));
+    one_step.load(ctx, step * s.batch, [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
+      fill_tokens(s, step * s.batch + i * microbatch, ids, labels, order);
+      fill_starts(s, step * s.batch + i * microbatch, starts, order);
+    });
+    optimizer.begin_step(ctx, s.learning_rate);
+    one_step.run(ctx);
+    out.steps.push_back(one_step.result(ctx));
     out.measured = ranks.ledger();
     if (step == 0) out.first_gradients = gather_gradients(ctx, model);
   }

@@ -30,9 +30,12 @@ step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule
   const context<counting_device> ctx{device, here.stage(),
                                      llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq), 0};
   using model_type = llama<T, S, counting_device>;
-  pipeline<model_type> model(ctx, here.along(), plan, parts, [&](stage_layers part, model_type* first) {
-    return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-  });
+  pipeline<model_type> model(
+      ctx, here.along(), plan, parts,
+      [&](stage_layers part, model_type* first) {
+        return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
+      },
+      s.parallel);
   return dry_run_step(ctx, model);
 }
 
@@ -45,16 +48,19 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   const context<Device> ctx{device, stage, llama_sizes<S>(s.config, stage.shape(), microbatch, s.seq), 20260};
   stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
   const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
-  pipeline<model_type> model(ctx, ranks.along(), plan, parts, [&](stage_layers part, model_type* first) {
-    return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-  });
+  pipeline<model_type> model(
+      ctx, ranks.along(), plan, parts,
+      [&](stage_layers part, model_type* first) {
+        return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
+      },
+      s.parallel);
   adamw<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
   pipeline_outcome out;
   out.initial = gather_values(ctx, model);
   out.initial_hash = weights_hash(ctx, model);
   const sequence_order order = sequence_order_of<S>(stage.shape(), ctx.sizes);
-  training_step step(ctx, model, optimizer, 1.0);
+  training_step step(ctx, model, optimizer, s.clip);
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < s.steps; ++i) {
     stage.ledger().clear();

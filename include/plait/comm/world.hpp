@@ -3,6 +3,7 @@
 // collectives between specs.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
@@ -44,11 +45,16 @@ class world {
   /// The group that `axes` span, its ranks ordered with the first axis major. For axes in another order than the mesh's
   /// the group is made at its first use, which is then collective over the whole world. Valid as long as the world.
   any_communicator& group(const axis_list& axes);
+  /// Another communicator over the same ranks, in which nothing waits for what layers send: for gathers of parameters
+  /// and for reductions of gradients. Made at its first use, which is collective over the group.
+  enum class channel : std::uint8_t { layers, gathers, reductions };
+  any_communicator& group(const axis_list& axes, channel purpose);
 
  private:
   struct entry {
     axis_list axes;
     any_communicator comm;
+    channel purpose = channel::layers;
   };
 
   world(const mesh_shape& shape, std::int64_t rank);

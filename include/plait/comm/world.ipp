@@ -27,8 +27,18 @@ PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
 PLAIT_INLINE any_communicator& world::group(const axis_list& axes) {
   const axis_list wanted = pruned(axes);
   for (entry& e : groups_)
-    if (e.axes == wanted) return e.comm;
+    if (e.axes == wanted && e.purpose == channel::layers) return e.comm;
   return make(wanted);
+}
+
+PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpose) {
+  any_communicator& shared = group(axes);
+  if (purpose == channel::layers) return shared;
+  const axis_list wanted = pruned(axes);
+  for (entry& e : groups_)
+    if (e.axes == wanted && e.purpose == purpose) return e.comm;
+  groups_.push_back({wanted, shared.split(0, shared.rank(), shared.label()), purpose});  // counted under one label
+  return groups_.back().comm;
 }
 
 PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank)
@@ -53,7 +63,7 @@ PLAIT_INLINE any_communicator& world::make(const axis_list& axes) {
                                                             static_cast<int>(shape_.size(axes)), label_of(axes))
                                     : root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
                                                   static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
-  groups_.push_back({axes, count(part)});
+  groups_.push_back({axes, count(part), channel::layers});
   return groups_.back().comm;
 }
 

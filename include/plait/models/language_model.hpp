@@ -105,21 +105,23 @@ class language_model {
 
   activation forward_layers(const microbatch<device>& mb, const tokens& ids, activation x, saved* kept) {
     const microbatch<device> here = mb.keeping(how_.keep);
-    if (embedding_) x = embedding_->forward(here, ids);
-    activation y = blocks_.forward(here, x, kept ? &kept->blocks : nullptr);
+    if (embedding_) x = embedding_->forward(here.enter(0), ids);
+    activation y = blocks_.forward(here.units_from(first_block()), x, kept ? &kept->blocks : nullptr);
     if (kept) kept->input = std::move(x);
     return y;
   }
   gradient backward_layers(const microbatch<device>& mb, const tokens& ids, saved& kept, gradient dy) {
     const microbatch<device> here = mb.keeping(how_.keep);
-    dy = blocks_.backward(here, kept.input, kept.blocks, dy);
+    dy = blocks_.backward(here.units_from(first_block()), kept.input, kept.blocks, dy);
     if (!embedding_) return dy;
-    embedding_->backward(here, ids, dy);
+    embedding_->backward(here.enter(0), ids, dy);
     return {};
   }
-  logits forward_scores(const microbatch<device>& mb, activation x) { return head_->forward(mb, x, nullptr); }
+  logits forward_scores(const microbatch<device>& mb, activation x) {
+    return head_->forward(mb.enter(units() - 1), x, nullptr);
+  }
   loss_sum forward_loss(const microbatch<device>& mb, activation x, const tokens& labels, saved* kept) {
-    const microbatch<device> here = of_head(mb);
+    const microbatch<device> here = of_head(mb.enter(units() - 1));
     logits scores = head_->forward(here, x, kept ? &kept->head : nullptr);
     loss_sum sum = loss_->forward(here, scores, labels, kept ? &kept->loss : nullptr);
     if (kept) {
@@ -130,7 +132,7 @@ class language_model {
   }
   gradient backward_loss(const microbatch<device>& mb, const tokens& labels, saved& kept,
                          const typename mean::seed_type& seed) {
-    const microbatch<device> here = of_head(mb);
+    const microbatch<device> here = of_head(mb.enter(units() - 1));
     const auto dscores = loss_->backward(here, std::move(kept.scores), labels, kept.loss, seed);
     return head_->backward(here, kept.output, kept.head, dscores);
   }
@@ -147,10 +149,23 @@ class language_model {
     });
   }
 
+  /// The units of parameters that this stage announces: the embedding, each block, the head.
+  int units() const { return first_block() + static_cast<int>(blocks_.size()) + (head_ ? 1 : 0); }
+  /// Calls f(parameter) for each that passes of a unit use; the table of a tied head is among them where it is on this
+  /// rank.
+  template <class F>
+  void visit_unit(int unit, F&& f) {
+    const int i = unit - first_block();
+    if (i < 0) return embedding_->visit(f);
+    if (i < static_cast<int>(blocks_.size())) return blocks_[static_cast<std::size_t>(i)].visit(f);
+    head_->visit(f);
+  }
+
   Block& block_at(std::size_t i) { return blocks_[i]; }
   std::optional<Head>& scores_head() { return head_; }
 
  private:
+  int first_block() const { return embedding_ ? 1 : 0; }
   /// Where the embedding is on this rank, a head that is tied to it uses its table, and makes none.
   void check_tie() {
     if (!table_) return;

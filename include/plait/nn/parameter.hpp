@@ -20,30 +20,12 @@
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/nn/parameter/reduced_gradient.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
-
-/// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
-/// optimizer.
-template <class Precision, compute_device Device>
-class reduced_gradient {
- public:
-  reduced_gradient(reduced_gradient&&) noexcept = default;
-  reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
-
-  plait::parameter<Precision, Device>& parameter() const { return *parameter_; }
-  /// This rank's piece of its part, which is in the dual layout of `parameter().stored()`.
-  const gradient_of<Precision>* data() const { return std::as_const(*parameter_).gradient(); }
-  std::int64_t size() const { return parameter_->piece().size(); }
-
- private:
-  friend class plait::parameter<Precision, Device>;
-  explicit reduced_gradient(plait::parameter<Precision, Device>& p) : parameter_(&p) {}
-  plait::parameter<Precision, Device>* parameter_;
-};
 
 /// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between
 /// steps, `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction. How it is used
@@ -121,6 +103,8 @@ class parameter {
   }
   /// Master values of this rank's piece.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
+  /// Whether somebody but an optimizer has changed values since the last gather.
+  bool values_changed() const { return changed_; }
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
   template <class F>
   void fill_values(const context<Device>& ctx, F&& fill) {
@@ -330,15 +314,25 @@ class parameter {
 
   void set_changed() {
     current_ = rounded_current_ = false;
+    changed_ = true;
     if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
   }
   void set_current(bool current) {
     current_ = current;
+    if (current) changed_ = false;
     if (current && phase_ == phase::updated) phase_ = phase::none;
   }
-  void move_to(parameter_home<Precision, Device>& home, std::int64_t at) {
+  void move_to(const context<Device>& ctx, parameter_home<Precision, Device>& home, std::int64_t at) {
+    if (home_ && !home_->axes().empty() && !(home.piece_of(at, size(), home.rank()) == piece()))
+      fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
+    const bool has_values = home_ || (rounded ? !stored_value_.empty() : array_->has_values());
+    const master_type* const old = has_values ? master() - piece().begin : nullptr;
     home_ = &home;
     at_home_ = at;
+    const parameter_piece own = piece();
+    if (old)
+      ctx.device.copy(master(), old + own.begin, static_cast<std::size_t>(own.size()) * sizeof(master_type),
+                      ctx.device.main_stream());
     stored_value_.reset();
   }
   /// Where this rank's piece begins in the home's.
@@ -379,6 +373,7 @@ class parameter {
   phase phase_ = phase::none;
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
+  bool changed_ = true;           ///< whether they are to be rounded or gathered because of somebody else
   bool counts_ = true;
   bool frozen_ = false;
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds

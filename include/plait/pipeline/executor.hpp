@@ -1,6 +1,6 @@
-// The executor of a pipeline schedule on one rank: it computes, sends and receives in the order of a program. Plans of
-// redistributions have another executor: tensor/executor.hpp. Next: schedule/program.hpp for the program,
-// pipeline/pipeline.hpp for a model's stages.
+// The executor of a step on one rank: it computes, sends, receives, gathers, reduces and updates in the order of a
+// program. Plans of redistributions have another executor: tensor/executor.hpp. Next: schedule/step/step_schedule.hpp
+// for the program, pipeline/pipeline.hpp for a model's stages.
 #pragma once
 
 #include <concepts>
@@ -18,7 +18,8 @@
 #endif
 #include "plait/device/device.hpp"
 #include "plait/schedule/arrivals.hpp"
-#include "plait/schedule/program.hpp"
+#include "plait/schedule/step/expand.hpp"
+#include "plait/schedule/step/verify.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
@@ -30,7 +31,13 @@ namespace plait {
 ///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the stage behind
 ///     activation forward(ctx, chunk, microbatch, activation, saved*)         null: there will be no backward pass
 ///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
-///     void       finished(ctx, chunk)                            the chunk's gradients are complete
+///
+/// For steps that do more than compute and send, also
+///
+///     void       perform(ctx, step_entry)              a gather, release, reduction, norm or update where it stands
+///     void       enter(ctx, unit, action_kind)         a pass begins to use the parameters of a unit
+///     void       watch(unit_watcher*)                  whom passes of stages with several units tell when they begin to
+///                                                      use one, by its number in the stage; null: nobody
 template <class S, class Device>
 concept pipeline_stages =
     requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,
@@ -39,7 +46,6 @@ concept pipeline_stages =
       { s.output_gradient(ctx, chunk) } -> std::same_as<typename S::gradient>;
       { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
       { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
-      s.finished(ctx, chunk);
     };
 
 /// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
@@ -52,33 +58,40 @@ struct pipeline_event {
   std::size_t memory = 0;   ///< bytes in use on the device after a compute
 };
 
-/// Runs one rank's program of a pipeline schedule. Receives are posted where the program has them, before they are
-/// needed; sends are not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is
-/// waited for by the action that takes it. Gradients have a communicator of their own: where a communicator runs its
-/// messages in one order, as NCCL's do, an activation that is late would hold up a gradient that is ready. Which rank
-/// is which comes from the schedule: rank r of `along` is the pipeline's rank r.
+/// Runs one rank's program of a step. Receives are posted where the program has them, before they are needed; sends are
+/// not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is waited for by the
+/// action that takes it. Gradients have a communicator of their own: where a communicator runs its messages in one
+/// order, as NCCL's do, an activation that is late would hold up a gradient that is ready. What stands between the
+/// passes of units is done there, and nothing is done elsewhere. Which rank is which comes from the schedule: rank r of
+/// `along` is the pipeline's rank r.
 template <compute_device Device>
 class pipeline_executor {
  public:
-  /// Collective over `along`. `plan` has been verified; every rank is given the same one, and the same costs to order
-  /// the communication by.
-  pipeline_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
-      : along_(std::move(along)), shape_(plan.shape) {
-    if (along_.size() != shape_.ranks)
-      fail({"pipeline: the schedule ", plan.name.str(), " is for ", shape_.ranks, " ranks, and the pipeline axis has ",
-            along_.size()});
-    auto all = rank_program(plan, costs);
-    arrived_ = arrived_sends(shape_, all, along_.rank());
+  /// Collective over `along`. Every rank is given the same step but for the units of other ranks, which count only
+  /// where a message concerns them. Throws where this rank's part is one that `verify` refuses.
+  pipeline_executor(any_communicator along, step_schedule step)
+      : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
+    if (along_.size() != step_.shape.ranks)
+      fail({"pipeline: the schedule is for ", step_.shape.ranks, " ranks, and the pipeline axis has ", along_.size()});
+    require_verified(step_, along_.rank());
+    for (std::size_t u = 0; u < step_.units.size(); ++u) {
+      units& of = units_of_[static_cast<std::size_t>(step_.units[u].stage)];
+      if (of.count++ == 0) of.first = static_cast<int>(u);
+    }
+    const std::vector<std::vector<program_step>> all = detail::pipeline_of(step_);
+    arrived_ = arrived_sends(step_.shape, all, along_.rank());
     bool gradients = false;
     for (const std::vector<program_step>& program : all)
-      for (const program_step& step : program)
-        gradients = gradients || (step.kind == step_kind::send && step.transfer.kind == transfer_kind::gradient);
+      for (const program_step& line : program)
+        gradients = gradients || (line.kind == step_kind::send && line.transfer.kind == transfer_kind::gradient);
     if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
-    program_ = std::move(all[static_cast<std::size_t>(along_.rank())]);
   }
+  /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
+  pipeline_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
+      : pipeline_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
 
-  const pipeline_shape& shape() const { return shape_; }
-  const std::vector<program_step>& program() const { return program_; }
+  const pipeline_shape& shape() const { return step_.shape; }
+  const step_schedule& step() const { return step_; }
   any_communicator& along() { return along_; }
   const any_communicator& along() const { return along_; }
 
@@ -94,24 +107,14 @@ class pipeline_executor {
     requires pipeline_stages<Stages, Device>
   void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
     pass<Stages> p(*this, ctx, stages, keeps);
-    for (std::size_t i = 0; i < program_.size(); ++i) switch (const program_step& step = program_[i]; step.kind) {
-        case step_kind::compute:
-          p.compute(step, arrived_[i]);
-          break;
-        case step_kind::send:
-          p.send(step);
-          break;
-        case step_kind::receive:
-          p.receive(step);
-          break;
-      }
+    p.run();
     p.finish();
   }
 
  private:
   /// The state of one run. Slots are indexed [chunk * microbatches + microbatch].
   template <class Stages>
-  struct pass {
+  struct pass final : unit_watcher {
     using activation = typename Stages::activation;
     using gradient = typename Stages::gradient;
     template <class Tensor>
@@ -140,31 +143,92 @@ class pipeline_executor {
           stages(s),
           keeps(keeping),
           rank(e.along_.rank()),
-          slots(static_cast<std::size_t>(e.shape_.chunks) * static_cast<std::size_t>(e.shape_.microbatches)),
-          left(static_cast<std::size_t>(e.shape_.chunks), 0) {
-      for (const program_step& step : e.program_)
-        if (step.kind == step_kind::compute && frees_activations(step.action.kind)) ++left[step.action.chunk];
+          program(e.step_.programs[static_cast<std::size_t>(rank)]),
+          slots(static_cast<std::size_t>(e.shape().chunks) * static_cast<std::size_t>(e.shape().microbatches)) {}
+
+    void run() {
+      watch(this);
+      for (std::size_t line = 0; at_entry < program.size(); ++line) {  // `line`: of passes and messages
+        while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
+        if (at_entry == program.size()) break;
+        const step_entry& e = program[at_entry];
+        if (e.op == step_op::pass) {
+          compute(e.pass, owner.arrived_[line]);
+          continue;
+        }
+        ++at_entry;
+        e.op == step_op::send ? send(e.message) : receive(e.message);
+      }
+      watch(nullptr);
+    }
+
+    static bool between_passes(step_op op) {
+      return op != step_op::pass && op != step_op::send && op != step_op::receive;
+    }
+    void watch(unit_watcher* who) {
+      if constexpr (requires { stages.watch(who); }) stages.watch(who);
+    }
+    void perform() {
+      const step_entry& e = program[at_entry++];
+      if constexpr (requires { stages.perform(ctx, e); })
+        stages.perform(ctx, e);
+      else
+        fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
+    }
+    /// The pass that is going on begins to use a unit of its stage. Again, where it does so already: nothing.
+    void enter(int unit) override {
+      unit += owner.units_of_[static_cast<std::size_t>(stage_now)].first;
+      if (unit == unit_now) return;
+      while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
+      if (at_entry == program.size() || program[at_entry].op != step_op::pass || !(program[at_entry].pass == now) ||
+          program[at_entry].unit != unit)
+        fail({"step: a pass of stage ", stage_now, " announces unit ", unit, " where the step has ",
+              at_entry == program.size() ? "its end" : describe(program[at_entry]),
+              "; a model announces its units in their order, and going back in the reverse"});
+      ++at_entry;
+      unit_now = unit;
+      if constexpr (requires { stages.enter(ctx, unit, now.kind); }) stages.enter(ctx, unit, now.kind);
+    }
+    void begin_pass(const action& a) {
+      now = a;
+      stage_now = owner.shape().stage_of(rank, a.chunk);
+      unit_now = -1;
+      if (owner.units_of_[static_cast<std::size_t>(stage_now)].count == 1) enter(0);
+    }
+    void end_pass() {
+      const bool forward = now.kind == action_kind::forward;
+      const units& of = owner.units_of_[static_cast<std::size_t>(stage_now)];
+      // Units of which a pass has nothing to do, such as those without weight gradients.
+      if (now.kind == action_kind::weight_backward)
+        for (int unit = of.count; unit-- > 0;)
+          if (of.first + unit < (unit_now < 0 ? of.first + of.count : unit_now)) enter(unit);
+      if (unit_now != (forward ? of.first + of.count - 1 : of.first))
+        fail({"step: ", describe(now), " ends without having announced all ", of.count, " units of stage ", stage_now,
+              "; a model with units() calls microbatch::enter for each of them"});
     }
 
     slot& at(int chunk, int microbatch) {
-      return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape_.microbatches) +
+      return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape().microbatches) +
                    static_cast<std::size_t>(microbatch)];
     }
 
     /// `arrived`: sends that are through once the action has its input.
-    void compute(const program_step& step, const std::vector<std::size_t>& arrived) {
-      const int chunk = step.action.chunk, microbatch = step.action.microbatch;
-      const int stage = owner.shape_.stage_of(rank, chunk);
+    void compute(const action& what, const std::vector<std::size_t>& arrived) {
+      const program_step step{step_kind::compute, what, {}};
+      const int chunk = what.chunk, microbatch = what.microbatch;
+      const int stage = owner.shape().stage_of(rank, chunk);
       slot& s = at(chunk, microbatch);
-      switch (step.action.kind) {
+      switch (what.kind) {
         case action_kind::forward: {
           arrive(s.in);
           release(arrived);
           const std::size_t event = begin(step);
+          begin_pass(what);
           s.out.data = stages.forward(ctx, chunk, microbatch, std::move(s.in.data), keeps ? &s.kept : nullptr);
+          end_pass();
           end(event);
-          if (stage + 1 < owner.shape_.stages() && owner.shape_.rank_of(stage + 1) == rank)
-            at(owner.shape_.chunk_of(stage + 1), microbatch).in.data = std::move(s.out.data);
+          if (stage + 1 < owner.shape().stages() && owner.shape().rank_of(stage + 1) == rank)
+            at(owner.shape().chunk_of(stage + 1), microbatch).in.data = std::move(s.out.data);
           return;
         }
         case action_kind::backward:
@@ -172,28 +236,31 @@ class pipeline_executor {
           arrive(s.gradient_in);
           release(arrived);
           const std::size_t event = begin(step);
-          weight_work* const deferred = step.action.kind == action_kind::input_backward ? &s.later : nullptr;
+          weight_work* const deferred = what.kind == action_kind::input_backward ? &s.later : nullptr;
+          begin_pass(what);
           s.gradient_out.data =
               stages.backward(ctx, chunk, microbatch, s.kept, std::move(s.gradient_in.data), deferred);
-          if (stage > 0 && owner.shape_.rank_of(stage - 1) == rank)
-            at(owner.shape_.chunk_of(stage - 1), microbatch).gradient_in.data = std::move(s.gradient_out.data);
-          if (step.action.kind == action_kind::backward) forget(s, chunk);
+          end_pass();
+          if (stage > 0 && owner.shape().rank_of(stage - 1) == rank)
+            at(owner.shape().chunk_of(stage - 1), microbatch).gradient_in.data = std::move(s.gradient_out.data);
+          if (what.kind == action_kind::backward) s.kept = {};
           return end(event);
         }
         case action_kind::weight_backward: {
           release(arrived);
           const std::size_t event = begin(step);
-          s.later.run();
-          forget(s, chunk);
+          begin_pass(what);
+          s.later.run(this);
+          end_pass();
+          s.kept = {};
           return end(event);
         }
       }
     }
 
-    void send(const program_step& step) {
-      const transfer& t = step.transfer;
-      slot& s = at(owner.shape_.chunk_of(t.from_stage), t.microbatch);
-      const std::size_t event = begin(step);
+    void send(const transfer& t) {
+      slot& s = at(owner.shape().chunk_of(t.from_stage), t.microbatch);
+      const std::size_t event = begin({step_kind::send, {}, t});
       sent.emplace_back();
       if (t.kind == transfer_kind::activation) {
         sent.back().value = std::move(s.out);
@@ -203,11 +270,10 @@ class pipeline_executor {
         start_send(sent.back().back, t, event);
       }
     }
-    void receive(const program_step& step) {
-      const transfer& t = step.transfer;
-      const int chunk = owner.shape_.chunk_of(t.to_stage);
+    void receive(const transfer& t) {
+      const int chunk = owner.shape().chunk_of(t.to_stage);
       slot& s = at(chunk, t.microbatch);
-      const std::size_t event = begin(step);
+      const std::size_t event = begin({step_kind::receive, {}, t});
       if (t.kind == transfer_kind::activation) {
         s.in.data = stages.input(ctx, chunk);
         start_receive(s.in, t, event);
@@ -226,7 +292,7 @@ class pipeline_executor {
       m.event = event;
       owner.channel(t)
           .start_send(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                      owner.shape_.rank_of(t.to_stage), tag_of(t))
+                      owner.shape().rank_of(t.to_stage), tag_of(t))
           .swap(m.pending);
       sized(event, m.data);
     }
@@ -235,7 +301,7 @@ class pipeline_executor {
       m.event = event;
       owner.channel(t)
           .start_receive(m.data.data(), static_cast<std::size_t>(m.data.size()), type_of(m.data),
-                         owner.shape_.rank_of(t.from_stage), tag_of(t))
+                         owner.shape().rank_of(t.from_stage), tag_of(t))
           .swap(m.pending);
       sized(event, m.data);
     }
@@ -258,16 +324,11 @@ class pipeline_executor {
         for (; oldest < sent.size() && sent[oldest].pending().done(); ++oldest) release(sent[oldest]);
       }
     }
-    void forget(slot& s, int chunk) {
-      s.kept = {};
-      if (--left[static_cast<std::size_t>(chunk)] == 0) stages.finished(ctx, chunk);
-    }
-
     template <class Tensor>
     static constexpr dtype type_of(const Tensor&) {
       return dtype_of<typename Tensor::value_type>;
     }
-    int tag_of(const transfer& t) const { return static_cast<int>(detail::slot_of(owner.shape_, t)); }
+    int tag_of(const transfer& t) const { return static_cast<int>(detail::slot_of(owner.shape(), t)); }
 
     std::size_t begin(const program_step& step) {
       if (!owner.events) return 0;
@@ -295,18 +356,23 @@ class pipeline_executor {
     Stages& stages;
     bool keeps;
     int rank;
+    const std::vector<step_entry>& program;
     std::vector<slot> slots;
-    std::vector<int> left;      ///< of each chunk: actions that free activations
     std::deque<outgoing> sent;  ///< in the program's order
     std::size_t oldest = 0;     ///< that has not been released
+    std::size_t at_entry = 0;   ///< of the program: the next one
+    action now{};               ///< the pass that is going on
+    int stage_now = 0, unit_now = -1;
   };
-
+  struct units {
+    int first = 0, count = 0;
+  };
   any_communicator& channel(const transfer& t) { return t.kind == transfer_kind::gradient ? back_ : along_; }
 
   any_communicator along_, back_;
-  pipeline_shape shape_;
-  std::vector<program_step> program_;
-  std::vector<std::vector<std::size_t>> arrived_;  ///< before each step, by the schedule
+  step_schedule step_;
+  std::vector<units> units_of_;                    ///< of each stage
+  std::vector<std::vector<std::size_t>> arrived_;  ///< before each pass or message, by the schedule
   bool by_schedule_ = false;
 };
 

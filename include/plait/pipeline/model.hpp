@@ -27,6 +27,10 @@ namespace plait {
 ///     ignore_index(), documents(), dropout()
 ///
 /// A parameter that the first and the last stage both have says so (`parameter_info::tied_across_stages`).
+///
+/// A model that gives its parameters in several units, so that data parallelism can communicate those of one while
+/// others are used, also has `units()`, their number, `visit_unit(i, f)`, and calls `mb.enter(i)` where a pass begins
+/// to use unit i, in the order 0, 1, ... going forward and in the reverse going back. Otherwise a stage is one unit.
 template <class M>
 concept model = requires(M& m, const M& c, const microbatch<typename M::device>& mb, const typename M::tokens& ids,
                          typename M::activation x, typename M::gradient dy, typename M::saved& kept,
@@ -43,6 +47,13 @@ concept model = requires(M& m, const M& c, const microbatch<typename M::device>&
   { c.ignore_index() } -> std::convertible_to<std::int64_t>;
   { c.documents() } -> std::convertible_to<bool>;
   { c.dropout() } -> std::convertible_to<double>;
+};
+
+/// Whether a stage gives its parameters in units that it announces (see `model`).
+template <class M>
+concept announces_units = requires(M& m) {
+  { m.units() } -> std::convertible_to<int>;
+  m.visit_unit(0, detail::any_visitor{});
 };
 
 }  // namespace plait

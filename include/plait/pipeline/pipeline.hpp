@@ -3,25 +3,26 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <concepts>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "plait/comm/counting.hpp"
+#include "plait/data_parallel/units.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/pipeline/executor.hpp"
 #include "plait/pipeline/layer_split.hpp"
 #include "plait/pipeline/model.hpp"
+#include "plait/pipeline/options.hpp"
+#include "plait/pipeline/shared_parameters.hpp"
+#include "plait/pipeline/step_of_units.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
-#include "plait/tensor/all_reduce_scalar.hpp"
 
 namespace plait {
 
@@ -61,8 +62,8 @@ class pipeline {
   /// the last.
   template <class Make>
   pipeline(const context<device>& ctx, any_communicator along, const schedule& plan,
-           std::span<const stage_layers> parts, Make&& make, const schedule_costs& costs = {})
-      : executor_(along, plan, costs), shape_(plan.shape) {
+           std::span<const stage_layers> parts, Make&& make, const pipeline_options& options = {})
+      : shape_(plan.shape), options_(options), units_(ctx, options.parallel.level, options.axes) {
     if (static_cast<int>(parts.size()) != shape_.stages())
       fail({"pipeline: the layers are split into ", parts.size(), " stages, and the schedule ", plan.name.str(),
             " has ", shape_.stages()});
@@ -71,49 +72,66 @@ class pipeline {
       Stage* const first = !stages_.empty() && stages_[0]->part().first ? stages_[0] : nullptr;
       own_.push_back(make(part, first));
       stages_.push_back(own_.back().get());
+      add_units(ctx, shape_.stage_of(along.rank(), chunk), *own_.back());
     }
-    check_names(ctx, along);
-    tie(ctx, along);
+    check(ctx, *this, along);
+    const int rank = along.rank();
+    executor_.emplace(std::move(along), step_of(plan, rank));
   }
   /// A whole model as a pipeline of one stage, for so many microbatches in a step. The model must outlive it.
-  pipeline(const context<device>& ctx, Stage& whole, int microbatches)
-      : executor_(counting_communicator(0, 1, "pp"), make_schedule<one_f_one_b>(1, microbatches)),
-        shape_{1, 1, microbatches},
-        stages_{&whole} {
+  pipeline(const context<device>& ctx, Stage& whole, int microbatches, const pipeline_options& options = {})
+      : shape_{1, 1, microbatches},
+        options_(options),
+        stages_{&whole},
+        units_(ctx, options.parallel.level, options.axes) {
     if (!whole.part().first || !whole.part().last)
       fail("pipeline: one stage of several was given as the whole model; its ranks need a schedule");
-    check_names(ctx, executor_.along());
-    tie(ctx, executor_.along());
+    any_communicator along = counting_communicator(0, 1, "pp");
+    add_units(ctx, 0, whole);
+    check(ctx, *this, along);
+    executor_.emplace(along, step_of(make_schedule<one_f_one_b>(1, microbatches), 0));
   }
 
   const pipeline_shape& shape() const { return shape_; }
-  pipeline_executor<device>& executor() { return executor_; }
+  pipeline_executor<device>& executor() { return *executor_; }
   std::span<Stage* const> stages() const { return stages_; }
   bool has_last_stage() const { return stages_.back()->part().last; }
   std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }
   bool documents() const { return stages_[0]->documents(); }
   double dropout() const { return stages_[0]->dropout(); }
 
-  /// Forward and backward passes of all microbatches, the first sample of the first one being `first_sample`. Adds
-  /// their losses to `loss`, on the rank that has the last stage, and takes the seed from it. Returns the reduced
-  /// gradients of this rank's trainable parameters: those of a chunk are reduced as soon as its last microbatch is
-  /// through, those that are tied across stages at the end. `starts` are the `microbatch::document_starts` of each
-  /// microbatch, where sequences are packed from documents.
-  gradients run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
-                std::span<const std::int32_t* const> starts = {}) {
+  /// A whole step: forward and backward passes of all microbatches, the first sample of the first one being
+  /// `first_sample`, and what the policy of data parallelism places among and behind them. Adds the losses to `loss`,
+  /// on the rank that has the last stage, and takes the seed from it. `optimizer.norm(gradients)` is called once, when
+  /// the gradients of this rank's trainable parameters are reduced, and `optimizer.update(gradients)` for those of each
+  /// unit. `starts` are the `microbatch::document_starts` of each microbatch, where sequences are packed from
+  /// documents.
+  template <class Optimizer>
+  void run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
+           std::span<const std::int32_t* const> starts, Optimizer&& optimizer) {
     if (static_cast<int>(data.size()) != shape_.microbatches)
       fail({"pipeline: ", data.size(), " microbatches, and the schedule is for ", shape_.microbatches});
-    training work{*this, data, loss, first_sample, starts, {}};
-    executor_.run(ctx, work);
-    visit([&](parameter& p) {
-      if (p.info().tied_across_stages && p.trainable()) work.reduced.push_back(p.reduce(ctx));
-    });
-    return std::move(work.reduced);
+    units_.begin_step(ctx);
+    training<std::remove_reference_t<Optimizer>> work{*this, data, loss, first_sample, starts, optimizer};
+    executor_->run(ctx, work);
   }
+  /// From here on a step asks nobody whether something is done, so that it can be recorded (`release_by_schedule`).
+  void prepare_recording() {
+    executor_->release_by_schedule();
+    units_.ask_nobody();
+  }
+  /// Brings values that somebody has changed, such as whoever loads a checkpoint, to where layers read them, but for
+  /// parameters that are gathered at each use. The next pass would do it.
+  void gather_changed(const context<device>& ctx) {
+    units_.gather_changed(ctx);
+    settle();
+  }
+  /// Waits until parameters that the last step has sent on their way have arrived.
+  void settle() { units_.settle(); }
   /// Adds the losses of all microbatches to `loss` as `run` does, without gradients.
   void evaluate(const context<device>& ctx, batch& data, mean& loss) {
-    const auto add = [&](activation x, std::size_t i) {
-      loss.add(ctx, stages_.back()->forward_loss(ctx, std::move(x), data[i].second, nullptr));
+    const auto add = [&](const microbatch<device>& mb, activation x, std::size_t i) {
+      loss.add(ctx, stages_.back()->forward_loss(mb, std::move(x), data[i].second, nullptr));
     };
     run_forward(
         ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add);
@@ -121,19 +139,22 @@ class pipeline {
   /// The scores of one microbatch, on the ranks that have the last stage; empty on the others.
   logits score(const context<device>& ctx, const tokens& ids) {
     logits scores;
-    const auto take = [&](activation x, std::size_t) { scores = stages_.back()->forward_scores(ctx, std::move(x)); };
+    const auto take = [&](const microbatch<device>& mb, activation x, std::size_t) {
+      scores = stages_.back()->forward_scores(mb, std::move(x));
+    };
     run_forward(
         ctx, 1, [&](std::size_t) -> const tokens& { return ids; }, take);
     return scores;
   }
 
   void sum_over_stages(const context<device>&, double* value) {
-    if (shape_.ranks > 1) executor_.along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
+    if (shape_.ranks > 1) executor_->along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
 
   /// Calls f(parameter) for each that this rank has.
   template <class F>
   void visit(F&& f) {
+    settle();
     const visitor erased(f);
     for (Stage* stage : stages_) stage->visit(erased);
   }
@@ -165,18 +186,58 @@ class pipeline {
     void (*call_)(void*, parameter&);
   };
 
+  using reduced_gradient_type = reduced_gradient<precision_type, device>;
+  /// The reduced gradients of a step, by unit.
+  struct reduced_units {
+    gradients all;
+    std::map<int, std::pair<std::size_t, std::size_t>> ranges;
+
+    void finish(const context<device>& ctx, parameter_units<precision_type, device>& units, int unit) {
+      if (ranges.contains(unit)) return;
+      const std::size_t begin = all.size();
+      units.finish_reduction(ctx, unit, all);
+      ranges[unit] = {begin, all.size() - begin};
+    }
+    std::span<reduced_gradient_type> of(int unit) {
+      const auto [begin, count] = ranges.at(unit);
+      return std::span(all).subspan(begin, count);
+    }
+  };
+
+  /// What passes of the executor have in common.
+  struct passes {
+    pipeline& owner;
+    unit_watcher* watcher = nullptr;
+
+    int local(int unit) const { return owner.local_[static_cast<std::size_t>(unit)]; }
+    void watch(unit_watcher* who) { watcher = who; }
+    void enter(const context<device>& ctx, int unit, action_kind kind) {
+      owner.units_.enter(ctx, local(unit), adds_gradient(kind));
+    }
+    /// Gathers and releases.
+    void move(const context<device>& ctx, const step_entry& e) {
+      if (e.op == step_op::gather) owner.units_.gather(ctx, local(e.unit));
+      if (e.op == step_op::release) owner.units_.release(local(e.unit));
+    }
+  };
+
   /// A training step as the executor sees it.
-  struct training {
+  template <class Optimizer>
+  struct training : passes {
     using activation = typename Stage::activation;
     using gradient = typename Stage::gradient;
     using saved = typename Stage::saved;
+
+    training(pipeline& all, batch& b, mean& m, std::int64_t first, std::span<const std::int32_t* const> documents,
+             Optimizer& updates)
+        : passes{all}, data(b), loss(m), first_sample(first), starts(documents), optimizer(updates) {}
 
     activation input(const context<device>& ctx, int) { return activation(ctx); }
     gradient output_gradient(const context<device>& ctx, int) { return gradient(ctx); }
     activation forward(const context<device>& ctx, int chunk, int i, activation x, saved* kept) {
       const microbatch<device> mb = at(ctx, i);
       auto& [ids, labels] = data[static_cast<std::size_t>(i)];
-      Stage& stage = owner.at(chunk);
+      Stage& stage = this->owner.at(chunk);
       x = stage.forward_layers(mb, ids, std::move(x), kept);
       if (!stage.part().last) return x;
       loss.add(ctx, stage.forward_loss(mb, std::move(x), labels, kept));
@@ -186,53 +247,75 @@ class pipeline {
       microbatch<device> mb = at(ctx, i);
       mb.deferred = deferred;
       auto& [ids, labels] = data[static_cast<std::size_t>(i)];
-      Stage& stage = owner.at(chunk);
+      Stage& stage = this->owner.at(chunk);
       if (stage.part().last) dy = stage.backward_loss(mb, labels, kept, loss.seed());
       return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
-    void finished(const context<device>& ctx, int chunk) {
-      const auto reduce = [&](parameter& p) {
-        if (!p.info().tied_across_stages && p.trainable()) reduced.push_back(p.reduce(ctx));
-      };
-      const visitor erased(reduce);
-      owner.at(chunk).visit(erased);
+    /// A buffer of gradients that units share is free for the next once the reduction of the last is through.
+    void enter(const context<device>& ctx, int unit, action_kind kind) {
+      const std::vector<step_unit>& all = this->owner.executor_->step().units;
+      if (const int buffer = all[static_cast<std::size_t>(unit)].gradient_buffer; adds_gradient(kind) && buffer >= 0)
+        for (std::size_t other = 0; other < all.size(); ++other)
+          if (const int i = this->local(static_cast<int>(other));
+              i >= 0 && all[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
+            reduced.finish(ctx, this->owner.units_, i);
+      passes::enter(ctx, unit, kind);
+    }
+    void perform(const context<device>& ctx, const step_entry& e) {
+      auto& units = this->owner.units_;
+      switch (e.op) {
+        case step_op::reduce:
+          return units.reduce(ctx, this->local(e.unit));
+        case step_op::norm:
+          for (const step_entry& other : this->owner.program())  // in the order of their reductions
+            if (other.op == step_op::reduce) reduced.finish(ctx, units, this->local(other.unit));
+          return optimizer.norm(std::span<const reduced_gradient_type>(reduced.all));
+        case step_op::update:
+          return optimizer.update(reduced.of(this->local(e.unit)));
+        default:
+          return this->move(ctx, e);
+      }
     }
     microbatch<device> at(const context<device>& ctx, int i) const {
       microbatch<device> mb(ctx);
+      mb.units = this->watcher;
       mb.first_sample = first_sample + i * ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
       if (!starts.empty()) mb.document_starts = starts[static_cast<std::size_t>(i)];
       return mb;
     }
 
-    pipeline& owner;
     batch& data;
     mean& loss;
     std::int64_t first_sample;
     std::span<const std::int32_t* const> starts;
-    gradients reduced;
+    Optimizer& optimizer;
+    reduced_units reduced{};
   };
 
   /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.
   template <class Ids, class Last>
-  struct inference {
+  struct inference : passes {
     using activation = typename Stage::activation;
     using gradient = typename Stage::gradient;
     using saved = typename Stage::saved;
 
+    inference(pipeline& all, Ids& tokens_of, Last& to) : passes{all}, ids(tokens_of), last(to) {}
+
     activation input(const context<device>& ctx, int) { return activation(ctx); }
     gradient output_gradient(const context<device>&, int) { return {}; }
-    activation forward(const context<device>& ctx, int chunk, int microbatch, activation x, saved*) {
-      Stage& stage = owner.at(chunk);
-      const auto i = static_cast<std::size_t>(microbatch);
-      x = stage.forward_layers(ctx, ids(i), std::move(x), nullptr);
+    activation forward(const context<device>& ctx, int chunk, int number, activation x, saved*) {
+      Stage& stage = this->owner.at(chunk);
+      const auto i = static_cast<std::size_t>(number);
+      microbatch<device> mb(ctx);
+      mb.units = this->watcher;
+      x = stage.forward_layers(mb, ids(i), std::move(x), nullptr);
       if (!stage.part().last) return x;
-      last(std::move(x), i);
+      last(mb, std::move(x), i);
       return {};
     }
     gradient backward(const context<device>&, int, int, saved&, gradient, weight_work*) { return {}; }
-    void finished(const context<device>&, int) {}
+    void perform(const context<device>& ctx, const step_entry& e) { this->move(ctx, e); }
 
-    pipeline& owner;
     Ids& ids;
     Last& last;
   };
@@ -240,100 +323,48 @@ class pipeline {
   template <class Ids, class Last>
   void run_forward(const context<device>& ctx, std::size_t microbatches, Ids ids, Last last) {
     if (!forward_ || forward_->shape().microbatches != static_cast<int>(microbatches))
-      forward_.emplace(executor_.along(), forward_schedule(shape_, static_cast<int>(microbatches)));
-    inference<Ids, Last> work{*this, ids, last};
+      forward_.emplace(executor_->along(),
+                       step_of(forward_schedule(shape_, static_cast<int>(microbatches)), executor_->along().rank()));
+    units_.begin_forward(ctx);
+    inference<Ids, Last> work(*this, ids, last);
     forward_->run(ctx, work, false);
+  }
+  const std::vector<step_entry>& program() const {
+    return executor_->step().programs[static_cast<std::size_t>(executor_->along().rank())];
   }
   Stage& at(int chunk) { return *stages_[static_cast<std::size_t>(chunk)]; }
 
-  /// Parameters have one name each, over all stages, but for those that are tied across stages.
-  void check_names(const context<device>& ctx, any_communicator& along) {
-    std::vector<std::uint64_t> names;
-    std::set<std::string> seen;
-    visit([&](parameter& p) {
-      if (!seen.insert(p.name()).second)
-        fail({"pipeline: two parameters are called ", p.name(),
-              ": they would have the same initial values and one entry in a checkpoint; give each its own name, or let "
-              "several layers use one parameter"});
-      if (!p.info().tied_across_stages) names.push_back(parameter::stream_of(p.name()));
-    });
-    for (const auto& [rank, name] : find_twice(ctx, along, names))
-      visit([&, rank = rank, name = name](parameter& p) {
-        if (!p.info().tied_across_stages && parameter::stream_of(p.name()) == name)
-          fail(
-              {"pipeline: the parameter ", p.name(), " is on pipeline ranks ", along.rank(), " and ", rank,
-               "; if it is one parameter, both stages must make it with tied_across_stages, and if not, each needs its "
-               "own name"});
-      });
-  }
-  /// (another rank, name) for each of `names` that another rank has too. Collective.
-  static std::vector<std::pair<int, std::uint64_t>> find_twice(const context<device>& ctx, any_communicator& along,
-                                                               const std::vector<std::uint64_t>& names) {
-    std::vector<std::pair<int, std::uint64_t>> twice;
-    if (along.size() == 1 || only_counts<device>) return twice;
-    const auto most = static_cast<std::size_t>(
-        all_reduce_scalar(ctx.device, along, static_cast<double>(names.size()), reduce_op::max));
-    const std::vector<std::uint64_t> all = gather_all(ctx.device, along, names, most);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const int rank = static_cast<int>(i / most);
-      if (rank != along.rank() && all[i] != 0 && std::find(names.begin(), names.end(), all[i]) != names.end())
-        twice.emplace_back(rank, all[i]);
-    }
-    return twice;
+  static void check(const context<device>& ctx, pipeline& all, any_communicator& along) {
+    const auto visit = [&](auto&& f) { all.visit(f); };
+    detail::check_names<parameter>(ctx, along, visit);
+    detail::tie_stages<parameter>(ctx, along, all.shape_, visit);
   }
 
-  /// Returns a text that is equal where a parameter that is made twice is one parameter.
-  static std::string made_as(const parameter_info& info) {
-    std::string text = info.name;
-    if (info.decays) text += " decays";
-    const auto add = [&text](auto number) {
-      text += ' ';
-      text += std::to_string(number);
-    };
-    for (std::int64_t n : info.shape) add(n);
-    add(std::bit_cast<std::uint64_t>(info.init.mean));
-    add(std::bit_cast<std::uint64_t>(info.init.std));
-    return text;
-  }
-  /// The ranks of the first and the last stage sum the gradients of what both have.
-  void tie(const context<device>& ctx, any_communicator& along) {
-    const int first = shape_.rank_of(0), last = shape_.rank_of(shape_.stages() - 1);
-    const bool here = along.rank() == first || along.rank() == last;
-    std::uint64_t names = 0;
-    visit([&](parameter& p) {
-      if (!p.info().tied_across_stages) return;
-      names += parameter::stream_of(made_as(p.info()));
-      if (!here)
-        fail({"pipeline: the parameter ", p.name(),
-              " is tied across stages, but only the first and the last stage can share parameters"});
-    });
-    if (first == last || shape_.ranks == 1) return;
-    if constexpr (only_counts<device>) {  // its split cannot know how many ranks there are
-      if (here)
-        join(ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, "pp ends")),
-             along.rank() == first);
+  void add_units(const context<device>& ctx, int stage, Stage& of) {
+    if constexpr (announces_units<Stage>) {
+      for (int i = 0; i < of.units(); ++i)
+        units_.add(ctx, stage, [&](auto&& f) {
+          const visitor erased(f);
+          of.visit_unit(i, erased);
+        });
     } else {
-      any_communicator ends = along.split(here ? 0 : -1, along.rank(), "pp ends");
-      if (!here) return;
-      for (const std::uint64_t theirs : gather_all(ctx.device, ends, {names}, 1))
-        if (theirs != names)
-          fail(
-              "pipeline: the first and the last stage do not have the same parameters that are tied across stages; "
-              "both must make them, with one name, shape and initializer");
-      join(ends, along.rank() == first);
+      units_.add(ctx, stage, [&](auto&& f) {
+        const visitor erased(f);
+        of.visit(erased);
+      });
     }
   }
-  void join(const any_communicator& ends, bool counts) {
-    visit([&](parameter& p) {
-      if (p.info().tied_across_stages) p.join_stages(ends, counts);
-    });
+  step_schedule step_of(const schedule& plan, int rank) {
+    return detail::step_of_units(plan, rank, units_, options_, local_);
   }
 
-  pipeline_executor<device> executor_;
   pipeline_shape shape_;
+  pipeline_options options_;
   std::vector<std::unique_ptr<Stage>> own_;
   std::vector<Stage*> stages_;  ///< of this rank, by chunk
-  std::optional<pipeline_executor<device>> forward_;
+  parameter_units<precision_type, device> units_;
+  std::vector<int> local_;  ///< of each unit of the step: its number here, or -1
+  std::optional<pipeline_executor<device>> executor_, forward_;
 };
 
 }  // namespace plait

@@ -84,6 +84,7 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
     step.run(ctx);
     stages.executor().events = nullptr;
     plan.peak_bytes = static_cast<std::int64_t>(ctx.device.peak_bytes());
+    plan.kept_bytes = 0;
     for (const pipeline_event& e : events)
       if (e.memory > before) plan.kept_bytes = std::max(plan.kept_bytes, static_cast<std::int64_t>(e.memory - before));
   }

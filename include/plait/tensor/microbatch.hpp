@@ -21,6 +21,15 @@ constexpr const char* name_of(recompute policy) {
   return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
 }
 
+/// Is told, as a pass goes through the layers, which unit of a stage's parameters it uses from there on.
+class unit_watcher {
+ public:
+  virtual void enter(int unit) = 0;
+
+ protected:
+  ~unit_watcher() = default;
+};
+
 /// Deferred weight gradients, in order. Pipeline schedules run them where a rank would be idle.
 class weight_work {
  public:
@@ -30,10 +39,22 @@ class weight_work {
     tasks_.push_back(std::make_unique<holder<std::decay_t<F>>>(std::forward<F>(work)));
   }
   std::size_t size() const { return tasks_.size(); }
-  /// Runs and forgets them.
-  void run() {
-    for (std::unique_ptr<task>& t : tasks_) t->run();
+  /// What is added from here on is of another unit of parameters.
+  void enter(int unit) {
+    if (units_.empty() || units_.back().unit != unit) units_.push_back({unit, tasks_.size()});
+  }
+  /// Runs and forgets them; `watcher`, where it is not null, is told the unit of those that follow.
+  void run(unit_watcher* watcher = nullptr) {
+    std::size_t next = 0;
+    for (std::size_t i = 0; i <= tasks_.size(); ++i) {
+      for (; next < units_.size() && units_[next].begin == i; ++next)
+        if (watcher) watcher->enter(units_[next].unit);
+      if (i == tasks_.size()) break;
+      tasks_[i]->run();
+      tasks_[i].reset();
+    }
     tasks_.clear();
+    units_.clear();
   }
 
  private:
@@ -47,7 +68,12 @@ class weight_work {
     void run() override { work(); }
     F work;
   };
+  struct unit_begin {
+    int unit;
+    std::size_t begin;  ///< of its tasks
+  };
   std::vector<std::unique_ptr<task>> tasks_;
+  std::vector<unit_begin> units_;
 };
 
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
@@ -68,12 +94,30 @@ struct microbatch {
   weight_work* deferred = nullptr;
   /// How much a forward pass keeps.
   recompute policy = recompute::none;
+  /// Who is told which unit of parameters the pass uses; null: nobody.
+  unit_watcher* units = nullptr;
+  /// The number of the first unit of the layers that this goes through, in its stage; negative: they are in one unit.
+  int first_unit = 0;
 
   /// Returns the same microbatch under another policy.
   microbatch keeping(recompute what) const {
     microbatch other = *this;
     other.policy = what;
     return other;
+  }
+  /// Returns the same microbatch for a stack whose first block is unit `first` of its stage.
+  microbatch units_from(int first) const {
+    microbatch other = *this;
+    other.first_unit = first;
+    return other;
+  }
+  /// Says that the pass uses the parameters of this unit from here on, in both directions. Returns the same microbatch
+  /// for layers within the unit, which announce none.
+  microbatch enter(int unit) const {
+    if (first_unit < 0) return *this;
+    if (units) units->enter(first_unit + unit);
+    if (deferred) deferred->enter(first_unit + unit);
+    return units_from(-1);
   }
   /// Runs `task` now, or defers it. A task that is deferred outlives this object: it must not refer to it.
   template <class F>

@@ -40,6 +40,7 @@ struct model_setup {
   double learning_rate = 3e-3;
   double clip = 1.0;
   adamw_options optimizer{};
+  pipeline_options parallel{};
   std::uint64_t seed = 2026;
   double tolerance = 1e-10;  ///< relative, in the Euclidean norm of each parameter
   /// The order of the tokens along the sequence's dim; none: that of the text.
@@ -78,13 +79,13 @@ class made_model {
              Make& make) {
     if (!plan) {
       whole_ = make(ctx, stage_layers{0, how.layers, true, true}, nullptr);
-      pipe_ = std::make_unique<pipeline<stage>>(ctx, *whole_, static_cast<int>(how.microbatches));
+      pipe_ = std::make_unique<pipeline<stage>>(ctx, *whole_, static_cast<int>(how.microbatches), how.parallel);
       return;
     }
     const stage_costs balance{std::vector<double>(static_cast<std::size_t>(how.layers), 1.0), 0.2, 0.7};
     const std::vector<stage_layers> parts = split_layers(balance, plan->shape.stages());
-    pipe_ = std::make_unique<pipeline<stage>>(ctx, along, *plan, parts,
-                                              [&](stage_layers part, stage* first) { return make(ctx, part, first); });
+    const auto stage_of = [&](stage_layers part, stage* first) { return make(ctx, part, first); };
+    pipe_ = std::make_unique<pipeline<stage>>(ctx, along, *plan, parts, stage_of, how.parallel);
   }
   pipeline<stage>& operator*() { return *pipe_; }
 

@@ -27,7 +27,7 @@ class graph_step {
       fail({"graph_step: ", ctx.ranks.size(),
             " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
             "NCCL"});
-    step.model().executor().release_by_schedule();
+    step.model().prepare_recording();
   }
 
   void run(const context<cuda>& ctx) {
@@ -35,7 +35,11 @@ class graph_step {
       ++runs_;
       return step_.run(ctx);
     }
-    if (!graph_) graph_.record([&] { step_.run(ctx); });
+    if (!graph_)
+      graph_.record([&] {
+        step_.run(ctx);
+        step_.model().settle();  // what a recording starts, it waits for
+      });
     graph_.launch();
     ctx.ranks.root().watch("replayed step");
   }
@@ -46,7 +50,7 @@ class graph_step {
   /// A recorded step does not round values that the optimizer has rounded.
   bool values_changed() const {
     bool changed = false;
-    step_.model().visit([&](auto& p) { changed = changed || p.state() == parameter_state::stale; });
+    step_.model().visit([&](auto& p) { changed = changed || p.values_changed(); });
     return changed;
   }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -67,9 +68,9 @@ class training_step {
   training_step(const context<device>& ctx, pipeline_type& model, adamw<precision, device>& optimizer, double clip)
       : training_step(ctx, model, nullptr, optimizer, clip) {}
   training_step(const context<device>& ctx, Stage& whole, adamw<precision, device>& optimizer,
-                std::int64_t microbatches, double clip)
-      : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches)), optimizer,
-                      clip) {}
+                std::int64_t microbatches, double clip, const pipeline_options& options = {})
+      : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches), options),
+                      optimizer, clip) {}
 
   /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
   /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
@@ -98,25 +99,14 @@ class training_step {
     mean_.count(ctx, counted);
   }
 
-  /// Forward, backward, reduction, clipping and update. The optimizer's `begin_step` comes before.
+  /// Forward, backward, reduction, clipping and update, in the order of the step's program. The optimizer's
+  /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
+  /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
-    gather_parameters(ctx, model_);
-    zero_gradients(ctx, model_);
     mean_.begin(ctx);
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
-    auto reduced = model_.run(ctx, batch_, mean_, first_sample_, starts);
-    model_.sum_over_stages(ctx, mean_.pending_sum());
-    mean_.finish(ctx);
-    gradient_norm<precision, device> norm;
-    for (const auto& gradient : reduced) norm.add(ctx, gradient);
-    double* const squares = squares_.template data<double>();
-    auto* const clipped = clipped_.template data<kernels::clip_numbers>();
-    ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
-    model_.sum_over_stages(ctx, squares);
-    kernels::clip(ctx.device, squares, clip_, clipped);
-    optimizer_.clip_by(ctx, clipped);
-    optimizer_.update(ctx, reduced);
+    model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
   }
 
   step_result result(const context<device>& ctx) {
@@ -134,6 +124,27 @@ class training_step {
   pipeline_type& model() const { return model_; }
 
  private:
+  using reduced = reduced_gradient<precision, device>;
+  /// What happens to gradients when they are reduced.
+  struct updates {
+    training_step& step;
+    const context<device>& ctx;
+
+    void norm(std::span<const reduced> gradients) {
+      step.model_.sum_over_stages(ctx, step.mean_.pending_sum());
+      step.mean_.finish(ctx);
+      gradient_norm<precision, device> norm;
+      for (const reduced& gradient : gradients) norm.add(ctx, gradient);
+      double* const squares = step.squares_.template data<double>();
+      auto* const clipped = step.clipped_.template data<kernels::clip_numbers>();
+      ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
+      step.model_.sum_over_stages(ctx, squares);
+      kernels::clip(ctx.device, squares, step.clip_, clipped);
+      step.optimizer_.clip_by(ctx, clipped);
+    }
+    void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
+  };
+
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own, adamw<precision, device>& optimizer,
                 double clip)
       : training_step(ctx, *own, nullptr, optimizer, clip) {

@@ -101,7 +101,9 @@ struct widening {
     for (std::size_t i = 0; i < dx.count; ++i) dx.data()[i] = up * weights[at];
     return dx;
   }
-  void finished(const context<cpu>&, int chunk) {
+  void perform(const context<cpu>&, const step_entry& e) {
+    if (e.op != step_op::reduce) return;
+    const int chunk = shape.chunk_of(e.unit);  // each stage is one unit
     REQUIRE(finished_at[static_cast<std::size_t>(chunk)] == -1);
     finished_at[static_cast<std::size_t>(chunk)] = passes[static_cast<std::size_t>(chunk)];
   }
@@ -146,7 +148,7 @@ result run(const schedule& plan) {
     pipeline_world ranks(whole, any_communicator(c));
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
-    pipeline_executor<cpu> executor(ranks.along(), plan);
+    pipeline_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(shape), {.clip = false}));
     widening stages(shape, c.rank());
     const auto rank = static_cast<std::size_t>(c.rank());
     executor.events = &all.events[rank];

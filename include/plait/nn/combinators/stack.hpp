@@ -12,7 +12,8 @@
 
 namespace plait {
 
-/// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Under `recompute::full` a block
+/// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Each is a unit of parameters of
+/// its own, and announced as one (`microbatch::enter`). Under `recompute::full` a block
 /// keeps nothing, and the backward pass runs its forward pass again.
 template <layer Block>
 class stack {
@@ -45,7 +46,7 @@ class stack {
     if constexpr (leaves_sums<Block>) {  // which the next block adds up
       auto current = detail::closed_view(mb, x);
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
-        auto y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
+        auto y = blocks_[i].forward(mb.enter(static_cast<int>(i)), current, kept(i)).template as<input>();
         tensor_of<input> in = std::move(current).take(mb.ctx.device);
         if (keep && i > 0)
           keep->inputs.push_back(std::move(in));
@@ -55,9 +56,9 @@ class stack {
       }
       return std::move(current).take(mb.ctx.device);
     } else {
-      tensor_of<input> current = blocks_[0].forward(mb, x, kept(0)).template as<input>();
+      tensor_of<input> current = blocks_[0].forward(mb.enter(0), x, kept(0)).template as<input>();
       for (std::size_t i = 1; i < blocks_.size(); ++i) {
-        tensor_of<input> y = blocks_[i].forward(mb, current, kept(i)).template as<input>();
+        tensor_of<input> y = blocks_[i].forward(mb.enter(static_cast<int>(i)), current, kept(i)).template as<input>();
         if (keep) keep->inputs.push_back(std::move(current));
         current = std::move(y);
       }
@@ -73,10 +74,11 @@ class stack {
     tensor_of<dual_t<input>> d;
     for (std::size_t i = blocks_.size(); i-- > 0;) {
       const tensor_of<input>& in = i == 0 ? x : kept.inputs[i - 1];
-      if (again) blocks_[i].forward(now, in, &kept.blocks[i]);
+      const microbatch<device> here = now.enter(static_cast<int>(i));
+      if (again) blocks_[i].forward(here, in, &kept.blocks[i]);
       d = (i + 1 == blocks_.size()
-               ? blocks_[i].backward(now, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
-               : blocks_[i].backward(now, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));
+               ? blocks_[i].backward(here, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())
+               : blocks_[i].backward(here, in, kept.blocks[i], d.template view_as<dual_t<typename Block::output>>()));
       if (mb.deferred) continue;  // which read them later
       kept.blocks[i] = {};
       if (i > 0) kept.inputs[i - 1].reset();

@@ -22,6 +22,7 @@ class reduced_gradient;
 struct parameter_piece {
   std::int64_t begin = 0, end = 0;
   std::int64_t size() const { return end - begin; }
+  friend bool operator==(const parameter_piece&, const parameter_piece&) = default;
 };
 
 /// Keeps parameters side by side in one flat array, of which every rank of a group has an even piece between steps, or
@@ -56,7 +57,10 @@ class parameter_home {
 
   parameter_home() = default;
 
-  static void move(parameter_type& p, parameter_home& home, std::int64_t at) { p.move_to(home, at); }
+  /// Has `p` live at `at` in this home's array, with the values that it has.
+  static void move(const context<Device>& ctx, parameter_type& p, parameter_home& home, std::int64_t at) {
+    p.move_to(ctx, home, at);
+  }
   static void set_current(parameter_type& p, bool current) { p.set_current(current); }
   static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
   static reduced_gradient<Precision, Device> complete(parameter_type& p) { return p.complete_gradient(); }

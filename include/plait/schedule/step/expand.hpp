@@ -86,12 +86,13 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   for (std::size_t i = 0; i < passes.size(); ++i)
     if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind))
       for (const int u : s.used_by(passes[i].unit)) uses.push_back({i, u});
-  // A unit is kept from one use to the next where its gather for that would start before, or where it is not released.
-  const auto keeps = [&](std::size_t k) {
+  // A unit is kept from a use, in a pass whose uses end before `end`, to the next where its gather for that would have
+  // started before, or where it is not released.
+  const auto keeps = [&](std::size_t k, std::size_t end) {
     for (std::size_t next = k + 1; next < uses.size(); ++next) {
       if (uses[next].unit != uses[k].unit) continue;
       if (!s.policy.reshard_after_forward && passes[uses[k].at].pass.kind == action_kind::forward) return true;
-      return next - k <= static_cast<std::size_t>(s.policy.prefetch);
+      return next < end + static_cast<std::size_t>(s.policy.prefetch);
     }
     return false;
   };
@@ -109,7 +110,7 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
     }
     out.push_back(passes[i]);
     for (; k < end; ++k) {
-      if (keeps(k)) continue;
+      if (keeps(k, end)) continue;
       out.push_back({step_op::release, uses[k].unit, {}, {}});
       gathered[static_cast<std::size_t>(uses[k].unit)] = false;
     }

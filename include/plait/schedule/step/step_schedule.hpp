@@ -86,6 +86,16 @@ inline std::string describe(const step_entry& e) {
   }
 }
 
+/// One unit for each stage.
+inline std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
+  std::vector<step_unit> all(static_cast<std::size_t>(shape.stages()));
+  for (std::size_t stage = 0; stage < all.size(); ++stage) {
+    all[stage].stage = static_cast<int>(stage);
+    all[stage].trainable = trainable;
+  }
+  return all;
+}
+
 /// The units whose parameters a pass of unit `u` uses: itself, and the one that it shares, if there is one.
 struct used_units {
   int unit[2] = {-1, -1};

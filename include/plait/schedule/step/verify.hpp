@@ -327,6 +327,12 @@ inline step_verdict verify(const step_schedule& s, const step_memory& memory = {
   return {};
 }
 
+/// Throws `error` with the verdict's text unless the program of `rank` alone is right: what `verify` checks of one
+/// rank.
+inline void require_verified(const step_schedule& s, int rank, const step_memory& memory = {}) {
+  if (const step_verdict v = detail::step_walk(s, rank, memory).run(); !v.ok()) fail({"step: ", describe(v)});
+}
+
 /// Throws `error` with the verdict's text unless `verify` accepts the step.
 inline void require_verified(const step_schedule& s, const step_memory& memory = {},
                              const verify_options& options = {}) {

@@ -12,8 +12,8 @@
 namespace plait {
 
 /// The norm of the gradients of one stage, every element counted once (`training_step` adds up the stages): a
-/// parameter's squares are summed over the axes that shard it as stored, and over no other, because there the gradient
-/// is invariant. One reduction of one number for each distinct set of axes.
+/// parameter's squares are summed over the axes that shard it as stored, or cut it into pieces, and over no other,
+/// because there the gradient is invariant. One reduction of one number for each distinct set of axes.
 template <class Precision, compute_device Device = cpu>
 class gradient_norm {
   using G = gradient_of<Precision>;
@@ -21,7 +21,7 @@ class gradient_norm {
  public:
   /// Adds a gradient; one that several stages of a pipeline share only where it counts.
   void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g) {
-    part& p = share(ctx.ranks, g.parameter().stored());
+    part& p = share(ctx.ranks, g.parameter());
     if (g.parameter().counts()) p.gradients.push_back({g.data(), g.size()});
   }
   /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
@@ -50,12 +50,14 @@ class gradient_norm {
     axis_list axes;
     std::vector<kernels::const_elements<G>> gradients;
   };
-  part& share(const world& w, const layout& stored) {
+  part& share(const world& w, const parameter<Precision, Device>& p) {
     axis_list axes;
-    for (axis_id axis : w.shape().axes)
-      if (w.shape().extent(axis) > 1 && stored.sharded_by(axis)) axes.push_back(axis);
-    for (part& s : parts_)
-      if (s.axes == axes) return s;
+    for (axis_id axis : w.shape().axes) {
+      const bool cuts = p.home() != nullptr && p.home()->axes().find(axis) >= 0;
+      if (w.shape().extent(axis) > 1 && (cuts || p.stored().sharded_by(axis))) axes.push_back(axis);
+    }
+    for (part& same : parts_)
+      if (same.axes == axes) return same;
     parts_.push_back({axes, {}});
     return parts_.back();
   }

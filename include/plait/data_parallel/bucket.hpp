@@ -1,0 +1,309 @@
+// Parameters laid side by side in one flat array, which is gathered, reduced and cut evenly over data-parallel ranks,
+// in place. When, is the step's business: schedule/step/step_schedule.hpp. Next: data_parallel/units.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/request.hpp"
+#include "plait/core/compiled.hpp"
+#include "plait/data_parallel/ranks.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
+
+namespace plait {
+
+/// How the gradient of a parameter becomes complete: over which axes of data parallelism, and over which others.
+struct reduction_axes {
+  axis_list shard;      ///< those of `data_axes::shard` over which it is partial
+  axis_list replicate;  ///< those of `data_axes::replicate`
+  axis_list rest;       ///< others, such as a norm's over tensor ranks; few elements
+
+  friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
+};
+
+/// The arrays of a unit's parameters that are reduced alike, one after the other in one array of `zero_level`'s making
+/// (buckets as in Megatron-LLaMA and PyTorch's FSDP: each cut evenly over the ranks, whatever the shapes in it):
+///
+///     level         values             gradients           master values and optimizer state
+///     replicated    all                all                 all
+///     optimizer     all                all                 a piece
+///     gradients     all                all while summed,   a piece
+///                                      then a piece
+///     parameters    all while used,    likewise            a piece
+///                   else a piece
+template <class Precision, compute_device Device>
+class parameter_bucket final : public parameter_home<Precision, Device> {
+  using home = parameter_home<Precision, Device>;
+  using home::axes_, home::group_, home::piece_, home::rank_, home::masters_, home::rounded_, home::gradients_;
+
+ public:
+  using parameter = plait::parameter<Precision, Device>;
+  using array = parameter_array<Precision, Device>;
+  using weight_type = weight_of<Precision>;
+  using gradient_type = gradient_of<Precision>;
+  using master_type = master_of<Precision>;
+  /// Pieces begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
+  static constexpr std::int64_t alignment = 128;
+
+  /// One parameter, and how its gradient is reduced.
+  struct member {
+    parameter* who;
+    reduction_axes how;
+  };
+
+  /// Moves `members`, which lie in `arrays` and differ in `how.rest` at most, from where they are into a bucket, values
+  /// included. Collective over the axes.
+  static std::shared_ptr<parameter_bucket> make(const context<Device>& ctx, std::vector<std::shared_ptr<array>> arrays,
+                                                std::vector<member> members, zero_level level, data_ranks& ranks) {
+    std::shared_ptr<parameter_bucket> bucket(new parameter_bucket(std::move(arrays), std::move(members), level, ranks));
+    bucket->move_in(ctx, bucket);
+    return bucket;
+  }
+
+  std::int64_t elements() const { return total_; }
+  bool trainable() const { return trainable_; }
+
+  /// Starts to bring the values to where layers read them; `finish_gather` waits. Nothing where they are there.
+  void start_gather(const context<Device>& ctx) {
+    if (gathering_ || !stale()) return;
+    constexpr dtype type = dtype_of<weight_type>;
+    if (!values_) {
+      make_values(ctx);
+      place_values(values_);
+    }
+    weight_type* const slot = values_ + rank_ * piece_;
+    weight_type* const own = level_ == zero_level::parameters && rounded ? rounded_ : slot;
+    if constexpr (rounded) {
+      bool all_rounded = true;
+      for (const member& m : members_) all_rounded = all_rounded && home::rounded_current(*m.who);
+      if (!all_rounded) kernels::cast(ctx.device, masters_, own, piece_);
+    }
+    gathering_ = true;
+    if (axes_.empty()) return;
+    const void* const from = !rounded && level_ == zero_level::parameters ? static_cast<const void*>(masters_) : own;
+    gathers_->start_all_gather(from, values_, static_cast<std::size_t>(piece_), type).swap(gather_);
+  }
+  void finish_gather() {
+    if (!gathering_) return;
+    gather_.wait();
+    gathering_ = false;
+    set_current(true);
+  }
+  void gather(const context<Device>& ctx) override {
+    start_gather(ctx);
+    finish_gather();
+  }
+  /// Whether somebody has changed values since the last gather, or an optimizer has.
+  bool stale() const {
+    return std::any_of(members_.begin(), members_.end(), [](const member& m) {
+      return m.who->state() == parameter_state::stale || m.who->state() == parameter_state::updated;
+    });
+  }
+  /// Gives back the memory of the values that layers read. Only `zero_level::parameters` does without.
+  void release() {
+    if (level_ != zero_level::parameters) return;
+    finish_gather();
+    set_current(false);
+    whole_values_.reset();
+    place_values(nullptr);
+  }
+
+  /// The gradients of a step begin: nothing was added yet.
+  void begin_step(const context<Device>& ctx) {
+    if (members_[0].who->home() != this)
+      fail({"training step: another one has been made for this model since, and parameter ", members_[0].who->name(),
+            " lies where that one put it; use the newer"});
+    for (const member& m : members_) m.who->zero_gradient(ctx);
+  }
+  /// A pass is about to add to the gradients.
+  void need_gradients(const context<Device>& ctx) {
+    if (!trainable_ || summed_) return;
+    whole_gradients_ = make_collective_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(total_));
+    summed_ = whole_gradients_.template data<gradient_type>();
+    if (!gradients_) make_reduced(ctx);
+    for (std::size_t i = 0; i < arrays_.size(); ++i) arrays_[i]->use_gradients(summed_ + begins_[i]);
+  }
+  /// Starts the reduction; `finish_reduction` waits for it.
+  void start_reduction(const context<Device>& ctx) {
+    need_gradients(ctx);
+    for (const member& m : members_)
+      if (m.who->trainable()) home::clear_unused(*m.who, ctx.device);
+    constexpr dtype type = dtype_of<gradient_type>;
+    for (const range& r : rest_)
+      r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
+                         reduce_op::sum);
+    if (!reductions_) return;
+    if (axes_.empty())
+      reductions_->start_all_reduce(summed_, summed_, static_cast<std::size_t>(total_), type, reduce_op::sum)
+          .swap(reduction_);
+    else
+      reductions_->start_reduce_scatter(summed_, gradients_, static_cast<std::size_t>(piece_), type, reduce_op::sum)
+          .swap(reduction_);
+  }
+  /// Calls f(reduced gradient) for each parameter, in order.
+  template <class F>
+  void finish_reduction(F&& f) {
+    reduction_.wait();
+    constexpr dtype type = dtype_of<gradient_type>;
+    const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
+    if (copies_) copies_->all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
+    if (any_communicator& stages = home::stages_of(*members_[0].who); stages && trainable_)
+      stages.all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
+    if (level_ >= zero_level::gradients && !axes_.empty()) {
+      summed_ = nullptr;
+      whole_gradients_.reset();
+      for (const auto& a : arrays_) a->use_gradients(nullptr);
+    }
+    for (const member& m : members_)
+      if (m.who->trainable()) f(home::complete(*m.who));
+  }
+  /// Lets what is under way go on, where a backend needs to be asked.
+  void progress() {
+    if (gathering_ && gather_) static_cast<void>(gather_.done());
+    if (reduction_) static_cast<void>(reduction_.done());
+  }
+
+ private:
+  static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
+  struct range {
+    std::int64_t begin = 0, end = 0;
+    any_communicator* comm = nullptr;
+  };
+
+  parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
+                   data_ranks& ranks)
+      : level_(level), members_(std::move(members)) {
+    // Those that are reduced over other axes first lie next to each other.
+    const auto has_rest = [&](const std::shared_ptr<array>& a) {
+      return std::any_of(members_.begin(), members_.end(),
+                         [&](const member& m) { return m.who->array() == a && !m.how.rest.empty(); });
+    };
+    std::stable_partition(arrays.begin(), arrays.end(), [&](const auto& a) { return !has_rest(a); });
+    for (const auto& a : arrays) {
+      begins_.push_back(total_);
+      total_ += (a->size() + alignment - 1) / alignment * alignment;
+      trainable_ = trainable_ || a->trainable();
+      arrays_.push_back(a.get());
+    }
+    const reduction_axes& how = members_[0].how;
+    if (level != zero_level::replicated) axes_ = how.shard;
+    axis_list reduced = how.shard;
+    if (axes_.empty()) {
+      reduced = {};
+      for (const axis_id axis : ranks.all())
+        if (how.shard.find(axis) >= 0 || how.replicate.find(axis) >= 0) reduced.push_back(axis);
+    } else if (!how.replicate.empty() && trainable_) {
+      copies_ = &ranks.reductions(how.replicate);
+    }
+    if (!reduced.empty() && trainable_) reductions_ = &ranks.reductions(reduced);
+    std::int64_t pieces = 1;
+    if (!axes_.empty()) {
+      gathers_ = &ranks.gathers(axes_);
+      group_ = *gathers_;
+      rank_ = gathers_->rank();
+      pieces = gathers_->size();
+    }
+    piece_ = (total_ + pieces - 1) / pieces;
+    piece_ = (piece_ + alignment - 1) / alignment * alignment;
+    total_ = piece_ * pieces;
+  }
+
+  std::int64_t begin_of(const parameter& p) const {
+    for (std::size_t i = 0; i < arrays_.size(); ++i)
+      if (arrays_[i] == p.array().get()) return begins_[i] + p.array_offset();
+    fail({"parameter_bucket: ", p.name(), " lies in no array of it"});
+  }
+  void move_in(const context<Device>& ctx, const std::shared_ptr<parameter_bucket>& self) {
+    const bool apart = rounded || level_ == zero_level::parameters;
+    if (apart) {
+      own_masters_ = make_collective_buffer<master_type>(ctx.device, static_cast<std::size_t>(piece_));
+      masters_ = own_masters_.template data<master_type>();
+    }
+    if (rounded && level_ == zero_level::parameters) {
+      own_rounded_ = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(piece_));
+      rounded_ = own_rounded_.template data<weight_type>();
+    }
+    if (level_ != zero_level::parameters) {
+      make_values(ctx);
+      if constexpr (rounded)
+        rounded_ = values_ + rank_ * piece_;
+      else
+        masters_ = values_ + rank_ * piece_;
+    }
+    if (apart) ctx.device.zero(masters_, own_masters_.bytes(), ctx.device.main_stream());  // padding is sent too
+    for (const member& m : members_) {
+      const std::int64_t at = begin_of(*m.who);
+      home::move(ctx, *m.who, *this, at);
+      if (m.how.rest.empty() || !m.who->trainable()) continue;
+      rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
+    }
+    join_ranges();
+    for (array* a : arrays_) a->lend(self);
+    if (values_) place_values(values_);
+    set_current(false);
+  }
+
+  /// Neighbours in `rest_` over the same ranks, with nothing but padding between them, are one.
+  void join_ranges() {
+    std::sort(rest_.begin(), rest_.end(), [](const range& a, const range& b) { return a.begin < b.begin; });
+    std::size_t last = 0;
+    for (std::size_t i = 1; i < rest_.size(); ++i) {
+      const bool next = (rest_[last].end + alignment - 1) / alignment * alignment == rest_[i].begin;
+      if (rest_[i].comm == rest_[last].comm && (next || rest_[last].end == rest_[i].begin))
+        rest_[last].end = rest_[i].end;
+      else
+        rest_[++last] = rest_[i];
+    }
+    if (!rest_.empty()) rest_.resize(last + 1);
+  }
+
+  void make_values(const context<Device>& ctx) {
+    whole_values_ = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(total_));
+    if (level_ != zero_level::parameters)
+      ctx.device.zero(whole_values_.data(), whole_values_.bytes(), ctx.device.main_stream());
+    values_ = whole_values_.template data<weight_type>();
+  }
+  /// Tells the arrays where their values are; null: nowhere.
+  void place_values(weight_type* at) {
+    values_ = at;
+    for (std::size_t i = 0; i < arrays_.size(); ++i) arrays_[i]->use_values(at ? at + begins_[i] : nullptr);
+  }
+  void make_reduced(const context<Device>& ctx) {
+    if (axes_.empty()) {
+      gradients_ = summed_;
+    } else if (level_ == zero_level::optimizer) {
+      gradients_ = summed_ + rank_ * piece_;
+    } else {
+      own_gradients_ = make_collective_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(piece_));
+      gradients_ = own_gradients_.template data<gradient_type>();
+    }
+  }
+  void set_current(bool current) {
+    for (const member& m : members_) home::set_current(*m.who, current);
+  }
+
+  zero_level level_;
+  std::vector<member> members_;
+  std::vector<array*> arrays_;        ///< which keep the bucket alive
+  std::vector<std::int64_t> begins_;  ///< of the arrays
+  std::int64_t total_ = 0;
+  bool trainable_ = false, gathering_ = false;
+  any_communicator* gathers_ = nullptr;
+  any_communicator* reductions_ = nullptr;  ///< null: nothing to reduce over data axes
+  any_communicator* copies_ = nullptr;      ///< of pieces, in a hybrid
+  std::vector<range> rest_;
+  buffer<Device> whole_values_, whole_gradients_, own_masters_, own_rounded_, own_gradients_;
+  weight_type* values_ = nullptr;
+  gradient_type* summed_ = nullptr;
+  request gather_, reduction_;
+};
+
+PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter_bucket<double, cpu>)
+
+}  // namespace plait

@@ -1,0 +1,50 @@
+// The axes of data parallelism and its communicators, apart from those of layers. It moves nothing itself. Next:
+// data_parallel/bucket.hpp.
+#pragma once
+
+#include "plait/comm/world.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/tag.hpp"
+
+namespace plait {
+
+/// The axes over which a step's data is spread, so that the gradients of parameters are sums over them. With levels of
+/// `zero_level` beyond `replicated`, parameters are cut over `shard`; over `replicate` the pieces are equal, which
+/// makes a hybrid: sharded within, replicated over.
+struct data_axes {
+  axis_list shard = axis_list(axis_of<dp>, axis_of<cp>);
+  axis_list replicate;
+};
+
+/// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
+/// next unit does not queue behind the reduction of the last, and neither behind a collective of a layer.
+class data_ranks {
+ public:
+  /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.
+  data_ranks(world& ranks, const data_axes& axes) : ranks_(&ranks) {
+    for (const axis_id axis : ranks.shape().axes) {
+      const bool cuts = axes.shard.find(axis) >= 0, copies = axes.replicate.find(axis) >= 0;
+      if (cuts && copies) fail({"data_axes: ", axis.text(), " is among shard and replicate; legal is one of them"});
+      if (ranks.shape().extent(axis) == 1) continue;
+      if (cuts) shard_.push_back(axis);
+      if (copies) replicate_.push_back(axis);
+      if (cuts || copies) all_.push_back(axis);
+    }
+  }
+
+  world& ranks() const { return *ranks_; }
+  /// In the mesh's order, of more than one rank.
+  const axis_list& shard() const { return shard_; }
+  const axis_list& replicate() const { return replicate_; }
+  const axis_list& all() const { return all_; }
+
+  /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over them.
+  any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
+  any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
+
+ private:
+  world* ranks_;
+  axis_list shard_, replicate_, all_;
+};
+
+}  // namespace plait

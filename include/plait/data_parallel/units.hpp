@@ -1,0 +1,242 @@
+// The parameters of a rank's stages in units that a step gathers, reduces and updates one by one. It decides nothing of
+// when: the step's program does. Next: data_parallel/bucket.hpp, pipeline/pipeline.hpp, which runs programs on it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/text.hpp"
+#include "plait/data_parallel/bucket.hpp"
+
+namespace plait {
+
+/// Over which axes the gradient of a parameter is reduced, by the dual of how it is used.
+inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) {
+  reduction_axes how;
+  const layout gradient = dual(used);
+  for (const axis_id axis : ranks.ranks().shape().axes) {
+    if (gradient.state_of(axis) != state::partial || ranks.ranks().shape().extent(axis) == 1) continue;
+    if (ranks.shard().find(axis) >= 0)
+      how.shard.push_back(axis);
+    else if (ranks.replicate().find(axis) >= 0)
+      how.replicate.push_back(axis);
+    else
+      how.rest.push_back(axis);
+  }
+  return how;
+}
+
+/// The units of a rank. Parameters whose gradients are reduced alike lie in a bucket together; a parameter in the
+/// caller's memory, or one that its strategy stores in another way than it is used, stays where it is and is gathered
+/// and reduced by itself, which `zero_level::replicated` alone allows.
+template <class Precision, compute_device Device>
+class parameter_units {
+ public:
+  using parameter = plait::parameter<Precision, Device>;
+  using bucket = parameter_bucket<Precision, Device>;
+  using gradients = std::vector<reduced_gradient<Precision, Device>>;
+
+  /// `axes` are those over which data is spread, of the mesh of a stage.
+  parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes)
+      : level_(level), ranks_(ctx.ranks, axes) {
+    if (level != zero_level::replicated && ranks_.shard().empty())
+      fail({"data parallelism: ", name_of(level),
+            " shards over the axes of data_axes::shard, along which this mesh has ",
+            "one rank, so it would save nothing; use zero_level::replicated"});
+  }
+
+  /// Takes the next unit, whose parameters `visit(f)` visits; those that a unit before has are shared with it.
+  /// Collective over the data axes: buckets are made, and what parameters hold moves there.
+  template <class Visit>
+  void add(const context<Device>& ctx, int stage, Visit&& visit) {
+    const int number = size();
+    kept_unit& u = units_.emplace_back();
+    u.described.stage = stage;
+    u.described.trainable = false;
+    std::vector<parameter*> own;
+    visit([&](parameter& p) {
+      const auto [at, mine] = owner_.try_emplace(&p, number);
+      if (mine) {
+        own.push_back(&p);
+      } else if (at->second != number) {
+        if (u.described.uses >= 0 && u.described.uses != at->second)
+          fail({"data parallelism: a unit uses parameters of two others, of which ", p.name(),
+                " is one; a unit may share parameters with one other"});
+        u.described.uses = at->second;
+      }
+    });
+    for (const parameter* p : own) {
+      u.described.parameters += p->used_size();
+      u.described.trainable = u.described.trainable || p->trainable();
+      u.tied = u.tied || p->info().tied_across_stages;
+    }
+    make_buckets(ctx, u, own);
+  }
+
+  int size() const { return static_cast<int>(units_.size()); }
+  const step_unit& described(int unit) const { return at(unit).described; }
+  /// Whether a parameter of it is on another rank too.
+  bool tied(int unit) const { return at(unit).tied; }
+  const data_ranks& ranks() const { return ranks_; }
+
+  /// A step begins: gradients are empty, and what was changed since the last one is on its way to where it is used.
+  void begin_step(const context<Device>& ctx) {
+    for (kept_unit& u : units_) {
+      for (const auto& b : u.buckets) {
+        if (level_ == zero_level::parameters) b->release();
+        b->begin_step(ctx);
+      }
+      for (parameter* p : u.alone) {
+        p->gather(ctx);
+        p->zero_gradient(ctx);
+      }
+    }
+    gather_changed(ctx);
+  }
+  /// Likewise for passes that make no gradients.
+  void begin_forward(const context<Device>& ctx) {
+    for (kept_unit& u : units_) {
+      for (const auto& b : u.buckets)
+        if (level_ == zero_level::parameters) b->release();
+      for (parameter* p : u.alone) p->gather(ctx);
+    }
+    gather_changed(ctx);
+  }
+  /// Starts the gathers of what has changed since the last one.
+  void gather_changed(const context<Device>& ctx) {
+    if (level_ == zero_level::parameters) return;  // gathered where they are used
+    for (kept_unit& u : units_)
+      for (const auto& b : u.buckets) b->start_gather(ctx);
+  }
+  void gather(const context<Device>& ctx, int unit) {
+    for (const auto& b : at(unit).buckets) b->start_gather(ctx);
+    for (parameter* p : at(unit).alone) p->gather(ctx);
+  }
+  void release(int unit) {
+    for (const auto& b : at(unit).buckets) b->release();
+  }
+  /// A pass begins to use a unit, and maybe to add to its gradients.
+  void enter(const context<Device>& ctx, int unit, bool adds) {
+    for (const int used : used_units{{unit, at(unit).described.uses}})
+      for (const auto& b : at(used).buckets) {
+        b->finish_gather();
+        if (adds) b->need_gradients(ctx);
+      }
+    progress();
+  }
+  void reduce(const context<Device>& ctx, int unit) {
+    for (const auto& b : at(unit).buckets)
+      if (b->trainable()) b->start_reduction(ctx);
+    at(unit).reducing = true;
+  }
+  /// Waits for the reduction of a unit, and adds its reduced gradients to `out`.
+  void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
+    for (const auto& b : at(unit).buckets)
+      if (b->trainable()) b->finish_reduction([&](auto g) { out.push_back(std::move(g)); });
+    for (parameter* p : at(unit).alone)
+      if (p->trainable()) out.push_back(p->reduce(ctx));
+    at(unit).reducing = false;
+  }
+  bool reducing(int unit) const { return at(unit).reducing; }
+  /// Steps are recorded, where nobody can be asked whether something has arrived.
+  void ask_nobody() { asks_ = false; }
+  /// Waits until all that is on its way has arrived.
+  void settle() {
+    for (kept_unit& u : units_)
+      for (const auto& b : u.buckets) b->finish_gather();
+  }
+
+ private:
+  struct kept_unit {
+    step_unit described;
+    std::vector<std::shared_ptr<bucket>> buckets;
+    std::vector<parameter*> alone;
+    bool tied = false, reducing = false;
+  };
+
+  static const char* name_of(zero_level level) {
+    switch (level) {
+      case zero_level::replicated:
+        return "zero_level::replicated";
+      case zero_level::optimizer:
+        return "zero_level::optimizer";
+      case zero_level::gradients:
+        return "zero_level::gradients";
+      default:
+        return "zero_level::parameters";
+    }
+  }
+  kept_unit& at(int i) { return units_[static_cast<std::size_t>(i)]; }
+  const kept_unit& at(int i) const { return units_[static_cast<std::size_t>(i)]; }
+
+  /// A backend such as MPI moves data when it is asked.
+  void progress() {
+    if (!asks_) return;
+    for (kept_unit& u : units_)
+      for (const auto& b : u.buckets) b->progress();
+  }
+
+  /// Parameters in arrays whose members are reduced alike over data axes become buckets.
+  void make_buckets(const context<Device>& ctx, kept_unit& u, const std::vector<parameter*>& own) {
+    struct group {
+      reduction_axes how;
+      bool tied, trainable;
+      std::vector<std::shared_ptr<parameter_array<Precision, Device>>> arrays;
+      std::vector<typename bucket::member> members;
+    };
+    std::vector<group> groups;
+    for (parameter* p : own) {
+      const reduction_axes how = reduction_of(p->used(), ranks_);
+      const bool complete = how.shard.empty() && how.replicate.empty();
+      if (complete || (!p->array()->trainable() && level_ != zero_level::parameters)) {  // nothing to do with others
+        u.alone.push_back(p);
+        continue;
+      }
+      if (const std::string why = why_alone(*p, how, own); !why.empty()) {
+        if (level_ != zero_level::replicated && !how.shard.empty())
+          fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
+                why, "; use zero_level::replicated"});
+        u.alone.push_back(p);
+        continue;
+      }
+      const bool tied = p->info().tied_across_stages;
+      auto g = std::find_if(groups.begin(), groups.end(), [&](const group& other) {
+        return other.how.shard == how.shard && other.how.replicate == how.replicate && other.tied == tied &&
+               other.trainable == p->array()->trainable();
+      });
+      if (g == groups.end()) g = groups.insert(groups.end(), {how, tied, p->array()->trainable(), {}, {}});
+      if (std::find(g->arrays.begin(), g->arrays.end(), p->array()) == g->arrays.end()) g->arrays.push_back(p->array());
+      g->members.push_back({p, how});
+    }
+    for (group& g : groups)
+      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, ranks_));
+  }
+  /// Why a parameter cannot lie in a bucket, or "". One for which there is nothing to do together with others needs
+  /// not.
+  std::string why_alone(const parameter& p, const reduction_axes& how, const std::vector<parameter*>& own) const {
+    const auto& array = *p.array();
+    if (!p.gather_plan().trivial()) return " is stored as " + describe(p.stored()) + ", by its strategy's `stored`";
+    if (array.callers_values() || array.callers_gradients()) return " lies in the caller's memory";
+    for (const parameter* other : own)
+      if (other->array() == p.array())
+        if (const reduction_axes theirs = reduction_of(other->used(), ranks_);
+            !(theirs.shard == how.shard) || !(theirs.replicate == how.replicate) ||
+            other->info().tied_across_stages != p.info().tied_across_stages)
+          return cat({" shares an array with ", other->name(), ", which is reduced over other axes"});
+    return {};
+  }
+
+  zero_level level_;
+  data_ranks ranks_;
+  std::vector<kept_unit> units_;
+  std::map<const parameter*, int> owner_;
+  bool asks_ = true;
+};
+
+}  // namespace plait

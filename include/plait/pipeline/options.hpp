@@ -1,0 +1,18 @@
+// The choices of a pipeline's step: its policy of data parallelism, and the costs that order its messages. Its schedule
+// is apart from them: schedule/schedule.hpp. Next: pipeline/pipeline.hpp.
+#pragma once
+
+#include "plait/data_parallel/ranks.hpp"
+#include "plait/schedule/simulate.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
+
+namespace plait {
+
+/// How the parameters of a pipeline's stages lie over data-parallel ranks, and when they move.
+struct pipeline_options {
+  data_parallel parallel;
+  data_axes axes;
+  schedule_costs costs;
+};
+
+}  // namespace plait

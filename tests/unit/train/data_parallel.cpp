@@ -1,0 +1,291 @@
+// program: training_step
+// Policies of data parallelism: the bytes that a step sends, the memory that a rank holds, an order that no delay
+// changes, and what is refused.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plait/testing/slow_link.hpp"
+#include "support/llama_parity.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using small_llama = llama<double, megatron_sp, cpu>;
+constexpr zero_level levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                 zero_level::parameters};
+
+scenario deep() {
+  scenario s{small_config(8, 4)};
+  s.config.layers = 6;
+  s.seq = 8;
+  return s;
+}
+
+/// What a rank of `ranks` data ranks sends and holds in the second of two steps.
+struct measured {
+  double gathered = 0, scattered = 0, reduced = 0;  ///< bytes that the rank sends
+  double between = 0;                               ///< bytes held between steps
+  double peak = 0, predicted_peak = 0;
+  double elements = 0;  ///< of its buckets, with padding
+};
+
+/// Elements of all parameters as buckets hold them: arrays at multiples of 128, and each unit in `ranks` such pieces.
+double padded(small_llama& model, std::int64_t ranks) {
+  std::int64_t all = 0;
+  const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+  for (int u = 0; u < model.units(); ++u) {
+    std::int64_t unit = 0;
+    std::vector<const void*> seen;
+    model.visit_unit(u, [&](auto& p) {
+      if (std::find(seen.begin(), seen.end(), p.array().get()) != seen.end()) return;
+      seen.push_back(p.array().get());
+      unit += up(p.array()->size(), 128);
+    });
+    all += up(unit, 128 * ranks);
+  }
+  return static_cast<double>(all);
+}
+
+measured measure(const scenario& s, int ranks, const pipeline_options& how) {
+  measured found;
+  threads::run(ranks, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch / s.microbatches, s.seq),
+                           1};
+    small_llama model(ctx, s.config);
+    adamw<double> optimizer;
+    training_step step(ctx, model, optimizer, s.microbatches, 1.0, how);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    for (int i = 0; i < 2; ++i) {
+      w.ledger().clear();
+      device.reset_peak();
+      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
+        fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels);
+      });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+      static_cast<void>(step.result(ctx));
+      step.model().settle();
+    }
+    if (c.rank() != ranks - 1) return;
+    const auto sent = [&](collective kind) { return static_cast<double>(w.ledger().total("dp", kind).wire) / ranks; };
+    found.gathered = sent(collective::all_gather);
+    found.scattered = sent(collective::reduce_scatter);
+    found.reduced = sent(collective::all_reduce);
+    found.between = static_cast<double>(device.bytes_in_use());
+    found.peak = static_cast<double>(device.peak_bytes());
+    found.elements = padded(model, how.parallel.level == zero_level::replicated ? 1 : ranks);
+
+    world counted = world::counting(w.shape(), c.rank());
+    counting_device counts;
+    const context<counting_device> there{counts, counted, ctx.sizes, 1};
+    llama<double, megatron_sp, counting_device> same(there, s.config);
+    pipeline<llama<double, megatron_sp, counting_device>> whole(there, same, static_cast<int>(s.microbatches), how);
+    found.predicted_peak = static_cast<double>(dry_run_step(there, whole).peak_bytes);
+  });
+  return found;
+}
+
+bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance * std::abs(b); }
+
+}  // namespace
+
+TEST_CASE("a step sends what the formula says, however many microbatches it has") {
+  scenario s = deep();
+  for (const int ranks : {2, 4})
+    for (const std::int64_t microbatches : {1, 2, 4})
+      for (const zero_level level : levels) {
+        CAPTURE(ranks);
+        CAPTURE(microbatches);
+        CAPTURE(static_cast<int>(level));
+        s.microbatches = microbatches;
+        pipeline_options how;
+        how.parallel.level = level;
+        const measured m = measure(s, ranks, how);
+        const double once = m.elements * 8 * (ranks - 1) / ranks;  // a gather or a reduce-scatter of everything
+        // Beside the gradients, the norm and numbers of the loss are reduced.
+        const double numbers = 200;
+        if (level == zero_level::replicated) {
+          CHECK(m.gathered == 0);
+          CHECK(m.scattered == 0);
+          CHECK(m.reduced >= 2 * once);
+          CHECK(m.reduced <= 2 * once + numbers);
+          continue;
+        }
+        CHECK(m.scattered == once);
+        CHECK(m.reduced <= numbers);
+        if (level != zero_level::parameters) CHECK(m.gathered == once);
+        if (level == zero_level::parameters) {
+          CHECK(m.gathered <= 2 * once * static_cast<double>(microbatches));  // once for each use, but where uses meet
+          how.parallel.prefetch = 0;
+          CHECK(measure(s, ranks, how).gathered == 2 * once * static_cast<double>(microbatches));
+          how.parallel.prefetch = 1;
+          how.parallel.reshard_after_forward = false;
+          CHECK(measure(s, ranks, how).gathered <= once * static_cast<double>(microbatches));
+        }
+      }
+}
+
+TEST_CASE("a rank holds what the formula and the dry run say") {
+  scenario s = deep();
+  s.config.hidden = 96, s.config.ffn = 256;
+  for (const int ranks : {2, 4})
+    for (const zero_level level : levels) {
+      CAPTURE(ranks);
+      CAPTURE(static_cast<int>(level));
+      pipeline_options how;
+      how.parallel.level = level;
+      const measured m = measure(s, ranks, how);
+      const double n = m.elements;
+      const double expected = level == zero_level::replicated  ? n * (8 + 8 + 16)
+                              : level == zero_level::optimizer ? n * (8 + 8 + 16.0 / ranks)
+                              : level == zero_level::gradients ? n * (8 + 24.0 / ranks)
+                                                               : n * 32 / ranks;
+      const double data = 2 * 8.0 * static_cast<double>(s.batch * s.seq) / ranks;  // ids and labels
+      CHECK(near(m.between, expected + data, 0.02));
+      CHECK(near(m.peak, m.predicted_peak, 0.02));
+    }
+}
+
+TEST_CASE("no delay of any operation changes a bit") {
+  scenario s = deep();
+  s.config.layers = 3;
+  s.microbatches = 2;
+  for (const zero_level level : levels) {
+    std::vector<std::uint64_t> hashes;
+    for (const unsigned seed : {0u, 1u, 2u, 3u}) {
+      std::vector<std::uint64_t> all(8);
+      threads::run(8, [&](threads::communicator c) {
+        std::minstd_rand random(seed * 100 + static_cast<unsigned>(c.rank()) + 1);
+        const testing::link_time link = [random, seed](const call&, double, double now) mutable {
+          if (seed == 0) return now;
+          if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+          return now + static_cast<double>(random() % 1000) * 1e-6;
+        };
+        world w(megatron_sp::mesh{2, 2, 2, 1}.shape(), any_communicator(testing::slow_communicator(c, link)));
+        cpu device;
+        scenario mine = s;
+        mine.steps = 2;
+        mine.parallel.parallel.level = level;
+        mine.parallel.parallel.prefetch = level == zero_level::parameters ? 2 : 1;
+        using in_context = context_parallel<megatron_sp, chosen<cp>, zigzag>;
+        const context<cpu> ctx{device, w, llama_sizes<in_context>(s.config, w.shape(), s.batch / s.microbatches, s.seq),
+                               1};
+        llama<double, in_context, cpu> model(ctx, s.config);
+        adamw<double> optimizer;
+        training_step step(ctx, model, optimizer, s.microbatches, 1.0, mine.parallel);
+        step.model().visit([&](auto& p) { p.initialize(ctx); });
+        for (int i = 0; i < 2; ++i) {
+          step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
+            fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels,
+                        sequence_order_of<in_context>(w.shape(), ctx.sizes));
+          });
+          optimizer.begin_step(ctx, 1e-3);
+          step.run(ctx);
+          static_cast<void>(step.result(ctx));
+        }
+        all[static_cast<std::size_t>(c.rank())] = weights_hash(ctx, step.model());
+      });
+      CHECK(std::count(all.begin(), all.end(), all[0]) == 8);
+      hashes.push_back(all[0]);
+    }
+    CAPTURE(static_cast<int>(level));
+    CHECK(std::count(hashes.begin(), hashes.end(), hashes[0]) == 4);
+  }
+}
+
+TEST_CASE("what does not fit a policy is refused by name") {
+  const auto said = [](auto&& body) {
+    std::string text;
+    try {
+      threads::run(2, [&](threads::communicator c) {
+        world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+        cpu device;
+        const scenario s = deep();
+        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+        body(ctx, s);
+      });
+    } catch (const error& e) {
+      text = e.what();
+    }
+    return text;
+  };
+  pipeline_options three;
+  three.parallel.level = zero_level::parameters;
+  const auto with = [&](zero_level level) {
+    pipeline_options how;
+    how.parallel.level = level;
+    return how;
+  };
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline<small_llama> step(ctx, model, 1, three);
+              model.visit([&](auto& p) { p.value(); });
+            }),
+            "because data parallelism cuts it; change its values by fill_values(ctx, fill)"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline<small_llama> step(ctx, model, 1, with(zero_level::replicated));
+              gather_parameters(ctx, model);
+              zero_gradients(ctx, model);
+              model.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
+            }),
+            "parameter model.embed_tokens.weight: data parallelism keeps it together with others"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline<small_llama> step(ctx, model, 1, three);
+              model.visit([&](auto& p) { p.freeze(); });
+            }),
+            "parameter model.embed_tokens.weight: freeze comes before data parallelism lays parameters side by side"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              llama<double, stored_over_dp<megatron_sp>, cpu> model(ctx, s.config);
+              pipeline<llama<double, stored_over_dp<megatron_sp>, cpu>> step(ctx, model, 1, three);
+            }),
+            "shard<hidden, dp>>, by its strategy's `stored`; use zero_level::replicated"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline<small_llama> one(ctx, model, 1, three);
+              pipeline<small_llama> two(ctx, model, 1, with(zero_level::replicated));
+            }),
+            "another training step has cut it in another way; a model has one policy"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              adamw<double> optimizer;
+              training_step one(ctx, model, optimizer, 1, 1.0), two(ctx, model, optimizer, 1, 1.0);
+              one.run(ctx);
+            }),
+            "training step: another one has been made for this model since"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline_options how = with(zero_level::optimizer);
+              how.axes.shard = axis_list(axis_of<tp>);
+              pipeline<small_llama> step(ctx, model, 1, how);
+            }),
+            "zero_level::optimizer shards over the axes of data_axes::shard, along which this mesh has one rank"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              pipeline_options how = with(zero_level::optimizer);
+              how.axes.replicate = axis_list(axis_of<dp>);
+              pipeline<small_llama> step(ctx, model, 1, how);
+            }),
+            "data_axes: dp is among shard and replicate; legal is one of them"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              std::vector<double> weight(64), gradient(64);
+              struct one_norm {  // the caller's memory
+                rms_norm<double, typename transformer_specs<megatron_sp>::residual> norm;
+              };
+              one_norm n{{ctx, 1e-5, "norm", weight.data(), gradient.data()}};
+              parameter_units<double, cpu> units(ctx, zero_level::optimizer, {});
+              units.add(ctx, 0, [&](auto&& f) { n.norm.visit(f); });
+              static_cast<void>(s);
+            }),
+            "the parameter norm.weight lies in the caller's memory; use zero_level::replicated"));
+}
