@@ -33,7 +33,8 @@ step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule
   pipeline<model_type> model(ctx, here.along(), plan, parts, [&](stage_layers part, model_type* first) {
     return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
   });
-  return dry_run_step(ctx, model);
+  chosen_optimizer<T, counting_device> optimizer(s.optimizer);
+  return dry_run_step(ctx, model, optimizer);
 }
 
 /// One rank of a pipeline. The outcome has the parameters of this rank, each by its name.
@@ -48,7 +49,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   pipeline<model_type> model(ctx, ranks.along(), plan, parts, [&](stage_layers part, model_type* first) {
     return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
   });
-  adamw<T, Device> optimizer(s.optimizer);
+  chosen_optimizer<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
   pipeline_outcome out;
   out.initial = gather_values(ctx, model);

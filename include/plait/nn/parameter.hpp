@@ -18,28 +18,12 @@
 #include "plait/core/precision.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/nn/parameter/info.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
-
-/// How a parameter starts: normal with a deviation, or a constant.
-struct initializer {
-  double mean = 0;
-  double std = 0.02;
-};
-
-/// Describes a parameter to its users.
-struct parameter_info {
-  std::string name;                 ///< unique in a model; Hugging Face's, in models
-  std::vector<std::int64_t> shape;  ///< logical and global, without padding; only the leading dim may be padded
-  initializer init;
-  bool decays = true;  ///< whether weight decay applies: matrices yes, norm weights and biases no
-  /// Whether the first and the last stage of a pipeline both have this parameter, as a tied embedding: its gradient is
-  /// summed over the two.
-  bool tied_across_stages = false;
-};
 
 /// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
 /// `update` with what `reduce` returned.

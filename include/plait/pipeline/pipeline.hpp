@@ -286,6 +286,7 @@ class pipeline {
   static std::string made_as(const parameter_info& info) {
     std::string text = info.name;
     if (info.decays) text += " decays";
+    if (info.hidden_layer) text += " hidden";
     const auto add = [&text](auto number) {
       text += ' ';
       text += std::to_string(number);
@@ -319,7 +320,7 @@ class pipeline {
         if (theirs != names)
           fail(
               "pipeline: the first and the last stage do not have the same parameters that are tied across stages; "
-              "both must make them, with one name, shape and initializer");
+              "both must make them, with one name, shape and initializer, and alike in decays and hidden_layer");
       join(ends, along.rank() == first);
     }
   }

@@ -51,9 +51,7 @@ class gradient_norm {
     std::vector<kernels::const_elements<G>> gradients;
   };
   part& share(const world& w, const layout& stored) {
-    axis_list axes;
-    for (axis_id axis : w.shape().axes)
-      if (w.shape().extent(axis) > 1 && stored.sharded_by(axis)) axes.push_back(axis);
+    const axis_list axes = sharding_axes(stored, w.shape());
     for (part& s : parts_)
       if (s.axes == axes) return s;
     parts_.push_back({axes, {}});
