@@ -66,6 +66,8 @@ refused "--strategy 'x' is unknown; legal are sp, tp" --strategy x
 refused "--store 'x' is unknown; legal are whole, sharded" --store x
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
+refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
+refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
 refused "--data-format: unknown format 'x'; legal are" --data-format x
 refused "--model: unknown model 'llama-9'; presets are tiny, small, .*config.json" --model llama-9
@@ -100,6 +102,11 @@ refused '--clip is -1; legal' --clip -1
 refused '--label-smoothing is nan' --label-smoothing nan
 refused '--z-loss is -1' --z-loss -1
 refused '--weight-decay is -1' --weight-decay -1
+refused '--muon-momentum is 1; legal is at least 0 and below 1' --optimizer muon --muon-momentum 1
+refused '--muon-lr-ratio is 0; legal' --optimizer muon --muon-lr-ratio 0
+refused '--muon-momentum is for --optimizer muon; here it is adamw' --muon-momentum 0.9
+refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale original
+refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
 refused '--held-out 1e-05 keeps 1 sequences, and one microbatch .* takes 4' --held-out 0.00001
