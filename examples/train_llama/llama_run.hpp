@@ -15,6 +15,7 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/train/optim/chosen_optimizer.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "signals.hpp"
@@ -25,6 +26,17 @@ inline plait::llama_options model_options(const setup& s) {
                                 : opt.recompute == "full" ? plait::recompute::full
                                                           : plait::recompute::selective;
   return {keep, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}, {.context = s.context}};
+}
+
+inline plait::optimizer_options optimizer_options_of(const options& opt) {
+  const plait::adamw_options adamw{.weight_decay = opt.weight_decay};
+  if (opt.optimizer == "adamw") return adamw;
+  return plait::muon_options{
+      .momentum = opt.muon_momentum,
+      .scale = opt.muon_scale == "original" ? plait::muon_scale::original : plait::muon_scale::match_rms_adamw,
+      .learning_rate_ratio = opt.muon_lr_ratio,
+      .weight_decay = opt.weight_decay,
+      .adamw = adamw};
 }
 
 /// How a device repeats a step: as it is. (GPUs: cuda_llama_run.hpp.)
@@ -86,7 +98,7 @@ class llama_run final : public model_run {
               return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
             },
             s.parallel),
-        optimizer_({.weight_decay = s.opt.weight_decay}) {
+        optimizer_(optimizer_options_of(s.opt)) {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
     model_.gather_changed(ctx_);
     world_.stage().ledger().clear();
@@ -254,7 +266,7 @@ class llama_run final : public model_run {
   plait::sequence_order order_;
   std::vector<plait::stage_layers> stages_;
   model_type model_;
-  plait::adamw<Precision, Device> optimizer_;
+  plait::chosen_optimizer<Precision, Device> optimizer_;
   std::optional<step_type> step_;  ///< from the first step on
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step

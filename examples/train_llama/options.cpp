@@ -154,6 +154,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "reduced gradients (zero2), also parameters between their uses (zero3)")
       ->capture_default_str();
   app.add_option(
+         "--shard", opt.shard,
+         "with zero1 to zero3, where units of parameters are cut: even (anywhere), or whole (between matrices, for "
+         "muon)")
+      ->capture_default_str();
+  app.add_option(
          "--replicate-over", opt.replicate_over,
          "with zero1 to zero3, a hybrid: pieces are not cut over this axis, dp or cp, but equal; none: over both "
          "they are cut")
@@ -198,6 +203,18 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
       ->capture_default_str();
   app.add_option("--weight-decay", opt.weight_decay, "of matrices")->capture_default_str();
+  app.add_option(
+         "--optimizer", opt.optimizer,
+         "adamw, or muon: the matrices of hidden layers move in nearly orthogonal directions, and AdamW updates "
+         "the embedding, the head and everything else")
+      ->capture_default_str();
+  app.add_option("--muon-momentum", opt.muon_momentum, "Nesterov's, of Muon")->capture_default_str();
+  app.add_option("--muon-scale", opt.muon_scale,
+                 "of Muon's updates: match_rms_adamw (as large as AdamW's, for its --lr) or original (by the matrix' "
+                 "shape, for a larger --muon-lr-ratio)")
+      ->capture_default_str();
+  app.add_option("--muon-lr-ratio", opt.muon_lr_ratio, "learning rate of Muon's matrices over --lr")
+      ->capture_default_str();
   app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
   app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
   app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
@@ -241,6 +258,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
+  one_of("--shard", opt.shard, {"even", "whole"});
+  if (opt.data_parallel == "replicated" && opt.shard != "even")
+    plait::fail("--shard whole is for --data-parallel zero1 to zero3; replicated cuts nothing");
+  if (opt.data_parallel != "replicated" && opt.shard == "even" && opt.optimizer == "muon")
+    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel +
+                " with --shard even cuts; legal are --shard whole and --data-parallel replicated");
   one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
   one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
   one_of("--overlap", opt.overlap, {"on", "off"});
@@ -285,6 +308,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   in_range("--clip", opt.clip, 0, 1e30);
   one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
+  one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
+  in_range("--muon-momentum", opt.muon_momentum, 0, 1);
+  one_of("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"});
+  in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
+  for (const char* knob : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
+    if (opt.optimizer != "muon" && app.count(knob) > 0)
+      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", knob, opt.optimizer));
   in_range("--temperature", opt.temperature, 0, 1e6);
   in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
   check_device(opt);

@@ -25,6 +25,7 @@ struct options {
   std::string model = "tiny";
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
+  std::string shard = "even";
   std::string replicate_over = "none";
   std::int64_t prefetch = 1;
   std::string reshard_after_forward = "on";
@@ -48,6 +49,10 @@ struct options {
   double clip = 1.0;
   std::string on_nonfinite = "stop";
   double weight_decay = 0.1;
+  std::string optimizer = "adamw";
+  double muon_momentum = 0.95;
+  std::string muon_scale = "match_rms_adamw";
+  double muon_lr_ratio = 1.0;
   double dropout = 0;
   double label_smoothing = 0;
   double z_loss = 0;

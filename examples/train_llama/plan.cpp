@@ -45,6 +45,7 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
   using weight = plait::weight_of<Precision>;
   using master = plait::master_of<Precision>;
   using gradient = plait::gradient_of<Precision>;
+  const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
   model.visit([&](auto& p) {
     // What a step holds for a while, such as gathered parameters, is among what it keeps.
     const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
@@ -56,11 +57,12 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
       plan.gradients += piece * sizeof(gradient);
     else
       plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
-    plan.moments += 2 * piece * sizeof(master);
+    plan.moments += plait::moments_of(optimizer, p.info()) * piece * sizeof(master);
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });
-  const plait::step_plan step = plait::dry_run_step(ctx, model);
+  plait::chosen_optimizer<Precision, device_type> updates(optimizer);
+  const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
   plan.traffic = step.traffic;
   return plan;

@@ -7,6 +7,8 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/train/optim/adamw.hpp"
+#include "plait/train/optim/chosen_optimizer.hpp"
 #include "plait/train/optim/lr_schedule.hpp"
+#include "plait/train/optim/muon.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"

@@ -61,6 +61,21 @@ TEST_CASE("in float a step on the GPU is the CPU's") {
   CHECK(got.saved_measured == got.saved_predicted);
 }
 
+TEST_CASE("so it is with Muon, also on ranks that share the work on a matrix") {
+  scenario s = small_scenario();
+  s.optimizer = muon_options{};
+  s.steps = 2;
+  const rank_outcome expected = train_on_cpu(s), one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  CHECK(largest_difference(one.weights, expected.weights) < 1e-5);
+  for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, 2, 2)) {
+    check_parity(one, r, 1e-5);
+    CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
+  }
+  const rank_outcome half = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 2)[0]);
+  CHECK(half.steps.back().loss == doctest::Approx(expected.steps.back().loss).epsilon(1e-2));
+  CHECK(largest_difference(half.weights, expected.weights) < 2e-2);
+}
+
 TEST_CASE("in bf16 a step is near the float one, with master weights in float") {
   const scenario s = small_scenario();
   const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1)[0]);

@@ -61,6 +61,23 @@ TEST_CASE("every policy on every factorisation of up to 16 ranks with data ranks
   CHECK(turn == 4 * (2 + 7 + 16 + 30));
 }
 
+TEST_CASE("Muon on pieces that are whole matrices") {
+  scenario s = four_axes_scenario();
+  s.config.layers = 3;
+  s.steps = 2;
+  s.batch = 16, s.microbatches = 2;
+  s.optimizer = muon_options{};
+  const rank_outcome one = train_one<double, megatron_sp>(s);
+  for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+    for (const pipeline_mesh& m : {pipeline_mesh{2}, {8}, {2, 2, 2, 1}, {2, 1, 2, 2}, {1, 2, 1, 4}}) {
+      s.parallel.parallel.level = level;
+      s.parallel.cut = bucket_cut::whole;
+      CAPTURE(static_cast<int>(level));
+      check_pipeline<double, context_parallel<megatron_sp, chosen<cp>, zigzag>>(
+          s, one, m, some_schedule(1, static_cast<int>(m.pp), 2, 0));
+    }
+}
+
 TEST_CASE("stages of two chunks, whose first and last may be one rank's") {
   int turn = 0;
   for (const zero_level level :

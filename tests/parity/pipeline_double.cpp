@@ -1,4 +1,5 @@
 // timeout: 300
+// program: pipelines
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
 #include "plait/models/llama_stages.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"

@@ -76,9 +76,15 @@ refused '--prefetch 3 is for --data-parallel zero3; with zero1 parameters stay g
 refused '--reshard-after-forward off is for --data-parallel zero3' --reshard-after-forward off
 refused '--prefetch is 99, but a rank has [0-9]* units of parameters to gather: .*; legal is 0 to [0-9]*$' --data-parallel zero3 --mesh dp=2 \
   --prefetch 99
+refused "--shard 'x' is unknown; legal are even, whole" --shard x
+refused '--shard whole is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard whole --mesh dp=2
+refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with --shard even cuts; legal are --shard whole' \
+  --optimizer muon --data-parallel zero1 --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
+refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
+refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
 refused "--data-format: unknown format 'x'; legal are" --data-format x
 refused "--model: unknown model 'llama-9'; presets are tiny, small, .*config.json" --model llama-9
@@ -113,6 +119,11 @@ refused '--clip is -1; legal' --clip -1
 refused '--label-smoothing is nan' --label-smoothing nan
 refused '--z-loss is -1' --z-loss -1
 refused '--weight-decay is -1' --weight-decay -1
+refused '--muon-momentum is 1; legal is at least 0 and below 1' --optimizer muon --muon-momentum 1
+refused '--muon-lr-ratio is 0; legal' --optimizer muon --muon-lr-ratio 0
+refused '--muon-momentum is for --optimizer muon; here it is adamw' --muon-momentum 0.9
+refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale original
+refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
 refused '--held-out 1e-05 keeps 1 sequences, and one microbatch .* takes 4' --held-out 0.00001

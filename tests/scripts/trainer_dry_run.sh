@@ -37,3 +37,10 @@ compare --mesh dp=2,tp=2 --data-parallel zero3 --recompute full --micro-batch 1
 compare --mesh dp=1,tp=4 --recompute selective
 compare --mesh dp=2,tp=4 --data-parallel zero2 --precision double --micro-batch 2
 compare --mesh dp=4,tp=2 --strategy tp --data-parallel zero1 --clip 0 --micro-batch 1
+compare --mesh dp=2,tp=2 --optimizer muon
+compare --mesh dp=2,tp=2 --data-parallel zero1 --shard whole --optimizer muon --micro-batch 2
+
+# Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
+moments() { "$trainer" --model config.json --seq 32 --dry-run --optimizer "$1" | sed -n 's/^  moments *//p'; }
+[ "$(moments adamw)" = "280 kB" ] || fail "AdamW keeps $(moments adamw)"
+[ "$(moments muon)" = "206 kB" ] || fail "Muon keeps $(moments muon)"

@@ -43,6 +43,20 @@ for name in d_sp d_sp_sharded d_tp d_tp_sharded d_heads d_heads_tp d_dp d_hybrid
   [ "$(sampled d1)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
 done
 
+m="--precision double --sample 0 --optimizer muon"
+# shellcheck disable=SC2086  # lists of options
+{
+  train m1 $m
+  logs check m1.jsonl 5 falls
+  [ "$(logs get m1.jsonl weights_hash)" != "$(logs get d1.jsonl weights_hash)" ] || fail "--optimizer muon is AdamW"
+  against m1 1e-10 m_sp $m --mesh dp=2,tp=2
+  against m1 1e-10 m_pp $m --mesh pp=2,cp=2,tp=2
+  against m1 1e-10 m_tp_sharded $m --mesh dp=2,tp=2 --strategy tp --data-parallel zero3 --shard whole
+  train m_original $m --muon-scale original --muon-lr-ratio 5 --muon-momentum 0.9
+  logs check m_original.jsonl 5 falls
+  [ "$(logs get m1.jsonl weights_hash)" != "$(logs get m_original.jsonl weights_hash)" ] || fail "no --muon option counts"
+}
+
 train f1 --sample 0
 logs check f1.jsonl 5 falls
 against f1 1e-5 f_sp --sample 0 --mesh dp=2,tp=2

@@ -15,6 +15,7 @@
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"
+#include "plait/train/optim/chosen_optimizer.hpp"
 #include "plait/train/weights_hash.hpp"
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
@@ -34,7 +35,7 @@ struct scenario {
   std::int64_t masked_to = -1;
   bool documents = false;  ///< whether sequences are packed from documents
   double learning_rate = 3e-3;
-  adamw_options optimizer{};
+  optimizer_options optimizer{};
   pipeline_options parallel{};
   double clip = 1.0;
 };
@@ -113,7 +114,8 @@ plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
   model_type model(ctx, s.config, s.options);
   pipeline<model_type> whole(ctx, model, static_cast<int>(s.microbatches), s.parallel);
   plans found;
-  found.step = dry_run_step(ctx, whole);
+  chosen_optimizer<T, counting_device> optimizer(s.optimizer);
+  found.step = dry_run_step(ctx, whole, optimizer);
   gather_parameters(ctx, model);
   const typename model_type::tokens ids(ctx);
   const typename model_type::document_starts starts(ctx);
@@ -132,7 +134,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   const std::int64_t microbatch = s.batch / s.microbatches;
   const context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
   llama<T, S, Device> model(ctx, s.config, s.options);
-  adamw<T, Device> optimizer(s.optimizer);
+  chosen_optimizer<T, Device> optimizer(s.optimizer);
   training_step one_step(ctx, model, optimizer, s.microbatches, s.clip, s.parallel);
   model.visit([&](auto& p) { p.initialize(ctx); });
   const sequence_order order = sequence_order_of<S>(ranks.shape(), ctx.sizes);

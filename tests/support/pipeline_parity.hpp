@@ -36,7 +36,8 @@ step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule
         return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
       },
       s.parallel);
-  return dry_run_step(ctx, model);
+  chosen_optimizer<T, counting_device> optimizer(s.optimizer);
+  return dry_run_step(ctx, model, optimizer);
 }
 
 /// One rank of a pipeline. The outcome has the parameters of this rank, each by its name.
@@ -54,7 +55,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
         return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
       },
       s.parallel);
-  adamw<T, Device> optimizer(s.optimizer);
+  chosen_optimizer<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
   pipeline_outcome out;
   out.initial = gather_values(ctx, model);

@@ -12,6 +12,7 @@
 #include "plait/comm/request.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/data_parallel/ranks.hpp"
+#include "plait/layout/balance_owners.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
@@ -59,8 +60,10 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Moves `members`, which lie in `arrays` and differ in `how.rest` at most, from where they are into a bucket, values
   /// included. Collective over the axes.
   static std::shared_ptr<parameter_bucket> make(const context<Device>& ctx, std::vector<std::shared_ptr<array>> arrays,
-                                                std::vector<member> members, zero_level level, data_ranks& ranks) {
-    std::shared_ptr<parameter_bucket> bucket(new parameter_bucket(std::move(arrays), std::move(members), level, ranks));
+                                                std::vector<member> members, zero_level level, bucket_cut cut,
+                                                data_ranks& ranks) {
+    std::shared_ptr<parameter_bucket> bucket(
+        new parameter_bucket(std::move(arrays), std::move(members), level, cut, ranks));
     bucket->move_in(ctx, bucket);
     return bucket;
   }
@@ -176,7 +179,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   };
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
-                   data_ranks& ranks)
+                   bucket_cut cut, data_ranks& ranks)
       : level_(level), members_(std::move(members)) {
     // Those that are reduced over other axes first lie next to each other.
     const auto has_rest = [&](const std::shared_ptr<array>& a) {
@@ -185,8 +188,6 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     };
     std::stable_partition(arrays.begin(), arrays.end(), [&](const auto& a) { return !has_rest(a); });
     for (const auto& a : arrays) {
-      begins_.push_back(total_);
-      total_ += (a->size() + alignment - 1) / alignment * alignment;
       trainable_ = trainable_ || a->trainable();
       arrays_.push_back(a.get());
     }
@@ -208,9 +209,31 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       rank_ = gathers_->rank();
       pieces = gathers_->size();
     }
-    piece_ = (total_ + pieces - 1) / pieces;
-    piece_ = (piece_ + alignment - 1) / alignment * alignment;
+    cut == bucket_cut::whole ? place_whole(pieces) : place_evenly(pieces);
     total_ = piece_ * pieces;
+  }
+
+  static std::int64_t aligned(std::int64_t n) { return (n + alignment - 1) / alignment * alignment; }
+  void place_evenly(std::int64_t pieces) {
+    std::int64_t end = 0;
+    for (const array* a : arrays_) {
+      begins_.push_back(end);
+      end += aligned(a->size());
+    }
+    piece_ = aligned((end + pieces - 1) / pieces);
+  }
+  void place_whole(std::int64_t pieces) {
+    std::vector<double> sizes;
+    for (const array* a : arrays_) sizes.push_back(static_cast<double>(a->size()));
+    const std::vector<int> owners = balance_owners(sizes, static_cast<int>(pieces));
+    std::vector<std::int64_t> ends(static_cast<std::size_t>(pieces), 0);
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {  // first within the piece of its owner
+      std::int64_t& end = ends[static_cast<std::size_t>(owners[i])];
+      begins_.push_back(end);
+      end += aligned(arrays_[i]->size());
+    }
+    piece_ = *std::max_element(ends.begin(), ends.end());
+    for (std::size_t i = 0; i < arrays_.size(); ++i) begins_[i] += owners[i] * piece_;
   }
 
   std::int64_t begin_of(const parameter& p) const {
@@ -253,7 +276,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     std::sort(rest_.begin(), rest_.end(), [](const range& a, const range& b) { return a.begin < b.begin; });
     std::size_t last = 0;
     for (std::size_t i = 1; i < rest_.size(); ++i) {
-      const bool next = (rest_[last].end + alignment - 1) / alignment * alignment == rest_[i].begin;
+      const bool next = aligned(rest_[last].end) == rest_[i].begin;
       if (rest_[i].comm == rest_[last].comm && (next || rest_[last].end == rest_[i].begin))
         rest_[last].end = rest_[i].end;
       else

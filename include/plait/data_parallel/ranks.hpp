@@ -2,6 +2,8 @@
 // data_parallel/bucket.hpp.
 #pragma once
 
+#include <cstdint>
+
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/tag.hpp"
@@ -14,6 +16,14 @@ namespace plait {
 struct data_axes {
   axis_list shard = axis_list(axis_of<dp>, axis_of<cp>);
   axis_list replicate;
+};
+
+/// How a bucket is cut into the pieces of its ranks.
+enum class bucket_cut : std::uint8_t {
+  even,  ///< anywhere, so that pieces are equal and nothing is padded but to alignment
+  /// Between arrays, so that every matrix has one owner, as optimizers need that work on whole matrices; arrays are
+  /// shared out by size, and all pieces are as large as the largest.
+  whole
 };
 
 /// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the

@@ -43,8 +43,11 @@ class parameter_units {
   using gradients = std::vector<reduced_gradient<Precision, Device>>;
 
   /// `axes` are those over which data is spread, of the mesh of a stage.
-  parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes)
-      : level_(level), ranks_(ctx.ranks, axes) {
+  parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
+                  bucket_cut cut = bucket_cut::even)
+      : level_(level), cut_(cut), ranks_(ctx.ranks, axes) {
+    if (level == zero_level::replicated && cut != bucket_cut::even)
+      fail("data parallelism: bucket_cut::whole cuts nothing at zero_level::replicated; legal is even");
     if (level != zero_level::replicated && ranks_.shard().empty())
       fail({"data parallelism: ", name_of(level),
             " shards over the axes of data_axes::shard, along which this mesh has ",
@@ -215,7 +218,7 @@ class parameter_units {
       g->members.push_back({p, how});
     }
     for (group& g : groups)
-      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, ranks_));
+      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, ranks_));
   }
   /// Why a parameter cannot lie in a bucket, or "". One for which there is nothing to do together with others needs
   /// not.
@@ -233,6 +236,7 @@ class parameter_units {
   }
 
   zero_level level_;
+  bucket_cut cut_;
   data_ranks ranks_;
   std::vector<kept_unit> units_;
   std::map<const parameter*, int> owner_;

@@ -49,6 +49,8 @@ void cross_entropy_rescale(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void cross_entropy_statistics(counting_device&, const Arguments&...) {}
 template <class... Arguments>
+void divide_by_norm(counting_device&, const Arguments&...) {}
+template <class... Arguments>
 void dropout_backward(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void dropout_forward(counting_device&, const Arguments&...) {}
@@ -88,6 +90,10 @@ template <class... Arguments>
 void layer_norm_statistics(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void merge_lse(counting_device&, const Arguments&...) {}
+template <class... Arguments>
+void muon_momentum(counting_device&, const Arguments&...) {}
+template <class... Arguments>
+void muon_update(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void multiply(counting_device&, const Arguments&...) {}
 template <class... Arguments>

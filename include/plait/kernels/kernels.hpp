@@ -19,6 +19,7 @@
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/embedding.hpp"
 #include "plait/kernels/cpu/layer_norm.hpp"
+#include "plait/kernels/cpu/muon.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/reductions.hpp"
 #include "plait/kernels/cpu/rms_norm.hpp"

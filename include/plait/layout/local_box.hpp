@@ -34,6 +34,14 @@ constexpr std::int64_t local_elements(const layout& a, const mesh_shape& mesh, c
   return n;
 }
 
+/// Returns the axes of several ranks that shard some dim, in the mesh's order.
+constexpr axis_list sharding_axes(const layout& a, const mesh_shape& mesh) {
+  axis_list axes;
+  for (axis_id axis : mesh.axes)
+    if (mesh.extent(axis) > 1 && a.sharded_by(axis)) axes.push_back(axis);
+  return axes;
+}
+
 /// The part of `a` that also lies in `b`, both parts of one tensor.
 constexpr box intersect(const box& a, const box& b) {
   box c = a;

@@ -144,7 +144,8 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
   static typename layers::head make_head(const context<Device>& ctx, const llama_config& config,
                                          const parameter_ptr<Precision, Device>& table) {
     using output = typename layers::output;
-    typename output::options how{.shape = {config.vocab, config.hidden}, .init = {0, config.initializer_range}};
+    typename output::options how{
+        .shape = {config.vocab, config.hidden}, .init = {0, config.initializer_range}, .hidden_layer = false};
     if (config.tie_embeddings) how.tied = table, how.tied_across_stages = true;
     return typename layers::head(
         typename layers::norm(ctx, config.rms_eps, "model.norm", layout_v<typename specs::norm_weight>),

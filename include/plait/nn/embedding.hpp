@@ -86,7 +86,7 @@ class embedding {
     rows_ = used.local[0];
     width_ = used.local[1];
     table_ = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages},
+        ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
         layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight, how.memory.gradient));
     tokens_ = resolve_.source().local_size() / width_;

@@ -90,6 +90,8 @@ struct linear_options {
   parameter_ptr<Precision, Device> tied{};
   /// See `parameter_info`.
   bool tied_across_stages = false;
+  /// See `parameter_info`: false for the head of a model. A weight that is tied across stages is a table, and never is.
+  bool hidden_layer = true;
   /// A low-rank adapter: weight and bias are frozen then.
   lora_options lora{};
 };
@@ -171,7 +173,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   static linear_branch describe_branch(const context<Device>& ctx, const std::string& name, const options& how) {
     const layout& bias = derivation.branches[0].bias_placed;
     return {{name + ".weight", how.shape.empty() ? sizes_of(ctx, layout_v<weight_spec>) : how.shape, how.init, true,
-             how.tied_across_stages},
+             how.tied_across_stages, how.hidden_layer && !how.tied_across_stages},
             layout_v<typename detail::stored_weight<Policy>::type>,
             detail::has_bias<Policy>,
             {name + ".bias", sizes_of(ctx, bias), how.bias_init, false},

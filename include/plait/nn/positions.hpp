@@ -39,7 +39,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
             " tokens; at least as many positions are legal"});
     width_ = part.local[2];
     table_ = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true}, placed, placed, lies);
+        ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true, false, false}, placed, placed, lies);
     if (order.length() == 0 && lies.dims[1].dim == dim_of<zseq>)
       fail({name, ": learned positions of tokens in zigzag order need their sequence_order"});
     if (order.length() == 0) order = sequence_order::original(part.global[1]);

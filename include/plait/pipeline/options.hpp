@@ -12,6 +12,7 @@ namespace plait {
 struct pipeline_options {
   data_parallel parallel;
   data_axes axes;
+  bucket_cut cut = bucket_cut::even;
   schedule_costs costs;
 };
 

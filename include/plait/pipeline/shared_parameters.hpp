@@ -59,6 +59,7 @@ void check_names(const context<Device>& ctx, any_communicator& along, const Visi
 inline std::string made_as(const parameter_info& info) {
   std::string text = info.name;
   if (info.decays) text += " decays";
+  if (info.hidden_layer) text += " hidden";
   const auto add = [&text](auto number) {
     text += ' ';
     text += std::to_string(number);

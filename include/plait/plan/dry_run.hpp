@@ -68,8 +68,8 @@ struct step_plan {
 /// Runs two steps of a pipeline that only counts, and returns the second, which finds the optimizer's state in place:
 /// of stages on the `counting_device`, in a `pipeline_world::counting`.
 template <model Stage>
-step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
-  adamw<typename Stage::precision_type, counting_device> optimizer;
+step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages,
+                       optimizer_ref<typename Stage::precision_type, counting_device> optimizer) {
   training_step step(ctx, stages, optimizer, 1.0);
   step_plan plan;
   const auto fill = [](auto&&...) {};
@@ -90,6 +90,12 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
   }
   plan.traffic = ctx.ranks.ledger();
   return plan;
+}
+/// The same with AdamW.
+template <model Stage>
+step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
+  adamw<typename Stage::precision_type, counting_device> optimizer;
+  return dry_run_step(ctx, stages, optimizer);
 }
 
 }  // namespace plait

@@ -14,6 +14,7 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "plait/train/optim/gradient_norm.hpp"
+#include "plait/train/optim/optimizer.hpp"
 #include "plait/train/step_result.hpp"
 
 namespace plait {
@@ -56,7 +57,8 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 /// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
 /// weight and no state of the optimizer, on all ranks alike, and says so.
 ///
-/// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage.
+/// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
+/// the caller's `adamw`, `muon` or any other that models the concept.
 template <model Stage>
 class training_step {
   using device = typename Stage::device;
@@ -65,9 +67,10 @@ class training_step {
   using pipeline_type = pipeline<Stage>;
 
  public:
-  training_step(const context<device>& ctx, pipeline_type& model, adamw<precision, device>& optimizer, double clip)
+  training_step(const context<device>& ctx, pipeline_type& model, optimizer_ref<precision, device> optimizer,
+                double clip)
       : training_step(ctx, model, nullptr, optimizer, clip) {}
-  training_step(const context<device>& ctx, Stage& whole, adamw<precision, device>& optimizer,
+  training_step(const context<device>& ctx, Stage& whole, optimizer_ref<precision, device> optimizer,
                 std::int64_t microbatches, double clip, const pipeline_options& options = {})
       : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches), options),
                       optimizer, clip) {}
@@ -145,13 +148,13 @@ class training_step {
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
-  training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own, adamw<precision, device>& optimizer,
-                double clip)
+  training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
+                optimizer_ref<precision, device> optimizer, double clip)
       : training_step(ctx, *own, nullptr, optimizer, clip) {
     own_ = std::move(own);
   }
-  training_step(const context<device>& ctx, pipeline_type& model, std::nullptr_t, adamw<precision, device>& optimizer,
-                double clip)
+  training_step(const context<device>& ctx, pipeline_type& model, std::nullptr_t,
+                optimizer_ref<precision, device> optimizer, double clip)
       : model_(model),
         optimizer_(optimizer),
         clip_(clip),
@@ -167,7 +170,7 @@ class training_step {
 
   std::unique_ptr<pipeline_type> own_;  ///< around a whole model
   pipeline_type& model_;
-  adamw<precision, device>& optimizer_;
+  optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
   std::int64_t first_sample_ = 0;
   typename pipeline_type::batch batch_;
@@ -184,7 +187,7 @@ training_step(const context<typename Stage::device>&, Stage&, Rest&&...) -> trai
 /// One step of a whole model, with what `training_step` says.
 template <model Stage, class Fill>
 step_result train_step(const context<typename Stage::device>& ctx, Stage& model,
-                       adamw<typename Stage::precision_type, typename Stage::device>& optimizer,
+                       optimizer_ref<typename Stage::precision_type, typename Stage::device> optimizer,
                        std::int64_t microbatches, double learning_rate, double clip, std::int64_t first_sample,
                        Fill&& fill) {
   training_step step(ctx, model, optimizer, microbatches, clip);

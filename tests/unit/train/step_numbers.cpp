@@ -105,7 +105,7 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
     std::vector<named_values> weights;
     std::int64_t counted = 0;
   };
-  const auto run = [&](bool poisoned) {
+  const auto run = [&](const optimizer_options& kind, bool poisoned) {
     std::vector<seen> all(4);
     threads::run(4, [&](threads::communicator c) {
       world ranks(megatron_sp::mesh{2, 1, 2, 1}.shape(), c);
@@ -113,7 +113,7 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
       const context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch, s.seq), 4};
       llama<double, megatron_sp> model(ctx, s.config, s.options);
       model.visit([&](auto& p) { p.initialize(ctx); });
-      adamw<double> optimizer;
+      chosen_optimizer<double> optimizer(kind);
       training_step step(ctx, model, optimizer, 1, 1.0);
       seen& mine = all[static_cast<std::size_t>(ranks.rank())];
       const auto one_step = [&](std::int64_t number) {
@@ -142,15 +142,17 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
     });
     return all;
   };
-  const std::vector<seen> clean = run(false), poisoned = run(true);
-  for (std::size_t r = 0; r < 4; ++r) {
-    CHECK(!poisoned[r].steps[0].skipped);
-    CHECK(poisoned[r].steps[1].skipped);
-    CHECK(!std::isfinite(poisoned[r].steps[1].gradient_norm));
-    CHECK(!poisoned[r].steps[2].skipped);
-    CHECK(poisoned[r].steps[2].loss == clean[r].steps[1].loss);
-    CHECK(poisoned[r].counted == 2);
-    for (std::size_t i = 0; i < clean[r].weights.size(); ++i)
-      CHECK(poisoned[r].weights[i].values == clean[r].weights[i].values);
+  for (const optimizer_options& kind : {optimizer_options(adamw_options{}), optimizer_options(muon_options{})}) {
+    const std::vector<seen> clean = run(kind, false), poisoned = run(kind, true);
+    for (std::size_t r = 0; r < 4; ++r) {
+      CHECK(!poisoned[r].steps[0].skipped);
+      CHECK(poisoned[r].steps[1].skipped);
+      CHECK(!std::isfinite(poisoned[r].steps[1].gradient_norm));
+      CHECK(!poisoned[r].steps[2].skipped);
+      CHECK(poisoned[r].steps[2].loss == clean[r].steps[1].loss);
+      CHECK(poisoned[r].counted == 2);
+      for (std::size_t i = 0; i < clean[r].weights.size(); ++i)
+        CHECK(poisoned[r].weights[i].values == clean[r].weights[i].values);
+    }
   }
 }

@@ -13,6 +13,7 @@
 #include "plait/kernels/cuda/embedding.hpp"
 #include "plait/kernels/cuda/layer_norm.hpp"
 #include "plait/kernels/cuda/merge_lse.hpp"
+#include "plait/kernels/cuda/muon.hpp"
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
 #include "plait/kernels/cuda/rms_norm.hpp"
@@ -93,6 +94,7 @@
                                             std::int64_t, std::int64_t, std::int64_t))                                 \
   PLAIT_KERNEL(void rms_norm_backward(cuda&, const T*, const T*, const T*, const S*, T*, S*, std::int64_t,             \
                                       std::int64_t, const T*))                                                         \
+  PLAIT_KERNEL(void muon_update(cuda&, std::span<const muon_tensor<S, T>>, const adamw_scalars*))                      \
   PLAIT_KERNEL(void fill_normal(cuda&, T*, const box&, std::uint64_t, std::uint64_t, double, double))                  \
   PLAIT_KERNEL(void fill_uniform(cuda&, T*, const box&, std::uint64_t, std::uint64_t, double, double))                 \
   PLAIT_KERNEL(void dropout_forward(cuda&, const T*, T*, const box&, std::uint64_t, std::uint64_t, double))            \
@@ -119,6 +121,9 @@
   PLAIT_KERNEL(void layer_norm_statistics(cuda&, const S*, const S*, S*, S*, std::int64_t, std::int64_t, double)) \
   PLAIT_KERNEL(void rms_inverse(cuda&, const S*, S*, std::int64_t, std::int64_t, double))                         \
   PLAIT_KERNEL(void rope_table(cuda&, const std::int64_t*, std::int64_t, std::span<const double>, S*, S*))        \
+  PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_momentum_tensor<S, S>>, const muon_settings&,       \
+                                  const adamw_scalars*))                                                          \
+  PLAIT_KERNEL(void divide_by_norm(cuda&, const S*, S*, std::int64_t, const double*, double))                     \
   PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<S>>, double*))
 
 namespace plait::kernels {

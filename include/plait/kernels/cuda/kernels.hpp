@@ -14,6 +14,7 @@
 #include "plait/kernels/cuda/embedding.hpp"
 #include "plait/kernels/cuda/layer_norm.hpp"
 #include "plait/kernels/cuda/merge_lse.hpp"
+#include "plait/kernels/cuda/muon.hpp"
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
 #include "plait/kernels/cuda/rms_norm.hpp"

@@ -22,6 +22,9 @@ struct parameter_info {
   /// Whether the first and the last stage of a pipeline both have this parameter, as a tied embedding: its gradient is
   /// summed over the two.
   bool tied_across_stages = false;
+  /// Whether it belongs to a hidden layer. The rows of embeddings, of learned positions and of a model's head stand for
+  /// one token or place each: they say no, and optimizers of matrices leave them alone (train/optim/muon_options.hpp).
+  bool hidden_layer = true;
 };
 
 /// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's

@@ -4,7 +4,6 @@
 
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "plait/core/compiled.hpp"
@@ -12,6 +11,7 @@
 #include "plait/layout/enforce.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/tensor.hpp"
+#include "plait/train/optim/optimizer_state.hpp"
 
 namespace plait {
 namespace detail {
@@ -73,7 +73,7 @@ class adamw {
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     ++step_;
-    ++begun_;
+    moments_.begin_step();
     if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
     const auto numbers = kernels::adamw_scalars_of(settings(), learning_rate, step_, gradient_scale);
     ctx.device.upload(scalars_.data(), &numbers, sizeof numbers, ctx.device.main_stream());
@@ -121,45 +121,27 @@ class adamw {
   }
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
+  /// Returns the numbers of the step, in the device's memory, for an optimizer that leaves parameters to this one.
+  /// Valid from the first step on, as long as this object.
+  const kernels::adamw_scalars* scalars() const { return scalars_.template data<kernels::adamw_scalars>(); }
 
  private:
-  /// First moments, then second ones.
-  struct moments {
-    buffer<Device> memory;
-    std::int64_t size = 0;
-    std::int64_t updated_in = 0;  ///< the step that was begun then
-  };
-
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
   tensor_to_update describe(const context<Device>& ctx, const std::string& name, M* value, const G* gradient,
                             std::int64_t n, bool decays, W* rounded) {
-    if (begun_ == 0) fail("adamw: begin_step comes before the first update");
-    moments& state = moments_[name];
-    if (state.memory.empty()) {
-      state.memory = make_buffer<M>(ctx.device, static_cast<std::size_t>(2 * n));
-      state.size = n;
-      ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
-    }
-    if (state.size != n)
-      fail({"adamw: ", name, " has ", n, " elements on this rank, and its state is of ", state.size,
-            ": two parameters have this name, or its layout has changed"});
-    if (state.updated_in == begun_)
-      fail({"adamw: ", name,
-            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
-    state.updated_in = begun_;
-    M* const m = state.memory.template data<M>();
+    M* const m = moments_.update(ctx, name, n);
     return {value, gradient, m, m + n, rounded, n, decays ? options_.weight_decay : 0};
   }
   void run(const context<Device>& ctx, std::span<const tensor_to_update> tensors) {
+    if (tensors.empty()) return;  // there may be no numbers yet
     kernels::adamw_update(ctx.device, tensors, settings(), scalars_.template data<kernels::adamw_scalars>());
   }
 
   adamw_options options_;
-  std::unordered_map<std::string, moments> moments_;
+  optimizer_state<M, Device> moments_{"adamw", 2};  ///< first moments, then second ones
   buffer<Device> scalars_;
-  std::int64_t step_ = 0;   ///< for the corrections of bias
-  std::int64_t begun_ = 0;  ///< begin_step was called so often
+  std::int64_t step_ = 0;  ///< for the corrections of bias
 };
 
 PLAIT_COMPILED_TEMPLATE(class adamw<float, cpu>)

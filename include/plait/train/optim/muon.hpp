@@ -1,0 +1,175 @@
+// Muon: matrices of hidden layers move in directions that are nearly orthogonal; AdamW updates everything else. Next:
+// train/optim/muon_options.hpp for what it takes, train/optim/newton_schulz.hpp for the iteration,
+// train/optim/matrix_owners.hpp for matrices that lie in parts, tests/unit/train/muon.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/train/optim/matrix_owners.hpp"
+#include "plait/train/optim/muon_options.hpp"
+#include "plait/train/optim/optimizer_state.hpp"
+
+namespace plait {
+
+/// Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982) with decoupled weight decay, on the matrices of hidden
+/// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment of a matrix, as it is stored.
+///
+/// The ranks of a group that store parts of matrices share the work between them: each matrix has one owner, who makes
+/// it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do the same work. All ranks
+/// of a stage update the same parameters in the same order.
+///
+/// On a GPU in bf16, the factors of products are bf16 and their sums float.
+template <class Precision, compute_device Device = cpu>
+class muon {
+  using M = master_of<Precision>;
+  using G = gradient_of<Precision>;
+  using W = weight_of<Precision>;
+
+ public:
+  using reduced = reduced_gradient<Precision, Device>;
+
+  explicit muon(muon_options options = {}) : options_(options), others_(options.adamw) { check(options); }
+
+  /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
+  void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
+    others_.begin_step(ctx, learning_rate, gradient_scale);
+    momenta_.begin_step();
+  }
+  /// See `adamw::clip_by`.
+  void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) { others_.clip_by(ctx, clipped); }
+  /// See `adamw::forget_step`.
+  void forget_step() { others_.forget_step(); }
+  /// How many steps there were, without skipped ones.
+  std::int64_t step() const { return others_.step(); }
+
+  void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
+  /// Updates several parameters together. Collective over the axes that shard hidden matrices.
+  void update(const context<Device>& ctx, std::span<reduced> gradients) {
+    std::vector<reduced> matrices, others;
+    for (reduced& g : gradients) {
+      auto& p = g.parameter();
+      const bool hidden = is_hidden_matrix(p.info());
+      if (hidden && g.size() == 0) {  // another data rank's
+        static_cast<void>(p.begin_update());
+        continue;
+      }
+      if (hidden && g.size() != p.size())
+        fail({"muon: data parallelism cuts the matrix ", p.name(),
+              " into pieces, and its update needs all of it: use "
+              "bucket_cut::whole, or zero_level::replicated"});
+      (hidden ? matrices : others).push_back(std::move(g));
+    }
+    others_.update(ctx, std::span<reduced>(others));
+    if (matrices.empty()) return;
+    std::vector<matrix> all;
+    std::vector<std::string> names;
+    for (const reduced& g : matrices) {
+      all.push_back(describe(ctx, g));
+      names.push_back(g.parameter().name());
+    }
+    auto known = shared_out_.find(names);
+    if (known == shared_out_.end()) known = shared_out_.emplace(std::move(names), share_out(ctx, matrices)).first;
+    for (const group& of_axes : known->second)
+      for (const matrix_owners::round& r : of_axes.owners.rounds()) run(ctx, of_axes, r, all);
+  }
+
+ private:
+  /// A hidden matrix in a step.
+  struct matrix {
+    const G* gradient;
+    M *momentum, *master;
+    W* rounded;
+    std::int64_t columns, size;
+    double scale, decay;
+  };
+  /// The matrices that the same axes shard, by their places in the step.
+  struct group {
+    axis_list axes;
+    std::vector<std::size_t> members;
+    matrix_owners owners;
+  };
+
+  matrix describe(const context<Device>& ctx, const reduced& g) {
+    auto& p = g.parameter();
+    const G* const gradient = g.data();
+    const auto target = p.begin_update();
+    M* const momentum = momenta_.update(ctx, p.name(), p.size());
+    const std::int64_t rows = p.info().shape[0], columns = p.info().shape[1];
+    const double rate = options_.learning_rate_ratio;
+    return {gradient,
+            momentum,
+            target.master,
+            target.rounded,
+            columns,
+            p.size(),
+            rate * scale_of(options_.scale, rows, columns),
+            p.info().decays ? rate * options_.weight_decay : 0.0};
+  }
+
+  static std::vector<group> share_out(const context<Device>& ctx, const std::vector<reduced>& matrices) {
+    struct part {
+      axis_list axes;
+      std::vector<std::size_t> members;
+      std::vector<stored_matrix> stored;
+    };
+    std::vector<part> parts;
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      const auto& p = matrices[i].parameter();
+      const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
+      auto at = std::find_if(parts.begin(), parts.end(), [&](const part& one) { return one.axes == axes; });
+      if (at == parts.end()) at = parts.insert(parts.end(), {axes, {}, {}});
+      const auto rows = static_cast<double>(p.info().shape[0]), columns = static_cast<double>(p.info().shape[1]);
+      at->members.push_back(i);
+      at->stored.push_back({p.stored(), p.sizes(), rows * columns * std::min(rows, columns)});
+    }
+    std::vector<group> groups;
+    for (const part& one : parts)
+      groups.push_back({one.axes, one.members, matrix_owners(ctx.ranks, one.axes, one.stored)});
+    return groups;
+  }
+
+  /// One round: momenta, then this rank's matrix made orthogonal, then all updates.
+  void run(const context<Device>& ctx, const group& of_axes, const matrix_owners::round& r,
+           const std::vector<matrix>& all) {
+    auto directions = make_collective_buffer<M>(ctx.device, r.part_elements());
+    std::vector<kernels::muon_momentum_tensor<M, G>> momenta;
+    std::vector<kernels::muon_tensor<M, W>> updates;
+    for (std::size_t owner = 0; owner < r.matrices.size(); ++owner) {
+      if (r.matrices[owner] < 0) continue;
+      const matrix& m = all[of_axes.members[static_cast<std::size_t>(r.matrices[owner])]];
+      M* const direction = directions.template data<M>() + r.part_at[owner];
+      momenta.push_back({m.gradient, m.momentum, direction, m.size});
+      updates.push_back({m.master, direction, m.rounded, m.size, m.scale, m.decay});
+    }
+    kernels::muon_momentum(ctx.device, std::span<const kernels::muon_momentum_tensor<M, G>>(momenta),
+                           kernels::muon_settings{options_.momentum, options_.nesterov}, others_.scalars());
+    buffer<Device> collected;
+    if (!of_axes.owners.alone()) collected = of_axes.owners.collect(ctx.device, r, directions.data(), dtype_of<M>);
+    if (r.own >= 0) {
+      M* const whole = of_axes.owners.alone() ? directions.template data<M>() : collected.template data<M>();
+      const std::int64_t columns = all[of_axes.members[static_cast<std::size_t>(r.own)]].columns;
+      newton_schulz<W>(ctx.device, whole, static_cast<std::int64_t>(r.own_elements()) / columns, columns,
+                       options_.newton_schulz);
+    }
+    if (!of_axes.owners.alone()) of_axes.owners.spread(ctx.device, r, collected.data(), directions.data(), dtype_of<M>);
+    kernels::muon_update(ctx.device, std::span<const kernels::muon_tensor<M, W>>(updates), others_.scalars());
+  }
+
+  muon_options options_;
+  adamw<Precision, Device> others_;
+  optimizer_state<M, Device> momenta_{"muon", 1};
+  std::map<std::vector<std::string>, std::vector<group>> shared_out_;  ///< by the matrices of a step
+};
+
+PLAIT_COMPILED_TEMPLATE(class muon<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class muon<double, cpu>)
+
+}  // namespace plait
