@@ -395,6 +395,7 @@ void zero_gradients(const context<Device>& ctx, Layer& layer) {
 }
 
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
 
 }  // namespace plait
