@@ -70,8 +70,7 @@ constexpr const char* name_of(parameter_state s) {
 template <class Precision, compute_device Device>
 class parameter;
 
-/// The complete gradient of a parameter: `parameter::reduce` returns it, and nothing else of a parameter is taken by an
-/// optimizer.
+/// The complete gradient of a parameter: `parameter::reduce` returns it, and an optimizer takes nothing else of one.
 template <class Precision, compute_device Device>
 class reduced_gradient {
  public:
