@@ -30,6 +30,7 @@ namespace {
 make_run<plait::cpu> cpu_program(const options& opt) {
   return with_strategy(opt, [&]<class S>() -> make_run<plait::cpu> {
     if (opt.precision == "double") return make_llama_run<double, S, plait::cpu>;
+    if (opt.precision == "bf16") return make_llama_run<plait::bf16, S, plait::cpu>;
     return make_llama_run<float, S, plait::cpu>;
   });
 }

@@ -61,8 +61,6 @@ void check_device(const options& opt) {
   }
   if (opt.backend == "nccl")
     plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
-  if (opt.precision == "bf16")
-    plait::fail("--precision bf16 needs --device cuda; on the CPU, float and double are legal");
   if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
   if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
   if (!opt.products.empty())
@@ -190,7 +188,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--global-batch", opt.global_batch, "sequences per step over all ranks; 0: one microbatch")
       ->capture_default_str();
   app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
-  app.add_option("--precision", opt.precision, "float, double (cpu) or bf16 (cuda, with float master weights)")
+  app.add_option(
+         "--precision", opt.precision,
+         "float, double (cpu) or bf16 (with float master weights; slower than float on a CPU without avx512_bf16)")
       ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute, "none, selective or full")->capture_default_str();

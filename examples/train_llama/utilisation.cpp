@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plait/device/cpu.hpp"
 #include "plait/plan/flops.hpp"
 
 namespace {
@@ -38,6 +39,9 @@ std::string utilisation::heading() const {
                        : s_.opt.attention_kernel == "cudnn" ? "cuDNN's"
                                                             : "cuDNN's where it can be",
                        s_.as_graph ? "each step replayed as a graph" : "no graph");
+  else if (s_.opt.precision == "bf16" && !plait::cpu::supports_bf16())
+    text =
+        "this processor has no instructions for bf16 (avx512_bf16): its products are of floats, and float is faster\n";
   text += operations();
   if (peak_ > 0)
     text += fmt::format(

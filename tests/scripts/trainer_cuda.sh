@@ -27,7 +27,6 @@ refused "--graph 'x' is unknown; legal are auto, on, off" "$trainer" --graph x
 refused '--attention-sums any is an order of cuDNN' "$trainer" --attention-sums any
 refused "--attention-kernel 'x' is unknown; legal are auto, own, cudnn" "$trainer" --attention-kernel x
 refused '--backend nccl moves the memory of GPUs: give --device cuda' "$trainer" --backend nccl --device cpu
-refused '--precision bf16 needs --device cuda; on the CPU, float and double are legal' "$trainer" --precision bf16 --device cpu
 refused '--tf32 needs --device cuda' "$trainer" --tf32 --device cpu
 refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
 refused '--products needs --device cuda' "$trainer" --products p.txt --device cpu

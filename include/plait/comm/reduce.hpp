@@ -12,6 +12,7 @@
 #include "plait/core/collective.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 
 namespace plait {
 
@@ -45,23 +46,14 @@ inline void load_block(A* __restrict acc, const T* __restrict src, std::size_t n
   }
 }
 
-template <class T>
-inline auto loaded(T x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return to_float(x);
-  } else {
-    return x;
-  }
-}
-
 /// acc = a op b
 template <reduce_op Op, class T, class A>
 inline void begin_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(loaded(a[j]), loaded(b[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(widened(a[j]), widened(b[j]));
   }
-  for (; i < n; ++i) acc[i] = reduced<Op>(loaded(a[i]), loaded(b[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(widened(a[i]), widened(b[i]));
 }
 
 /// acc = acc op a
@@ -69,9 +61,9 @@ template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(acc[j], loaded(a[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(acc[j], widened(a[j]));
   }
-  for (; i < n; ++i) acc[i] = reduced<Op>(acc[i], loaded(a[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(acc[i], widened(a[i]));
 }
 
 /// acc = (acc op a) op b: the same order with half the passes over the accumulators
@@ -79,9 +71,9 @@ template <reduce_op Op, class T, class A>
 inline void combine_block(A* __restrict acc, const T* __restrict a, const T* __restrict b, std::size_t n) {
   std::size_t i = 0;
   for (; i + 64 <= n; i += 64) {
-    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(reduced<Op>(acc[j], loaded(a[j])), loaded(b[j]));
+    for (std::size_t j = i; j < i + 64; ++j) acc[j] = reduced<Op>(reduced<Op>(acc[j], widened(a[j])), widened(b[j]));
   }
-  for (; i < n; ++i) acc[i] = reduced<Op>(reduced<Op>(acc[i], loaded(a[i])), loaded(b[i]));
+  for (; i < n; ++i) acc[i] = reduced<Op>(reduced<Op>(acc[i], widened(a[i])), widened(b[i]));
 }
 
 template <class T, class A>
@@ -98,8 +90,7 @@ inline void store_block(T* __restrict dst, const A* __restrict acc, std::size_t 
 /// from all sources before it is stored: a destination may be one of the sources.
 template <reduce_op Op, class T, class Source, class Store>
 void reduce_range(int n, const Source& source, std::size_t begin, std::size_t end, const Store& store) {
-  using accumulator = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
-  alignas(64) accumulator acc[reduce_block];
+  alignas(64) arithmetic<T> acc[reduce_block];
   alignas(64) T rounded[std::is_same_v<T, bf16> ? reduce_block : 1];
   for (std::size_t at = begin; at < end; at += reduce_block) {
     const std::size_t count = end - at < reduce_block ? end - at : reduce_block;

@@ -16,10 +16,10 @@ struct bf16 {
 };
 
 /// Returns the float that a bf16 stands for.
-inline float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+constexpr float to_float(bf16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 
 /// Returns the nearest bf16, ties to even; a NaN stays a (quiet) NaN.
-inline bf16 to_bf16(float x) {
+constexpr bf16 to_bf16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;

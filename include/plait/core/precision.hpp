@@ -50,4 +50,24 @@ using statistic_of = typename precision<T>::statistic;
 template <class T>
 using arithmetic = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
+/// Returns x in another type, on the host: rounded to nearest even, double to bf16 by way of float.
+template <class To, class From>
+constexpr To converted(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, bf16>) {
+    return to_bf16(static_cast<float>(x));
+  } else if constexpr (std::is_same_v<From, bf16>) {
+    return static_cast<To>(to_float(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+/// Returns x in the type in which arithmetic on it happens.
+template <class T>
+constexpr arithmetic<T> widened(T x) {
+  return converted<arithmetic<T>>(x);
+}
+
 }  // namespace plait

@@ -328,5 +328,6 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<double, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter_bucket<bf16, cpu>)
 
 }  // namespace plait

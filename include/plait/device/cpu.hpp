@@ -126,38 +126,28 @@ class cpu {
   void release_cache() { allocator_.release_cache(); }
 
   /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, where op transposes if the flag is set and lda,
-  /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. T is float or double. Throws
+  /// ldb, ldc are the elements between stored rows. With beta = 0, C may be uninitialised. A and B are of one type:
+  /// float or double, and C of the same, or bf16, and C is float, or bf16 rounded once from sums in float. Throws
   /// `plait::error` for negative sizes or a leading dimension shorter than a row.
-  template <class T>
-    requires std::is_same_v<T, float> || std::is_same_v<T, double>
-  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, std::type_identity_t<T> alpha,
-            const T* a, std::int64_t lda, const T* b, std::int64_t ldb, std::type_identity_t<T> beta, T* c,
-            std::int64_t ldc) {
+  template <class T, class Out>
+    requires(std::is_floating_point_v<T> || std::is_same_v<T, bf16>) &&
+            (std::is_same_v<Out, T> || std::is_same_v<Out, arithmetic<T>>)
+  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k,
+            std::type_identity_t<arithmetic<T>> alpha, const T* a, std::int64_t lda, const T* b, std::int64_t ldb,
+            std::type_identity_t<arithmetic<T>> beta, Out* c, std::int64_t ldc) {
     const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
-    if constexpr (std::is_same_v<T, float>) {
-      float_gemm_.run(problem, alpha, a, b, beta, c);
-    } else {
+    if constexpr (std::is_same_v<T, double>) {
       detail::double_gemm(problem, alpha, a, b, beta, c);
+    } else {
+      float_gemm_.run(problem, alpha, a, b, beta, c);
     }
   }
 
-  /// The product with bf16 factors and a float result. Throws `plait::error` unless `supports_bf16()`.
-  void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, const bf16* a,
-            std::int64_t lda, const bf16* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
-    if (!supports_bf16()) {
-      fail("gemm: this processor has no bf16 instructions (avx512_bf16 or amx_bf16); choose float");
-    }
-    const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
-    problem.check();
-    if (m == 0 || n == 0) return;
-    if (k == 0) return scale_matrix(m, n, beta, c, ldc);
-    float_gemm_.run(problem, alpha, a, b, beta, c);
-  }
-
-  /// Whether bf16 products run in hardware here.
+  /// Whether bf16 products run in hardware here (avx512_bf16 or amx_bf16). Elsewhere they are as right, and slower than
+  /// those of floats.
   static bool supports_bf16() { return detail::float_gemm::supports_bf16(); }
 
  private:

@@ -9,8 +9,9 @@
 
 namespace plait {
 
-/// Float products, and bf16 products with float results, by oneDNN's matmul. Compiled primitives are kept by problem: a
-/// new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Splitting m or n does not change a bit of the result.
+/// Float products, and bf16 products with results in float or, rounded once, in bf16, by oneDNN's matmul. Compiled
+/// primitives are kept by problem: a new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Splitting m or n does
+/// not change a bit of the result. A processor without instructions for bf16 multiplies copies of the factors in float.
 /// Belongs to one thread.
 class onednn_gemm {
  public:
@@ -22,6 +23,7 @@ class onednn_gemm {
   /// `problem` has been checked and has no size of zero.
   void run(const gemm_problem& problem, float alpha, const float* a, const float* b, float beta, float* c);
   void run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, float* c);
+  void run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, bf16* c);
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
@@ -31,6 +33,8 @@ class onednn_gemm {
 
  private:
   class primitives;
+  template <class Out>
+  void run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c);
 
   std::unique_ptr<primitives> primitives_;
 };

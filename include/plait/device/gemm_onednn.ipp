@@ -18,9 +18,11 @@ extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/device/gemm_widened.hpp"
 
 namespace plait {
 
@@ -92,8 +94,10 @@ class onednn_gemm::primitives {
     stream_.reset(made);
   }
 
-  void run(const gemm_problem& problem, float alpha, const void* a, const void* b, dtype type, float beta, float* c) {
-    const entry_key key{problem, alpha, beta, type};
+  /// `in` is the type of a and b, `out` that of c.
+  void run(const gemm_problem& problem, float alpha, const void* a, const void* b, dtype in, float beta, void* c,
+           dtype out) {
+    const entry_key key{problem, alpha, beta, in, out};
     auto found = entries_.find(key);
     if (found == entries_.end()) {
       if (entries_.size() >= max_entries) entries_.clear();
@@ -111,6 +115,8 @@ class onednn_gemm::primitives {
     }
   }
 
+  std::vector<float> scratch;  ///< of `widened_product`
+
  private:
   static constexpr std::size_t max_entries = 4096;
 
@@ -118,13 +124,14 @@ class onednn_gemm::primitives {
     gemm_problem problem;
     float alpha;
     float beta;
-    dtype type;
+    dtype in, out;
     bool operator==(const entry_key&) const = default;
   };
   struct entry_hash {
     std::size_t operator()(const entry_key& key) const {
       const gemm_problem& p = key.problem;
-      std::uint64_t h = (static_cast<std::uint64_t>(key.type) << 2) + (p.trans_a ? 2u : 0u) + (p.trans_b ? 1u : 0u);
+      std::uint64_t h = (static_cast<std::uint64_t>(key.in) << 2) + (static_cast<std::uint64_t>(key.out) << 5) +
+                        (p.trans_a ? 2u : 0u) + (p.trans_b ? 1u : 0u);
       const auto mix = [&h](std::uint64_t word) {  // multiply-rotate, odd constant from the golden ratio
         h = std::rotl((h ^ word) * 0x9E3779B97F4A7C15ull, 29);
       };
@@ -159,18 +166,18 @@ class onednn_gemm::primitives {
     const std::lock_guard lock(mutex);
     const gemm_problem& p = key.problem;
     const std::string refused = p.text() + ": oneDNN refuses this product";
-    const auto in_type = key.type == dtype::bf16 ? dnnl_bf16 : dnnl_f32;
+    const auto type_of = [](dtype type) { return type == dtype::bf16 ? dnnl_bf16 : dnnl_f32; };
     const auto matrix = [&](std::int64_t rows, std::int64_t columns, dnnl_data_type_t type, bool transposed,
                             std::int64_t ld) {
       return detail::onednn_matrix(refused, rows, columns, type, transposed ? 1 : ld, transposed ? ld : 1);
     };
-    const detail::onednn_matrix a = matrix(p.m, p.k, in_type, p.trans_a, p.lda);
-    const detail::onednn_matrix b = matrix(p.k, p.n, in_type, p.trans_b, p.ldb);
-    const detail::onednn_matrix c = matrix(p.m, p.n, dnnl_f32, false, p.ldc);
+    const detail::onednn_matrix a = matrix(p.m, p.k, type_of(key.in), p.trans_a, p.lda);
+    const detail::onednn_matrix b = matrix(p.k, p.n, type_of(key.in), p.trans_b, p.ldb);
+    const detail::onednn_matrix c = matrix(p.m, p.n, type_of(key.out), false, p.ldc);
 
     dnnl_primitive_t made = nullptr;
     const detail::onednn_primitive_desc description =
-        describe(refused, a, b, c, attributes(refused, key.alpha, key.beta));
+        describe(refused, a, b, c, attributes(refused, key.alpha, key.beta, key.in));
     detail::onednn_check(dnnl_primitive_create(&made, description.get()), refused, "create a matmul primitive");
     detail::onednn_primitive primitive(made);
     const auto memory = [&](const detail::onednn_matrix& shape) {
@@ -182,19 +189,34 @@ class onednn_gemm::primitives {
     return {std::move(primitive), memory(a), memory(b), memory(c)};
   }
 
-  /// These post-ops turn C = A B into C = alpha * A B + beta * C: the scale comes before the sum.
-  static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta) {
+  /// These post-ops turn C = A B into C = alpha * A B + beta * C, or alpha * (A B + beta / alpha * C): of bf16, oneDNN
+  /// has nothing but its slow reference for a scale that comes before the sum.
+  static detail::onednn_attributes attributes(const std::string& refused, float alpha, float beta, dtype in) {
     const auto check = [&](dnnl_status_t status) { detail::onednn_check(status, refused, "set alpha and beta"); };
     dnnl_post_ops_t made = nullptr;
     check(dnnl_post_ops_create(&made));
     const detail::onednn_post_ops post(made);
+    const auto add_scale = [&] {
 #if DNNL_VERSION_MAJOR >= 3
-    if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, dnnl_eltwise_linear, alpha, 0.0f));
-    if (beta != 0.0f) check(dnnl_post_ops_append_sum(made, beta, 0, dnnl_data_type_undef));
+      if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, dnnl_eltwise_linear, alpha, 0.0f));
 #else
-    if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, 1.0f, dnnl_eltwise_linear, alpha, 0.0f));
-    if (beta != 0.0f) check(dnnl_post_ops_append_sum(made, beta));
+      if (alpha != 1.0f) check(dnnl_post_ops_append_eltwise(made, 1.0f, dnnl_eltwise_linear, alpha, 0.0f));
 #endif
+    };
+    const auto add_sum = [&](float factor) {
+#if DNNL_VERSION_MAJOR >= 3
+      if (factor != 0.0f) check(dnnl_post_ops_append_sum(made, factor, 0, dnnl_data_type_undef));
+#else
+      if (factor != 0.0f) check(dnnl_post_ops_append_sum(made, factor));
+#endif
+    };
+    if (in == dtype::bf16 && alpha != 0.0f) {
+      add_sum(beta / alpha);
+      add_scale();
+    } else {
+      add_scale();
+      add_sum(beta);
+    }
     dnnl_primitive_attr_t created = nullptr;
     check(dnnl_primitive_attr_create(&created));
     detail::onednn_attributes with(created);
@@ -229,17 +251,34 @@ PLAIT_INLINE onednn_gemm::~onednn_gemm() = default;
 
 PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const float* a, const float* b, float beta,
                                    float* c) {
-  primitives_->run(problem, alpha, a, b, dtype::f32, beta, c);
+  primitives_->run(problem, alpha, a, b, dtype::f32, beta, c, dtype::f32);
+}
+
+/// oneDNN emulates bf16 on some processors that lack it, and refuses it on others.
+template <class Out>
+void onednn_gemm::run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c) {
+  if (supports_bf16()) {
+    primitives_->run(problem, alpha, a, b, dtype::bf16, beta, c, dtype_of<Out>);
+  } else {
+    widened_product(*this, primitives_->scratch, problem, alpha, a, b, beta, c);
+  }
 }
 PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta,
                                    float* c) {
-  primitives_->run(problem, alpha, a, b, dtype::bf16, beta, c);
+  run_bf16(problem, alpha, a, b, beta, c);
+}
+PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta,
+                                   bf16* c) {
+  run_bf16(problem, alpha, a, b, beta, c);
 }
 
 PLAIT_INLINE bool onednn_gemm::supports_bf16() {
-  const auto isa = static_cast<int>(dnnl_get_effective_cpu_isa());
-  const auto bf16_isa = static_cast<int>(dnnl_cpu_isa_avx512_core_bf16);
-  return (isa & bf16_isa) == bf16_isa;
+  static const bool supported = [] {
+    const auto isa = static_cast<int>(dnnl_get_effective_cpu_isa());
+    const auto bf16_isa = static_cast<int>(dnnl_cpu_isa_avx512_core_bf16);
+    return (isa & bf16_isa) == bf16_isa;
+  }();
+  return supported;
 }
 
 PLAIT_INLINE void onednn_gemm::set_threads(int threads) { omp_set_num_threads(threads); }

@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 
 namespace plait {
 
@@ -46,13 +47,13 @@ struct gemm_problem {
 
 /// C = beta * C, what a product over k = 0 leaves.
 template <class T>
-void scale_matrix(std::int64_t m, std::int64_t n, T beta, T* c, std::int64_t ldc) {
+void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmetic<T>> beta, T* c, std::int64_t ldc) {
   for (std::int64_t row = 0; row < m; ++row) {
     T* const c_row = c + row * ldc;
-    if (beta == T(0)) {
-      std::fill(c_row, c_row + n, T(0));
+    if (beta == 0) {
+      std::fill(c_row, c_row + n, T{});
     } else {
-      for (std::int64_t column = 0; column < n; ++column) c_row[column] *= beta;
+      for (std::int64_t column = 0; column < n; ++column) c_row[column] = converted<T>(beta * widened(c_row[column]));
     }
   }
 }

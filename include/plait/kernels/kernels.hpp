@@ -1,7 +1,7 @@
 // Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
-// pointers into that device's memory, sizes and scalars. Kernels know no mesh. On the CPU, T is float or double, and
-// nvcc does not see those kernels; on a GPU it may be bf16 as well, and statistics and gradients of weights are then
-// float. Next: nn/layer.hpp for what calls them.
+// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float, double or bf16, in which
+// statistics and gradients of weights are float (core/precision.hpp). nvcc does not see the kernels of the CPU. Next:
+// nn/layer.hpp for what calls them.
 #pragma once
 
 #include <cstdint>

@@ -331,6 +331,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
 };
 
 PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
 
 }  // namespace plait

@@ -145,7 +145,7 @@ class parameter {
     fail({"parameter ", info_.name, " is used while it is ", name_of(state()),
           ": call gather(ctx) after its values change and before a layer reads it"});
   }
-  /// The check of `used_gradient` alone.
+  /// That of `used_gradient`.
   void require_accumulating() const {
     if (phase_ == phase::accumulating) return;
     if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient"});
@@ -280,7 +280,6 @@ class parameter {
   bool counts() const { return counts_; }
 
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
-  /// Where it begins in that array.
   std::int64_t array_offset() const { return at_; }
   const executor& gather_plan() const { return gather_; }
   const executor& reduce_plan() const { return reduce_; }
@@ -395,6 +394,7 @@ void zero_gradients(const context<Device>& ctx, Layer& layer) {
 }
 
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
 
 }  // namespace plait

@@ -15,13 +15,15 @@ namespace detail {
 
 template <class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> sigmoid(simd::pack<T> x) {
-  return T(1) / (simd::exp<T>(-x) + T(1));
+  using A = arithmetic<T>;
+  return A(1) / (simd::exp<T>(-x) + A(1));
 }
 
 /// tanh u = 1 - 2 / (e^2u + 1)
 template <class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> tanh(simd::pack<T> u) {
-  return T(1) - T(2) / (simd::exp<T>(u * T(2)) + T(1));
+  using A = arithmetic<T>;
+  return A(1) - A(2) / (simd::exp<T>(u * A(2)) + A(1));
 }
 
 inline constexpr double root_2_over_pi = 0.79788456080286535588;
@@ -32,14 +34,14 @@ inline constexpr double gelu_cubic = 0.044715;
 /// y = max(x, 0)
 template <class T>
 void relu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] > T(0) ? x[i] : T(0);
+  simd::transform(
+      n, y, [](simd::pack<T> v) { return v > simd::pack<T>{} ? v : simd::pack<T>{}; }, x);
 }
 
 template <class T>
 void relu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = x[i] > T(0) ? dy[i] : T(0);
+  simd::transform(
+      n, dx, [](simd::pack<T> v, simd::pack<T> d) { return v > simd::pack<T>{} ? d : simd::pack<T>{}; }, x, dy);
 }
 
 /// y = x / (1 + e^-x)
@@ -51,11 +53,12 @@ void silu_forward(cpu&, const T* x, T* y, std::int64_t n) {
 
 template <class T>
 void silu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  using A = arithmetic<T>;
   simd::transform(
       n, dx,
       [](simd::pack<T> v, simd::pack<T> d) {
         const simd::pack<T> s = detail::sigmoid<T>(v);
-        return d * s * (v * (T(1) - s) + T(1));
+        return d * s * (v * (A(1) - s) + A(1));
       },
       x, dy);
 }
@@ -63,40 +66,47 @@ void silu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
 /// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
 template <class T>
 void gelu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = T(0.5) * x[i] * (T(1) + std::erf(x[i] * T(M_SQRT1_2)));
+  using A = arithmetic<T>;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const A v = widened(x[i]);
+    y[i] = converted<T>(A(0.5) * v * (A(1) + std::erf(v * A(M_SQRT1_2))));
+  }
 }
 
 template <class T>
 void gelu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  constexpr T density_at_0 = T(0.39894228040143267794);
+  using A = arithmetic<T>;
+  constexpr A density_at_0 = A(0.39894228040143267794);
   for (std::int64_t i = 0; i < n; ++i) {
-    const T v = x[i];
-    const T distribution = T(0.5) * (T(1) + std::erf(v * T(M_SQRT1_2)));
-    dx[i] = dy[i] * (distribution + v * density_at_0 * std::exp(T(-0.5) * v * v));
+    const A v = widened(x[i]);
+    const A distribution = A(0.5) * (A(1) + std::erf(v * A(M_SQRT1_2)));
+    dx[i] = converted<T>(widened(dy[i]) * (distribution + v * density_at_0 * std::exp(A(-0.5) * v * v)));
   }
 }
 
 /// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
 template <class T>
 void gelu_tanh_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  using A = arithmetic<T>;
   simd::transform(
       n, y,
       [](simd::pack<T> v) {
-        const simd::pack<T> u = T(detail::root_2_over_pi) * (v + T(detail::gelu_cubic) * v * v * v);
-        return T(0.5) * v * (detail::tanh<T>(u) + T(1));
+        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
+        return A(0.5) * v * (detail::tanh<T>(u) + A(1));
       },
       x);
 }
 
 template <class T>
 void gelu_tanh_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  using A = arithmetic<T>;
   simd::transform(
       n, dx,
       [](simd::pack<T> v, simd::pack<T> d) {
-        const simd::pack<T> u = T(detail::root_2_over_pi) * (v + T(detail::gelu_cubic) * v * v * v);
-        const simd::pack<T> du = T(detail::root_2_over_pi) * (T(3 * detail::gelu_cubic) * v * v + T(1));
+        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
+        const simd::pack<T> du = A(detail::root_2_over_pi) * (A(3 * detail::gelu_cubic) * v * v + A(1));
         const simd::pack<T> t = detail::tanh<T>(u);
-        return d * (T(0.5) * (t + T(1)) + T(0.5) * v * (T(1) - t * t) * du);
+        return d * (A(0.5) * (t + A(1)) + A(0.5) * v * (A(1) - t * t) * du);
       },
       x, dy);
 }

@@ -1,17 +1,28 @@
 // The shared part of attention's forward and backward pass on the CPU: blocks, packing, masked exponentials of a row
-// of scores. It has no kernel of its own: see kernels/cpu/attention_forward.hpp and
-// kernels/cpu/attention_backward.hpp.
+// of scores. In bf16, scores and sums are float, and what is multiplied is bf16. It has no kernel of its own: see
+// kernels/cpu/attention_forward.hpp and kernels/cpu/attention_backward.hpp.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
 namespace plait::kernels::detail {
+
+/// Factors of the scale of the scores: of queries as they are packed, and of the products with them. In bf16 packed
+/// queries would be rounded once more.
+template <class T>
+struct scale_factors {
+  arithmetic<T> queries, products;
+  explicit scale_factors(double scale)
+      : queries(std::is_same_v<T, bf16> ? arithmetic<T>(1) : static_cast<arithmetic<T>>(scale)),
+        products(std::is_same_v<T, bf16> ? static_cast<arithmetic<T>>(scale) : arithmetic<T>(1)) {}
+};
 
 /// Keys in a block: a row of scores is then 1 KiB of floats.
 inline constexpr std::int64_t key_block = 256;
@@ -65,18 +76,27 @@ key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, st
   return {space, d};
 }
 
-/// to[r, :] += from[r, :] for rows of `width` elements, packed in `from`.
-template <class T>
-void add_rows(const T* from, std::int64_t width, std::int64_t rows, T* to, std::int64_t to_stride) {
+/// to[r, :] += factor * from[r, :] for rows of `width` elements, packed in `from`; or = where it does not add.
+template <class T, class To>
+void add_rows(const T* from, std::int64_t width, std::int64_t rows, To* to, std::int64_t to_stride, bool adds = true,
+              T factor = T(1)) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    PLAIT_IVDEP
-    for (std::int64_t c = 0; c < width; ++c) to[r * to_stride + c] += from[r * width + c];
+    To* const target = to + r * to_stride;
+    if (adds) {
+      simd::transform(
+          width, target, [=](simd::pack<T> sum, simd::pack<T> v) { return sum + v * factor; }, target,
+          from + r * width);
+    } else {
+      simd::transform(
+          width, target, [=](simd::pack<T> v) { return v * factor; }, from + r * width);
+    }
   }
 }
 
 /// Packs `tokens` query tokens of one group of heads into rows [tokens * group, head_dim], times `factor`.
 template <class T>
-void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::int64_t width, T factor, T* to) {
+void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::int64_t width, arithmetic<T> factor,
+                  T* to) {
   for (std::int64_t i = 0; i < tokens; ++i) {
     simd::transform(
         width, to + i * width, [=](simd::pack<T> v) { return v * factor; }, from + i * stride);
@@ -103,53 +123,56 @@ PLAIT_ALWAYS_INLINE T row_maximum(const T* scores, std::int64_t count) {
   return simd::lane_max<T>(m);
 }
 
-/// scores = exp(scores - shift) for the first `count` of a row, 0 for the rest up to `width`; returns their sum.
-template <class T>
-PLAIT_ALWAYS_INLINE T row_exponentials(T* scores, T shift, std::int64_t count, std::int64_t width) {
+/// to = exp(scores - shift) for the first `count` of a row, 0 for the rest up to `width`; returns their sum before
+/// rounding. `to` may be scores.
+template <class T, class To>
+PLAIT_ALWAYS_INLINE T row_exponentials(const T* scores, To* to, T shift, std::int64_t count, std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
   simd::pack<T> sum{};
   std::int64_t c = 0;
   for (; c + w <= count; c += w) {
     const simd::pack<T> p = simd::exp<T>(simd::load(scores + c) - shift);
     sum += p;
-    simd::store<T>(p, scores + c);
+    simd::store<To>(p, to + c);
   }
   if (c < count) {
     const simd::pack<T> p = simd::exp<T>(masked<T>(simd::load(scores + c) - shift, count - c));
     sum += p;
-    simd::store<T>(p, scores + c);
+    simd::store<To>(p, to + c);
     c += w;
   }
-  for (; c < width; c += w) simd::store<T>(simd::pack<T>{}, scores + c);
+  for (; c < width; c += w) simd::store<To>(simd::pack<T>{}, to + c);
   return simd::lane_sum<T>(sum);
 }
 
-/// Turns a row of scores into probabilities and a row of their gradients into gradients of the scores:
-/// p = exp(s - lse), ds = p (dp - delta) for those from `first` on and before `count`, 0 for the rest up to `width`.
-template <class T>
-PLAIT_ALWAYS_INLINE void row_gradients(T* scores, T* dscores, T lse, T delta, std::int64_t first, std::int64_t count,
-                                       std::int64_t width) {
+/// Makes probabilities of a row of scores, and gradients of the scores of a row of theirs: p = exp(s - lse),
+/// ds = p (dp - delta) for those from `first` on and before `count`, 0 for the rest up to `width`. p may be s, and ds
+/// dp.
+template <class T, class To>
+PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities, To* probabilities, To* dscores, T lse,
+                                       T delta, std::int64_t first, std::int64_t count, std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
   std::int64_t c = 0;
   for (; c + w <= count; c += w) {
     const simd::pack<T> p = simd::exp<T>(simd::load(scores + c) - lse);
-    simd::store<T>(p, scores + c);
-    simd::store<T>(p * (simd::load(dscores + c) - delta), dscores + c);
+    const simd::pack<T> d = p * (simd::load(dprobabilities + c) - delta);
+    simd::store<To>(p, probabilities + c);
+    simd::store<To>(d, dscores + c);
   }
   if (c < count) {
     const simd::pack<T> p = simd::exp<T>(masked<T>(simd::load(scores + c) - lse, count - c));
-    const simd::pack<T> d = p * (simd::load(dscores + c) - delta);
-    simd::store<T>(p, scores + c);
-    simd::store<T>(p > simd::pack<T>{} ? d : simd::pack<T>{}, dscores + c);  // 0 times what is not a number is not 0
+    const simd::pack<T> d = p * (simd::load(dprobabilities + c) - delta);
+    simd::store<To>(p, probabilities + c);
+    simd::store<To>(p > simd::pack<T>{} ? d : simd::pack<T>{}, dscores + c);  // 0 times what is not a number is not 0
     c += w;
   }
   for (; c < width; c += w) {
-    simd::store<T>(simd::pack<T>{}, scores + c);
-    simd::store<T>(simd::pack<T>{}, dscores + c);
+    simd::store<To>(simd::pack<T>{}, probabilities + c);
+    simd::store<To>(simd::pack<T>{}, dscores + c);
   }
   if (first > 0) {
-    std::fill_n(scores, first, T(0));
-    std::fill_n(dscores, first, T(0));
+    std::fill_n(probabilities, first, To{});
+    std::fill_n(dscores, first, To{});
   }
 }
 

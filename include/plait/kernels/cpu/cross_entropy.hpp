@@ -30,20 +30,22 @@ bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, 
 
 /// A row without any valid column has nothing to add, whatever its maximum.
 template <class T>
-PLAIT_ALWAYS_INLINE double sum_exp_of(const T* x, std::int64_t n, T maximum) {
+PLAIT_ALWAYS_INLINE double sum_exp_of(const T* x, std::int64_t n, arithmetic<T> maximum) {
   return simd::sum_of<T>(
       n, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum); }, x);
 }
 
 template <class T, class Id>
-PLAIT_ALWAYS_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& sum_exp, T& target_logit, T* sum_logits,
+PLAIT_ALWAYS_INLINE void statistics_of_row(const T* x, Id target, statistic_of<T> maximum, statistic_of<T>& sum_exp,
+                                           statistic_of<T>& target_logit, statistic_of<T>* sum_logits,
                                            const vocabulary_range& range) {
+  using S = statistic_of<T>;
   const std::int64_t valid = range.valid();
   const std::int64_t at = static_cast<std::int64_t>(target) - range.first_column;
-  sum_exp = static_cast<T>(sum_exp_of(x, valid, maximum));
-  target_logit = at >= 0 && at < valid ? x[at] : T(0);
+  sum_exp = static_cast<S>(sum_exp_of(x, valid, maximum));
+  target_logit = at >= 0 && at < valid ? widened(x[at]) : S(0);
   if (sum_logits != nullptr) {
-    *sum_logits = static_cast<T>(simd::sum_of<T>(
+    *sum_logits = static_cast<S>(simd::sum_of<T>(
         valid, [](simd::pack<T> v) { return v; }, x));
   }
 }
@@ -51,7 +53,8 @@ PLAIT_ALWAYS_INLINE void statistics_of_row(const T* x, Id target, T maximum, T& 
 
 /// row_max[r] over the valid local columns; -infinity where there are none.
 template <class T>
-void cross_entropy_max(cpu&, const T* logits, T* row_max, std::int64_t rows, const vocabulary_range& range) {
+void cross_entropy_max(cpu&, const T* logits, statistic_of<T>* row_max, std::int64_t rows,
+                       const vocabulary_range& range) {
   const std::int64_t valid = range.valid();
   for (std::int64_t r = 0; r < rows; ++r) row_max[r] = simd::max_of(logits + r * range.columns, valid);
 }
@@ -60,8 +63,9 @@ void cross_entropy_max(cpu&, const T* logits, T* row_max, std::int64_t rows, con
 /// logit of the target (0 if it is another rank's), and the sum of the logits (needed for label smoothing; may be
 /// null). Throws `plait::error` for a target outside the vocabulary.
 template <class T, class Id>
-void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const T* row_max, T* sum_exp, T* target_logit,
-                              T* sum_logits, std::int64_t rows, const vocabulary_range& range,
+void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const statistic_of<T>* row_max,
+                              statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
+                              std::int64_t rows, const vocabulary_range& range,
                               const cross_entropy_settings& settings) {
   for (std::int64_t r = 0; r < rows; ++r) {
     detail::counts(targets, r, range, settings);
@@ -73,8 +77,9 @@ void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const T*
 /// `cross_entropy_max` and `cross_entropy_statistics` relative to the local maximum, row by row while a row is in the
 /// cache. Where the vocabulary is whole these are final.
 template <class T, class Id>
-void cross_entropy_local_statistics(cpu&, const T* logits, const Id* targets, T* row_max, T* sum_exp, T* target_logit,
-                                    T* sum_logits, std::int64_t rows, const vocabulary_range& range,
+void cross_entropy_local_statistics(cpu&, const T* logits, const Id* targets, statistic_of<T>* row_max,
+                                    statistic_of<T>* sum_exp, statistic_of<T>* target_logit,
+                                    statistic_of<T>* sum_logits, std::int64_t rows, const vocabulary_range& range,
                                     const cross_entropy_settings& settings) {
   for (std::int64_t r = 0; r < rows; ++r) {
     detail::counts(targets, r, range, settings);
@@ -118,27 +123,30 @@ void cross_entropy_loss(cpu&, const Id* targets, const T* row_max, const T* sum_
 /// dlogits[r, c] = scale[r] ((1 + 2 z lse) softmax(c) - eps / vocab - (1 - eps) [c is the target]), where scale[r] is
 /// the gradient of loss[r]; 0 in padding and ignored rows. dlogits may be logits.
 template <class T, class Id>
-void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const T* row_max, const T* sum_exp,
-                            const T* scale, T* dlogits, std::int64_t rows, const vocabulary_range& range,
-                            const cross_entropy_settings& s) {
+void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const statistic_of<T>* row_max,
+                            const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits, std::int64_t rows,
+                            const vocabulary_range& range, const cross_entropy_settings& s) {
+  using A = arithmetic<T>;
   const std::int64_t valid = range.valid();
   for (std::int64_t r = 0; r < rows; ++r) {
     T* const d = dlogits + r * range.columns;
     if (!detail::counts(targets, r, range, s)) {
-      std::fill_n(d, range.columns, T(0));
+      std::fill_n(d, range.columns, T{});
       continue;
     }
     const auto total = static_cast<double>(sum_exp[r]), g = static_cast<double>(scale[r]);
     const double lse = static_cast<double>(row_max[r]) + std::log(total);
-    const T factor = static_cast<T>(g * (1.0 + 2.0 * s.z_loss * lse) / total);
-    const T uniform = static_cast<T>(g * s.label_smoothing / static_cast<double>(range.vocab));
-    const T maximum = row_max[r];
-    simd::transform(
-        valid, d, [=](simd::pack<T> v) { return simd::exp<T>(v - maximum) * factor - uniform; },
-        logits + r * range.columns);
-    std::fill(d + valid, d + range.columns, T(0));
+    const A factor = static_cast<A>(g * (1.0 + 2.0 * s.z_loss * lse) / total);
+    const A uniform = static_cast<A>(g * s.label_smoothing / static_cast<double>(range.vocab));
+    const A maximum = row_max[r];
+    const T* const x = logits + r * range.columns;
+    const auto gradient = [=](simd::pack<T> v) { return simd::exp<T>(v - maximum) * factor - uniform; };
     const std::int64_t at = static_cast<std::int64_t>(targets[r]) - range.first_column;
-    if (at >= 0 && at < valid) d[at] -= static_cast<T>(g * (1.0 - s.label_smoothing));
+    const bool here = at >= 0 && at < valid;
+    const A of_target = here ? gradient(simd::splat(widened(x[at])))[0] : A(0);  // d may be x
+    simd::transform(valid, d, gradient, x);
+    std::fill(d + valid, d + range.columns, T{});
+    if (here) d[at] = converted<T>(of_target - static_cast<A>(g * (1.0 - s.label_smoothing)));
   }
 }
 

@@ -1,12 +1,12 @@
 // Arithmetic element by element on the CPU, casts, and biases of rows. Every array has n elements, where it is not
-// said to have rows; outputs may be the same array as an input. Sums are in kernels/cpu/reductions.hpp. Test:
-// tests/unit/kernels/elementwise.cpp.
+// said to have rows; outputs may be the same array as an input. In bf16 each call rounds its result. Sums are in
+// kernels/cpu/reductions.hpp. Test: tests/unit/kernels/elementwise.cpp.
 #pragma once
 
-#include <bit>
 #include <cstdint>
+#include <type_traits>
 
-#include "plait/core/dtype.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
@@ -15,8 +15,8 @@ namespace plait::kernels {
 /// y = a + b
 template <class T>
 void add(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+  simd::transform(
+      n, y, [](simd::pack<T> v, simd::pack<T> w) { return v + w; }, a, b);
 }
 
 namespace detail {
@@ -34,57 +34,48 @@ PLAIT_ALWAYS_INLINE const T* added_row(const T* x, const T* addend, T* sum, std:
 /// y += a
 template <class T>
 void accumulate(cpu&, const T* a, T* y, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] += a[i];
+  simd::transform(
+      n, y, [](simd::pack<T> v, simd::pack<T> w) { return v + w; }, y, a);
 }
 
 /// y *= factor
 template <class T>
-void scale(cpu&, T* y, std::int64_t n, T factor) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] *= factor;
+void scale(cpu&, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
+  simd::transform(
+      n, y, [=](simd::pack<T> v) { return v * factor; }, y);
 }
 
 /// y += factor * x
 template <class T>
-void axpy(cpu&, const T* x, T* y, std::int64_t n, T factor) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+void axpy(cpu&, const T* x, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
+  simd::transform(
+      n, y, [=](simd::pack<T> v, simd::pack<T> w) { return v + factor * w; }, y, x);
 }
 
 /// y = a * b
 template <class T>
 void multiply(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] * b[i];
+  simd::transform(
+      n, y, [](simd::pack<T> v, simd::pack<T> w) { return v * w; }, a, b);
 }
 
-/// y = value
-template <class T>
-void fill(cpu&, T* y, std::int64_t n, T value) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = value;
+/// y = value, which may be of any number type.
+template <class T, class Value>
+void fill(cpu&, T* y, std::int64_t n, Value value) {
+  const T same = converted<T>(value);
+  for (std::int64_t i = 0; i < n; ++i) y[i] = same;
 }
-
-namespace detail {
-template <class To, class From>
-PLAIT_ALWAYS_INLINE To converted(From x) {
-  if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, bf16>) {
-    return x;
-  } else if constexpr (std::is_same_v<To, bf16>) {
-    return to_bf16(static_cast<float>(x));
-  } else if constexpr (std::is_same_v<From, bf16>) {
-    return static_cast<To>(to_float(x));
-  } else {
-    return static_cast<To>(x);
-  }
-}
-}  // namespace detail
 
 /// y = x in another type: float, double or bf16, rounded to nearest even (double to bf16 by way of float).
 template <class From, class To>
 void cast(cpu&, const From* x, To* y, std::int64_t n) {
-  PLAIT_IVDEP
-  for (std::int64_t i = 0; i < n; ++i) y[i] = detail::converted<To>(x[i]);
+  if constexpr (simd::lanes<From> == simd::lanes<To>) {
+    simd::transform(
+        n, y, [](simd::pack<From> v) { return v; }, x);
+  } else {
+    PLAIT_IVDEP
+    for (std::int64_t i = 0; i < n; ++i) y[i] = converted<To>(x[i]);
+  }
 }
 
 /// y[r, c] += bias[c] for y [rows, columns], whose rows are `stride` elements apart (0: columns).
@@ -92,16 +83,17 @@ template <class T>
 void add_bias(cpu&, const T* bias, T* y, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
   for (std::int64_t r = 0; r < rows; ++r) {
     T* const row = y + r * (stride == 0 ? columns : stride);
-    PLAIT_IVDEP
-    for (std::int64_t c = 0; c < columns; ++c) row[c] += bias[c];
+    simd::transform(
+        columns, row, [](simd::pack<T> v, simd::pack<T> b) { return v + b; }, row, bias);
   }
 }
 
 /// dbias[c] += sum over r of dy[r, c], whose rows are `stride` elements apart (0: columns).
 template <class T>
-void bias_gradient(cpu&, const T* dy, T* dbias, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
+void bias_gradient(cpu&, const T* dy, gradient_of<T>* dbias, std::int64_t rows, std::int64_t columns,
+                   std::int64_t stride = 0) {
   const std::int64_t row = stride == 0 ? columns : stride;
-  simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * row + c]; });
+  simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return widened(dy[r * row + c]); });
 }
 
 }  // namespace plait::kernels

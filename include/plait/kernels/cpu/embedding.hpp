@@ -31,23 +31,23 @@ void embedding_forward(cpu&, const Id* ids, const T* table, T* y, std::int64_t t
     if (row >= 0 && row < rows_local) {
       std::copy_n(table + row * width, width, y + t * width);
     } else {
-      std::fill_n(y + t * width, width, T(0));
+      std::fill_n(y + t * width, width, T{});
     }
   }
 }
 
 /// dtable[ids[t] - first] += dy[t] for the ids in range, in the order of the tokens.
 template <class T, class Id>
-void embedding_backward(cpu&, const Id* ids, const T* dy, T* dtable, std::int64_t tokens, std::int64_t width,
-                        std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
+void embedding_backward(cpu&, const Id* ids, const T* dy, gradient_of<T>* dtable, std::int64_t tokens,
+                        std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     detail::check_id(ids[t], t, vocab);
     const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first;
     if (row < 0 || row >= rows_local) continue;
-    T* const target = dtable + row * width;
+    gradient_of<T>* const target = dtable + row * width;
     const T* const source = dy + t * width;
     PLAIT_IVDEP
-    for (std::int64_t c = 0; c < width; ++c) target[c] += source[c];
+    for (std::int64_t c = 0; c < width; ++c) target[c] += widened(source[c]);
   }
 }
 

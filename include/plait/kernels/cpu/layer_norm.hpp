@@ -16,42 +16,45 @@ namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c].
 template <class T>
-void row_sums(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
+void row_sums(cpu&, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
-    out[r] = static_cast<T>(simd::sum_of<T>(
+    out[r] = static_cast<S>(simd::sum_of<T>(
         columns, [](simd::pack<T> v) { return v; }, x + r * columns));
   }
 }
 
 /// out[r] = sum over the local columns of (x - mean)^2, where mean = sums[r] / columns_global.
 template <class T>
-void row_centred_squares(cpu&, const T* x, const T* sums, T* out, std::int64_t rows, std::int64_t columns,
-                         std::int64_t columns_global) {
+void row_centred_squares(cpu&, const T* x, const statistic_of<T>* sums, statistic_of<T>* out, std::int64_t rows,
+                         std::int64_t columns, std::int64_t columns_global) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T mean = static_cast<T>(static_cast<double>(sums[r]) / static_cast<double>(columns_global));
-    out[r] = static_cast<T>(simd::sum_of<T>(
+    const S mean = static_cast<S>(static_cast<double>(sums[r]) / static_cast<double>(columns_global));
+    out[r] = static_cast<S>(simd::sum_of<T>(
         columns, [=](simd::pack<T> v) { return (v - mean) * (v - mean); }, x + r * columns));
   }
 }
 
 /// mean and inv_std of whole rows from the two reduced sums; either may be written over its source.
-template <class T>
-void layer_norm_statistics(cpu&, const T* sums, const T* centred_squares, T* mean, T* inv_std, std::int64_t rows,
+template <class S>
+void layer_norm_statistics(cpu&, const S* sums, const S* centred_squares, S* mean, S* inv_std, std::int64_t rows,
                            std::int64_t columns_global, double eps) {
   const auto n = static_cast<double>(columns_global);
   for (std::int64_t r = 0; r < rows; ++r) {
     const double variance = static_cast<double>(centred_squares[r]) / n;
-    mean[r] = static_cast<T>(static_cast<double>(sums[r]) / n);
-    inv_std[r] = static_cast<T>(1.0 / std::sqrt(variance + eps));
+    mean[r] = static_cast<S>(static_cast<double>(sums[r]) / n);
+    inv_std[r] = static_cast<S>(1.0 / std::sqrt(variance + eps));
   }
 }
 
 /// y = (x - mean) inv_std w + b; y may be x.
 template <class T>
-void layer_norm_apply(cpu&, const T* x, const T* mean, const T* inv_std, const T* weight, const T* bias, T* y,
-                      std::int64_t rows, std::int64_t columns) {
+void layer_norm_apply(cpu&, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inv_std, const T* weight,
+                      const T* bias, T* y, std::int64_t rows, std::int64_t columns) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T m = mean[r], inverse = inv_std[r];
+    const S m = mean[r], inverse = inv_std[r];
     simd::transform(
         columns, y + r * columns,
         [=](simd::pack<T> v, simd::pack<T> w, simd::pack<T> b) { return (v - m) * inverse * w + b; }, x + r * columns,
@@ -62,8 +65,8 @@ void layer_norm_apply(cpu&, const T* x, const T* mean, const T* inv_std, const T
 /// The whole forward pass where rows are whole; writes y, mean and inv_std. Where `addend` is not null, its input is x
 /// + addend, which goes to `sum`; sum may be x.
 template <class T>
-void layer_norm_forward(cpu& device, const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std,
-                        std::int64_t rows, std::int64_t columns, double eps,
+void layer_norm_forward(cpu& device, const T* x, const T* weight, const T* bias, T* y, statistic_of<T>* mean,
+                        statistic_of<T>* inv_std, std::int64_t rows, std::int64_t columns, double eps,
                         const std::type_identity_t<T>* addend = nullptr, std::type_identity_t<T>* sum = nullptr) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* const row = detail::added_row(x, addend, sum, r, columns);
@@ -76,15 +79,17 @@ void layer_norm_forward(cpu& device, const T* x, const T* weight, const T* bias,
 
 /// dots[r, 0] = sum of dy w and dots[r, 1] = sum of dy w (x - mean) inv_std over the local columns; dots is [rows, 2].
 template <class T>
-void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std, T* dots,
-                              std::int64_t rows, std::int64_t columns) {
+void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                              const statistic_of<T>* inv_std, statistic_of<T>* dots, std::int64_t rows,
+                              std::int64_t columns) {
+  using S = statistic_of<T>;
   using pack = simd::pack<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T m = mean[r], inverse = inv_std[r];
+    const S m = mean[r], inverse = inv_std[r];
     const T* const d_row = dy + r * columns;
-    dots[2 * r] = static_cast<T>(simd::sum_of<T>(
+    dots[2 * r] = static_cast<S>(simd::sum_of<T>(
         columns, [](pack w, pack d) { return d * w; }, weight, d_row));
-    dots[2 * r + 1] = static_cast<T>(simd::sum_of<T>(
+    dots[2 * r + 1] = static_cast<S>(simd::sum_of<T>(
         columns, [=](pack v, pack w, pack d) { return d * w * ((v - m) * inverse); }, x + r * columns, weight, d_row));
   }
 }
@@ -93,15 +98,17 @@ void layer_norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, co
 /// may be dy. `addend` (such as the gradient of a residual connection) is added where it is not null; it must not be
 /// dx.
 template <class T>
-void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std,
-                            const T* dots, T* dx, std::int64_t rows, std::int64_t columns, std::int64_t columns_global,
+void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                            const statistic_of<T>* inv_std, const statistic_of<T>* dots, T* dx, std::int64_t rows,
+                            std::int64_t columns, std::int64_t columns_global,
                             const std::type_identity_t<T>* addend = nullptr) {
+  using S = statistic_of<T>;
   using pack = simd::pack<T>;
   const auto n = static_cast<double>(columns_global);
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T m = mean[r], inverse = inv_std[r];
-    const T shift = static_cast<T>(static_cast<double>(dots[2 * r]) / n);
-    const T pull = static_cast<T>(static_cast<double>(dots[2 * r + 1]) / n);
+    const S m = mean[r], inverse = inv_std[r];
+    const S shift = static_cast<S>(static_cast<double>(dots[2 * r]) / n);
+    const S pull = static_cast<S>(static_cast<double>(dots[2 * r + 1]) / n);
     const auto gradient = [=](pack v, pack w, pack d) { return inverse * (d * w - shift - (v - m) * inverse * pull); };
     if (addend == nullptr) {
       simd::transform(columns, dx + r * columns, gradient, x + r * columns, weight, dy + r * columns);
@@ -115,13 +122,15 @@ void layer_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, cons
 
 /// dweight[c] += sum over r of dy (x - mean) inv_std and dbias[c] += sum over r of dy; dbias may be null.
 template <class T>
-void layer_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* mean, const T* inv_std, T* dweight, T* dbias,
+void layer_norm_backward_dweight(cpu&, const T* x, const T* dy, const statistic_of<T>* mean,
+                                 const statistic_of<T>* inv_std, gradient_of<T>* dweight, gradient_of<T>* dbias,
                                  std::int64_t rows, std::int64_t columns) {
   simd::add_column_sums(rows, columns, dweight, [=](std::int64_t r, std::int64_t c) {
-    return dy[r * columns + c] * ((x[r * columns + c] - mean[r]) * inv_std[r]);
+    return widened(dy[r * columns + c]) * ((widened(x[r * columns + c]) - mean[r]) * inv_std[r]);
   });
   if (dbias != nullptr) {
-    simd::add_column_sums(rows, columns, dbias, [=](std::int64_t r, std::int64_t c) { return dy[r * columns + c]; });
+    simd::add_column_sums(rows, columns, dbias,
+                          [=](std::int64_t r, std::int64_t c) { return widened(dy[r * columns + c]); });
   }
 }
 
@@ -129,13 +138,14 @@ void layer_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* mean, c
 /// dweight and dbias are added to, dx may be dy if dweight is null. `addend` is added to dx where it is not null; it
 /// must not be dx.
 template <class T>
-void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* mean, const T* inv_std, T* dx,
-                         T* dweight, T* dbias, std::int64_t rows, std::int64_t columns,
-                         const std::type_identity_t<T>* addend = nullptr) {
+void layer_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
+                         const statistic_of<T>* inv_std, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
+                         std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr) {
+  using S = statistic_of<T>;
   if (dx != nullptr) {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t at = r * columns;
-      T dots[2];
+      S dots[2];
       layer_norm_backward_dots(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, 1, columns);
       layer_norm_backward_dx(device, x + at, weight, dy + at, mean + r, inv_std + r, dots, dx + at, 1, columns, columns,
                              addend == nullptr ? nullptr : addend + at);

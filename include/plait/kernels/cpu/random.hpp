@@ -103,7 +103,7 @@ void fill_normal(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t 
         for (std::int64_t i = 0; i < count; ++i) {
           const std::int64_t pair = (lane + i) / 2 * 2;
           const double value = normal_pair(words[pair], words[pair + 1])[static_cast<std::size_t>((lane + i) % 2)];
-          x[local + i] = static_cast<T>(mean + std * value);
+          x[local + i] = converted<T>(mean + std * value);
         }
       });
 }
@@ -114,7 +114,7 @@ void fill_uniform(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t
   detail::for_each_word(part, seed, stream,
                         [=](std::int64_t local, const std::uint32_t* words, std::int64_t lane, std::int64_t count) {
                           for (std::int64_t i = 0; i < count; ++i) {
-                            x[local + i] = static_cast<T>(low + (high - low) * to_unit(words[lane + i]));
+                            x[local + i] = converted<T>(low + (high - low) * to_unit(words[lane + i]));
                           }
                         });
 }
@@ -124,13 +124,14 @@ void fill_uniform(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t
 template <class T>
 void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream, double p) {
   check_dropout(p);
-  const T keep = static_cast<T>(1.0 / (1.0 - p));
+  using A = arithmetic<T>;
+  const A keep = static_cast<A>(1.0 / (1.0 - p));
   const auto threshold = static_cast<std::uint32_t>(std::min(p * 0x1p32, 4294967295.0));
   detail::for_each_word(
       part, seed, stream, [=](std::int64_t local, const std::uint32_t* words, std::int64_t lane, std::int64_t count) {
         constexpr std::int64_t n = 4 * detail::blocks_at_once;
-        alignas(64) T factor[n];
-        for (std::int64_t i = 0; i < n; ++i) factor[i] = words[i] >= threshold ? keep : T(0);
+        alignas(64) A factor[n];
+        for (std::int64_t i = 0; i < n; ++i) factor[i] = words[i] >= threshold ? keep : A(0);
         simd::transform(
             count, y + local, [](simd::pack<T> v, simd::pack<T> f) { return v * f; }, x + local, factor + lane);
       });

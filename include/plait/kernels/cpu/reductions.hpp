@@ -36,7 +36,7 @@ inline void reciprocal(cpu&, const double* x, double* y) { *y = *x > 0 ? 1 / *x 
 /// y[i] = *value, rounded to T.
 template <class T>
 void fill_from(cpu& device, T* y, std::int64_t n, const double* value) {
-  fill(device, y, n, detail::converted<T>(*value));
+  fill(device, y, n, *value);
 }
 
 /// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,

@@ -16,34 +16,38 @@ namespace plait::kernels {
 
 /// out[r] = sum over c of x[r, c]^2.
 template <class T>
-void row_sum_squares(cpu&, const T* x, T* out, std::int64_t rows, std::int64_t columns) {
+void row_sum_squares(cpu&, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
-    out[r] = static_cast<T>(simd::sum_of<T>(
+    out[r] = static_cast<S>(simd::sum_of<T>(
         columns, [](simd::pack<T> v) { return v * v; }, x + r * columns));
   }
 }
 
 /// inv_rms[r] from the sum of the squares of the whole row; inv_rms may be the array of sum_squares.
-template <class T>
-void rms_inverse(cpu&, const T* sum_squares, T* inv_rms, std::int64_t rows, std::int64_t columns_global, double eps) {
+template <class S>
+void rms_inverse(cpu&, const S* sum_squares, S* inv_rms, std::int64_t rows, std::int64_t columns_global, double eps) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const double mean = static_cast<double>(sum_squares[r]) / static_cast<double>(columns_global);
-    inv_rms[r] = static_cast<T>(1.0 / std::sqrt(mean + eps));
+    inv_rms[r] = static_cast<S>(1.0 / std::sqrt(mean + eps));
   }
 }
 
 namespace detail {
 template <class T>
-PLAIT_ALWAYS_INLINE void rms_scale_row(const T* x, T inverse, const T* weight, T* y, std::int64_t columns) {
+PLAIT_ALWAYS_INLINE void rms_scale_row(const T* x, statistic_of<T> inverse, const T* weight, T* y,
+                                       std::int64_t columns) {
   simd::transform(
       columns, y, [=](simd::pack<T> v, simd::pack<T> w) { return v * inverse * w; }, x, weight);
 }
 
 /// dx = inv (dy w - x inv^2 dot / columns_global) + addend, where dot is the row's sum of dy w x; addend may be null.
 template <class T>
-PLAIT_ALWAYS_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T inverse, T dot, T* dx,
-                                    std::int64_t columns, std::int64_t columns_global, const T* addend) {
-  const T pull = static_cast<T>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
+PLAIT_ALWAYS_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, statistic_of<T> inverse,
+                                    statistic_of<T> dot, T* dx, std::int64_t columns, std::int64_t columns_global,
+                                    const T* addend) {
+  using S = statistic_of<T>;
+  const S pull = static_cast<S>(static_cast<double>(dot) * static_cast<double>(inverse) * static_cast<double>(inverse) /
                                 static_cast<double>(columns_global));
   if (addend == nullptr) {
     simd::transform(
@@ -60,19 +64,21 @@ PLAIT_ALWAYS_INLINE void rms_row_dx(const T* x, const T* weight, const T* dy, T 
 }
 
 template <class T>
-PLAIT_ALWAYS_INLINE T rms_row_dot(const T* x, const T* weight, const T* dy, std::int64_t columns) {
-  return static_cast<T>(simd::sum_of<T>(
+PLAIT_ALWAYS_INLINE statistic_of<T> rms_row_dot(const T* x, const T* weight, const T* dy, std::int64_t columns) {
+  using S = statistic_of<T>;
+  return static_cast<S>(simd::sum_of<T>(
       columns, [](simd::pack<T> v, simd::pack<T> w, simd::pack<T> d) { return d * w * v; }, x, weight, dy));
 }
 }  // namespace detail
 
 /// y from the sums of the squares of the whole rows; y may be x.
 template <class T>
-void rms_apply(cpu&, const T* x, const T* sum_squares, const T* weight, T* y, std::int64_t rows, std::int64_t columns,
-               std::int64_t columns_global, double eps) {
+void rms_apply(cpu&, const T* x, const statistic_of<T>* sum_squares, const T* weight, T* y, std::int64_t rows,
+               std::int64_t columns, std::int64_t columns_global, double eps) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
     const double mean = static_cast<double>(sum_squares[r]) / static_cast<double>(columns_global);
-    const T inverse = static_cast<T>(1.0 / std::sqrt(mean + eps));
+    const S inverse = static_cast<S>(1.0 / std::sqrt(mean + eps));
     detail::rms_scale_row(x + r * columns, inverse, weight, y + r * columns, columns);
   }
 }
@@ -80,21 +86,22 @@ void rms_apply(cpu&, const T* x, const T* sum_squares, const T* weight, T* y, st
 /// The whole forward pass where rows are whole; writes y and inv_rms. Where `addend` is not null, its input is x +
 /// addend, which goes to `sum`; sum may be x.
 template <class T>
-void rms_norm_forward(cpu&, const T* x, const T* weight, T* y, T* inv_rms, std::int64_t rows, std::int64_t columns,
-                      double eps, const std::type_identity_t<T>* addend = nullptr,
+void rms_norm_forward(cpu&, const T* x, const T* weight, T* y, statistic_of<T>* inv_rms, std::int64_t rows,
+                      std::int64_t columns, double eps, const std::type_identity_t<T>* addend = nullptr,
                       std::type_identity_t<T>* sum = nullptr) {
+  using S = statistic_of<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* const row = detail::added_row(x, addend, sum, r, columns);
     const double squares = simd::sum_of<T>(
         columns, [](simd::pack<T> v) { return v * v; }, row);
-    inv_rms[r] = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(columns) + eps));
+    inv_rms[r] = static_cast<S>(1.0 / std::sqrt(squares / static_cast<double>(columns) + eps));
     detail::rms_scale_row(row, inv_rms[r], weight, y + r * columns, columns);
   }
 }
 
 /// dot[r] = sum over the local columns of dy w x.
 template <class T>
-void rms_norm_backward_dot(cpu&, const T* x, const T* weight, const T* dy, T* dot, std::int64_t rows,
+void rms_norm_backward_dot(cpu&, const T* x, const T* weight, const T* dy, statistic_of<T>* dot, std::int64_t rows,
                            std::int64_t columns) {
   for (std::int64_t r = 0; r < rows; ++r) {
     dot[r] = detail::rms_row_dot(x + r * columns, weight, dy + r * columns, columns);
@@ -104,9 +111,9 @@ void rms_norm_backward_dot(cpu&, const T* x, const T* weight, const T* dy, T* do
 /// dx from the dots of the whole rows, plus `addend` (such as the gradient of a residual connection) where that is not
 /// null; dx may be dy, not addend.
 template <class T>
-void rms_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const T* inv_rms, const T* dot, T* dx,
-                          std::int64_t rows, std::int64_t columns, std::int64_t columns_global,
-                          const std::type_identity_t<T>* addend = nullptr) {
+void rms_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                          const statistic_of<T>* dot, T* dx, std::int64_t rows, std::int64_t columns,
+                          std::int64_t columns_global, const std::type_identity_t<T>* addend = nullptr) {
   for (std::int64_t r = 0; r < rows; ++r) {
     detail::rms_row_dx(x + r * columns, weight, dy + r * columns, inv_rms[r], dot[r], dx + r * columns, columns,
                        columns_global, addend == nullptr ? nullptr : addend + r * columns);
@@ -115,17 +122,18 @@ void rms_norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const 
 
 /// dweight[c] += sum over r of dy x inv_rms.
 template <class T>
-void rms_norm_backward_dweight(cpu&, const T* x, const T* dy, const T* inv_rms, T* dweight, std::int64_t rows,
-                               std::int64_t columns) {
+void rms_norm_backward_dweight(cpu&, const T* x, const T* dy, const statistic_of<T>* inv_rms, gradient_of<T>* dweight,
+                               std::int64_t rows, std::int64_t columns) {
   simd::add_column_sums(rows, columns, dweight, [=](std::int64_t r, std::int64_t c) {
-    return dy[r * columns + c] * (x[r * columns + c] * inv_rms[r]);
+    return widened(dy[r * columns + c]) * (widened(x[r * columns + c]) * inv_rms[r]);
   });
 }
 
 /// dx (must not be dy) and dweight (added to) from the dots of the whole rows.
 template <class T>
-void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* dy, const T* inv_rms, const T* dot,
-                             T* dx, T* dweight, std::int64_t rows, std::int64_t columns, std::int64_t columns_global) {
+void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms,
+                             const statistic_of<T>* dot, T* dx, gradient_of<T>* dweight, std::int64_t rows,
+                             std::int64_t columns, std::int64_t columns_global) {
   rms_norm_backward_dx(device, x, weight, dy, inv_rms, dot, dx, rows, columns, columns_global);
   rms_norm_backward_dweight(device, x, dy, inv_rms, dweight, rows, columns);
 }
@@ -134,12 +142,14 @@ void rms_norm_backward_apply(cpu& device, const T* x, const T* weight, const T* 
 /// to, dx may be dy if dweight is null. `addend` (such as the gradient of a residual connection) is added to dx where
 /// it is not null; it must not be dx.
 template <class T>
-void rms_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const T* inv_rms, T* dx, T* dweight,
-                       std::int64_t rows, std::int64_t columns, const std::type_identity_t<T>* addend = nullptr) {
+void rms_norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* inv_rms, T* dx,
+                       gradient_of<T>* dweight, std::int64_t rows, std::int64_t columns,
+                       const std::type_identity_t<T>* addend = nullptr) {
+  using S = statistic_of<T>;
   if (dx != nullptr) {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t at = r * columns;
-      const T dot = detail::rms_row_dot(x + at, weight, dy + at, columns);
+      const S dot = detail::rms_row_dot(x + at, weight, dy + at, columns);
       detail::rms_row_dx(x + at, weight, dy + at, inv_rms[r], dot, dx + at, columns, columns,
                          addend == nullptr ? nullptr : addend + at);
     }

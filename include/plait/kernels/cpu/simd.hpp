@@ -1,5 +1,6 @@
 // Vector registers for the kernels of the CPU: packs of numbers, an exponential, and loops over arrays that map, sum
-// and find maxima. Their width is that of the target which the file is compiled for. Test: tests/unit/kernels/simd.cpp.
+// and find maxima. Their width is that of the target which the file is compiled for. A pack of bf16 holds floats: they
+// are widened when they are loaded, and rounded when they are stored. Test: tests/unit/kernels/simd.cpp.
 #pragma once
 
 #include <cmath>
@@ -7,6 +8,8 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+
+#include "plait/core/precision.hpp"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -39,35 +42,56 @@ template <class T, int Bytes = pack_bytes>
 struct pack_of {
   typedef T type __attribute__((vector_size(Bytes)));
 };
+template <int Bytes>
+struct pack_of<bf16, Bytes> : pack_of<float, Bytes> {};
 template <class T>
 using pack = typename pack_of<T>::type;
 
 template <class T>
-inline constexpr std::int64_t lanes = pack_bytes / static_cast<std::int64_t>(sizeof(T));
+inline constexpr std::int64_t lanes = pack_bytes / static_cast<std::int64_t>(sizeof(arithmetic<T>));
 
 template <class T>
 PLAIT_ALWAYS_INLINE pack<T> splat(T value) {
   return value - pack<T>{};
 }
 
+/// As many bf16 as a pack has lanes.
+using bf16_bits = typename pack_of<std::uint16_t, pack_bytes / 2>::type;
+
 template <class T>
 PLAIT_ALWAYS_INLINE pack<T> load(const T* from) {
-  pack<T> p;
-  std::memcpy(&p, from, pack_bytes);
-  return p;
+  if constexpr (std::is_same_v<T, bf16>) {
+    bf16_bits half;
+    std::memcpy(&half, from, sizeof half);
+    return pack<float>(__builtin_convertvector(half, pack<std::uint32_t>) << 16);
+  } else {
+    pack<T> p;
+    std::memcpy(&p, from, pack_bytes);
+    return p;
+  }
 }
 
 /// The first `count` lanes from memory, the others `fill`.
 template <class T>
-PLAIT_ALWAYS_INLINE pack<T> load_some(const T* from, std::int64_t count, T fill) {
-  alignas(64) T lane[lanes<T>];
-  for (std::int64_t i = 0; i < lanes<T>; ++i) lane[i] = i < count ? from[i] : fill;
+PLAIT_ALWAYS_INLINE pack<T> load_some(const T* from, std::int64_t count, arithmetic<T> fill) {
+  alignas(64) arithmetic<T> lane[lanes<T>];
+  for (std::int64_t i = 0; i < lanes<T>; ++i) lane[i] = i < count ? widened(from[i]) : fill;
   return load(lane);
 }
 
+/// To bf16 as `to_bf16` rounds.
 template <class T>
 PLAIT_ALWAYS_INLINE void store(pack<T> p, T* to) {
-  std::memcpy(to, &p, pack_bytes);
+  if constexpr (std::is_same_v<T, bf16>) {
+    using words = pack<std::uint32_t>;
+    const words bits = words(p), upper = bits >> 16;
+    const words rounded = (bits + 0x7FFFu + (upper & 1u)) >> 16;
+    const words kept = (bits & 0x7FFFFFFFu) > 0x7F800000u ? (upper | 0x40u) : rounded;
+    const bf16_bits half = __builtin_convertvector(kept, bf16_bits);
+    std::memcpy(static_cast<void*>(to), &half, sizeof half);
+  } else {
+    std::memcpy(to, &p, pack_bytes);
+  }
 }
 
 template <class T>
@@ -100,8 +124,9 @@ PLAIT_ALWAYS_INLINE pack<T> sqrt(pack<T> x) {
 /// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite), e^r is its Taylor series, cut where
 /// the next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that
 /// would be subnormal become 0, -infinity gives 0, too large gives infinity.
-template <class T>
-PLAIT_ALWAYS_INLINE pack<T> exp(pack<T> x) {
+template <class Element>
+PLAIT_ALWAYS_INLINE pack<Element> exp(pack<Element> x) {
+  using T = arithmetic<Element>;
   using integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
   constexpr bool single = sizeof(T) == 4;
   constexpr T high = single ? T(88.72283) : T(709.782712893384);
@@ -166,22 +191,23 @@ PLAIT_ALWAYS_INLINE T fold(typename pack_of<T, Bytes>::type p, F combine) {
 }
 
 template <class T>
-PLAIT_ALWAYS_INLINE T lane_sum(pack<T> p) {
-  return fold<T>(p, [](auto a, auto b) { return a + b; });
+PLAIT_ALWAYS_INLINE arithmetic<T> lane_sum(pack<T> p) {
+  return fold<arithmetic<T>>(p, [](auto a, auto b) { return a + b; });
 }
 
 template <class T>
-PLAIT_ALWAYS_INLINE T lane_max(pack<T> p) {
-  return fold<T>(p, [](auto a, auto b) { return a > b ? a : b; });
+PLAIT_ALWAYS_INLINE arithmetic<T> lane_max(pack<T> p) {
+  return fold<arithmetic<T>>(p, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 /// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. Every element takes the same
 /// path, in the body of the loop or in its tail, so a value does not depend on where a shard begins.
 template <class T, class F, class... From>
 PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
+  static_assert(((lanes<From> == lanes<T>)&&...));
   std::int64_t i = 0;
   for (; i + lanes<T> <= n; i += lanes<T>) store<T>(f(load(from + i)...), to + i);
-  if (i < n) store_some<T>(f(load_some(from + i, n - i, T(0))...), to + i, n - i);
+  if (i < n) store_some<T>(f(load_some(from + i, n - i, 0)...), to + i, n - i);
 }
 
 /// The sum over i of f(from_0[i], from_1[i], ...), where f works on packs: four packs at a time, emptied into a double
@@ -205,7 +231,7 @@ PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
     total += static_cast<double>(lane_sum<T>((s0 + s1) + (s2 + s3)));
   }
   if (i < n) {
-    const pack<T> tail = f(load_some(from + i, n - i, T(0))...);
+    const pack<T> tail = f(load_some(from + i, n - i, 0)...);
     for (std::int64_t lane = 0; lane < n - i; ++lane) total += static_cast<double>(tail[lane]);
   }
   return total;
@@ -213,8 +239,8 @@ PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
 
 /// The largest of n elements, -infinity for none.
 template <class T>
-PLAIT_ALWAYS_INLINE T max_of(const T* x, std::int64_t n) {
-  constexpr T least = -std::numeric_limits<T>::infinity();
+PLAIT_ALWAYS_INLINE arithmetic<T> max_of(const T* x, std::int64_t n) {
+  constexpr arithmetic<T> least = -std::numeric_limits<arithmetic<T>>::infinity();
   constexpr std::int64_t w = lanes<T>;
   pack<T> m0 = splat(least), m1 = m0;
   std::int64_t i = 0;
@@ -231,7 +257,7 @@ PLAIT_ALWAYS_INLINE T max_of(const T* x, std::int64_t n) {
 }
 
 /// out[c] += sum over r of term(r, c), each column summed in T over 32 rows and beyond that in double, tile by tile so
-/// that the sums stay in the cache. `term(r, c)` must be a plain expression that vectorises over c.
+/// that the sums stay in the cache. `term(r, c)` must be a plain expression of type T that vectorises over c.
 template <class T, class F>
 void add_column_sums(std::int64_t rows, std::int64_t columns, T* out, F term) {
   constexpr std::int64_t tile = 256;

@@ -24,11 +24,12 @@ void swiglu_forward(cpu&, const T* gate_up, T* y, std::int64_t rows, std::int64_
 template <class T>
 void swiglu_backward(cpu&, const T* gate_up, const T* dy, T* dgate_up, std::int64_t rows, std::int64_t ffn) {
   constexpr std::int64_t w = simd::lanes<T>;
+  using A = arithmetic<T>;
   using pack = simd::pack<T>;
   const auto gradients = [](pack g, pack u, pack d, pack& dg, pack& du) {
     const pack s = detail::sigmoid<T>(g);
     du = d * g * s;
-    dg = d * u * s * (g * (T(1) - s) + T(1));
+    dg = d * u * s * (g * (A(1) - s) + A(1));
   };
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* const gate = gate_up + r * 2 * ffn;
@@ -43,8 +44,8 @@ void swiglu_backward(cpu&, const T* gate_up, const T* dy, T* dgate_up, std::int6
       simd::store<T>(du, dgate + ffn + c);
     }
     if (const std::int64_t rest = ffn - c; rest > 0) {
-      gradients(simd::load_some(gate + c, rest, T(0)), simd::load_some(up + c, rest, T(0)),
-                simd::load_some(d + c, rest, T(0)), dg, du);
+      gradients(simd::load_some(gate + c, rest, 0), simd::load_some(up + c, rest, 0), simd::load_some(d + c, rest, 0),
+                dg, du);
       simd::store_some<T>(dg, dgate + c, rest);
       simd::store_some<T>(du, dgate + ffn + c, rest);
     }

@@ -333,6 +333,7 @@ class whole_attention {
 };
 
 PLAIT_COMPILED_TEMPLATE(class whole_attention<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class whole_attention<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
 
 }  // namespace plait

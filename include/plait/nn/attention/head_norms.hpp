@@ -121,6 +121,7 @@ class head_norms {
 };
 
 PLAIT_COMPILED_TEMPLATE(class head_norms<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class head_norms<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class head_norms<double, cpu>)
 
 }  // namespace plait::detail

@@ -126,6 +126,7 @@ class linear_biases {
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_biases<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_biases<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_biases<double, cpu>)
 
 }  // namespace plait::detail

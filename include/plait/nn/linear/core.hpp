@@ -316,6 +316,7 @@ class linear_core {
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class linear_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_core<double, cpu>)
 
 }  // namespace plait

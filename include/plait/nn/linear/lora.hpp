@@ -274,8 +274,10 @@ class lora_adapters {
 }  // namespace detail
 
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapter<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::lora_adapter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapter<double, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<double, cpu>)
 
 }  // namespace plait

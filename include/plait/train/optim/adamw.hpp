@@ -145,6 +145,7 @@ class adamw {
 };
 
 PLAIT_COMPILED_TEMPLATE(class adamw<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class adamw<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class adamw<double, cpu>)
 
 }  // namespace plait

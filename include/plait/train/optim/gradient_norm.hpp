@@ -73,6 +73,7 @@ inline double clip_factor(double norm, double limit) {
 }
 
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class gradient_norm<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_norm<double, cpu>)
 
 }  // namespace plait

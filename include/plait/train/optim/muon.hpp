@@ -171,5 +171,6 @@ class muon {
 
 PLAIT_COMPILED_TEMPLATE(class muon<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class muon<double, cpu>)
+PLAIT_COMPILED_TEMPLATE(class muon<bf16, cpu>)
 
 }  // namespace plait
