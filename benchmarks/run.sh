@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_pipeline_bubble bench_four_axes train_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_pipeline_bubble bench_four_axes bench_data_parallel train_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -72,6 +72,22 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   build/bin/bench_pipeline_bubble
+  echo '```'
+  echo
+  echo '## What data parallelism hides of a slow link (targets: 0.95 of what the program allows, 16 ranks 0.97 of 2)'
+  echo
+  echo '```'
+  build/bin/bench_data_parallel || echo 'a target was missed'
+  echo '```'
+  echo
+  echo '## Two hosts (target: 0.9 of what the longer of computing and sending allows)'
+  echo
+  echo '```'
+  if [ "$quick" = yes ]; then
+    benchmarks/two_hosts.sh build/bin/train_llama 5 1gbit 2 || echo "ended with status $?"
+  else
+    benchmarks/two_hosts.sh build/bin/train_llama || echo "ended with status $?"
+  fi
   echo '```'
   echo
   echo '## Four axes on eight ranks against one rank, per core (target: 0.85)'

@@ -27,14 +27,6 @@ T typed(double x) {
     return static_cast<T>(x);
   }
 }
-template <class T>
-double widened(T x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return to_float(x);
-  } else {
-    return static_cast<double>(x);
-  }
-}
 
 /// Normal numbers that T holds exactly.
 template <class T>

@@ -22,9 +22,11 @@ namespace plait::testing {
 /// for each, in order, by the rank's own thread, with the bytes that the rank sends. It may sleep.
 using link_time = std::function<double(const call& c, double bytes, double now)>;
 
-/// A link of `bytes_per_second` that what a rank sends goes through one by one, each after `latency` seconds.
+/// A link of `bytes_per_second` that what a rank sends goes through one by one, each after `latency` seconds. What is
+/// no larger than a few packets goes between those of others.
 inline link_time throttled_link(double bytes_per_second, double latency = 0) {
   return [=, free = 0.0](const call&, double bytes, double now) mutable {
+    if (bytes <= 4096) return now + bytes / bytes_per_second + latency;
     free = std::max(free, now) + bytes / bytes_per_second;
     return free + latency;
   };

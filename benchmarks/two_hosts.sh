@@ -1,0 +1,102 @@
+#!/bin/sh
+# Data parallelism between two hosts, one rank each, over networks of several speeds: two network namespaces of this
+# machine, joined by a link whose rate is limited, and Open MPI over TCP between them. Root, iproute2 and mpirun.
+#
+#   benchmarks/two_hosts.sh TRAINER [STEPS] [RATES] [MICRO-BATCHES]
+#
+# For each rate (as tc writes them) and micro-batch: tokens per second, the share of a step that a rank waits in
+# communication, and tokens per second over what the longer of computing (two hosts without a limit and without
+# communication) and sending allows.
+set -eu
+
+trainer=$(realpath "${1:?TRAINER is missing: build/bin/train_llama}")
+steps=${2:-8}
+rates=${3:-10gbit 1gbit 300mbit}
+batches=${4:-2 8}
+here=$(cd "$(dirname "$0")" && pwd)
+for tool in ip tc mpirun; do
+  command -v "$tool" >/dev/null || { echo "$tool is not there: install iproute2 and openmpi-bin" >&2; exit 77; }
+done
+work=$(mktemp -d)
+one=plait$$a two=plait$$b
+clean() {
+  ip netns del "$one" 2>/dev/null || true
+  ip netns del "$two" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap clean EXIT
+trap 'exit 1' INT TERM
+
+ip netns add "$one"
+ip netns add "$two"
+ip link add veth1 netns "$one" type veth peer name veth1 netns "$two"
+number=1
+for host in "$one" "$two"; do
+  ip -n "$host" addr add 10.209.7.$number/24 dev veth1
+  ip -n "$host" link set lo up
+  ip -n "$host" link set veth1 up
+  number=$((number + 1))
+done
+# mpirun's way to another host.
+cat >"$work/agent" <<AGENT
+#!/bin/sh
+shift
+exec ip netns exec "$two" sh -c "\$*"
+AGENT
+chmod +x "$work/agent"
+
+# median NAME: tokens per second and the share waited, of the steps from the third on.
+median() {
+  python3 - "$1" <<'PYTHON'
+import json, statistics, sys
+rows = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
+steps = [r for r in rows if "step" in r][2:]
+print("%.0f %.3f" % (statistics.median(r["tokens_per_second"] for r in steps),
+                     statistics.median(r["comm_share"] for r in steps)))
+PYTHON
+}
+train() {  # train BATCH OPTIONS...: what `median` says
+  batch=$1
+  shift
+  OMPI_MCA_mpi_yield_when_idle=1 timeout 600 ip netns exec "$one" mpirun --allow-run-as-root -np 2 \
+    -H 10.209.7.1,10.209.7.2 --mca plm_rsh_agent "$work/agent" --mca btl tcp,self --mca btl_tcp_if_include \
+    10.209.7.0/24 --mca oob_tcp_if_include 10.209.7.0/24 --bind-to none -x OMP_NUM_THREADS=1 \
+    "$trainer" --backend mpi --model bench-512 --data "$here/../examples/data/kjv.txt" --seq 256 --sample 0 \
+    --micro-batch "$batch" --steps "$steps" --log "$work/log" "$@" >"$work/out" 2>&1 ||
+    { tail -n 5 "$work/out" >&2; exit 1; }
+  median "$work/log"
+}
+parameters() { python3 -c '
+import json, sys
+print([json.loads(line) for line in open(sys.argv[1])][-1]["summary"]["parameters"])' "$work/log"; }
+
+printf '%-9s %5s  %-28s %8s %7s %9s\n' link batch policy tok/s waited 'of limit'
+for batch in $batches; do
+  # What each host computes alone: two runs without a mesh, one on each, at one time.
+  for number in 1 2; do
+    OMP_NUM_THREADS=1 timeout 600 "$trainer" --model bench-512 --data "$here/../examples/data/kjv.txt" --seq 256 \
+      --sample 0 --micro-batch "$batch" --steps "$steps" --log "$work/alone$number" >/dev/null &
+  done
+  wait
+  alone=$(median "$work/alone1")
+  alone=${alone% *}
+  for rate in $rates; do
+    for host in "$one" "$two"; do
+      ip netns exec "$host" tc qdisc replace dev veth1 root tbf rate "$rate" burst 512kb latency 200ms
+    done
+    for policy in 'replicated --overlap off' replicated 'zero1 --overlap off' zero1 zero2 zero3; do
+      # shellcheck disable=SC2086  # a list of options
+      found=$(train "$batch" --mesh dp=2 --data-parallel $policy)
+      python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" <<'PYTHON'
+import sys
+rate, batch, policy, found, alone, parameters = sys.argv[1:]
+speed, waited = (float(x) for x in found.split())
+unit = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
+moved = 4 * float(parameters) * (1.5 if policy.startswith("zero3") else 1)  # each way, of two ranks
+tokens = 2 * int(batch) * 256
+limit = tokens / max(tokens / (2 * float(alone)), moved / (float(rate[:-4]) * unit))
+print(f"{rate:<9} {batch:>5}  {policy:<28} {speed:8.0f} {waited:7.3f} {speed / limit:9.3f}")
+PYTHON
+    done
+  done
+done
