@@ -57,7 +57,7 @@ speed measure(const layout_of_ranks& l, const llama_config& c, std::int64_t seq_
         [&](stage_layers part, model_type* first) {
           return std::make_unique<model_type>(ctx, c, llama_options{}, part, first);
         },
-        schedule_costs_of(parts, split));
+        pipeline_options{.costs = schedule_costs_of(parts, split)});
     adamw<float> optimizer;
     model.visit([&](auto& p) { p.initialize(ctx); });
     training_step step(ctx, model, optimizer, 1.0);

@@ -11,6 +11,7 @@
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
 
 /// What the tests of CUDA kernels share: numbers are kept as doubles that T holds exactly, and compared with what the

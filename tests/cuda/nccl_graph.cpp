@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -144,7 +145,8 @@ namespace {
 
 /// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them.
 template <class Policy>
-std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph) {
+std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
+                                                                          const pipeline_options& options = {}) {
   using S = megatron_sp;
   using model_type = llama<float, S, cuda>;
   const llama_config config{.vocab = 32, .hidden = 16, .layers = 5, .heads = 2, .kv_heads = 2, .ffn = 32};
@@ -156,18 +158,21 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
             nccl::options{.deadline = 60}, [&](rank_comm& comm, cuda& device) {
               pipeline_world ranks(shape, any_communicator(comm));
               const mesh_shape& stage = ranks.stage().shape();
-              const context<cuda> ctx{device, ranks.stage(), llama_sizes<S>(config, stage, 2, seq), 7};
+              const context<cuda> ctx{device, ranks.stage(), llama_sizes<S>(config, stage, 4, seq), 7};
               const auto parts = split_layers({std::vector<double>(5, 1.0), 0.2, 0.7}, plan.shape.stages());
-              pipeline<model_type> model(ctx, ranks.along(), plan, parts, [&](stage_layers part, model_type* first) {
-                return std::make_unique<model_type>(ctx, config, llama_options{}, part, first);
-              });
+              pipeline<model_type> model(
+                  ctx, ranks.along(), plan, parts,
+                  [&](stage_layers part, model_type* first) {
+                    return std::make_unique<model_type>(ctx, config, llama_options{}, part, first);
+                  },
+                  options);
               model.visit([&](auto& p) { p.initialize(ctx); });
               adamw<float, cuda> optimizer;
               training_step step(ctx, model, optimizer, 1.0);
               std::optional<graph_step<decltype(step)>> replayed;
               if (as_graph) replayed.emplace(ctx, step);
               for (std::int64_t i = 0; i < 6; ++i) {
-                step.load(ctx, 2 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
+                step.load(ctx, 4 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
                   for (std::int64_t t = 0; t < ids.size(); ++t) {
                     ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
                     labels.data()[t] = (i + m + t) % config.vocab;
@@ -185,13 +190,16 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
 }
 
 template <class Policy>
-void check_recorded_pipeline(const mesh_shape& shape) {
-  if (devices(static_cast<int>(shape.size())).empty()) return;
+std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const pipeline_options& options = {}) {
+  if (devices(static_cast<int>(shape.size())).empty()) return {};
   CAPTURE(describe(shape));
-  const auto plain = train_pipeline<Policy>(shape, false), graph = train_pipeline<Policy>(shape, true);
+  CAPTURE(static_cast<int>(options.parallel.level));
+  const auto plain = train_pipeline<Policy>(shape, false, options),
+             graph = train_pipeline<Policy>(shape, true, options);
   CHECK(plain.first.front() != plain.first.back());
   CHECK(graph.first == plain.first);
   CHECK(graph.second == plain.second);
+  return plain.first;
 }
 
 }  // namespace
@@ -203,6 +211,20 @@ TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed 
   check_recorded_pipeline<one_f_one_b>(shape(2, 1));
   check_recorded_pipeline<one_f_one_b>(shape(2, 2));
   check_recorded_pipeline<zb_v>(shape(2, 1));
+}
+
+TEST_CASE(
+    "nccl in a graph: every policy of data parallelism is recorded, and has the losses of replicated parameters") {
+  const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 2, 1}.shape();
+  std::vector<double> replicated;
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    pipeline_options options;
+    options.parallel.level = level;
+    const std::vector<double> losses = check_recorded_pipeline<one_f_one_b>(shape, options);
+    if (level == zero_level::replicated) replicated = losses;
+    for (std::size_t i = 0; i < losses.size(); ++i) CHECK(std::abs(losses[i] - replicated[i]) <= 1e-5 * replicated[i]);
+  }
 }
 
 #ifdef PLAIT_CUDA_STAND_IN

@@ -16,6 +16,14 @@ int main(int argc, char** argv) {
     plait::test::check_types(counted);
     plait::test::check_interleaved(counted);
 
+    // Large ones that are started go by messages, in place or not.
+    for (const std::size_t n : {std::size_t{9001}, std::size_t{100000}})
+      for (const plait::test::how h : {plait::test::how::started, plait::test::how::started_in_place}) {
+        plait::test::check_all_reduce<float>(world, n, plait::reduce_op::sum, h, 3);
+        plait::test::check_all_reduce<double>(world, n, plait::reduce_op::max, h, 4);
+        plait::test::check_reduce_scatter<float>(world, n, plait::reduce_op::sum, h, 5);
+      }
+
     auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
     small.set_limit(100);
     plait::test::check_types(small);

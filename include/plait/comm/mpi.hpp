@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
@@ -16,6 +17,7 @@
 
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/mpi/pending.hpp"
+#include "plait/comm/reduce.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::mpi {
@@ -45,8 +47,9 @@ class environment {
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
 /// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
-/// names it. The order of a reduction is the MPI library's choice. All ranks use the same form of a collective, the
-/// direct one or the started one: MPI does not match the two.
+/// names it. The order of a reduction is the MPI library's choice, but for large ones that are started: those go by
+/// messages, added in the order of the ranks, while a thread of this class has the library move them. All ranks use the
+/// same form of a collective, the direct one or the started one: MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
 
@@ -78,7 +81,14 @@ class communicator : public verbs<communicator> {
   const flight_recorder& flight() const { return *self().flight; }
 
   void run(const call& c) { post(true, c).wait(); }
-  request start(const call& c) { return started(post(false, c)); }
+  request start(const call& c) {
+    pending p = post(false, c);
+    if (p.bytes >= large && self().size > 1) {
+      self().moves->begin();
+      p.moved = std::shared_ptr<void>(nullptr, [moves = self().moves](void*) { moves->end(); });
+    }
+    return started(std::move(p));
+  }
 
   communicator split(int color, int key, std::string_view label = {}) {
     MPI_Comm child = MPI_COMM_NULL;
@@ -93,7 +103,8 @@ class communicator : public verbs<communicator> {
   void abort(const std::string& why) noexcept { detail::end_all("called abort: " + why); }
 
  private:
-  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of all_to_all_v
+  static constexpr int reserved_tag = 32767;     // the largest that every MPI library offers; of exchanges by messages
+  static constexpr std::size_t large = 1 << 15;  // bytes from which a started operation is moved while a rank computes
 
   communicator(MPI_Comm comm, bool owned, std::string_view label, const detail::state* parent = nullptr)
       : state_(std::make_shared<detail::state>()) {
@@ -103,6 +114,7 @@ class communicator : public verbs<communicator> {
     state_->ops = parent ? parent->ops : std::make_shared<detail::operations>();
     state_->flight = parent ? parent->flight : std::make_shared<flight_recorder>();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
+    state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
@@ -161,13 +173,20 @@ class communicator : public verbs<communicator> {
     pending p = begin(c.name(), c.payload(s.size));
     switch (c.kind) {
       case collective::all_reduce:
+        if (!blocking && by_messages(c)) {
+          post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count);
+          break;
+        }
         post_all_reduce(p, blocking, c);
         break;
       case collective::all_gather:
         post_all_gather(p, blocking, c);
         break;
       case collective::reduce_scatter:
-        post_reduce_scatter(p, blocking, c);
+        if (!blocking && by_messages(c))
+          post_reduction(p, c, c.count, c.count * ranks());
+        else
+          post_reduce_scatter(p, blocking, c);
         break;
       case collective::all_to_all:
         c.ragged ? post_all_to_all_v(p, c) : post_all_to_all(p, blocking, c);
@@ -241,6 +260,58 @@ class communicator : public verbs<communicator> {
                       result, count, detail::type_of(c.type), op, root, s.comm);
       });
     }
+  }
+
+  /// Whether a started reduction goes by messages: libraries reduce to one rank and send from there, which takes twice
+  /// the time or more.
+  bool by_messages(const call& c) const { return c.payload(size()) >= large && size() > 1; }
+
+  /// A reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up its
+  /// own in the order of the ranks. For an all-reduce, it then sends its sum to the others.
+  void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total) const {
+    const std::size_t size = size_of(c.type), own = static_cast<std::size_t>(rank()), n = ranks();
+    const bool for_all = c.kind == collective::all_reduce;
+    const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
+    const auto length = [=](std::size_t k) { return begin(k + 1) - begin(k); };
+    const std::size_t bytes = length(own) * size;
+    const auto exchange = [=, self = *this](pending& q, const auto& receive, const auto& send) {
+      for (std::size_t step = 1; step < n; ++step) receive(self, q, (own + step) % n, step - 1);
+      for (std::size_t step = 1; step < n; ++step) send(self, q, (own + step) % n);
+    };
+    p.buffer.resize(bytes * (n - 1));
+    exchange(
+        p,
+        [=](const communicator& me, pending& q, std::size_t k, std::size_t i) {
+          me.add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), reserved_tag);
+        },
+        [=](const communicator& me, pending& q, std::size_t k) {
+          me.add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), reserved_tag);
+        });
+    p.then = [=](pending& q) {
+      std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
+      plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
+        plait::detail::reduce_range<Op, T>(
+            static_cast<int>(n),
+            [&](int k) {
+              const std::size_t rank = static_cast<std::size_t>(k);
+              return rank == own ? at(c.in, begin(own) * size) : q.buffer.data() + (rank + n - own - 1) % n * bytes;
+            },
+            0, length(own),
+            [&](std::size_t first, const T* block, std::size_t count) {
+              std::memcpy(out + first * size, block, count * size);
+            });
+      });
+      q.buffer = {};
+      if (!for_all) return;
+      exchange(
+          q,
+          [=](const communicator& me, pending& r, std::size_t k, std::size_t) {
+            me.add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), reserved_tag);
+          },
+          [=](const communicator& me, pending& r, std::size_t k) {
+            me.add_send(r, out, length(own), c.type, static_cast<int>(k), reserved_tag);
+          });
+    };
   }
 
   void post_all_to_all(pending& p, bool blocking, const call& c) const {

@@ -74,9 +74,10 @@ struct context_parallel : Base {
   using attention = Policy;
 };
 
-/// `Base` with parameters stored sharded over the data-parallel ranks and gathered for use, as ZeRO-3 does (Rajbhandari
-/// et al. 2020): weights with a hidden dim are
-/// sharded along it between steps. Those without one stay whole: norms of heads, and biases of q, k, v and ffn.
+/// `Base` with parameters stored sharded over the data-parallel ranks and gathered for a whole step: weights with a
+/// hidden dim are sharded along it between steps. Those without one stay whole: norms of heads, and biases of q, k, v
+/// and ffn. It shows what a strategy's `stored` does; a step under `zero_level::parameters` gathers unit by unit, as
+/// ZeRO-3 does (Rajbhandari et al. 2020), and divides whatever shapes there are.
 template <class Base>
 struct stored_over_dp : Base {
   template <class Weight>

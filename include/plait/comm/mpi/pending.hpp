@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -138,6 +139,62 @@ class big_type {
 
 class watchdog;
 
+/// Has the MPI library move what is under way, while the rank computes: libraries do it when they are called. A thread
+/// that calls now and then, while any large operation is in flight; none where the library allows one thread alone.
+class mover {
+ public:
+  mover() {
+    int provided = 0;
+    check(MPI_Query_thread(&provided), "MPI_Query_thread");
+    allowed_ = provided == MPI_THREAD_MULTIPLE;
+  }
+  mover(const mover&) = delete;
+  mover& operator=(const mover&) = delete;
+  ~mover() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void begin() {
+    if (!allowed_) return;
+    const std::lock_guard lock(mutex_);
+    if (in_flight_++ > 0) return;
+    if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
+    changed_.notify_one();
+  }
+  void end() {
+    if (!allowed_) return;
+    const std::lock_guard lock(mutex_);
+    --in_flight_;
+  }
+
+ private:
+  void move() {
+    std::unique_lock lock(mutex_);
+    while (!over_) {
+      if (in_flight_ == 0) {
+        changed_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      int found = 0;
+      MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int in_flight_ = 0;
+  bool over_ = false, allowed_ = false;
+  std::thread thread_;
+};
+
 /// The state that the copies of a communicator share.
 struct state {
   MPI_Comm comm = MPI_COMM_NULL;
@@ -150,6 +207,7 @@ struct state {
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
   std::shared_ptr<watchdog> dog;
+  std::shared_ptr<mover> moves;
 
   state() = default;
   state(const state&) = delete;
@@ -168,6 +226,8 @@ struct pending {
   MPI_Datatype type = MPI_DATATYPE_NULL;
   std::vector<std::byte> buffer;  ///< result of a reduce_scatter in place
   void* copy_to = nullptr;
+  std::function<void(pending&)> then;  ///< what follows when the requests are complete; may make more of them
+  std::shared_ptr<void> moved;         ///< has the library move it, until it is complete
   const char* name = "";
   std::uint64_t sequence = 0, ticket = 0, bytes = 0;
 
@@ -189,6 +249,12 @@ struct pending {
       if (got != expected[i]) {
         fail({"receive on '", home->label, "': got ", got, " elements, expected ", expected[i]});
       }
+    }
+    if (then) {
+      requests.clear();
+      expected.clear();
+      std::exchange(then, nullptr)(*this);
+      if (!requests.empty()) return false;
     }
     complete();
     return true;
@@ -218,6 +284,7 @@ struct pending {
 
   void complete() {
     requests.clear();
+    moved.reset();
     if (copy_to != nullptr)
       std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
     home->flight->mark(ticket, flight_recorder::state::completed);
