@@ -63,7 +63,7 @@ train() {  # train BATCH OPTIONS...: what `median` says
     10.209.7.0/24 --mca oob_tcp_if_include 10.209.7.0/24 --bind-to none -x OMP_NUM_THREADS=1 \
     "$trainer" --backend mpi --model bench-512 --data "$here/../examples/data/kjv.txt" --seq 256 --sample 0 \
     --micro-batch "$batch" --steps "$steps" --log "$work/log" "$@" >"$work/out" 2>&1 ||
-    { tail -n 5 "$work/out" >&2; exit 1; }
+    { grep -v "^step" "$work/out" | head -n 20 >&2; exit 1; }
   median "$work/log"
 }
 parameters() { python3 -c '

@@ -29,6 +29,8 @@ T typed(double x) {
   }
 }
 
+using plait::widened;
+
 /// Normal numbers that T holds exactly.
 template <class T>
 values random_values(std::int64_t n, unsigned seed, double spread = 1.0) {

@@ -1,7 +1,10 @@
 // The conformance suite over MPI: mpirun -n 4 conformance
 #include "support/conformance.hpp"
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
+#include <vector>
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/ledger.hpp"
@@ -23,6 +26,27 @@ int main(int argc, char** argv) {
         plait::test::check_all_reduce<double>(world, n, plait::reduce_op::max, h, 4);
         plait::test::check_reduce_scatter<float>(world, n, plait::reduce_op::sum, h, 5);
       }
+
+    // Several under way, whose phases meet in another order on each rank, and that are asked before they are waited
+    // for.
+    std::vector<std::vector<float>> sums;
+    std::vector<plait::request> open;
+    for (int i = 0; i < 4; ++i) sums.emplace_back(20000, static_cast<float>(world.rank() + 1 + i));
+    for (std::vector<float>& sum : sums) {
+      open.push_back(
+          world.start_all_reduce(sum.data(), sum.data(), sum.size(), plait::dtype::f32, plait::reduce_op::sum));
+      if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      for (const plait::request& r : open) static_cast<void>(r.done());
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      while (!open[i].done()) {
+      }
+      if (!open[i].done()) plait::fail("a request that was done is not");
+      open[i].wait();
+      const int n = world.size();
+      for (const float x : sums[i])
+        if (x != static_cast<float>(n * (n + 1) / 2 + static_cast<int>(i) * n)) plait::fail({"a sum is ", x});
+    }
 
     auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
     small.set_limit(100);

@@ -103,7 +103,8 @@ class communicator : public verbs<communicator> {
   void abort(const std::string& why) noexcept { detail::end_all("called abort: " + why); }
 
  private:
-  static constexpr int reserved_tag = 32767;     // the largest that every MPI library offers; of exchanges by messages
+  static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of all_to_all_v
+  static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of reductions by messages, where there are
   static constexpr std::size_t large = 1 << 15;  // bytes from which a started operation is moved while a rank computes
 
   communicator(MPI_Comm comm, bool owned, std::string_view label, const detail::state* parent = nullptr)
@@ -113,6 +114,7 @@ class communicator : public verbs<communicator> {
     state_->label = label;
     state_->ops = parent ? parent->ops : std::make_shared<detail::operations>();
     state_->flight = parent ? parent->flight : std::make_shared<flight_recorder>();
+    state_->most_tag = detail::most_tag();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
     state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -264,13 +266,17 @@ class communicator : public verbs<communicator> {
 
   /// Whether a started reduction goes by messages: libraries reduce to one rank and send from there, which takes twice
   /// the time or more.
-  bool by_messages(const call& c) const { return c.payload(size()) >= large && size() > 1; }
+  bool by_messages(const call& c) const {
+    return c.payload(size()) >= large && size() > 1 && self().most_tag >= exchange_tag + exchange_tags;
+  }
 
   /// A reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up its
   /// own in the order of the ranks. For an all-reduce, it then sends its sum to the others.
   void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total) const {
     const std::size_t size = size_of(c.type), own = static_cast<std::size_t>(rank()), n = ranks();
     const bool for_all = c.kind == collective::all_reduce;
+    // Of each phase its own, for a rank may begin the second after it has started other reductions.
+    const int tag = exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags);
     const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
     const auto length = [=](std::size_t k) { return begin(k + 1) - begin(k); };
     const std::size_t bytes = length(own) * size;
@@ -282,10 +288,10 @@ class communicator : public verbs<communicator> {
     exchange(
         p,
         [=](const communicator& me, pending& q, std::size_t k, std::size_t i) {
-          me.add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), reserved_tag);
+          me.add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), tag);
         },
         [=](const communicator& me, pending& q, std::size_t k) {
-          me.add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), reserved_tag);
+          me.add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), tag);
         });
     p.then = [=](pending& q) {
       std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
@@ -306,10 +312,10 @@ class communicator : public verbs<communicator> {
       exchange(
           q,
           [=](const communicator& me, pending& r, std::size_t k, std::size_t) {
-            me.add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), reserved_tag);
+            me.add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), tag + 1);
           },
           [=](const communicator& me, pending& r, std::size_t k) {
-            me.add_send(r, out, length(own), c.type, static_cast<int>(k), reserved_tag);
+            me.add_send(r, out, length(own), c.type, static_cast<int>(k), tag + 1);
           });
     };
   }

@@ -137,6 +137,14 @@ class big_type {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+/// Returns the largest tag that the library takes, at least 32767.
+inline int most_tag() {
+  void* value = nullptr;
+  int known = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &known), "MPI_Comm_get_attr");
+  return known ? *static_cast<int*>(value) : 32767;
+}
+
 class watchdog;
 
 /// Has the MPI library move what is under way, while the rank computes: libraries do it when they are called. A thread
@@ -204,6 +212,8 @@ struct state {
   double deadline = 600;        ///< seconds; 0: none
   std::size_t limit = INT_MAX;  ///< elements per MPI call
   std::uint64_t sequence = 0;
+  std::uint64_t exchanges = 0;  ///< reductions by messages that were started
+  int most_tag = 0;             ///< that the library takes
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
   std::shared_ptr<watchdog> dog;
@@ -284,6 +294,7 @@ struct pending {
 
   void complete() {
     requests.clear();
+    expected.clear();  // who asks again is told at once
     moved.reset();
     if (copy_to != nullptr)
       std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
