@@ -23,6 +23,7 @@ if [ -x "$BIN/bench_all_reduce_mpi" ]; then
 fi
 round 1 '%' "$BIN/bench_ring_overlap" --tokens 64 --rounds 1
 round 0 'zb_h1' "$BIN/bench_pipeline_bubble" --rounds 1 --unit 200
+round 1 'zero3, 3 uses ahead' "$BIN/bench_data_parallel" --rounds 1 --block-ms 1 --layers 2
 round 0 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 256 --layers 4 --seq 64 --microbatches 4 --rounds 1
 round 0 '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --rounds 1
 if [ -x "$BIN/bench_kernels_cpu" ]; then

@@ -15,7 +15,7 @@ namespace plait {
 /// makes a hybrid: sharded within, replicated over.
 struct data_axes {
   axis_list shard = axis_list(axis_of<dp>, axis_of<cp>);
-  axis_list replicate;
+  axis_list replicate{};
 };
 
 /// How a bucket is cut into the pieces of its ranks.

@@ -10,10 +10,10 @@ namespace plait {
 
 /// How the parameters of a pipeline's stages lie over data-parallel ranks, and when they move.
 struct pipeline_options {
-  data_parallel parallel;
-  data_axes axes;
+  data_parallel parallel{};
+  data_axes axes{};
   bucket_cut cut = bucket_cut::even;
-  schedule_costs costs;
+  schedule_costs costs{};
 };
 
 }  // namespace plait
