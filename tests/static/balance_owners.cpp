@@ -11,7 +11,7 @@ constexpr bool gives(std::vector<double> costs, int owners, std::vector<int> exp
 /// The most that one owner has.
 constexpr double most(std::vector<double> costs, int owners) {
   const std::vector<int> owner_of = balance_owners(costs, owners);
-  std::vector<double> load(static_cast<std::size_t>(owners));
+  std::vector<double> load(static_cast<std::size_t>(owners), 0.0);
   for (std::size_t i = 0; i < costs.size(); ++i) load[static_cast<std::size_t>(owner_of[i])] += costs[i];
   return *std::max_element(load.begin(), load.end());
 }

@@ -149,3 +149,40 @@ TEST_CASE("a pipeline of long sequences") {
     CHECK(last < first);
   });
 }
+
+TEST_CASE("the policy of data parallelism") {
+  const pl::mesh_shape shape = megatron_sp::mesh(2, 1).shape();
+  pl::llama_config config;
+  config.layers = 2;
+  const std::int64_t microbatches = 2;
+  const double clip = 1.0;
+  const auto losses = [&](bool zero3) {
+    std::vector<double> out;
+    pl::threads::run(2, [&](pl::threads::communicator ranks) {
+      pl::world world(shape, ranks);
+      pl::cpu device;
+      const pl::context<pl::cpu> context{device, world, pl::llama_sizes<megatron_sp>(config, shape, 4, 16), 1};
+      pl::llama<float, megatron_sp> model(context, config);
+      model.visit([&](auto& p) { p.initialize(context); });
+      pl::adamw<float> optimizer;
+      pl::pipeline_options options;  // replicated, unless something is said
+      if (zero3) {
+        options.parallel = {.level = pl::zero_level::parameters, .prefetch = 2};
+      }
+      pl::training_step step(context, model, optimizer, microbatches, clip, options);
+      for (int i = 0; i < 3; ++i) {
+        step.load(context, i * 8, [](std::int64_t, auto& ids, auto& labels) {
+          for (std::int64_t t = 0; t < ids.size(); ++t) ids.data()[t] = t % 7, labels.data()[t] = (t + 1) % 7;
+        });
+        optimizer.begin_step(context, 1e-2);
+        step.run(context);
+        const double loss = step.result(context).loss;
+        if (world.rank() == 0) out.push_back(loss);
+      }
+    });
+    return out;
+  };
+  const std::vector<double> replicated = losses(false), cut = losses(true);
+  CHECK(replicated.back() < replicated.front());
+  for (std::size_t i = 0; i < cut.size(); ++i) CHECK(cut[i] == doctest::Approx(replicated[i]).epsilon(1e-5));
+}
