@@ -35,6 +35,9 @@ for host in "$one" "$two"; do
   ip -n "$host" addr add 10.209.7.$number/24 dev veth1
   ip -n "$host" link set lo up
   ip -n "$host" link set veth1 up
+  # A window that follows losses alone. One that is paced by a model of the link, as BBR's, takes a sender that computes
+  # in between for a slow link.
+  ip netns exec "$host" sysctl -qw net.ipv4.tcp_congestion_control=reno
   number=$((number + 1))
 done
 # mpirun's way to another host.

@@ -52,6 +52,7 @@ class environment {
 /// same form of a collective, the direct one or the started one: MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
+  using operation = detail::operation;
 
  public:
   communicator() = default;
@@ -80,14 +81,11 @@ class communicator : public verbs<communicator> {
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
   const flight_recorder& flight() const { return *self().flight; }
 
-  void run(const call& c) { post(true, c).wait(); }
+  void run(const call& c) { operation(post(true, c), false).wait(); }
   request start(const call& c) {
     pending p = post(false, c);
-    if (p.bytes >= large && self().size > 1) {
-      self().moves->begin();
-      p.moved = std::shared_ptr<void>(nullptr, [moves = self().moves](void*) { moves->end(); });
-    }
-    return started(std::move(p));
+    const bool moved = p.bytes >= large && self().size > 1;
+    return started(std::make_shared<operation>(std::move(p), moved));
   }
 
   communicator split(int color, int key, std::string_view label = {}) {
@@ -138,19 +136,19 @@ class communicator : public verbs<communicator> {
     return p;
   }
 
-  static request started(pending&& p) {
-    static constexpr request_ops table = {[](void* owner, void*) { static_cast<pending*>(owner)->wait(); },
+  static request started(std::shared_ptr<operation> o) {
+    static constexpr request_ops table = {[](void* owner, void*) { static_cast<operation*>(owner)->wait(); },
                                           [](void* owner, void*) {
-                                            if (static_cast<pending*>(owner)->test()) return true;
+                                            if (static_cast<operation*>(owner)->test()) return true;
                                             std::this_thread::yield();
                                             return false;
                                           },
                                           [](void* owner, void*) noexcept {
                                             // While an exception unwinds this rank, others may never join; the
                                             // exception is about to end all ranks.
-                                            if (std::uncaught_exceptions() == 0) static_cast<pending*>(owner)->wait();
+                                            if (std::uncaught_exceptions() == 0) static_cast<operation*>(owner)->wait();
                                           }};
-    return request(table, std::make_shared<pending>(std::move(p)), nullptr);
+    return request(table, std::move(o), nullptr);
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(self().size); }

@@ -1,8 +1,6 @@
-// The inner part of comm/mpi.hpp: operations in flight, the watchdog of blocking calls, reductions that MPI lacks, and
-// counts beyond an int. Of the headers of the communicator, it is the one that includes <mpi.h>.
+// The inner part of comm/mpi.hpp that holds operations in flight: the thread that moves large ones while the rank
+// computes, and the watchdog of blocking calls. Which operations there are is comm/mpi.hpp's. Next: comm/mpi/calls.hpp.
 #pragma once
-
-#include <mpi.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +8,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -20,188 +17,15 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/recorder.hpp"
-#include "plait/comm/reduce.hpp"
-#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::mpi::detail {
 
-inline void check(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING + 1] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  fail({call, " failed: ", text});
-}
-
-inline int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-
-/// Says why and ends all processes. The pause lets the launcher forward the text before it kills everybody.
-[[noreturn]] inline void end_all(const std::string& why) noexcept {
-  std::fprintf(stderr, "rank %d: %s\n", world_rank(), why.c_str());
-  std::fflush(stderr);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::terminate();
-}
-
-inline MPI_Datatype type_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return MPI_FLOAT;
-    case dtype::f64:
-      return MPI_DOUBLE;
-    case dtype::bf16:
-      return MPI_UINT16_T;
-    case dtype::i32:
-      return MPI_INT32_T;
-    case dtype::i64:
-      return MPI_INT64_T;
-    case dtype::u8:
-      return MPI_UINT8_T;
-  }
-  return MPI_DATATYPE_NULL;
-}
-
-// inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN (Open
-// MPI's drop it).
-template <reduce_op Op>
-void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
-  const auto with = [&]<class T>() {
-    const auto n = static_cast<std::size_t>(*length);
-    const void* const sources[] = {in, inout};
-    plait::detail::reduce_range<Op, T>(
-        2, [&](int k) { return static_cast<const std::byte*>(sources[k]); }, 0, n,
-        [&](std::size_t at, const T* block, std::size_t count) {
-          std::copy_n(block, count, static_cast<T*>(inout) + at);
-        });
-  };
-  if (*type == MPI_FLOAT) return with.template operator()<float>();
-  if (*type == MPI_DOUBLE) return with.template operator()<double>();
-  if (*type == MPI_INT32_T) return with.template operator()<std::int32_t>();
-  if (*type == MPI_INT64_T) return with.template operator()<std::int64_t>();
-  return with.template operator()<bf16>();
-}
-
-/// The reductions, made once per process family of communicators and freed with the last of them.
-struct operations {
-  MPI_Op sum_bf16 = MPI_OP_NULL, max = MPI_OP_NULL, min = MPI_OP_NULL;
-
-  operations() {
-    check(MPI_Op_create(&combine<reduce_op::sum>, 1, &sum_bf16), "MPI_Op_create");
-    check(MPI_Op_create(&combine<reduce_op::max>, 1, &max), "MPI_Op_create");
-    check(MPI_Op_create(&combine<reduce_op::min>, 1, &min), "MPI_Op_create");
-  }
-  operations(const operations&) = delete;
-  operations& operator=(const operations&) = delete;
-  ~operations() {
-    int over = 0;
-    if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
-    for (MPI_Op* op : {&sum_bf16, &max, &min}) MPI_Op_free(op);
-  }
-
-  MPI_Op of(reduce_op op, dtype type) const {
-    const bool real = type == dtype::f32 || type == dtype::f64 || type == dtype::bf16;
-    if (op == reduce_op::sum) return type == dtype::bf16 ? sum_bf16 : MPI_SUM;
-    if (op == reduce_op::max) return real ? max : MPI_MAX;
-    return real ? min : MPI_MIN;
-  }
-};
-
-/// A type of `count` elements where a count may not fit an int.
-class big_type {
- public:
-  big_type(std::size_t count, dtype type, std::size_t limit) {
-    const MPI_Datatype element = type_of(type);
-    const std::size_t whole = count / limit, rest = count % limit;
-    MPI_Datatype block = MPI_DATATYPE_NULL;
-    check(MPI_Type_contiguous(static_cast<int>(limit), element, &block), "MPI_Type_contiguous");
-    const int lengths[] = {static_cast<int>(whole), static_cast<int>(rest)};
-    const MPI_Aint places[] = {0, static_cast<MPI_Aint>(whole * limit * size_of(type))};
-    const MPI_Datatype types[] = {block, element};
-    check(MPI_Type_create_struct(2, lengths, places, types, &type_), "MPI_Type_create_struct");
-    check(MPI_Type_commit(&type_), "MPI_Type_commit");
-    MPI_Type_free(&block);
-  }
-  big_type(const big_type&) = delete;
-  big_type& operator=(const big_type&) = delete;
-  ~big_type() { MPI_Type_free(&type_); }  // communication that still uses it completes normally
-  MPI_Datatype get() const { return type_; }
-
- private:
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-};
-
-/// Returns the largest tag that the library takes, at least 32767.
-inline int most_tag() {
-  void* value = nullptr;
-  int known = 0;
-  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &known), "MPI_Comm_get_attr");
-  return known ? *static_cast<int*>(value) : 32767;
-}
-
 class watchdog;
 
-/// Has the MPI library move what is under way, while the rank computes: libraries do it when they are called. A thread
-/// that calls now and then, while any large operation is in flight; none where the library allows one thread alone.
-class mover {
- public:
-  mover() {
-    int provided = 0;
-    check(MPI_Query_thread(&provided), "MPI_Query_thread");
-    allowed_ = provided == MPI_THREAD_MULTIPLE;
-  }
-  mover(const mover&) = delete;
-  mover& operator=(const mover&) = delete;
-  ~mover() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-  }
-
-  void begin() {
-    if (!allowed_) return;
-    const std::lock_guard lock(mutex_);
-    if (in_flight_++ > 0) return;
-    if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
-    changed_.notify_one();
-  }
-  void end() {
-    if (!allowed_) return;
-    const std::lock_guard lock(mutex_);
-    --in_flight_;
-  }
-
- private:
-  void move() {
-    std::unique_lock lock(mutex_);
-    while (!over_) {
-      if (in_flight_ == 0) {
-        changed_.wait(lock);
-        continue;
-      }
-      lock.unlock();
-      int found = 0;
-      MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int in_flight_ = 0;
-  bool over_ = false, allowed_ = false;
-  std::thread thread_;
-};
+class mover;
 
 /// The state that the copies of a communicator share.
 struct state {
@@ -237,7 +61,6 @@ struct pending {
   std::vector<std::byte> buffer;  ///< result of a reduce_scatter in place
   void* copy_to = nullptr;
   std::function<void(pending&)> then;  ///< what follows when the requests are complete; may make more of them
-  std::shared_ptr<void> moved;         ///< has the library move it, until it is complete
   const char* name = "";
   std::uint64_t sequence = 0, ticket = 0, bytes = 0;
 
@@ -246,7 +69,8 @@ struct pending {
     return &requests.back();
   }
 
-  bool test() {
+  /// Returns whether it is complete; goes on with what follows when its requests are. One thread at a time.
+  bool advance() {
     int done = 0;
     std::vector<MPI_Status> status(expected.empty() ? 0 : requests.size());
     check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done,
@@ -266,7 +90,87 @@ struct pending {
       std::exchange(then, nullptr)(*this);
       if (!requests.empty()) return false;
     }
-    complete();
+    requests.clear();
+    expected.clear();  // who asks again is told at once
+    if (copy_to != nullptr)
+      std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
+    return true;
+  }
+
+  /// The text of an operation that is past its deadline.
+  std::string late() const {
+    return cat({name, " #", sequence, " on '", home->label, "' (", bytes_text(bytes),
+                ") did not finish within its deadline of ", home->deadline,
+                " s: a rank of the group is lost or has not called it; last operations: ", home->flight->text(16)});
+  }
+};
+
+class operation;
+
+/// Moves large operations while their ranks compute: libraries move messages when they are called, and a reduction by
+/// messages has a sum and a second exchange behind the first. A thread that looks at all that are in flight; none where
+/// the library allows one thread alone, and then a rank's own questions move them.
+class mover {
+ public:
+  mover() {
+    int provided = 0;
+    check(MPI_Query_thread(&provided), "MPI_Query_thread");
+    allowed_ = provided == MPI_THREAD_MULTIPLE;
+  }
+  mover(const mover&) = delete;
+  mover& operator=(const mover&) = delete;
+  ~mover() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void add(operation& o) {
+    if (!allowed_) return;
+    const std::lock_guard lock(mutex_);
+    flying_.push_back(&o);
+    if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
+    changed_.notify_all();
+  }
+  /// The thread does not touch it afterwards.
+  void remove(operation& o) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return now_ != &o; });
+    std::erase(flying_, &o);
+  }
+
+ private:
+  void move();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<operation*> flying_;
+  operation* now_ = nullptr;  ///< what the thread looks at
+  bool over_ = false, allowed_ = false;
+  std::thread thread_;
+};
+
+/// An operation that was started: its rank asks and waits for it, while a mover may see to it that it goes on. The
+/// flight recorder is the rank's own, so the rank alone notes there what it has seen.
+class operation {
+ public:
+  operation(pending&& p, bool moved) : pending_(std::move(p)), moved_(moved) {
+    if (moved_) pending_.home->moves->add(*this);
+  }
+  operation(const operation&) = delete;
+  operation& operator=(const operation&) = delete;
+  ~operation() {
+    if (moved_) pending_.home->moves->remove(*this);
+  }
+
+  /// Returns whether it is complete. Throws what went wrong, whoever met it.
+  bool test() {
+    if (!advance()) return false;
+    if (!std::exchange(noted_, true)) pending_.home->flight->mark(pending_.ticket, flight_recorder::state::completed);
+    if (error_) std::rethrow_exception(error_);
     return true;
   }
 
@@ -276,31 +180,58 @@ struct pending {
       if (test()) return;
       std::this_thread::yield();
     }
-    home->flight->mark(ticket, flight_recorder::state::waiting);
-    const double until = comm_clock() + home->deadline;
+    const state& home = *pending_.home;
+    home.flight->mark(pending_.ticket, flight_recorder::state::waiting);
+    const double until = comm_clock() + home.deadline;
     while (!test()) {
       std::this_thread::yield();
-      if (home->deadline <= 0 || comm_clock() < until) continue;
-      end_all(late());
+      if (home.deadline > 0 && comm_clock() >= until) end_all(pending_.late());
     }
   }
 
-  /// The text of an operation that is past its deadline.
-  std::string late() const {
-    return cat({name, " #", sequence, " on '", home->label, "' (", bytes_text(bytes),
-                ") did not finish within its deadline of ", home->deadline,
-                " s: a rank of the group is lost or has not called it; last operations: ", home->flight->text(16)});
+  /// Has it go on, and returns whether it is over. Any thread; errors are kept for the rank.
+  bool advance() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (over_) return true;
+    try {
+      over_ = pending_.advance();
+    } catch (...) {
+      error_ = std::current_exception();
+      over_ = true;
+    }
+    return over_;
   }
 
-  void complete() {
-    requests.clear();
-    expected.clear();  // who asks again is told at once
-    moved.reset();
-    if (copy_to != nullptr)
-      std::copy(buffer.begin(), buffer.end(), static_cast<std::byte*>(std::exchange(copy_to, nullptr)));
-    home->flight->mark(ticket, flight_recorder::state::completed);
-  }
+ private:
+  std::mutex mutex_;
+  pending pending_;
+  std::exception_ptr error_;
+  const bool moved_;
+  bool over_ = false, noted_ = false;
 };
+
+inline void mover::move() {
+  std::unique_lock lock(mutex_);
+  while (!over_) {
+    if (flying_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    for (std::size_t i = 0; i < flying_.size();) {  // others may come or go meanwhile; none goes unseen for long
+      now_ = flying_[i];
+      lock.unlock();
+      const bool over = now_->advance();
+      lock.lock();
+      if (over) std::erase(flying_, now_);
+      i += !over;
+      now_ = nullptr;
+      changed_.notify_all();
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    lock.lock();
+  }
+}
 
 /// Ends all ranks when a blocking MPI call is past its deadline. A thread of its own, because the blocking collectives
 /// of MPI libraries are up to eight times as fast as their non-blocking ones, which a rank could watch by itself; it

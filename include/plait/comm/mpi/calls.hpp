@@ -1,0 +1,141 @@
+// The inner part of comm/mpi.hpp that knows MPI's calls alone: their checks, data types, reductions that MPI lacks, and
+// counts beyond an int. Of the headers of the communicator, it is the one that includes <mpi.h>. Next:
+// comm/mpi/pending.hpp for operations in flight.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "plait/comm/reduce.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait::mpi::detail {
+
+inline void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail({call, " failed: ", text});
+}
+
+inline int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+/// Says why and ends all processes. The pause lets the launcher forward the text before it kills everybody.
+[[noreturn]] inline void end_all(const std::string& why) noexcept {
+  std::fprintf(stderr, "rank %d: %s\n", world_rank(), why.c_str());
+  std::fflush(stderr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  std::terminate();
+}
+
+inline MPI_Datatype type_of(dtype type) {
+  switch (type) {
+    case dtype::f32:
+      return MPI_FLOAT;
+    case dtype::f64:
+      return MPI_DOUBLE;
+    case dtype::bf16:
+      return MPI_UINT16_T;
+    case dtype::i32:
+      return MPI_INT32_T;
+    case dtype::i64:
+      return MPI_INT64_T;
+    case dtype::u8:
+      return MPI_UINT8_T;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+// inout = in op inout. The operations of the MPI library know no bf16, and leave open what max does with a NaN (Open
+// MPI's drop it).
+template <reduce_op Op>
+void combine(void* in, void* inout, int* length, MPI_Datatype* type) {
+  const auto with = [&]<class T>() {
+    const auto n = static_cast<std::size_t>(*length);
+    const void* const sources[] = {in, inout};
+    plait::detail::reduce_range<Op, T>(
+        2, [&](int k) { return static_cast<const std::byte*>(sources[k]); }, 0, n,
+        [&](std::size_t at, const T* block, std::size_t count) {
+          std::copy_n(block, count, static_cast<T*>(inout) + at);
+        });
+  };
+  if (*type == MPI_FLOAT) return with.template operator()<float>();
+  if (*type == MPI_DOUBLE) return with.template operator()<double>();
+  if (*type == MPI_INT32_T) return with.template operator()<std::int32_t>();
+  if (*type == MPI_INT64_T) return with.template operator()<std::int64_t>();
+  return with.template operator()<bf16>();
+}
+
+/// The reductions, made once per process family of communicators and freed with the last of them.
+struct operations {
+  MPI_Op sum_bf16 = MPI_OP_NULL, max = MPI_OP_NULL, min = MPI_OP_NULL;
+
+  operations() {
+    check(MPI_Op_create(&combine<reduce_op::sum>, 1, &sum_bf16), "MPI_Op_create");
+    check(MPI_Op_create(&combine<reduce_op::max>, 1, &max), "MPI_Op_create");
+    check(MPI_Op_create(&combine<reduce_op::min>, 1, &min), "MPI_Op_create");
+  }
+  operations(const operations&) = delete;
+  operations& operator=(const operations&) = delete;
+  ~operations() {
+    int over = 0;
+    if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
+    for (MPI_Op* op : {&sum_bf16, &max, &min}) MPI_Op_free(op);
+  }
+
+  MPI_Op of(reduce_op op, dtype type) const {
+    const bool real = type == dtype::f32 || type == dtype::f64 || type == dtype::bf16;
+    if (op == reduce_op::sum) return type == dtype::bf16 ? sum_bf16 : MPI_SUM;
+    if (op == reduce_op::max) return real ? max : MPI_MAX;
+    return real ? min : MPI_MIN;
+  }
+};
+
+/// A type of `count` elements where a count may not fit an int.
+class big_type {
+ public:
+  big_type(std::size_t count, dtype type, std::size_t limit) {
+    const MPI_Datatype element = type_of(type);
+    const std::size_t whole = count / limit, rest = count % limit;
+    MPI_Datatype block = MPI_DATATYPE_NULL;
+    check(MPI_Type_contiguous(static_cast<int>(limit), element, &block), "MPI_Type_contiguous");
+    const int lengths[] = {static_cast<int>(whole), static_cast<int>(rest)};
+    const MPI_Aint places[] = {0, static_cast<MPI_Aint>(whole * limit * size_of(type))};
+    const MPI_Datatype types[] = {block, element};
+    check(MPI_Type_create_struct(2, lengths, places, types, &type_), "MPI_Type_create_struct");
+    check(MPI_Type_commit(&type_), "MPI_Type_commit");
+    MPI_Type_free(&block);
+  }
+  big_type(const big_type&) = delete;
+  big_type& operator=(const big_type&) = delete;
+  ~big_type() { MPI_Type_free(&type_); }  // communication that still uses it completes normally
+  MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+/// Returns the largest tag that the library takes, at least 32767.
+inline int most_tag() {
+  void* value = nullptr;
+  int known = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &known), "MPI_Comm_get_attr");
+  return known ? *static_cast<int*>(value) : 32767;
+}
+
+}  // namespace plait::mpi::detail
