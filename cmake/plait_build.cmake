@@ -8,7 +8,9 @@ endif()
 find_program(PLAIT_CCACHE ccache)
 mark_as_advanced(PLAIT_CCACHE)
 if(PLAIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${PLAIT_CCACHE}")
+  # What it must be told where headers are precompiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${PLAIT_CCACHE}")
 endif()
 
 if(NOT CMAKE_RUNTIME_OUTPUT_DIRECTORY)

@@ -1,0 +1,1 @@
+// Precompiles support/precompiled.hpp.
