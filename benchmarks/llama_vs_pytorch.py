@@ -3,9 +3,10 @@
     python3 benchmarks/llama_vs_pytorch.py --python /path/to/python/with/torch [--binary build/bin/train_llama]
 
 The presets bench-512 and bench-128 (4 layers, vocabulary 4096), float, one thread per rank, the same sequences per
-data-parallel rank; the rate of each side is that of its fastest step over all rounds. Where tensor-parallel ranks could
-share out the vocabulary, PyTorch runs both ways and its better one counts. Needs nothing but the standard library itself;
-PyTorch's side is pytorch_llama.py.
+data-parallel rank; the rate of each side is that of its fastest step over all rounds. Replicated parameters meet
+DistributedDataParallel, and --data-parallel zero3 meets FSDP2. Where tensor-parallel ranks could share out the vocabulary,
+PyTorch runs both ways and its better one counts. Needs nothing but the standard library itself; PyTorch's side is
+pytorch_llama.py.
 """
 import argparse
 import json
@@ -19,8 +20,15 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 SHAPES = {512: {"layers": 4, "heads": 8, "ffn": 1536, "vocab": 4096},
           128: {"layers": 4, "heads": 4, "ffn": 384, "vocab": 4096}}
-MESHES = {512: [(1, 1), (2, 1), (1, 2), (2, 2)], 128: [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2)]}
+MESHES = {512: [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)], 128: [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2)]}
 TARGETS = {512: 1.0, 128: 1.5}
+DATA_PARALLEL_TARGET = 2.0
+
+
+def target_of(hidden: int, dp: int, tp: int):
+    if dp > 1 and tp == 1:
+        return DATA_PARALLEL_TARGET
+    return TARGETS[hidden] if dp * tp > 1 or hidden >= 512 else None
 
 
 def parse() -> argparse.Namespace:
@@ -53,54 +61,56 @@ def checked(command: list[str]) -> str:
     return done.stdout
 
 
-def run_plait(options: argparse.Namespace, hidden: int, dp: int, tp: int) -> dict:
+def run_plait(options: argparse.Namespace, hidden: int, dp: int, tp: int, policy: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.jsonl")
         checked([options.binary, "--mesh", f"dp={dp},tp={tp}", "--model", f"bench-{hidden}", "--data", options.data, "--seq",
                  str(options.seq), "--micro-batch", str(options.micro_batch), "--steps", str(options.steps + 3), "--threads",
-                 "1", "--sample", "0", "--precision", "float", "--log", str(log)])
+                 "1", "--sample", "0", "--precision", "float", "--data-parallel", policy, "--log", str(log)])
         rows = [json.loads(line) for line in log.read_text().splitlines()]
     rates = [row["tokens_per_second"] for row in rows if "step" in row][3:]
     return {"best": max(rates), "median": statistics.median(rates)}
 
 
-def run_torch(options: argparse.Namespace, hidden: int, dp: int, tp: int, sharded: bool) -> dict:
+def run_torch(options: argparse.Namespace, hidden: int, dp: int, tp: int, policy: str, sharded: bool) -> dict:
     shape = SHAPES[hidden]
     out = checked([options.python, str(HERE / "pytorch_llama.py"), "--hidden", str(hidden), "--layers", str(shape["layers"]),
                    "--heads", str(shape["heads"]), "--kv-heads", str(shape["heads"]), "--ffn", str(shape["ffn"]), "--vocab",
                    str(shape["vocab"]), "--seq", str(options.seq), "--micro-batch", str(options.micro_batch), "--dp", str(dp),
-                   "--tp", str(tp), "--steps", str(options.steps), *(["--sharded-vocab"] if sharded else [])])
+                   "--tp", str(tp), "--steps", str(options.steps), *(["--sharded-vocab"] if sharded else []),
+                   *(["--fsdp"] if policy == "zero3" else [])])
     row = json.loads(out.strip().splitlines()[-1])
     return {"best": row["tokens_per_second"], "median": row["tokens_per_second_median"], "framework": row["framework"]}
 
 
-def compare(options: argparse.Namespace, hidden: int, dp: int, tp: int) -> dict:
+def compare(options: argparse.Namespace, hidden: int, dp: int, tp: int, policy: str) -> dict:
     plait, torch = [], []
     for _ in range(options.rounds):
-        plait.append(run_plait(options, hidden, dp, tp))
-        torch.extend(run_torch(options, hidden, dp, tp, sharded) for sharded in ([False, True] if tp > 1 else [False]))
+        plait.append(run_plait(options, hidden, dp, tp, policy))
+        torch.extend(run_torch(options, hidden, dp, tp, policy, sharded) for sharded in ([False, True] if tp > 1 else [False]))
     best = {name: max(run["best"] for run in runs) for name, runs in (("plait", plait), ("torch", torch))}
     median = {name: max(run["median"] for run in runs) for name, runs in (("plait", plait), ("torch", torch))}
-    return {"hidden": hidden, "dp": dp, "tp": tp, "seq": options.seq, "micro_batch": options.micro_batch,
+    return {"hidden": hidden, "dp": dp, "tp": tp, "data_parallel": policy, "seq": options.seq, "micro_batch": options.micro_batch,
             "framework": torch[0]["framework"], "plait": best["plait"], "torch": best["torch"],
             "ratio": best["plait"] / best["torch"], "ratio_of_medians": median["plait"] / median["torch"],
-            "target": TARGETS[hidden] if dp * tp > 1 or hidden >= 512 else None}
+            "target": target_of(hidden, dp, tp)}
 
 
 def main() -> None:
     options = parse()
     rows = []
-    lines = ["| hidden | ranks | dp x tp | plait tokens/s | PyTorch tokens/s | ratio | of medians | target |",
-             "|---:|---:|---|---:|---:|---:|---:|---:|"]
+    lines = ["| hidden | ranks | dp x tp | data parallel | plait tokens/s | PyTorch tokens/s | ratio | of medians | target |",
+             "|---:|---:|---|---|---:|---:|---:|---:|---:|"]
     print("\n".join(lines), flush=True)
     for hidden in options.hidden or [512, 128]:
         for dp, tp in options.meshes or MESHES[hidden]:
-            row = compare(options, hidden, dp, tp)
-            rows.append(row)
-            target = "" if row["target"] is None else f"{row['target']:.1f}"
-            lines.append(f"| {hidden} | {dp * tp} | {dp} x {tp} | {row['plait']:.0f} | {row['torch']:.0f} | {row['ratio']:.2f} | "
-                         f"{row['ratio_of_medians']:.2f} | {target} |")
-            print(lines[-1], flush=True)
+            for policy in ["replicated", "zero3"] if dp > 1 and tp == 1 else ["replicated"]:
+                row = compare(options, hidden, dp, tp, policy)
+                rows.append(row)
+                target = "" if row["target"] is None else f"{row['target']:.1f}"
+                lines.append(f"| {hidden} | {dp * tp} | {dp} x {tp} | {policy if dp > 1 else ''} | {row['plait']:.0f} | "
+                             f"{row['torch']:.0f} | {row['ratio']:.2f} | {row['ratio_of_medians']:.2f} | {target} |")
+                print(lines[-1], flush=True)
     mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in rows))
     print(f"\n{rows[0]['framework']}; seq {options.seq}, micro-batch {options.micro_batch}; geometric mean of the ratios {mean:.2f}")
     if options.json:

@@ -4,8 +4,9 @@
         --seq 256 --micro-batch 2 --dp 2 --tp 2
 
 Float32; forward, backward, clipping by global norm and AdamW (fused); one thread per rank; data parallel by
-DistributedDataParallel over Gloo, tensor parallel by DTensor. Prints one line of JSON; the rate is that of the fastest
-step, tokens counted over all data-parallel ranks, and each rank's micro-batch is one step.
+DistributedDataParallel over Gloo (with --fsdp by FSDP2's fully_shard, of each layer and of the rest), tensor parallel by
+DTensor. Prints one line of JSON; the rate is that of the fastest step, tokens counted over all data-parallel ranks, and
+each rank's micro-batch is one step. With --join ADDRESS:PORT --rank R it is one rank of several hosts.
 """
 import argparse
 import json
@@ -17,6 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,6 +34,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sharded-vocab", action="store_true",
                         help="shard embedding, output and loss over tp; slower at small vocabularies")
     parser.add_argument("--no-clip", action="store_true")
+    parser.add_argument("--fsdp", action="store_true", help="data parallel by FSDP2 instead of DistributedDataParallel")
+    parser.add_argument("--join", help="ADDRESS:PORT of rank 0's host; this process is one rank, and starts no others")
+    parser.add_argument("--rank", type=int, default=0, help="with --join, which one")
     return parser.parse_args()
 
 
@@ -72,13 +77,13 @@ def clip(parameters: list, tensor_group, max_norm: float) -> None:
     torch._foreach_mul_([local(p.grad) for p in parameters], torch.clamp(max_norm / (total + 1e-6), max=1.0))
 
 
-def train(rank: int, options: argparse.Namespace, port: int) -> None:
+def train(rank: int, options: argparse.Namespace, address: str, port: int) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     world = options.dp * options.tp
     mesh = None
     if world > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
         dist.init_process_group("gloo", rank=rank, world_size=world)
         mesh = dist.device_mesh.init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
 
@@ -90,9 +95,13 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
     model = LlamaForCausalLM(config).train()
     if options.tp > 1:
         parallelise(model, mesh["tp"], options.sharded_vocab)
+    if options.fsdp:
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
     parameters = list(model.parameters())
     wrapped = model
-    if options.dp > 1 and options.tp == 1:
+    if options.dp > 1 and options.tp == 1 and not options.fsdp:
         wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=mesh["dp"].get_group(),
                                                             gradient_as_bucket_view=True)
 
@@ -121,7 +130,9 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
             loss.backward()
         if options.dp > 1 and options.tp > 1:
             average(parameters, mesh["dp"].get_group(), options.dp)
-        if not options.no_clip:
+        if options.fsdp and not options.no_clip:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        elif not options.no_clip:
             clip(parameters, mesh["tp"].get_group() if options.tp > 1 else None, 1.0)
         optimizer.step()
         elapsed = time.perf_counter() - started
@@ -136,7 +147,7 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
     if rank == 0:
         tokens_per_step = options.micro_batch * options.seq * options.dp
         shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab",
-                                                           "seq", "micro_batch", "dp", "tp", "threads")}
+                                                           "seq", "micro_batch", "dp", "tp", "threads", "fsdp")}
         print(json.dumps({"framework": f"torch {torch.__version__}", **shape,
                           "tokens_per_second": round(tokens_per_step / min(times), 1),
                           "tokens_per_second_median": round(tokens_per_step / statistics.median(times), 1),
@@ -152,14 +163,20 @@ def main() -> None:
         if getattr(options, name) % options.tp != 0:
             flag = name.replace("_", "-")
             raise SystemExit(f"--{flag} {getattr(options, name)} does not divide by --tp {options.tp}")
+    world = options.dp * options.tp
+    if options.fsdp and (options.tp > 1 or options.dp == 1):
+        raise SystemExit("--fsdp needs --dp of 2 or more and --tp 1")
+    if options.join:
+        address, port = options.join.rsplit(":", 1)
+        train(options.rank, options, address, int(port))
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    world = options.dp * options.tp
     if world == 1:
-        train(0, options, port)
+        train(0, options, "127.0.0.1", port)
     else:
-        multiprocessing.spawn(train, args=(options, port), nprocs=world)
+        multiprocessing.spawn(train, args=(options, "127.0.0.1", port), nprocs=world)
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   if [ "$quick" = yes ]; then
-    benchmarks/two_hosts.sh build/bin/train_llama 5 1gbit 2 || echo "ended with status $?"
+    benchmarks/two_hosts.sh build/bin/train_llama 5 1gbit 2 "$python" || echo "ended with status $?"
   else
-    benchmarks/two_hosts.sh build/bin/train_llama || echo "ended with status $?"
+    benchmarks/two_hosts.sh build/bin/train_llama 8 '10gbit 1gbit 300mbit' '2 8' "$python" || echo "ended with status $?"
   fi
   echo '```'
   echo
@@ -97,7 +97,7 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo '```'
   if [ -n "$python" ]; then
     echo
-    echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128)'
+    echo '## The trainer against PyTorch (targets: 1.0 at hidden 512, 1.5 at hidden 128, 2.0 of data parallelism alone)'
     echo
     if [ "$quick" = yes ]; then
       python3 benchmarks/llama_vs_pytorch.py --python "$python" --rounds 1 --steps 6

@@ -2,17 +2,19 @@
 # Data parallelism between two hosts, one rank each, over networks of several speeds: two network namespaces of this
 # machine, joined by a link whose rate is limited, and Open MPI over TCP between them. Root, iproute2 and mpirun.
 #
-#   benchmarks/two_hosts.sh TRAINER [STEPS] [RATES] [MICRO-BATCHES]
+#   benchmarks/two_hosts.sh TRAINER [STEPS] [RATES] [MICRO-BATCHES] [PYTHON]
 #
 # For each rate (as tc writes them) and micro-batch: tokens per second, the share of a step that a rank waits in
 # communication, and tokens per second over what the longer of computing (two hosts without a limit and without
-# communication) and sending allows.
+# communication) and sending allows. PYTHON is an interpreter with torch and transformers, for PyTorch's
+# DistributedDataParallel and FSDP2 over Gloo on the same hosts.
 set -eu
 
 trainer=$(realpath "${1:?TRAINER is missing: build/bin/train_llama}")
 steps=${2:-8}
 rates=${3:-10gbit 1gbit 300mbit}
 batches=${4:-2 8}
+python=${5:-}
 here=$(cd "$(dirname "$0")" && pwd)
 for tool in ip tc mpirun; do
   command -v "$tool" >/dev/null || { echo "$tool is not there: install iproute2 and openmpi-bin" >&2; exit 77; }
@@ -73,6 +75,23 @@ parameters() { python3 -c '
 import json, sys
 print([json.loads(line) for line in open(sys.argv[1])][-1]["summary"]["parameters"])' "$work/log"; }
 
+# PyTorch's rank 0 on the one host and 1 on the other, over Gloo: its tokens per second, and no share that it waited.
+pytorch() {  # pytorch BATCH OPTIONS...
+  batch=$1
+  shift
+  number=0
+  for host in "$one" "$two"; do
+    GLOO_SOCKET_IFNAME=veth1 timeout 600 ip netns exec "$host" "$python" "$here/pytorch_llama.py" --join \
+      10.209.7.1:29571 --rank $number --dp 2 --micro-batch "$batch" --seq 256 --hidden 512 --layers 4 --heads 8 \
+      --kv-heads 8 --ffn 1536 --vocab 4096 --warm-up 2 --steps "$((steps - 2))" "$@" >"$work/torch$number" 2>&1 &
+    number=$((number + 1))
+  done
+  wait
+  grep -q tokens_per_second "$work/torch0" || { tail -n 5 "$work/torch0" "$work/torch1" >&2; exit 1; }
+  python3 -c 'import json, sys
+print(json.loads(open(sys.argv[1]).read().strip().splitlines()[-1])["tokens_per_second_median"], "nan")' "$work/torch0"
+}
+
 printf '%-9s %5s  %-28s %8s %7s %9s\n' link batch policy tok/s waited 'of limit'
 for batch in $batches; do
   # What each host computes alone: two runs without a mesh, one on each, at one time.
@@ -87,15 +106,20 @@ for batch in $batches; do
     for host in "$one" "$two"; do
       ip netns exec "$host" tc qdisc replace dev veth1 root tbf rate "$rate" burst 512kb latency 200ms
     done
-    for policy in 'replicated --overlap off' replicated 'zero1 --overlap off' zero1 zero2 zero3; do
+    for policy in 'replicated --overlap off' replicated 'zero1 --overlap off' zero1 zero2 zero3 \
+      ${python:+'PyTorch DDP' 'PyTorch FSDP2'}; do
       # shellcheck disable=SC2086  # a list of options
-      found=$(train "$batch" --mesh dp=2 --data-parallel $policy)
+      case $policy in
+        *DDP) found=$(pytorch "$batch") ;;
+        *FSDP2) found=$(pytorch "$batch" --fsdp) ;;
+        *) found=$(train "$batch" --mesh dp=2 --data-parallel $policy) ;;
+      esac
       python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" <<'PYTHON'
 import sys
 rate, batch, policy, found, alone, parameters = sys.argv[1:]
 speed, waited = (float(x) for x in found.split())
 unit = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
-moved = 4 * float(parameters) * (1.5 if policy.startswith("zero3") else 1)  # each way, of two ranks
+moved = 4 * float(parameters) * (1.5 if policy.startswith("zero3") or "FSDP" in policy else 1)  # each way, of two ranks
 tokens = 2 * int(batch) * 256
 limit = tokens / max(tokens / (2 * float(alone)), moved / (float(rate[:-4]) * unit))
 print(f"{rate:<9} {batch:>5}  {policy:<28} {speed:8.0f} {waited:7.3f} {speed / limit:9.3f}")
