@@ -145,3 +145,96 @@ TEST_CASE("a policy says it, and a layer can be told otherwise") {
   CHECK(made(1) == 2);
   CHECK(made(5) == 10);
 }
+
+namespace {
+
+template <class Base, std::int64_t Chunks>
+struct chunked : Base {
+  using overlap = plait::overlap<Chunks>;
+};
+
+/// That attention and MLP under `S` have the bits of `S` with overlap, and on more axes than tp.
+template <class S>
+void check_blocks() {
+  const typename S::mesh mesh{2, 1, 2, 2};
+  dim_sizes sizes = transformer_sizes(4, 24);
+  sizes.set(dim_of<hidden>, 64);
+  sizes.set(dim_of<head_dim>, 16);
+  sizes.set(dim_of<ffn>, 128);
+  const auto mlp = [&]<class Strategy>() {
+    return run_on(mesh, sizes, [](const auto& ctx) {
+      return swiglu_mlp<float, Strategy, device_of<decltype(ctx)>>(ctx, "mlp", {0, 0.2}, true);
+    });
+  };
+  const auto attention = [&]<class Strategy>() {
+    return run_on(mesh, sizes, [](const auto& ctx) {
+      return self_attention<float, Strategy, device_of<decltype(ctx)>>(ctx, "attention", {.qkv_bias = true});
+    });
+  };
+  check_same(mlp.template operator()<S>(), mlp.template operator()<chunked<S, 3>>());
+  check_same(attention.template operator()<S>(), attention.template operator()<chunked<S, 3>>());
+}
+
+}  // namespace
+
+TEST_CASE("a strategy says it for all its linears") {
+  check_blocks<megatron_sp>();
+  check_blocks<megatron_tp>();
+}
+
+namespace {
+
+/// The text of the error that making a linear ends with, or nothing.
+template <class Policy, class Mesh = two>
+std::string refusal(const Mesh& mesh, linear_options<float, cpu> how) {
+  std::string text;
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
+    world ranks(mesh.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, transformer_sizes(), 1};
+    try {
+      const linear<float, Policy> made(ctx, "layer", how);
+    } catch (const error& e) {
+      if (c.rank() == 0) text = e.what();
+    }
+  });
+  return text;
+}
+
+struct across : axis_tag<"across"> {};
+struct down : axis_tag<"down"> {};
+using grid = plait::mesh<axis<down>, axis<across>>;
+struct both_sides {
+  using mesh = grid;
+  using input = spec<batch, shard<seq, across>, shard<hidden, down>>;
+  using weight = spec<shard<ffn, across>, shard<hidden, down>>;
+  using output = spec<batch, shard<seq, down>, shard<ffn, across>>;
+};
+struct own_dim {
+  using mesh = grid;
+  using input = spec<batch, seq, shard<hidden, down>, invariant<across>>;
+  using weight = spec<shard<ffn, across>, shard<hidden, down>>;
+  using output = spec<batch, seq, shard<ffn, across, down>>;
+};
+
+}  // namespace
+
+TEST_CASE("what cannot be cut is refused with the reason") {
+  using up = policy<rows_split, column, wide>;
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = -1}),
+            "layer: overlap in -1 chunks; at least 1, which is no overlap, or 0"));
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}),
+            "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
+  CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
+  CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
+  CHECK(has(refusal<up>(two{1, 2}, {.lora = {.rank = 2}, .overlap = 2}),
+            "layer.weight: overlap is of the weight's own products, and this linear has an adapter"));
+  CHECK(
+      has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),
+          "layer.weight: overlap is of what a product waits for or of what waits for it, and a product here has both: "
+          "all_gather over across, and reduce_scatter over down; leave overlap out"));
+  CHECK(refusal<both_sides>(grid{1, 2}, {.overlap = 2}).empty());
+  CHECK(has(refusal<own_dim>(grid{2, 1}, {.overlap = 2}),
+            "output of layer.weight: overlap in 2 chunks is of one all-gather, reduce-scatter or all-reduce of whole "
+            "rows; here it would be of reduce_scatter over down"));
+}
