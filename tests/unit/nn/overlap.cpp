@@ -238,3 +238,32 @@ TEST_CASE("what cannot be cut is refused with the reason") {
             "output of layer.weight: overlap in 2 chunks is of one all-gather, reduce-scatter or all-reduce of whole "
             "rows; here it would be of reduce_scatter over down"));
 }
+
+TEST_CASE("the peak of a rank's memory is what a dry run says") {
+  const dim_sizes sizes = odd_sizes<float>(2, 20);
+  const auto check = [&]<class Policy>(std::int64_t chunks) {
+    const auto make = making<float, Policy>(chunks);
+    threads::run(4, [&](threads::communicator& c) {
+      world ranks(two{1, 4}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, ranks, sizes, 1};
+      auto layer = make(ctx);
+      using made = decltype(layer);
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      typename made::template tensor_of<typename made::input> x(ctx);
+      typename made::template tensor_of<dual_t<typename made::output>> dy(ctx);
+      device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(float));
+      device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(float));
+      typename made::saved kept;
+      layer.forward(ctx, x, &kept);
+      layer.backward(ctx, x, kept, dy);
+      const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make);
+      CHECK(plan.peak_bytes == static_cast<std::int64_t>(device.peak_bytes()));
+    });
+  };
+  for (const std::int64_t chunks : {1, 2, 4}) {
+    check.template operator()<policy<rows_split, column, wide>>(chunks);
+    check.template operator()<policy<wide, row, rows_split>>(chunks);
+  }
+}
