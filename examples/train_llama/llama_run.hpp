@@ -25,7 +25,11 @@ inline plait::llama_options model_options(const setup& s) {
   const plait::recompute keep = opt.recompute == "none"   ? plait::recompute::none
                                 : opt.recompute == "full" ? plait::recompute::full
                                                           : plait::recompute::selective;
-  return {keep, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}, {.context = s.context}};
+  return {.keep = keep,
+          .dropout = opt.dropout,
+          .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
+          .attention = {.context = s.context},
+          .overlap = opt.tensor_overlap};
 }
 
 inline plait::optimizer_options optimizer_options_of(const options& opt) {

@@ -169,6 +169,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--overlap", opt.overlap,
                  "whether a unit's gradients are reduced under the backward pass (on) or after it (off)")
       ->capture_default_str();
+  app.add_option("--tensor-overlap", opt.tensor_overlap,
+                 "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them")
+      ->capture_default_str();
   app.add_option("--attention", opt.attention,
                  "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
                  ":zigzag or :contiguous, how it is placed")
@@ -268,6 +271,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
   one_of("--overlap", opt.overlap, {"on", "off"});
   within("--prefetch", opt.prefetch, 0, 1 << 20);
+  within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
   if (opt.data_parallel != "zero3") {
     if (opt.prefetch != 1)
       plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",

@@ -279,11 +279,18 @@ std::string data_parallel_text(const setup& s) {
   return text + (how.parallel.overlap ? "" : ", reduced after the last pass") + "\n";
 }
 
+/// Into how many pieces linears cut what they send, as a line; empty where they cut nothing.
+std::string tensor_overlap_text(const options& opt) {
+  if (opt.tensor_overlap == 1) return {};
+  return fmt::format("tensor parallel: linears gather and reduce in {} chunks, beside their products\n",
+                     opt.tensor_overlap);
+}
+
 void print_plan(const setup& s, const run_plan& plan) {
-  fmt::print("model: {} parameters\nmesh: {}, {}\n{}step: {} of {} of {} tokens, {}\n{}\n",
+  fmt::print("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
              plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
-             counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision,
-             utilisation(s, "").operations());
+             tensor_overlap_text(s.opt), counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"),
+             s.opt.seq, s.opt.precision, utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {
     const plait::simulation times =
         plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));

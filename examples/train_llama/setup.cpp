@@ -151,6 +151,21 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
 }
 
+/// Refuses to cut what linears send over tp where they send nothing, or into more pieces than it has tokens.
+void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) {
+  if (opt.tensor_overlap == 1) return;
+  if (tp == 1)
+    plait::fail(
+        fmt::format("--tensor-overlap {} hides nothing: with tp=1 linears send nothing; legal is 1, or more "
+                    "ranks along tp",
+                    opt.tensor_overlap));
+  const std::int64_t tokens = opt.micro_batch * opt.seq / cp / (opt.strategy == "sp" ? tp : 1);
+  if (opt.tensor_overlap > tokens)
+    plait::fail(
+        fmt::format("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
+                    opt.tensor_overlap, tokens, tokens));
+}
+
 }  // namespace
 
 setup prepare(const options& opt, std::int64_t ranks) {
@@ -236,6 +251,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                             plait::max_microbatches));
   plan_stages(s, pp);
   set_parallel(s, dp, cp);
+  check_tensor_overlap(opt, cp, tp);
   if (opt.data.empty()) {
     if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
     return s;

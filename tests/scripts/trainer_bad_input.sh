@@ -81,6 +81,10 @@ refused '--shard whole is for --data-parallel zero1 to zero3; replicated cuts no
 refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with --shard even cuts; legal are --shard whole' \
   --optimizer muon --data-parallel zero1 --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
+refused '--tensor-overlap 4 hides nothing: with tp=1 linears send nothing; legal is 1' --tensor-overlap 4 --mesh dp=2
+refused '--tensor-overlap is 0; at least 1 is legal' --tensor-overlap 0 --mesh tp=2
+refused '--tensor-overlap is 65, but a rank has 64 tokens of a microbatch to send; legal is 1 to 64$' --tensor-overlap 65 \
+  --mesh cp=2,tp=2 --seq 128 --micro-batch 2
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd

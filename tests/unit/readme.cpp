@@ -38,6 +38,11 @@ struct up_projection {
 using long_context = pl::context_parallel<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>;
 static_assert(pl::verify<pl::interleaved<2>, pl::pipeline_ranks<4>, pl::microbatches<16>>());
 
+struct chunked_sp : pl::megatron_sp {
+  using overlap = pl::overlap<4>;
+};
+static_assert(pl::transformer_specs<chunked_sp>::down::overlap::chunks == 4);
+
 struct row : pl::axis_tag<"row"> {};
 
 namespace {

@@ -30,6 +30,9 @@ struct llama_options {
   /// configuration.
   attention_options attention{};
   mlp_lora mlp{};  ///< `attention` has adapters of its own
+  /// The chunks of all linears' collectives beside their products (nn/linear/overlap.hpp), where they are chosen at run
+  /// time; 0: as many as the strategy says.
+  std::int64_t overlap = 0;
 };
 
 /// The vocabulary as it is laid out: the next multiple of the ranks that shard it.
@@ -89,7 +92,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
   llama(const context<Device>& ctx, const llama_config& config, llama_options options, stage_layers part,
         const llama* first_stage = nullptr)
       : base(
-            ctx, config.vocab, checked(config, options, part),
+            ctx, config.vocab, checked(ctx, config, options, part),
             {options.keep, options.attention.documents, options.dropout, options.loss}, first_stage,
             [&] {
               return typename layers::embedding(
@@ -97,7 +100,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
                   {.init = {0, config.initializer_range}, .tied_across_stages = config.tie_embeddings && !part.last});
             },
             [&](std::int64_t i) { return make_block(ctx, config, options, i); },
-            [&](const parameter_ptr<Precision, Device>& table) { return make_head(ctx, config, table); }),
+            [&](const parameter_ptr<Precision, Device>& table) { return make_head(ctx, config, options, table); }),
         config_(config),
         options_(options) {}
 
@@ -111,11 +114,17 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
       layout_v<typename specs::tokens>.dims[0] == layout_v<typename specs::queries>.dims[0] &&
       layout_v<typename specs::tokens>.dims[1] == layout_v<typename specs::queries>.dims[1];
 
-  static stage_layers checked(const llama_config& config, const llama_options& options, const stage_layers& part) {
+  static stage_layers checked(const context<Device>& ctx, const llama_config& config, const llama_options& options,
+                              const stage_layers& part) {
     if (part.begin < 0 || part.begin > part.end || part.end > config.layers)
       fail({"llama: layers ", part.begin, " to ", part.end, " of a model of ", config.layers});
     if (options.attention.documents && !documents_fit)
       fail("llama: packed documents need a strategy that shards the vocabulary over the axes of the heads");
+    const axis_list axes = union_of(detail::sharding_axes(layout_v<typename specs::query_dims>),
+                                    detail::sharding_axes(layout_v<typename specs::ffn_dims>));
+    if (options.overlap > 1 && ctx.ranks.shape().size(axes) == 1)
+      fail({"llama: overlap in ", options.overlap, " chunks hides nothing: there is one rank along ", describe(axes),
+            ", so that linears send nothing; legal is 1, or more ranks there"});
     return part;
   }
 
@@ -132,20 +141,24 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
     attention.qk_norm_epsilon = config.qk_norm ? config.rms_eps : 0;
     if (attention.window == 0) attention.window = config.sliding_window;
     attention.init = attention.output_init = init;
+    attention.overlap = options.overlap;
     using norm = typename layers::norm;
-    return typename layers::block({norm(ctx, config.rms_eps, name + ".input_layernorm", stored),
-                                   typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
-                                   {options.dropout, name + ".self_attn", order}},
-                                  {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
-                                   typename layers::mlp(ctx, name + ".mlp", init, config.mlp_bias, options.mlp),
-                                   {options.dropout, name + ".mlp", order}});
+    return typename layers::block(
+        {norm(ctx, config.rms_eps, name + ".input_layernorm", stored),
+         typename layers::attention(ctx, name + ".self_attn", std::move(attention)),
+         {options.dropout, name + ".self_attn", order}},
+        {norm(ctx, config.rms_eps, name + ".post_attention_layernorm", stored),
+         typename layers::mlp(ctx, name + ".mlp", init, config.mlp_bias, options.mlp, options.overlap),
+         {options.dropout, name + ".mlp", order}});
   }
 
   static typename layers::head make_head(const context<Device>& ctx, const llama_config& config,
-                                         const parameter_ptr<Precision, Device>& table) {
+                                         const llama_options& options, const parameter_ptr<Precision, Device>& table) {
     using output = typename layers::output;
-    typename output::options how{
-        .shape = {config.vocab, config.hidden}, .init = {0, config.initializer_range}, .hidden_layer = false};
+    typename output::options how{.shape = {config.vocab, config.hidden},
+                                 .init = {0, config.initializer_range},
+                                 .hidden_layer = false,
+                                 .overlap = options.overlap};
     if (config.tie_embeddings) how.tied = table, how.tied_across_stages = true;
     return typename layers::head(
         typename layers::norm(ctx, config.rms_eps, "model.norm", layout_v<typename specs::norm_weight>),

@@ -54,6 +54,7 @@ struct attention_options {
   initializer init{};
   initializer output_init{};
   attention_lora lora{};
+  std::int64_t overlap = 0;  ///< as `linear_options::overlap`
 };
 
 /// Grouped-query self-attention under a strategy: queries, keys and values are one product over one gathered input;
@@ -99,10 +100,12 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
               detail::describe_branch<typename specs::key>(ctx, name + ".k_proj", options.init, options.qkv_bias,
                                                            options.lora.k),
               detail::describe_branch<typename specs::key>(ctx, name + ".v_proj", options.init, options.qkv_bias,
-                                                           options.lora.v)}),
+                                                           options.lora.v)},
+             {}, {}, detail::chosen_overlap<typename specs::query>(options.overlap, name)),
         out_(ctx, out_value::derivation,
              {detail::describe_branch<typename specs::attention_output>(ctx, name + ".o_proj", options.output_init,
-                                                                        options.output_bias, options.lora.o)}),
+                                                                        options.output_bias, options.lora.o)},
+             {}, {}, detail::chosen_overlap<typename specs::query>(options.overlap, name)),
         rotates_(!options.frequencies.empty()),
         documents_(options.documents) {
     enforce_boundary<input>(ctx, name + ": input");

@@ -67,6 +67,9 @@ class embedding {
   static_assert(detail::policy_checked<Policy>);
   static_assert(!detail::policy_requirements<Policy>::names_bias,
                 "an embedding has no bias: leave `bias` out of its policy");
+  static_assert(
+      !requires { typename Policy::overlap; },
+      "an embedding has no product to overlap with: leave `overlap` out of its policy");
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);

@@ -13,6 +13,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/policy_check.hpp"
 #include "plait/nn/linear/core.hpp"
+#include "plait/nn/linear/overlap.hpp"
 
 namespace plait {
 
@@ -94,6 +95,8 @@ struct linear_options {
   bool hidden_layer = true;
   /// A low-rank adapter: weight and bias are frozen then.
   lora_options lora{};
+  /// The chunks of `overlap`, where they are chosen at run time; 0: as many as the policy says.
+  std::int64_t overlap = 0;
 };
 
 /// A linear layer, y = x W' (+ b), under a policy: a struct that names `input`, `weight` and `output` specs, and may
@@ -101,6 +104,7 @@ struct linear_options {
 ///
 ///     static constexpr bool bias = true;
 ///     using stored = spec<...>;          // how the weight lies between steps, if not as `weight`; a bias likewise
+///     using overlap = pl::overlap<4>;    // nn/linear/overlap.hpp: collectives in 4 chunks, beside the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
 /// The weight's dims are the output's own, then the contracted ones. Everything else is derived: column-parallel,
@@ -121,13 +125,15 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   using options = linear_options<Precision, Device>;
   static constexpr linear_derivation<1> derivation = value::derivation;
   static_assert(detail::policy_checked<Policy>);
+  static_assert(detail::overlap_checked<Policy>);
   static_assert(enforced<value, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
 
   explicit linear(const context<Device>& ctx, std::string name = "linear", options how = {})
-      : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied) {}
+      : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
+              detail::chosen_overlap<Policy>(how.overlap, name)) {}
 
   /// `addend` is added to the output where it is not null: on a GPU, in the product's own pass over it.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,

@@ -37,14 +37,17 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
   };
 
+  /// `overlap` as `linear_options::overlap`.
   swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false,
-             const mlp_lora& lora = {})
+             const mlp_lora& lora = {}, std::int64_t overlap = 0)
       : names_(name),
         gate_up_(ctx, gate_up_value::derivation,
                  {detail::describe_branch<typename specs::up>(ctx, name + ".gate_proj", init, bias, lora.gate),
-                  detail::describe_branch<typename specs::up>(ctx, name + ".up_proj", init, bias, lora.up)}),
+                  detail::describe_branch<typename specs::up>(ctx, name + ".up_proj", init, bias, lora.up)},
+                 {}, {}, detail::chosen_overlap<typename specs::up>(overlap, name)),
         down_(ctx, down_value::derivation,
-              {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)}) {
+              {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)}, {}, {},
+              detail::chosen_overlap<typename specs::up>(overlap, name)) {
     enforce_boundary<input>(ctx, name + ": input");
   }
 

@@ -10,6 +10,7 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/attention/policy.hpp"
+#include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/sequence_order.hpp"
 #include "plait/nn/strategy/check.hpp"
@@ -28,6 +29,7 @@ namespace plait {
 ///       using vocabulary = shard<vocab, tp>;
 ///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
 ///       template <class Weight> using stored = Weight;        // how parameters lie between steps; optional
+///       using overlap = pl::overlap<4>;      // collectives of linears in chunks, beside their products; optional
 ///     };
 ///
 /// The residual may shard its last dim, `hidden`, over axes of its own: weights then shard it alike, which is
@@ -160,7 +162,7 @@ struct transformer_specs {
   using stored = typename detail::stored_under<S, Weight>::type;
 
   template <class Input, class Weight, class Output>
-  struct policy {
+  struct placed_policy {
     using derived_from = Strategy;
     using mesh = typename S::mesh;
     using input = Input;
@@ -168,12 +170,17 @@ struct transformer_specs {
     using output = Output;
     using stored = typename transformer_specs::template stored<Weight>;
   };
+  /// The policy of a linear.
+  template <class Input, class Weight, class Output>
+  struct policy : placed_policy<Input, Weight, Output> {
+    using overlap = plait::overlap<detail::overlap_of<S>>;
+  };
   /// A weight with `hidden` placed as the residual places it.
   template <class... Items>
   using weight = spec_from<detail::on_the_stream<residual, spec<Items...>>, residual, spec<Items...>>;
   using branch_input = typename detail::branch_of_strategy<S>::input;
   using branch_output = typename detail::branch_of_strategy<S>::output;
-  using embedding = policy<tokens, weight<typename S::vocabulary, hidden>, residual>;
+  using embedding = placed_policy<tokens, weight<typename S::vocabulary, hidden>, residual>;
   using query = policy<branch_input, weight<typename S::query_heads, head_dim, hidden>, queries>;
   using key = policy<branch_input, weight<typename S::key_heads, head_dim, hidden>, keys>;
   using attention_output = policy<queries, weight<hidden, typename S::query_heads, head_dim>, branch_output>;
@@ -182,6 +189,7 @@ struct transformer_specs {
   using head = policy<residual, weight<typename S::vocabulary, hidden>, logits>;
   /// How the weight of a norm of the residual is stored.
   using norm_weight = stored<weight<hidden>>;
+  static_assert(detail::check_overlap<S, query, attention_output, up, down>());
 };
 
 /// The order in which the tokens of a text lie along the sequence dim of a strategy's tensors. Throws where a sequence

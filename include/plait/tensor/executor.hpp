@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -25,6 +27,17 @@ layout prune(const layout& a, const world& w);
 /// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
 /// extents.
 void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where);
+
+/// Returns the moves of a plan in words: "all_gather over tp".
+std::string describe_steps(const plan& moves);
+
+/// A collective on arrays that are [outer, rows, inner] around the dim that it gathers or scatters, with the rows of
+/// one rank's part; for an all-reduce, all is `inner`.
+struct lone_collective {
+  transition_kind kind;
+  any_communicator* comm;
+  std::int64_t ranks, outer, rows, inner;
+};
 
 /// A redistribution made ready for one rank: the plan for the actual extents and sizes, its groups and its boxes. Runs
 /// on contiguous row-major local arrays of any dtype.
@@ -47,6 +60,9 @@ class executor {
       if (s.kind != transition_kind::relabel) return false;
     return true;
   }
+
+  /// The all-gather, reduce-scatter or all-reduce that moves all that is moved; none for another plan.
+  std::optional<lone_collective> lone() const;
 
   /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`: what a ledger will
   /// count.

@@ -33,6 +33,14 @@ PLAIT_INLINE void enforce_divides(const layout& a, const mesh_shape& mesh, const
   }
 }
 
+PLAIT_INLINE std::string describe_steps(const plan& moves) {
+  std::string text;
+  for (const redistribution_step& s : moves.steps)
+    if (s.kind != transition_kind::relabel)
+      append(text, {text.empty() ? "" : ", then ", name_of(s.kind), " over ", label_of(s.axes)});
+  return text.empty() ? "nothing" : text;
+}
+
 PLAIT_INLINE executor::executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
                                 std::string_view where)
     : executor(make_plan(prune(from, w), prune(to, w), w.shape(), sizes), w, sizes, where) {}
@@ -68,6 +76,20 @@ PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes,
 }
 
 PLAIT_INLINE plan executor::backward() const { return mirror(plan_); }
+
+PLAIT_INLINE std::optional<lone_collective> executor::lone() const {
+  const ready_step* only = nullptr;
+  for (const ready_step& s : ready_) {
+    if (s.kind == transition_kind::relabel) continue;
+    if (only != nullptr || !communicates(s.kind) || s.kind == transition_kind::all_to_all) return {};
+    only = &s;
+  }
+  if (only == nullptr) return {};
+  if (only->kind == transition_kind::all_reduce)
+    return lone_collective{only->kind, only->comm, only->ranks, 1, 1, only->before.local_size()};
+  const view part = around(only->kind == transition_kind::all_gather ? only->before : only->after, only->dim);
+  return lone_collective{only->kind, only->comm, only->ranks, part.outer, part.rows, part.inner};
+}
 
 PLAIT_INLINE std::size_t executor::last_active() const {
   for (std::size_t i = ready_.size(); i-- > 0;)

@@ -75,6 +75,7 @@ struct cross_attention_options {
   initializer init{};
   initializer output_init{};
   attention_lora lora{};
+  std::int64_t overlap = 0;  ///< as `linear_options::overlap`; the memory's gather serves two products, and is not cut
 };
 
 /// Attention with two inputs (Vaswani et al. 2017) under a strategy: queries from x, keys and values from a memory,
@@ -129,12 +130,14 @@ class cross_attention {
       : names_(name),
         gather_(ctx, name + ": memory"),
         q_(ctx, query_value::derivation,
-           {describe<typename specs::query>(ctx, name + ".q_proj", how.init, how.q_bias, how.lora.q)}),
+           {describe<typename specs::query>(ctx, name + ".q_proj", how.init, how.q_bias, how.lora.q)}, {}, {},
+           detail::chosen_overlap<typename specs::query>(how.overlap, name)),
         k_(ctx, key_value::derivation, {describe<key>(ctx, name + ".k_proj", how.init, how.k_bias, how.lora.k)}),
         v_(ctx, key_value::derivation, {describe<key>(ctx, name + ".v_proj", how.init, how.v_bias, how.lora.v)}),
         out_(ctx, out_value::derivation,
              {describe<typename specs::attention_output>(ctx, name + ".o_proj", how.output_init, how.output_bias,
-                                                         how.lora.o)}),
+                                                         how.lora.o)},
+             {}, {}, detail::chosen_overlap<typename specs::query>(how.overlap, name)),
         core_(ctx, name) {
     enforce_boundary<input>(ctx, name + ": input");
   }

@@ -19,6 +19,7 @@
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/tensor/chunked_collective.hpp"
 
 namespace plait {
 
@@ -50,9 +51,11 @@ class linear_core {
   using G = gradient_of<Precision>;
   using parameter = plait::parameter<Precision, Device>;
   /// `callers` holds the weights of all branches one after the other, and so their biases. `shared` is a weight of
-  /// another layer for this one to use, or null; one linear alone can have it.
+  /// another layer for this one to use, or null; one linear alone can have it. `overlap` are the chunks of collectives
+  /// that are pipelined with products (nn/linear/overlap.hpp), 1 for none.
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
-              const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr)
+              const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
+              std::int64_t overlap = 1)
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
         names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
@@ -73,6 +76,7 @@ class linear_core {
     }
     make_resolution(ctx, d, info[0].weight.name);
     make_adapters(ctx, d, info);
+    if (overlap != 1) cut(overlap, info[0].weight.name);
     if (shared)
       share(std::move(shared), d, info[0].weight.name);
     else
@@ -95,18 +99,35 @@ class linear_core {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     require_gathered();
-    buffer<Device> gathered = gather(ctx, x);
+    buffer<Device> gathered = gather_chunks_ ? gathered_room(ctx) : gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> adapted = adapters_.hidden(ctx.device, input);
     if (resolve_.trivial()) {
-      const bool biased = multiply(ctx, true, total_, inner_, input, y, addend, true);
+      bool biased = false;
+      const auto product = [&](std::int64_t first, std::int64_t rows) {
+        biased = multiply(ctx, true, total_, inner_, {first, rows}, input, y + first * total_,
+                          addend ? addend + first * total_ : nullptr, true);
+      };
+      if (gather_chunks_)
+        gather_chunks_.gather(ctx.device, x, gathered.data(), dtype_of<T>, product);
+      else
+        product(0, rows());
       adapters_.add_outputs(ctx.device, adapted, y);
       if (!biased) biases_.add(ctx.device, y, output_size());
     } else {
-      auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
-      multiply(ctx, true, total_, inner_, input, product.template data<T>(), nullptr, false);
-      adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
-      resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
+      if (resolve_chunks_) {
+        resolve_chunks_
+            .reduce(ctx.device, y, dtype_of<T>,
+                    [&](std::int64_t first, std::int64_t rows, void* to) {
+                      multiply(ctx, true, total_, inner_, {first, rows}, input, static_cast<T*>(to), nullptr, false);
+                    })
+            .wait();
+      } else {
+        auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
+        multiply(ctx, true, total_, inner_, all_rows(), input, product.template data<T>(), nullptr, false);
+        adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
+        resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
+      }
       biases_.add(ctx.device, y, output_size());
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
@@ -132,36 +153,49 @@ class linear_core {
     }
     if (!unresolve_.trivial()) {
       resolved = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
-      unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
+      if (!unresolve_chunks_ || !dx) unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
       d = resolved.template data<T>();
     }
     if (weights && saved.gathered.empty()) saved.gathered = gather(ctx, x);
     const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
     if (adapters_.trainable() && saved.adapted.empty()) saved.adapted = adapters_.hidden(ctx.device, in);
     buffer<Device> dadapted = adapters_.hidden_gradients(ctx.device, d);
-    if (dx) {
+    chunks_under_way<Device> spreading;
+    if (dx && spread_chunks_) {
+      spreading =
+          spread_chunks_.reduce(ctx.device, dx, dtype_of<T>, [&](std::int64_t first, std::int64_t rows, void* to) {
+            multiply(ctx, false, inner_, total_, {first, rows}, d, static_cast<T*>(to), nullptr, false);
+          });
+    } else if (dx) {
       buffer<Device> gathered;
       T* out = dx;
       if (!spread_.trivial()) {
-        gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
+        gathered = gathered_room(ctx);
         out = gathered.template data<T>();
       }
-      multiply(ctx, false, inner_, total_, d, out, out == dx ? addend : nullptr, false);
+      const auto product = [&](std::int64_t first, std::int64_t rows) {
+        multiply(ctx, false, inner_, total_, {first, rows}, d, out + first * inner_,
+                 out == dx && addend ? addend + first * inner_ : nullptr, false);
+      };
+      if (unresolve_chunks_)
+        unresolve_chunks_.gather(ctx.device, dy, resolved.data(), dtype_of<T>, product);
+      else
+        product(0, rows());
       adapters_.add_input_gradients(ctx.device, dadapted, out);
-      if (out != dx) {
-        spread_.run(ctx.device, out, dx, dtype_of<T>);
-        if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
-      }
+      if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
     }
-    if (!trains) return;
-    mb.on_weights([this, &ctx, x, dy, d, resolved = std::move(resolved), kept_dy = std::move(kept_dy),
-                   gathered = std::move(saved.gathered), adapted = std::move(saved.adapted),
-                   dadapted = std::move(dadapted)] {
-      const range weights_shown(ctx.device, names_.weights());
-      const T* const input = gathered.empty() ? x : gathered.template data<T>();
-      gradients(ctx, d, input, dy);
-      adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
-    });
+    if (trains)
+      mb.on_weights([this, &ctx, x, dy, d, resolved = std::move(resolved), kept_dy = std::move(kept_dy),
+                     gathered = std::move(saved.gathered), adapted = std::move(saved.adapted),
+                     dadapted = std::move(dadapted)] {
+        const range weights_shown(ctx.device, names_.weights());
+        const T* const input = gathered.empty() ? x : gathered.template data<T>();
+        gradients(ctx, d, input, dy);
+        adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
+      });
+    if (!dx || spread_.trivial()) return;
+    spreading.wait();
+    if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
   }
 
   const parameter_ptr<Precision, Device>& weight(std::size_t i) const { return weights_[i]; }
@@ -196,6 +230,24 @@ class linear_core {
     }
     resolve_ = executor(product, output, ctx.ranks, sizes, "output of " + name);
     unresolve_ = executor(resolve_.backward(), ctx.ranks, sizes, "gradient of the output of " + name);
+  }
+
+  /// Cuts the collectives that stand beside a product.
+  void cut(std::int64_t chunks, const std::string& name) {
+    if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
+    if (adapters_.any())
+      fail({name, ": overlap is of the weight's own products, and this linear has an adapter; leave one of them out"});
+    for (const auto& [before, after] : {std::pair(&gather_, &resolve_), std::pair(&unresolve_, &spread_)})
+      if (!before->trivial() && !after->trivial())
+        fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
+              describe_steps(before->planned()), ", and ", describe_steps(after->planned()), "; leave overlap out"});
+    const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
+      return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
+    };
+    gather_chunks_ = of(gather_, inner_, "input of ");
+    spread_chunks_ = of(spread_, inner_, "gradient of the input of ");
+    resolve_chunks_ = of(resolve_, total_, "output of ");
+    unresolve_chunks_ = of(unresolve_, total_, "gradient of the output of ");
   }
 
   void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
@@ -235,38 +287,48 @@ class linear_core {
   }
   const W* weights() const { return weights_[0]->used_value(); }
 
+  buffer<Device> gathered_room(const context<Device>& ctx) const {
+    return make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
+  }
   buffer<Device> gather(const context<Device>& ctx, const T* x) {
     if (gather_.trivial()) return {};
-    buffer<Device> gathered = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
+    buffer<Device> gathered = gathered_room(ctx);
     gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
     return gathered;
   }
 
-  /// out [rows, n] = a [rows, k] times the weight, or its transpose, plus `addend` and the biases where they are
-  /// wanted; so for each batch. What the device adds in the product's own pass costs none of its own. False if the
-  /// biases are still to be added.
-  bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, const T* a, T* out,
-                const T* addend, bool biases) {
+  struct row_range {
+    std::int64_t first, count;
+  };
+  row_range all_rows() const { return {0, rows()}; }
+
+  /// out = a [all rows, k] times the weight, or its transpose, in some of the rows, plus `addend` and the biases where
+  /// they are wanted; `out` and `addend` are [these rows, n]. What the device adds in the product's own pass costs none
+  /// of its own. False if the biases are still to be added.
+  bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, row_range rows, const T* a,
+                T* out, const T* addend, bool biases) {
     // cuBLASLt's table of types names no bias for double.
     constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
     const bool with_bias = fuses_bias && biases && biases_.row() != nullptr;
-    const W* const weight = weights();
-    for (std::int64_t b = 0; b < batches_; ++b) {
-      const T* const from = a + b * rows_ * k;
-      T* const to = out + b * rows_ * n;
+    for (std::int64_t at = rows.first, end = at + rows.count, count = 0; at < end; at += count) {
+      const std::int64_t b = at / rows_, before = at - rows.first;
+      count = std::min(end, (b + 1) * rows_) - at;
+      const T* const from = a + at * k;
+      const W* const weight = weights() + b * total_ * inner_;
+      T* const to = out + before * n;
       if constexpr (detail::fuses_additions<Device, T>) {
         const T* bias = nullptr;
         if constexpr (fuses_bias) bias = with_bias ? biases_.row() : nullptr;
-        ctx.device.gemm(false, transposed, rows_, n, k, 1.0, from, k, weight + b * total_ * inner_, inner_,
-                        addend ? 1.0 : 0.0, to, n, {bias, addend ? addend + b * rows_ * n : nullptr});
+        ctx.device.gemm(false, transposed, count, n, k, 1.0, from, k, weight, inner_, addend ? 1.0 : 0.0, to, n,
+                        {bias, addend ? addend + before * n : nullptr});
       } else {
-        ctx.device.gemm(false, transposed, rows_, n, k, 1.0, from, k, weight + b * total_ * inner_, inner_, 0.0, to, n);
+        ctx.device.gemm(false, transposed, count, n, k, 1.0, from, k, weight, inner_, 0.0, to, n);
       }
     }
     if constexpr (detail::fuses_additions<Device, T>) {
       return with_bias;
     } else {
-      if (addend) kernels::accumulate(ctx.device, addend, out, rows() * n);
+      if (addend) kernels::accumulate(ctx.device, addend, out, rows.count * n);
       return false;
     }
   }
@@ -307,6 +369,7 @@ class linear_core {
   }
 
   executor gather_, spread_, resolve_, unresolve_;
+  chunked_collective gather_chunks_, spread_chunks_, resolve_chunks_, unresolve_chunks_;  ///< where they overlap
   range_names names_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;                      ///< of each branch

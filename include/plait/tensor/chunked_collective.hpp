@@ -1,0 +1,186 @@
+// A collective of a plan in chunks of rows, beside a product that uses what has come or makes what is to go. It plans
+// nothing and multiplies nothing: tensor/executor.hpp makes plans ready, nn/linear/core.hpp multiplies. Next:
+// nn/linear/overlap.hpp for the policy, tests/unit/tensor/chunked_collective.cpp.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/tensor/executor.hpp"
+
+namespace plait {
+
+/// Reductions that are under way, with the memory that they read. Destroyed or not, they end; `wait` says when, and
+/// throws what they threw.
+template <compute_device Device>
+class chunks_under_way {
+ public:
+  void wait() {
+    for (std::size_t i = 0; i < slots; ++i) going_[(next_ + i) % slots].wait();
+    for (buffer<Device>& b : parts_) b.reset();
+  }
+
+ private:
+  friend class chunked_collective;
+  static constexpr std::size_t slots = 2;
+
+  std::array<buffer<Device>, slots> parts_;  ///< outlive the requests, which are destroyed first
+  std::array<request, slots> going_;
+  std::size_t next_ = 0;
+};
+
+/// The all-gather, reduce-scatter or all-reduce that a plan consists of, cut into chunks of a matrix's rows: a piece of
+/// each rank's part at a time. Of p ranks' parts [outer, rows, width] a chunk has whole outer blocks where there are
+/// enough, otherwise some rows of one; neither needs to divide. Each rank starts the chunks in the same order. What is
+/// gathered lies as without chunks, and each sum has the same terms; two chunks are in flight at a time.
+class chunked_collective {
+ public:
+  /// No collective.
+  chunked_collective() = default;
+  /// `width` are the elements of a row of the matrix. Throws `plait::error` that names `where` if the plan is another
+  /// one, or moves something else than whole rows, or has fewer rows than `chunks`.
+  chunked_collective(const executor& moves, std::int64_t width, std::int64_t chunks, std::string_view where) {
+    const auto found = moves.lone();
+    if (!found || width < 1 || found->inner % width != 0)
+      fail({where, ": overlap in ", chunks, " chunks is of one all-gather, reduce-scatter or all-reduce of whole rows;",
+            " here it would be of ", describe_steps(moves.planned())});
+    kind_ = found->kind;
+    comm_ = found->comm;
+    ranks_ = kind_ == transition_kind::all_reduce ? 1 : found->ranks;
+    rows_ = found->rows * (found->inner / width);
+    width_ = width;
+    const std::int64_t most = found->outer * rows_;
+    if (chunks < 1 || chunks > most)
+      fail({where, ": overlap in ", chunks, " chunks, of ", most, " rows on each rank; legal are 1 to ", most,
+            " chunks"});
+    cut(found->outer, chunks);
+  }
+
+  explicit operator bool() const { return comm_ != nullptr; }
+
+  /// Gathers `in`, this rank's part, to `out`, and calls use(first row, rows) for rows of `out` that have come, in the
+  /// main stream's order: for each row once, while the next chunk is on its way.
+  template <compute_device Device, class Use>
+  void gather(Device& device, const void* in, void* out, dtype type, Use&& use) const {
+    const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
+    struct slot {
+      buffer<Device> parts;
+      request coming;
+    };
+    std::array<slot, 2> slots;
+    const auto start = [&](std::size_t i) {
+      const piece& p = pieces_[i];
+      slot& s = slots[i % 2];
+      void* to = at(out, first_row(p) * row);
+      if (!in_place(p)) {
+        if (s.parts.empty()) s.parts = room(device, row);
+        to = s.parts.data();
+      }
+      s.coming = comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type);
+    };
+    start(0);
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      if (i + 1 < pieces_.size()) start(i + 1);
+      const piece& p = pieces_[i];
+      slot& s = slots[i % 2];
+      s.coming.wait();
+      if (!in_place(p))
+        kernels::copy_3d(device, s.parts.data(), at(out, first_row(p) * row), ranks_, p.outers, p.rows * row,
+                         p.outers * p.rows * row, p.rows * row, rows_ * row, ranks_ * rows_ * row);
+      each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t) { use(first, rows); });
+    }
+  }
+
+  /// Reduces to `out`, this rank's part, what make(first row, rows, to) writes: rows of the matrix, each once. Returns
+  /// when the last chunk is on its way.
+  template <compute_device Device, class Make>
+  chunks_under_way<Device> reduce(Device& device, void* out, dtype type, Make&& make) const {
+    const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
+    chunks_under_way<Device> all;
+    buffer<Device> product;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const piece& p = pieces_[i];
+      const std::size_t mine = i % all.slots;
+      all.going_[mine].wait();
+      void* const to_rank = at(out, local_row(p) * row);
+      if (kind_ == transition_kind::all_reduce) {
+        make(p.row, p.rows, to_rank);
+        all.going_[mine] = comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum);
+      } else {
+        buffer<Device>& parts = all.parts_[mine];
+        if (parts.empty()) parts = room(device, row);
+        if (p.outers > 1 && product.empty())
+          product = make_buffer<char>(device, static_cast<std::size_t>(largest_ * ranks_ * row));
+        void* const made = p.outers > 1 ? product.data() : parts.data();
+        each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t before) {
+          make(first, rows, at(made, before * row));
+        });
+        if (p.outers > 1)
+          kernels::copy_3d(device, made, parts.data(), ranks_, p.outers, p.rows * row, p.rows * row,
+                           ranks_ * p.rows * row, p.outers * p.rows * row, p.rows * row);
+        all.going_[mine] = comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum);
+      }
+      all.next_ = (mine + 1) % all.slots;
+    }
+    return all;
+  }
+
+ private:
+  /// Outer blocks, and rows of each rank's part in them: of several blocks, all rows.
+  struct piece {
+    std::int64_t outer, outers, row, rows;
+  };
+
+  void cut(std::int64_t outer, std::int64_t chunks) {
+    const auto share = [](std::int64_t n, std::int64_t i, std::int64_t of) { return n * i / of; };
+    if (outer >= chunks) {
+      for (std::int64_t c = 0; c < chunks; ++c) {
+        const std::int64_t begin = share(outer, c, chunks);
+        pieces_.push_back({begin, share(outer, c + 1, chunks) - begin, 0, rows_});
+      }
+    } else {
+      for (std::int64_t o = 0; o < outer; ++o) {
+        const std::int64_t here = share(chunks, o + 1, outer) - share(chunks, o, outer);
+        for (std::int64_t c = 0; c < here; ++c) {
+          const std::int64_t begin = share(rows_, c, here);
+          pieces_.push_back({o, 1, begin, share(rows_, c + 1, here) - begin});
+        }
+      }
+    }
+    for (const piece& p : pieces_) largest_ = std::max(largest_, p.outers * p.rows);
+  }
+
+  bool in_place(const piece& p) const { return p.outers == 1 && p.rows == rows_; }
+  /// The first row in a rank's own part, and in the matrix of all.
+  std::int64_t local_row(const piece& p) const { return p.outer * rows_ + p.row; }
+  std::int64_t first_row(const piece& p) const { return p.outer * ranks_ * rows_ + p.row; }
+  std::size_t count(const piece& p) const { return static_cast<std::size_t>(p.outers * p.rows * width_); }
+  template <class Device>
+  buffer<Device> room(Device& device, std::int64_t row) const {
+    return buffer<Device>::for_collectives(device, static_cast<std::size_t>(largest_ * ranks_ * row));
+  }
+  /// Calls f(first row, rows, rows of the piece before it) for each run of a piece's rows in the matrix.
+  template <class F>
+  void each_run(const piece& p, F&& f) const {
+    if (p.rows == rows_) return f(first_row(p), p.outers * ranks_ * rows_, std::int64_t{0});
+    for (std::int64_t k = 0; k < ranks_; ++k) f(first_row(p) + k * rows_, p.rows, k * p.rows);
+  }
+
+  static const void* at(const void* p, std::int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+  static void* at(void* p, std::int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+  transition_kind kind_ = transition_kind::relabel;
+  any_communicator* comm_ = nullptr;
+  std::int64_t ranks_ = 1, rows_ = 0, width_ = 1;
+  std::int64_t largest_ = 0;  ///< of a piece, rows on each rank
+  std::vector<piece> pieces_;
+};
+
+}  // namespace plait

@@ -1,0 +1,16 @@
+// expect: `overlap` would hide nothing: by their specs, its linears gather no input and reduce no output
+// expect: beside
+// errors-at-most: 1
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/nn/strategy/parallel.hpp"
+
+using namespace plait;
+
+// The branches' one gather and one reduction stand outside of their linears.
+struct beside : in_parallel<megatron_sp> {
+#ifndef PLAIT_FAIL_FIX
+  using overlap = plait::overlap<4>;
+#endif
+};
+template class plait::swiglu_mlp<float, beside>;

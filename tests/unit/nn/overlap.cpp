@@ -1,0 +1,269 @@
+// Linears whose collectives go in chunks beside their products: the same bits as without, the same bytes, what a dry
+// run says, whatever the delays; and the refusals of what cannot be cut.
+#include "plait/nn/linear/overlap.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plait/nn/attention.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/testing/slow_link.hpp"
+#include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// Rows that chunks do not divide. OpenBLAS, which multiplies doubles, has other kernels for small products, whose sums
+/// depend on how many rows there are where columns are no multiple of 4 or transposed ones have more than 31 terms: in
+/// double, sizes are such that it takes one kernel for all and for some rows.
+template <class T>
+dim_sizes odd_sizes(std::int64_t batch_size, std::int64_t seq_size) {
+  dim_sizes s = transformer_sizes(batch_size, seq_size);
+  s.set(dim_of<hidden>, sizeof(T) == 8 ? 24 : 264);
+  s.set(dim_of<ffn>, sizeof(T) == 8 ? 48 : 328);
+  return s;
+}
+
+/// Makes a linear whose collectives go in `chunks`.
+template <class T, class Policy>
+auto making(std::int64_t chunks) {
+  return [chunks](const auto& ctx) {
+    return linear<T, Policy, device_of<decltype(ctx)>>(ctx, "layer", {.overlap = chunks});
+  };
+}
+
+std::uint64_t calls_of(const ledger& sent) { return sent.total().calls; }
+
+/// That each rank has the bits of `whole`, which has no overlap, and has sent the same bytes.
+void check_same(const std::vector<layer_values>& whole, const std::vector<layer_values>& cut) {
+  REQUIRE(whole.size() == cut.size());
+  for (std::size_t r = 0; r < whole.size(); ++r) {
+    INFO("rank " << r);
+    CHECK(cut[r].found.text() == "");
+    CHECK(cut[r].y == whole[r].y);
+    CHECK(cut[r].dx == whole[r].dx);
+    REQUIRE(cut[r].gradients.size() == whole[r].gradients.size());
+    for (std::size_t i = 0; i < whole[r].gradients.size(); ++i)
+      CHECK(cut[r].gradients[i].second == whole[r].gradients[i].second);
+    CHECK(cut[r].sent.total().wire == whole[r].sent.total().wire);
+    CHECK(cut[r].sent.total().payload == whole[r].sent.total().payload);
+  }
+}
+
+template <class T, class Policy>
+void check_bits(std::uint64_t collectives) {
+  for (const two& mesh : {two{1, 2}, two{1, 4}, two{2, 2}, two{2, 4}})
+    for (const dim_sizes& sizes : {odd_sizes<T>(2, 20), odd_sizes<T>(10, 8)})
+      for (const recompute policy : {recompute::none, recompute::selective}) {
+        const layer_run how{.policy = policy, .deferred = policy == recompute::selective};
+        const auto whole = run_on(mesh, sizes, making<T, Policy>(1), how);
+        for (const std::int64_t chunks : {2, 3, 4, 5}) {
+          INFO(describe(mesh.shape()) << ", " << chunks << " chunks, recompute " << name_of(policy));
+          const auto cut = run_on(mesh, sizes, making<T, Policy>(chunks), how);
+          check_same(whole, cut);
+          CHECK(calls_of(cut[0].sent) - calls_of(whole[0].sent) ==
+                collectives * static_cast<std::uint64_t>(chunks - 1));
+        }
+      }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("column-parallel: the input's gather and its gradient's reduction go in chunks", T, double, float) {
+  check_bits<T, policy<rows_split, column, wide, true>>(2);
+  check_bits<T, policy<rows_whole, column, wide, true>>(1);  // the gradient's all-reduce
+}
+
+TEST_CASE_TEMPLATE("row-parallel: the output's reduction and its gradient's gather go in chunks", T, double, float) {
+  check_bits<T, policy<wide, row, rows_split, true>>(2);
+  check_bits<T, policy<wide, row, rows_whole, true>>(1);  // the output's all-reduce
+}
+
+TEST_CASE("large products of doubles") {
+  dim_sizes sizes = transformer_sizes(1, 128);
+  sizes.set(dim_of<hidden>, 256);
+  sizes.set(dim_of<ffn>, 512);
+  const auto check = [&]<class Policy>() {
+    const auto whole = run_on(two{1, 2}, sizes, making<double, Policy>(1));
+    check_same(whole, run_on(two{1, 2}, sizes, making<double, Policy>(4)));
+  };
+  check.template operator()<policy<rows_split, column, wide>>();
+  check.template operator()<policy<wide, row, rows_split>>();
+}
+
+namespace {
+
+/// The results of a linear on ranks of which each operation takes a random time.
+template <class Policy>
+std::vector<layer_values> delayed(const two& mesh, std::int64_t chunks, unsigned seed) {
+  std::vector<layer_values> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
+    std::minstd_rand random(seed * 100 + static_cast<unsigned>(c.rank()) + 1);
+    const testing::link_time link = [random](const call&, double, double now) mutable {
+      if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+      return now + static_cast<double>(random() % 1000) * 1e-6;
+    };
+    world ranks(mesh.shape(), any_communicator(testing::slow_communicator(c, link)));
+    cpu device;
+    all[static_cast<std::size_t>(c.rank())] =
+        run_layer(ranks, device, odd_sizes<float>(2, 20), making<float, Policy>(chunks));
+  });
+  return all;
+}
+
+struct said : policy<rows_split, column, wide> {
+  using overlap = plait::overlap<3>;
+};
+
+}  // namespace
+
+TEST_CASE("delays of any operation change no bit") {
+  for (const two& mesh : {two{1, 4}, two{2, 2}})
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      check_same(run_on(mesh, odd_sizes<float>(2, 20), making<float, policy<rows_split, column, wide>>(1)),
+                 delayed<policy<rows_split, column, wide>>(mesh, 3, seed));
+      check_same(run_on(mesh, odd_sizes<float>(2, 20), making<float, policy<wide, row, rows_split>>(1)),
+                 delayed<policy<wide, row, rows_split>>(mesh, 3, seed));
+    }
+}
+
+TEST_CASE("a policy says it, and a layer can be told otherwise") {
+  const auto made = [](std::int64_t chunks) {
+    return run_on(two{1, 2}, odd_sizes<float>(2, 20), making<float, said>(chunks))[0].sent.total().calls;
+  };
+  CHECK(made(0) == 6);
+  CHECK(made(1) == 2);
+  CHECK(made(5) == 10);
+}
+
+namespace {
+
+template <class Base, std::int64_t Chunks>
+struct chunked : Base {
+  using overlap = plait::overlap<Chunks>;
+};
+
+/// That attention and MLP under `S` have the bits of `S` with overlap, and on more axes than tp.
+template <class S>
+void check_blocks() {
+  const typename S::mesh mesh{2, 1, 2, 2};
+  dim_sizes sizes = transformer_sizes(4, 24);
+  sizes.set(dim_of<hidden>, 64);
+  sizes.set(dim_of<head_dim>, 16);
+  sizes.set(dim_of<ffn>, 128);
+  const auto mlp = [&]<class Strategy>() {
+    return run_on(mesh, sizes, [](const auto& ctx) {
+      return swiglu_mlp<float, Strategy, device_of<decltype(ctx)>>(ctx, "mlp", {0, 0.2}, true);
+    });
+  };
+  const auto attention = [&]<class Strategy>() {
+    return run_on(mesh, sizes, [](const auto& ctx) {
+      return self_attention<float, Strategy, device_of<decltype(ctx)>>(ctx, "attention", {.qkv_bias = true});
+    });
+  };
+  check_same(mlp.template operator()<S>(), mlp.template operator()<chunked<S, 3>>());
+  check_same(attention.template operator()<S>(), attention.template operator()<chunked<S, 3>>());
+}
+
+}  // namespace
+
+TEST_CASE("a strategy says it for all its linears") {
+  check_blocks<megatron_sp>();
+  check_blocks<megatron_tp>();
+}
+
+namespace {
+
+/// The text of the error that making a linear ends with, or nothing.
+template <class Policy, class Mesh = two>
+std::string refusal(const Mesh& mesh, linear_options<float, cpu> how) {
+  std::string text;
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator& c) {
+    world ranks(mesh.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, transformer_sizes(), 1};
+    try {
+      const linear<float, Policy> made(ctx, "layer", how);
+    } catch (const error& e) {
+      if (c.rank() == 0) text = e.what();
+    }
+  });
+  return text;
+}
+
+struct across : axis_tag<"across"> {};
+struct down : axis_tag<"down"> {};
+using grid = plait::mesh<axis<down>, axis<across>>;
+struct both_sides {
+  using mesh = grid;
+  using input = spec<batch, shard<seq, across>, shard<hidden, down>>;
+  using weight = spec<shard<ffn, across>, shard<hidden, down>>;
+  using output = spec<batch, shard<seq, down>, shard<ffn, across>>;
+};
+struct own_dim {
+  using mesh = grid;
+  using input = spec<batch, seq, shard<hidden, down>, invariant<across>>;
+  using weight = spec<shard<ffn, across>, shard<hidden, down>>;
+  using output = spec<batch, seq, shard<ffn, across, down>>;
+};
+
+}  // namespace
+
+TEST_CASE("what cannot be cut is refused with the reason") {
+  using up = policy<rows_split, column, wide>;
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = -1}),
+            "layer: overlap in -1 chunks; at least 1, which is no overlap, or 0"));
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}),
+            "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
+  CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
+  CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
+  CHECK(has(refusal<up>(two{1, 2}, {.lora = {.rank = 2}, .overlap = 2}),
+            "layer.weight: overlap is of the weight's own products, and this linear has an adapter"));
+  CHECK(
+      has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),
+          "layer.weight: overlap is of what a product waits for or of what waits for it, and a product here has both: "
+          "all_gather over across, and reduce_scatter over down; leave overlap out"));
+  CHECK(refusal<both_sides>(grid{1, 2}, {.overlap = 2}).empty());
+  CHECK(has(refusal<own_dim>(grid{2, 1}, {.overlap = 2}),
+            "output of layer.weight: overlap in 2 chunks is of one all-gather, reduce-scatter or all-reduce of whole "
+            "rows; here it would be of reduce_scatter over down"));
+}
+
+TEST_CASE("the peak of a rank's memory is what a dry run says") {
+  const dim_sizes sizes = odd_sizes<float>(2, 20);
+  const auto check = [&]<class Policy>(std::int64_t chunks) {
+    const auto make = making<float, Policy>(chunks);
+    threads::run(4, [&](threads::communicator& c) {
+      world ranks(two{1, 4}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, ranks, sizes, 1};
+      auto layer = make(ctx);
+      using made = decltype(layer);
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      typename made::template tensor_of<typename made::input> x(ctx);
+      typename made::template tensor_of<dual_t<typename made::output>> dy(ctx);
+      device.zero(x.data(), static_cast<std::size_t>(x.size()) * sizeof(float));
+      device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(float));
+      typename made::saved kept;
+      layer.forward(ctx, x, &kept);
+      layer.backward(ctx, x, kept, dy);
+      const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make);
+      CHECK(plan.peak_bytes == static_cast<std::int64_t>(device.peak_bytes()));
+    });
+  };
+  for (const std::int64_t chunks : {1, 2, 4}) {
+    check.template operator()<policy<rows_split, column, wide>>(chunks);
+    check.template operator()<policy<wide, row, rows_split>>(chunks);
+  }
+}
