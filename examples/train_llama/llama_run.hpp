@@ -16,6 +16,7 @@
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/train/optim/chosen_optimizer.hpp"
+#include "plait/train/step_communication.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "signals.hpp"
@@ -173,6 +174,9 @@ class llama_run final : public model_run {
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
   double all_reduce(double value, plait::reduce_op op) override {
     return plait::all_reduce_scalar(device_, world_.root(), value, op);
+  }
+  std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) override {
+    return plait::communication_of_ranks(device_, world_.root(), mine);
   }
   std::int64_t rank() override { return world_.root().rank(); }
   plait::world& world() override { return world_.stage(); }

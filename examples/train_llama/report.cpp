@@ -101,6 +101,15 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
   if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
 }
 
+/// How many steps are from one line of progress to the next, where there is no terminal.
+std::int64_t steps_between_lines(const setup& s) { return std::max<std::int64_t>(1, s.opt.steps / 20); }
+
+/// Whether the ranks bring together what the communication of a step cost: where it is logged or printed.
+bool gathers_communication(const setup& s, std::int64_t step) {
+  const bool line = step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
+  return s.mesh.size() > 1 && (line || !s.opt.log.empty());
+}
+
 /// What the ranks have sent in all steps, and whether that is what the types say.
 struct traffic {
   plait::json_object bytes;  ///< of a rank, by axis
@@ -138,13 +147,14 @@ class reporter {
     if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
     fmt::print("{}", use_.heading());
     std::fflush(stdout);
-    display_.emplace(
-        plait::progress_config{.steps = s.opt.steps, .every = std::max<std::int64_t>(1, s.opt.steps / 20)});
+    display_.emplace(plait::progress_config{.steps = s.opt.steps, .every = steps_between_lines(s)});
   }
 
   void step(plait::step_record record) {
     record.mfu = use_.of_step(record.tokens_per_second);
     if (log_) log_->step(record);
+    if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
+    shown_ = record.communication;
     display_->update(record);
     curve_.points.push_back({static_cast<double>(record.step), record.loss});
   }
@@ -157,6 +167,7 @@ class reporter {
     bool diverged = false;
     traffic sent{};
     double peak_bytes = 0;
+    std::vector<plait::axis_communication> communication{};  ///< of all steps
     std::optional<double> held_out{};
     std::uint64_t hash = 0;
     std::vector<std::vector<plait::step_event>> traced{};  ///< of each rank
@@ -172,6 +183,7 @@ class reporter {
     summary.add("skipped_steps", e.skipped);
     summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
     summary.add("bytes_as_predicted", e.sent.as_predicted);
+    if (!e.communication.empty()) summary.add("communication", plait::communication_object(e.communication));
     summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
     use_.add_to(summary);
     if (log_) log_->summary(summary);
@@ -185,16 +197,27 @@ class reporter {
     if (e.skipped > 0) fmt::print(", {} skipped", counted(e.skipped, "step"));
     if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
     if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
-    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\nhash of the weights: {:016x}\n{}",
+    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}",
                size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
-               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types", e.hash,
-               use_.ending());
+               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
+               communication_text(e), e.hash, use_.ending());
     if (!s_.opt.plot.empty()) draw();
     if (!e.traced.empty()) show(s_, e.traced);
     std::fflush(stdout);
   }
 
  private:
+  /// How much of the communication was hidden, and over which axes the ranks waited longest; empty where nothing is
+  /// known.
+  static std::string communication_text(const ending& e) {
+    const plait::axis_communication* most = nullptr;
+    for (const plait::axis_communication& c : e.communication)
+      if (!std::isnan(c.waited) && (most == nullptr || c.waited > most->waited)) most = &c;
+    if (most == nullptr || e.steps == 0) return {};
+    return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step\n",
+                       plait::format_hidden(e.communication), most->axes,
+                       1e3 * most->waited / static_cast<double>(e.steps));
+  }
   void draw() {
     plait::curve_chart chart;
     chart.title = fmt::format("{} on {}", s_.opt.model, mesh_text(shape_));
@@ -208,6 +231,7 @@ class reporter {
   utilisation use_;
   std::optional<plait::json_log> log_;
   std::optional<plait::progress> display_;
+  std::vector<plait::axis_communication> shown_;
   plait::curve_series curve_{"training", {}};
 };
 
@@ -221,20 +245,24 @@ std::string train(const setup& s, model_run& run) {
   const auto begin = clock_type::now();
   reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
+  plait::communication_clock whole(w.ledger()), one = whole;
   for (std::int64_t step = 0; step < s.opt.steps; ++step) {
     if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
+    one.begin();
     const plait::step_result r = run.step(step);
     const double took = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
     const double share =
         s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / took : std::numeric_limits<double>::quiet_NaN();
+    std::vector<plait::axis_communication> communication;
+    if (gathers_communication(s, step)) communication = run.of_ranks(one.since());
     end.steps = step + 1;
     end.last_loss = r.loss;
     if (report)
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
-                    r.skipped});
+                    r.skipped, std::move(communication)});
     end.skipped += r.skipped;
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
       problem = fmt::format(
@@ -245,6 +273,7 @@ std::string train(const setup& s, model_run& run) {
   }
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
+  if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
   end.sent = traffic_of(s, run, end.steps);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();

@@ -34,6 +34,8 @@ class communicator : public verbs<communicator> {
   /// Rank among all threads of the run.
   int world_rank() const { return self().world_rank(); }
   const std::string& label() const { return self().home().label; }
+  /// Whether calls return before a device has done what they ask for.
+  bool enqueues() const { return self().on_device(); }
 
   void run(const call& c) { self().finish(self().post(c), detail::side_of(c)); }
   request start(const call& c) {

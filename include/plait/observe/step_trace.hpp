@@ -12,6 +12,7 @@
 
 #include "plait/observe/trace.hpp"
 #include "plait/pipeline/executor.hpp"
+#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 
@@ -78,32 +79,7 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
 template <compute_device Device>
 std::vector<std::vector<step_event>> gather_events(Device& device, any_communicator& ranks,
                                                    const std::vector<step_event>& mine) {
-  const auto main = device.main_stream();
-  const auto size = static_cast<std::size_t>(ranks.size());
-  auto counts = make_buffer<std::int64_t>(device, size + 1);
-  auto* const own_count = counts.template data<std::int64_t>() + size;
-  const auto here = static_cast<std::int64_t>(mine.size());
-  device.upload(own_count, &here, sizeof here, main);
-  ranks.all_gather(own_count, counts.data(), 1, dtype::i64);
-  std::vector<std::int64_t> count(size);
-  device.download(count.data(), counts.data(), size * sizeof(std::int64_t), main);
-  const auto most = static_cast<std::size_t>(*std::max_element(count.begin(), count.end()));
-  if (most == 0) return {};
-
-  const std::size_t room = most * sizeof(step_event);
-  auto there = make_buffer<std::uint8_t>(device, room * (size + 1));
-  auto* const own = there.template data<std::uint8_t>() + room * size;
-  device.zero(own, room, main);
-  device.upload(own, mine.data(), mine.size() * sizeof(step_event), main);
-  ranks.all_gather(own, there.data(), room, dtype::u8);
-  if (ranks.rank() != 0) return {};
-  std::vector<std::vector<step_event>> all(size);
-  for (std::size_t r = 0; r < size; ++r) {
-    all[r].resize(static_cast<std::size_t>(count[r]));
-    device.download(all[r].data(), there.template data<std::uint8_t>() + room * r, all[r].size() * sizeof(step_event),
-                    main);
-  }
-  return all;
+  return gather_records(device, ranks, mine, 0);
 }
 
 /// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.

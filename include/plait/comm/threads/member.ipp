@@ -198,7 +198,7 @@ PLAIT_INLINE void member::execute(operation& op) {
   op.units = w.units();
   if (w.bytes() <= solo_bytes || op.units < 2 || world_->helpers() == 0) {
     for (std::size_t u = 0; u < op.units; ++u) w.run(u);
-    world_->signal(op, operation::finished);
+    finished(op);
     return;
   }
   op.next_unit.store(0, std::memory_order_relaxed);
@@ -213,10 +213,10 @@ PLAIT_INLINE void member::execute_on_device(operation& op) {
   } catch (const std::exception& e) {
     op.broken = true;
     world_->fail(on_this_rank(e));
-    world_->signal(op, operation::finished);
+    finished(op);
     throw;
   }
-  world_->signal(op, operation::finished);
+  finished(op);
 }
 
 PLAIT_INLINE void member::arrive(part& mine) {
@@ -242,7 +242,7 @@ PLAIT_INLINE void member::help(operation& op) {
   const std::size_t units = op.units;
   for (std::size_t u; (u = op.next_unit.fetch_add(1, std::memory_order_relaxed)) < units;) {
     w.run(u);
-    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) world_->signal(op, operation::finished);
+    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finished(op);
   }
 }
 

@@ -147,8 +147,11 @@ struct operation {
   std::vector<int> world_ranks;      ///< of the parts
   std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
   bool broken = false;               ///< the device refused the work
+  double through = 0;                ///< when it was finished, in seconds of comm_clock
 
   bool complete() const { return arrived == static_cast<int>(parts.size()); }
+  /// When it was finished; 0: it is not.
+  double finished_at() const { return (word.load(std::memory_order_acquire) & finished) != 0 ? through : 0; }
 
   void begin(const signature& s, std::uint64_t seq, const group* g) {
     word.store(0, std::memory_order_relaxed);
