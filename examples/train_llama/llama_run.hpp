@@ -12,6 +12,7 @@
 #include "plait/kernels/philox.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/observe/step_waits.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -177,6 +178,23 @@ class llama_run final : public model_run {
   }
   std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) override {
     return plait::communication_of_ranks(device_, world_.root(), mine);
+  }
+  std::string longest_wait(const std::string& axes) override {
+    struct record {
+      double seconds;
+      char text[240];
+    };
+    const auto& executor = model_.executor();
+    const plait::step_wait mine = plait::longest_wait(executor.step(), executor.along().rank(),
+                                                      model_.executor().measured().waits(), axes, model_.unit_names());
+    record own{mine.seconds, {}};
+    mine.text(static_cast<double>(counted_)).copy(own.text, sizeof own.text - 1);
+    std::string longest;
+    double most = 0;
+    const auto all = plait::gather_records<record>(device_, world_.root(), {own}, 0);
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (all[r][0].seconds > most) most = all[r][0].seconds, longest = plait::cat({all[r][0].text, ", on rank ", r});
+    return longest;
   }
   std::int64_t rank() override { return world_.root().rank(); }
   plait::world& world() override { return world_.stage(); }

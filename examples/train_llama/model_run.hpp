@@ -36,6 +36,8 @@ class model_run {
 
   /// What all ranks of the run have communicated, from what each has.
   virtual std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) = 0;
+  /// What waited longest for communication over `axes` in the steps so far, of all ranks, in words; on rank 0 alone.
+  virtual std::string longest_wait(const std::string& axes) = 0;
 
   /// This rank, of all.
   virtual std::int64_t rank() = 0;

@@ -136,6 +136,14 @@ traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   return out;
 }
 
+/// The axes for which ranks have waited longest; null where it is not known.
+const plait::axis_communication* most_waited(const std::vector<plait::axis_communication>& communication) {
+  const plait::axis_communication* most = nullptr;
+  for (const plait::axis_communication& c : communication)
+    if (!std::isnan(c.waited) && (most == nullptr || c.waited > most->waited)) most = &c;
+  return most;
+}
+
 /// Rank 0's outputs.
 class reporter {
  public:
@@ -168,6 +176,7 @@ class reporter {
     traffic sent{};
     double peak_bytes = 0;
     std::vector<plait::axis_communication> communication{};  ///< of all steps
+    std::string longest_wait{};
     std::optional<double> held_out{};
     std::uint64_t hash = 0;
     std::vector<std::vector<plait::step_event>> traced{};  ///< of each rank
@@ -207,16 +216,14 @@ class reporter {
   }
 
  private:
-  /// How much of the communication was hidden, and over which axes the ranks waited longest; empty where nothing is
-  /// known.
+  /// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
   static std::string communication_text(const ending& e) {
-    const plait::axis_communication* most = nullptr;
-    for (const plait::axis_communication& c : e.communication)
-      if (!std::isnan(c.waited) && (most == nullptr || c.waited > most->waited)) most = &c;
+    const plait::axis_communication* most = most_waited(e.communication);
     if (most == nullptr || e.steps == 0) return {};
-    return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step\n",
+    return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step{}{}\n",
                        plait::format_hidden(e.communication), most->axes,
-                       1e3 * most->waited / static_cast<double>(e.steps));
+                       1e3 * most->waited / static_cast<double>(e.steps), e.longest_wait.empty() ? "" : "; ",
+                       e.longest_wait);
   }
   void draw() {
     plait::curve_chart chart;
@@ -274,6 +281,8 @@ std::string train(const setup& s, model_run& run) {
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
   if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
+  if (const plait::axis_communication* most = most_waited(end.communication))
+    end.longest_wait = run.longest_wait(most->axes);
   end.sent = traffic_of(s, run, end.steps);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();

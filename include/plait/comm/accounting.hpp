@@ -21,7 +21,7 @@ namespace plait {
 
 /// Writes a communicator's calls into a ledger, and into a recorder if there is one, under the group's label. Profilers
 /// see each call as a range (device/range.hpp) of its kind, label and bytes. It belongs to one rank's thread, and to
-/// the requests of its calls, whose tokens name a kind and a recorded event.
+/// the requests of its calls, whose tokens name a kind, a place and a recorded event.
 class accounting final : public request_observer {
  public:
   /// `timed` is false where calls only enqueue work on a device.
@@ -60,10 +60,17 @@ class accounting final : public request_observer {
         if (asynchronous) books_.row_->under_way.open();
         books_.row_->under_way.add(start_, end_);
       }
-      if (!books_.events_) return static_cast<std::uint64_t>(kind_);
+      int place = -1;
+      if (wait_book* const waits = books_.book_->waits) {
+        place = waits->place();
+        waits->add(place, books_.label_, spent);
+      }
+      const std::uint64_t token = static_cast<std::uint64_t>(place < most_places ? place + 1 : 0) << kind_bits |
+                                  static_cast<std::uint64_t>(kind_);
+      if (!books_.events_) return token;
       const std::uint64_t ticket = books_.events_->add(
-          {books_.event_label_, kind_, payload_, start_, asynchronous ? 0.0 : end_, spent, asynchronous});
-      return ticket << kind_bits | static_cast<std::uint64_t>(kind_);
+          {books_.event_label_, kind_, payload_, start_, asynchronous ? 0.0 : end_, spent, asynchronous, place});
+      return ticket << (kind_bits + place_bits) | token;
     }
     /// When it returned.
     double ended() const { return end_; }
@@ -85,15 +92,19 @@ class accounting final : public request_observer {
       if (early) row_->under_way.add(t.waited_from, t.waited_to);
       row_->under_way.last();
     }
+    if (wait_book* const waits = book_->waits)
+      waits->add(static_cast<int>(token >> kind_bits & most_places) - 1, label_, spent);
     if (!events_) return;
-    if (auto* e = events_->find(token >> kind_bits)) {
+    if (auto* e = events_->find(token >> (kind_bits + place_bits))) {
       e->end = early ? std::max(t.completed, t.started) : t.waited_to;
       if (!early) e->waited += spent;
     }
   }
 
  private:
-  static constexpr std::uint64_t kind_bits = 4;
+  // A token is a recorded event, the place of the start and one more, and a kind.
+  static constexpr std::uint64_t kind_bits = 4, place_bits = 20;
+  static constexpr int most_places = (1 << place_bits) - 1;
 
   const char* range_name(collective kind) const {
     if constexpr (ranges_enabled)

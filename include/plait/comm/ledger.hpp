@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "plait/comm/clock.hpp"
+#include "plait/comm/wait_book.hpp"
 #include "plait/core/collective.hpp"
 
 namespace plait {
@@ -44,7 +45,8 @@ struct ledger {
     bool timed = true;  ///< false: calls only enqueue work on a device, so that seconds are not those of communication
   };
 
-  std::deque<row> rows;  ///< in the order of first use; a row never moves
+  std::deque<row> rows;        ///< in the order of first use; a row never moves
+  wait_book* waits = nullptr;  ///< where waits are written down by their place in a program; null: nowhere
 
   row& of(std::string_view label) {
     for (row& r : rows) {

@@ -99,6 +99,7 @@ class recorder {
     double end = 0;           ///< 0 while an asynchronous operation has not been waited for, then `request_times` says
     double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
     bool asynchronous = false;
+    int place = -1;  ///< where in its program the rank was (`wait_book`); -1: at no place
   };
 
   explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}
