@@ -227,13 +227,19 @@ class llama_run final : public model_run {
     device_.synchronize();
     heard_->clear();
     const double origin = plait::comm_clock();
-    model_.executor().events = &events;
+    std::vector<plait::timed_entry> times;
+    plait::pipeline_executor<Device>& executor = model_.executor();
+    executor.events = &events;
+    executor.measured().times = &times;
     repeated_->run(ctx_);
     const plait::step_result result = step_->result(ctx_);
-    model_.executor().events = nullptr;
+    executor.events = nullptr;
+    executor.measured().times = nullptr;
+    model_.settle();  // the gathers after the update end too
+    const plait::timed_program program{executor.step(), executor.along().rank(), times};
     const plait::axis_list along(plait::axis_of<plait::pp>);
     const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));
-    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin);
+    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin, &program);
     return result;
   }
 

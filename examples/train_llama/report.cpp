@@ -18,6 +18,7 @@
 #include "plait/observe/loss_curve.hpp"
 #include "plait/observe/pipeline_svg.hpp"
 #include "plait/observe/progress.hpp"
+#include "plait/observe/step_timeline.hpp"
 #include "plait/schedule/verify.hpp"
 #include "signals.hpp"
 #include "utilisation.hpp"
@@ -87,16 +88,23 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
   if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
+  std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));
   const plait::axis_list pipeline(plait::axis_of<plait::pp>);
-  for (std::size_t r = 0; r < ranks.size(); ++r)
-    if (s.mesh.group_of(static_cast<std::int64_t>(r), pipeline) == 0) along.push_back(ranks[r]);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto rank = static_cast<std::int64_t>(r);
+    if (s.mesh.group_of(rank, pipeline) == 0) along.push_back(ranks[r]);
+    peers[static_cast<std::size_t>(s.mesh.coordinate(rank, plait::axis_of<plait::pp>))].push_back(ranks[r]);
+  }
   const plait::pipeline_timeline measured =
       plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
-  const plait::schedule_costs costs = plait::measured_costs(measured);
-  plait::pipeline_timeline simulated = plait::timeline_of(s.schedule, costs, "ms");
-  simulated.title = "simulated: " + simulated.title;
+  std::int64_t data_ranks = 1;
+  for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
+  const plait::costed_step parts =
+      plait::measured_step(s.schedule, s.parallel.parallel, peers, static_cast<int>(data_ranks));
+  const plait::pipeline_timeline simulated =
+      plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
   if (shape.ranks > 1)
-    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the actions' mean times\n",
+    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
                traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
   if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
 }

@@ -42,18 +42,12 @@ struct timed_entry {
   double waited = 0;  ///< how long the rank stood still before it, for a message, a gather, reductions or other ranks
 };
 
-/// A gather or a reduction on its way: on the link from `start`, when those of its kind before it are over, to `end`.
-struct link_use {
-  step_entry entry;
-  double start = 0, end = 0;
-};
-
 /// A step among equal steps, the last of several that were simulated one after the other.
 struct step_simulation {
   std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
-  /// What was on each rank's link during the step; what the step before it has started and what goes on after it, with
-  /// the times that lie in the step.
-  std::vector<std::vector<link_use>> links;
+  /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
+  /// also what the step before has started, and of what goes on after it the part that lies in the step.
+  std::vector<std::vector<timed_entry>> links;
   std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
   double period = 0;                ///< from one step's end to the next one's
@@ -202,11 +196,11 @@ class step_clock {
       }
       out.link_busy.push_back(busy);
       out.link_hidden.push_back(hidden);
-      std::vector<link_use>& on_link = out.links.emplace_back();
+      std::vector<timed_entry>& on_link = out.links.emplace_back();
       for (std::size_t i = 0; i < r.posted.size(); ++i) {
         const shared_link::use known = r.link.known_use_of(i);
         const double until = known.end < 0 ? r.now : std::min(known.end, r.now), from = std::max(known.begin, begin);
-        if (known.begin >= 0 && until > from) on_link.push_back({r.posted[i], from - begin, until - begin});
+        if (known.begin >= 0 && until > from) on_link.push_back({r.posted[i], from - begin, until - begin, 0});
       }
       for (timed_entry& e : r.last) e.start -= begin, e.end -= begin;
       out.ranks.push_back(r.last);
