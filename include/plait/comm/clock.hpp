@@ -34,6 +34,10 @@ class busy_time {
       total_ += to - from;
       return;
     }
+    if (!spans_.empty() && spans_.back().first <= from && from <= spans_.back().second) {
+      spans_.back().second = std::max(spans_.back().second, to);
+      return;
+    }
     spans_.emplace_back(from, to);
     if (spans_.size() % most == 0) merge();
   }
@@ -53,7 +57,7 @@ class busy_time {
   static constexpr std::size_t most = 512;
 
   void merge() {
-    if (spans_.empty()) return;
+    if (spans_.size() < 2) return;
     std::sort(spans_.begin(), spans_.end());
     std::size_t end = 0;
     for (std::size_t i = 1; i < spans_.size(); ++i) {

@@ -43,7 +43,7 @@ class communicator : public verbs<communicator> {
     return request(side < 0    ? detail::request_table<-1>
                    : side == 0 ? detail::request_table<0>
                                : detail::request_table<1>,
-                   member_, self().post(c));
+                   member_, self().post(c, true));
   }
 
   /// Collective. The label names the subgroup in messages; without one it is the parent's, a dot and the color.

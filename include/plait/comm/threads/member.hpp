@@ -55,8 +55,8 @@ class member {
   /// Refuses memory that the device cannot use; ranks without a device take any.
   void check_memory(const char* what, const void* in, const void* out) const;
 
-  /// Joins the operation of a call; `finish` waits for it.
-  operation* post(const call& c);
+  /// Joins the operation of a call; `finish` waits for it. With `starts`, the operation notes when it is finished.
+  operation* post(const call& c, bool starts = false);
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
   /// does the work, or opens it to those who wait.
@@ -104,7 +104,7 @@ class member {
 
   void help(operation& op);
   void finished(operation& op) {
-    op.through = comm_clock();
+    if (op.started()) op.through = comm_clock();
     world_->signal(op, operation::finished);
   }
   /// With the mutex held, by the last rank of a split.

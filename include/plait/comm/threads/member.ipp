@@ -19,10 +19,13 @@ PLAIT_INLINE void member::check_memory(const char* what, const void* in, const v
   if (out != nullptr && out != in) engine_->check(what, out);
 }
 
-PLAIT_INLINE operation* member::post(const call& c) {
+PLAIT_INLINE operation* member::post(const call& c, bool starts) {
   check(c, rank(), size());
   check_memory(c.name(), c.in, c.out);
-  const auto fill = [&](part& p) { p.fill(c); };
+  const auto fill = [&](part& p) {
+    p.fill(c);
+    p.starts = starts;
+  };
   if (const int side = side_of(c); side >= 0)
     return post_message(side, c.peer, {.what = action::message, .count = c.count, .type = c.type, .root = c.tag}, fill);
   signature s{action_of(c), c.ragged ? 0 : c.count, c.type};
