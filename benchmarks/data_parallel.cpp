@@ -6,17 +6,13 @@
 // Exits with 1 where less than 95 % of what the program allows is hidden, or 16 ranks reach less than 0.97 of what 2
 // reach.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
-#include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
-#include "plait/schedule/step/simulate.hpp"
+#include "plait/testing/sleeping_model.hpp"
 #include "plait/testing/slow_link.hpp"
 #include "plait/train/train_step.hpp"
 #include "timing.hpp"
@@ -24,65 +20,7 @@
 namespace {
 
 using namespace plait;
-using specs = transformer_specs<megatron_sp>;
-
-struct shape {
-  int ranks, layers;
-  double block;           ///< seconds of a block's forward pass; its backward pass takes twice that
-  std::int64_t elements;  ///< of a block's parameter
-  double bandwidth;       ///< bytes per second that a rank sends
-};
-
-/// A block with one parameter, which takes its time.
-class sleeping_block : public layer_types<float, specs::residual, specs::residual, cpu> {
-  using parameter = plait::parameter<float, cpu>;
-  struct rows : dim_tag<"rows"> {};
-
- public:
-  struct saved {};
-
-  sleeping_block(const context<cpu>& ctx, const shape& s, std::int64_t i) : seconds_(s.block) {
-    context<cpu> own{ctx.device, ctx.ranks, ctx.sizes, ctx.seed};
-    own.sizes.set(dim_of<rows>, s.elements);
-    const layout stored = layout_v<spec<rows>>;
-    weight_ = std::make_shared<parameter>(own, parameter_info{cat({"block.", i}), {s.elements}, {}, false}, stored,
-                                          stored, layout_v<specs::residual>);
-  }
-  tensor_of<output> forward(const microbatch<cpu>& mb, const tensor_of<input>& x, saved*) {
-    static_cast<void>(weight_->used_value());
-    return pass<input>(mb, x, seconds_);
-  }
-  template <spec_like Gradient>
-  tensor_of<dual_t<input>> backward(const microbatch<cpu>& mb, const tensor_of<input>&, saved&,
-                                    const tensor_of<Gradient>& dy) {
-    weight_->used_gradient(mb.ctx.device);
-    return pass<dual_t<input>>(mb, dy, 2 * seconds_);
-  }
-  template <class F>
-  void visit(F&& f) {
-    f(*weight_);
-  }
-
- private:
-  template <class To, class From>
-  static tensor_of<To> pass(const microbatch<cpu>& mb, const From& x, double seconds) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    tensor_of<To> y(mb.ctx);
-    std::copy_n(x.data(), x.size(), y.data());
-    std::this_thread::sleep_until(end);
-    return y;
-  }
-
-  double seconds_;
-  std::shared_ptr<parameter> weight_;
-};
-static_assert(layer<sleeping_block>);
-
-using layers_of_llama = detail::llama_layers<float, megatron_sp, cpu>;
-using sleeping_model =
-    language_model<layers_of_llama::embedding, sleeping_block, layers_of_llama::head, layers_of_llama::loss>;
-
-const llama_config tiny{.vocab = 16, .hidden = 16, .layers = 1, .heads = 2, .kv_heads = 2, .ffn = 16};
+using shape = testing::sleeping_shape;
 
 /// Seconds of a step, the median of `rounds`; without a link where the bandwidth is 0.
 double step_time(const shape& s, const data_parallel& policy, std::int64_t rounds) {
@@ -93,14 +31,8 @@ double step_time(const shape& s, const data_parallel& policy, std::int64_t round
                                         : testing::link_time([](const call&, double, double now) { return now; });
     world w(megatron_sp::mesh{s.ranks, 1, 1, 1}.shape(), any_communicator(testing::slow_communicator(c, link)));
     cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(tiny, w.shape(), s.ranks, 4), 1};
-    sleeping_model model(
-        ctx, tiny.vocab, {0, s.layers, true, true}, {}, nullptr,
-        [&] { return layers_of_llama::embedding(ctx, tiny.vocab, "embedding"); },
-        [&](std::int64_t i) { return sleeping_block(ctx, s, i); },
-        [&](const auto&) {
-          return layers_of_llama::head(layers_of_llama::norm(ctx, 1e-5, "norm"), layers_of_llama::output(ctx, "head"));
-        });
+    const context<cpu> ctx{device, w, testing::sleeping_model::sizes(s, w.shape()), 1};
+    testing::sleeping_model model(ctx, s);
     adamw<float> optimizer;
     pipeline_options how;
     how.parallel = policy;
@@ -138,37 +70,17 @@ const std::vector<named> policies = {
     {"zero3, 3 uses ahead", {.level = zero_level::parameters, .prefetch = 3}},
 };
 
-/// The simulation of a step's program, with an embedding and a head that take no time.
-step_simulation simulated(const shape& s, const data_parallel& policy, double gather_bytes, double reduce_bytes,
-                          std::int64_t microbatches) {
-  std::vector<step_unit> units(static_cast<std::size_t>(s.layers) + 2);
-  step_costs costs;
-  for (std::size_t u = 0; u < units.size(); ++u) {
-    const bool block = u > 0 && u + 1 < units.size();
-    units[u].parameters = block ? s.elements : 0;
-    const double time = block ? s.block : 0;
-    costs.units.push_back({time, 2 * time, time, time});
-  }
-  costs.data_ranks = s.ranks;
-  costs.gather_bytes = gather_bytes, costs.reduce_bytes = reduce_bytes;
-  costs.bandwidth = s.bandwidth;
-  const step_schedule program =
-      expand(make_schedule<one_f_one_b>(1, static_cast<int>(microbatches)), std::move(units), policy);
-  require_verified(program);
-  return simulate(program, costs);
-}
-
 /// LLaMA-13B, 4 sequences of 2048 tokens on each of 512 GPUs at 180 TFLOP/s, one a microbatch; bf16 gradients and
 /// parameters over the 50 GB/s that half of 4 x 200 Gbit/s leaves a node of 8 GPUs.
 void print_512() {
   const double parameters = 13.0e9, tokens = 4 * 2048;
-  shape s{512, 40, 0, static_cast<std::int64_t>(parameters / 40), 50e9};
+  shape s{512, 40, 0, static_cast<std::int64_t>(parameters / 40), 50e9, 4};
   s.block = 2 * static_cast<double>(s.elements) * tokens / 4 / 180e12;
   const double compute = 4 * 3 * s.block * s.layers;
   std::printf("LLaMA-13B on 512 GPUs, simulated (published: 0.85 overlapped, below 0.7 to 0.7 not)\n%-38s %9s %9s\n",
               "policy", "scaling", "hidden");
   for (const named& p : policies) {
-    const step_simulation t = simulated(s, p.policy, 2, 2, 4);
+    const step_simulation t = testing::simulate_sleeping(s, p.policy, 2, 2);
     std::printf("%-38s %9.3f %9.3f\n", p.name, compute / t.period, t.hidden_share());
   }
 }
@@ -180,8 +92,9 @@ int main(int argc, char** argv) try {
   given.only({"--rounds", "--block-ms", "--layers"});
   const auto rounds = given.of("--rounds", 3);
   print_512();
-  shape s{4, static_cast<int>(given.of("--layers", 6)), 1e-3 * static_cast<double>(given.of("--block-ms", 20)), 1 << 14,
-          0};
+  shape s{
+      4, static_cast<int>(given.of("--layers", 6)), 1e-3 * static_cast<double>(given.of("--block-ms", 20)), 1 << 14, 0,
+      1};
   bool good = true;
   std::printf(
       "\n%d blocks of %.0f ms on sleeping ranks; gradients take half of the backward pass\n%-38s %6s %9s %9s %9s\n",
@@ -198,7 +111,8 @@ int main(int argc, char** argv) try {
       s.bandwidth = bytes / (backward / 2);
       // What the ranks lose to each other without a link, they lose with it.
       const double lost = bare - 3 * s.block * s.layers;
-      const double best = simulated(s, p.policy, 4, 4, 1).period + lost, step = step_time(s, p.policy, rounds);
+      const double best = testing::simulate_sleeping(s, p.policy, 4, 4).period + lost,
+                   step = step_time(s, p.policy, rounds);
       if (!first) first = step;
       std::printf("%-38s %6d %9.1f %9.1f %9.3f\n", p.name, ranks, 1e3 * step, 1e3 * best, best / step);
       good = good && best / step >= 0.95;

@@ -12,10 +12,12 @@
 #include "plait/kernels/philox.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
+#include "plait/observe/step_waits.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/train/optim/chosen_optimizer.hpp"
+#include "plait/train/step_communication.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "signals.hpp"
@@ -178,6 +180,26 @@ class llama_run final : public model_run {
   double all_reduce(double value, plait::reduce_op op) override {
     return plait::all_reduce_scalar(device_, world_.root(), value, op);
   }
+  std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) override {
+    return plait::communication_of_ranks(device_, world_.root(), mine);
+  }
+  std::string longest_wait(const std::string& axes) override {
+    struct record {
+      double seconds;
+      char text[240];
+    };
+    const auto& executor = model_.executor();
+    const plait::step_wait mine = plait::longest_wait(executor.step(), executor.along().rank(),
+                                                      model_.executor().measured().waits(), axes, model_.unit_names());
+    record own{mine.seconds, {}};
+    mine.text(static_cast<double>(counted_)).copy(own.text, sizeof own.text - 1);
+    std::string longest;
+    double most = 0;
+    const auto all = plait::gather_records<record>(device_, world_.root(), {own}, 0);
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (all[r][0].seconds > most) most = all[r][0].seconds, longest = plait::cat({all[r][0].text, ", on rank ", r});
+    return longest;
+  }
   std::int64_t rank() override { return world_.root().rank(); }
   plait::world& world() override { return world_.stage(); }
   const std::vector<plait::stage_layers>& stages() const override { return stages_; }
@@ -209,13 +231,19 @@ class llama_run final : public model_run {
     device_.synchronize();
     heard_->clear();
     const double origin = plait::comm_clock();
-    model_.executor().events = &events;
+    std::vector<plait::timed_entry> times;
+    plait::pipeline_executor<Device>& executor = model_.executor();
+    executor.events = &events;
+    executor.measured().times = &times;
     repeated_->run(ctx_);
     const plait::step_result result = step_->result(ctx_);
-    model_.executor().events = nullptr;
+    executor.events = nullptr;
+    executor.measured().times = nullptr;
+    model_.settle();  // the gathers after the update end too
+    const plait::timed_program program{executor.step(), executor.along().rank(), times};
     const plait::axis_list along(plait::axis_of<plait::pp>);
     const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));
-    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin);
+    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin, &program);
     return result;
   }
 

@@ -9,6 +9,7 @@
 
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
+#include "plait/comm/axis_times.hpp"
 #include "plait/comm/ledger.hpp"
 #include "plait/comm/world.hpp"
 #include "plait/device/device.hpp"
@@ -32,6 +33,11 @@ class model_run {
   virtual std::uint64_t weights_hash() = 0;
   /// One number from those of all ranks of the run.
   virtual double all_reduce(double value, plait::reduce_op op) = 0;
+
+  /// What all ranks of the run have communicated, from what each has.
+  virtual std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) = 0;
+  /// What waited longest for communication over `axes` in the steps so far, of all ranks, in words; on rank 0 alone.
+  virtual std::string longest_wait(const std::string& axes) = 0;
 
   /// This rank, of all.
   virtual std::int64_t rank() = 0;

@@ -241,7 +241,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
   app.add_option("--plot", opt.plot, "loss curve as SVG");
   app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
-  app.add_option("--timeline", opt.timeline, "the pipeline's step as SVG, simulated and measured");
+  app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
   app.add_option("--sample", opt.sample, "bytes of text to sample at the end; 0: none")->capture_default_str();
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();

@@ -18,6 +18,7 @@
 #include "plait/observe/loss_curve.hpp"
 #include "plait/observe/pipeline_svg.hpp"
 #include "plait/observe/progress.hpp"
+#include "plait/observe/step_timeline.hpp"
 #include "plait/schedule/verify.hpp"
 #include "signals.hpp"
 #include "utilisation.hpp"
@@ -87,18 +88,34 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
   if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
+  std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));
   const plait::axis_list pipeline(plait::axis_of<plait::pp>);
-  for (std::size_t r = 0; r < ranks.size(); ++r)
-    if (s.mesh.group_of(static_cast<std::int64_t>(r), pipeline) == 0) along.push_back(ranks[r]);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto rank = static_cast<std::int64_t>(r);
+    if (s.mesh.group_of(rank, pipeline) == 0) along.push_back(ranks[r]);
+    peers[static_cast<std::size_t>(s.mesh.coordinate(rank, plait::axis_of<plait::pp>))].push_back(ranks[r]);
+  }
   const plait::pipeline_timeline measured =
       plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
-  const plait::schedule_costs costs = plait::measured_costs(measured);
-  plait::pipeline_timeline simulated = plait::timeline_of(s.schedule, costs, "ms");
-  simulated.title = "simulated: " + simulated.title;
+  std::int64_t data_ranks = 1;
+  for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
+  const plait::costed_step parts =
+      plait::measured_step(s.schedule, s.parallel.parallel, peers, static_cast<int>(data_ranks));
+  const plait::pipeline_timeline simulated =
+      plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
   if (shape.ranks > 1)
-    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the actions' mean times\n",
+    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
                traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
   if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
+}
+
+/// How many steps are from one line of progress to the next, where there is no terminal.
+std::int64_t steps_between_lines(const setup& s) { return std::max<std::int64_t>(1, s.opt.steps / 20); }
+
+/// Whether the ranks bring together what the communication of a step cost: where it is logged or printed.
+bool gathers_communication(const setup& s, std::int64_t step) {
+  const bool line = step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
+  return s.mesh.size() > 1 && (line || !s.opt.log.empty());
 }
 
 /// What the ranks have sent in all steps, and whether that is what the types say.
@@ -127,6 +144,14 @@ traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   return out;
 }
 
+/// The axes for which ranks have waited longest; null where it is not known.
+const plait::axis_communication* most_waited(const std::vector<plait::axis_communication>& communication) {
+  const plait::axis_communication* most = nullptr;
+  for (const plait::axis_communication& c : communication)
+    if (!std::isnan(c.waited) && (most == nullptr || c.waited > most->waited)) most = &c;
+  return most;
+}
+
 /// Rank 0's outputs.
 class reporter {
  public:
@@ -138,13 +163,14 @@ class reporter {
     if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
     fmt::print("{}", use_.heading());
     std::fflush(stdout);
-    display_.emplace(
-        plait::progress_config{.steps = s.opt.steps, .every = std::max<std::int64_t>(1, s.opt.steps / 20)});
+    display_.emplace(plait::progress_config{.steps = s.opt.steps, .every = steps_between_lines(s)});
   }
 
   void step(plait::step_record record) {
     record.mfu = use_.of_step(record.tokens_per_second);
     if (log_) log_->step(record);
+    if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
+    shown_ = record.communication;
     display_->update(record);
     curve_.points.push_back({static_cast<double>(record.step), record.loss});
   }
@@ -157,6 +183,8 @@ class reporter {
     bool diverged = false;
     traffic sent{};
     double peak_bytes = 0;
+    std::vector<plait::axis_communication> communication{};  ///< of all steps
+    std::string longest_wait{};
     std::optional<double> held_out{};
     std::uint64_t hash = 0;
     std::vector<std::vector<plait::step_event>> traced{};  ///< of each rank
@@ -172,6 +200,7 @@ class reporter {
     summary.add("skipped_steps", e.skipped);
     summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
     summary.add("bytes_as_predicted", e.sent.as_predicted);
+    if (!e.communication.empty()) summary.add("communication", plait::communication_object(e.communication));
     summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
     use_.add_to(summary);
     if (log_) log_->summary(summary);
@@ -185,16 +214,25 @@ class reporter {
     if (e.skipped > 0) fmt::print(", {} skipped", counted(e.skipped, "step"));
     if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
     if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
-    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\nhash of the weights: {:016x}\n{}",
+    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}",
                size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
-               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types", e.hash,
-               use_.ending());
+               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
+               communication_text(e), e.hash, use_.ending());
     if (!s_.opt.plot.empty()) draw();
     if (!e.traced.empty()) show(s_, e.traced);
     std::fflush(stdout);
   }
 
  private:
+  /// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
+  static std::string communication_text(const ending& e) {
+    const plait::axis_communication* most = most_waited(e.communication);
+    if (most == nullptr || e.steps == 0) return {};
+    return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step{}{}\n",
+                       plait::format_hidden(e.communication), most->axes,
+                       1e3 * most->waited / static_cast<double>(e.steps), e.longest_wait.empty() ? "" : "; ",
+                       e.longest_wait);
+  }
   void draw() {
     plait::curve_chart chart;
     chart.title = fmt::format("{} on {}", s_.opt.model, mesh_text(shape_));
@@ -208,6 +246,7 @@ class reporter {
   utilisation use_;
   std::optional<plait::json_log> log_;
   std::optional<plait::progress> display_;
+  std::vector<plait::axis_communication> shown_;
   plait::curve_series curve_{"training", {}};
 };
 
@@ -221,20 +260,24 @@ std::string train(const setup& s, model_run& run) {
   const auto begin = clock_type::now();
   reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
+  plait::communication_clock whole(w.ledger()), one = whole;
   for (std::int64_t step = 0; step < s.opt.steps; ++step) {
     if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
+    one.begin();
     const plait::step_result r = run.step(step);
     const double took = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
     const double share =
         s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / took : std::numeric_limits<double>::quiet_NaN();
+    std::vector<plait::axis_communication> communication;
+    if (gathers_communication(s, step)) communication = run.of_ranks(one.since());
     end.steps = step + 1;
     end.last_loss = r.loss;
     if (report)
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
-                    r.skipped});
+                    r.skipped, std::move(communication)});
     end.skipped += r.skipped;
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
       problem = fmt::format(
@@ -245,6 +288,9 @@ std::string train(const setup& s, model_run& run) {
   }
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
+  if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
+  if (const plait::axis_communication* most = most_waited(end.communication))
+    end.longest_wait = run.longest_wait(most->axes);
   end.sent = traffic_of(s, run, end.steps);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();

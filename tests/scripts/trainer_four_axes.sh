@@ -59,6 +59,10 @@ against 1e-5 own $options --mesh pp=2 --schedule own.csv
 train traced $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_v --trace step.json --timeline step.svg
 logs same one_float.jsonl traced.jsonl 1e-5
 grep -q '^bubble of step 3: .* % measured, .* % simulated' traced.out || fail "no bubble: $(cat traced.out)"
+grep -q '^communication: hidden .*dp [0-9]*%.*; waited longest over .* ms a step; .* waited .* on rank [0-7]$' traced.out ||
+  fail "no communication: $(cat traced.out)"
+grep -q ' tok/s .* hidden .*pp [0-9]*%' traced.err || fail "no hidden share: $(cat traced.err)"
+if grep -q hidden one_float.err || grep -q '^communication' one_float.out; then fail "one rank communicates"; fi
 python3 - step.json step.svg <<'PYTHON' || fail "the trace or the timeline"
 import collections, json, sys, xml.etree.ElementTree as tree
 events = json.load(open(sys.argv[1]))["traceEvents"]
@@ -73,5 +77,6 @@ if not {"dp", "tp", "pp"} <= axes: sys.exit(f"collectives over {axes}")
 out = {e["id"] for e in events if e["ph"] == "s"}
 if not out or out != {e["id"] for e in events if e["ph"] == "f"}: sys.exit("arrows have no ends")
 text = "".join(e.text or "" for e in tree.parse(sys.argv[2]).iter())
-if "simulated" not in text or "measured" not in text: sys.exit("the timeline: " + text)
+for word in ("simulated", "measured", "reductions", "update"):
+    if word not in text: sys.exit("the timeline has no " + word + ": " + text)
 PYTHON

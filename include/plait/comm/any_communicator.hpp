@@ -33,18 +33,21 @@ class any_communicator : public verbs<any_communicator> {
   int rank() const { return held().rank; }
   int size() const { return held().size; }
   const std::string& label() const { return held().label; }
+  /// Whether calls return before a device has done what they ask for, so that the host's clock says nothing of them.
+  bool enqueues() const { return held().enqueues(); }
 
   void run(const call& c) {
     if (accounting_ == nullptr) return held().run(c);
-    const accounting::entry written(*accounting_, c);
+    accounting::entry written(*accounting_, c);
     held().run(c);
     written.over(false);
   }
   request start(const call& c) {
     if (accounting_ == nullptr) return held().start(c);
-    const accounting::entry written(*accounting_, c);
+    accounting::entry written(*accounting_, c);
     request r = held().start(c);
-    r.observe(accounting_, written.over(true));
+    const std::uint64_t token = written.over(true);
+    r.observe(accounting_, token, written.ended());
     return r;
   }
 
@@ -69,7 +72,8 @@ class any_communicator : public verbs<any_communicator> {
   any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr) const {
     any_communicator out = *this;
     if (held_)
-      out.accounting_ = std::make_shared<accounting>(label(), rank(), size(), std::move(book), std::move(events));
+      out.accounting_ =
+          std::make_shared<accounting>(label(), rank(), size(), std::move(book), std::move(events), !enqueues());
     return out;
   }
 
@@ -89,6 +93,7 @@ class any_communicator : public verbs<any_communicator> {
     virtual any_communicator split(int, int, std::string_view) = 0;
     virtual void abort(const std::string&) noexcept = 0;
     virtual void watch(const char*) = 0;
+    virtual bool enqueues() const = 0;
     virtual void begin_group() = 0;
     virtual void end_group() = 0;
     int rank, size;
@@ -110,6 +115,10 @@ class any_communicator : public verbs<any_communicator> {
     void abort(const std::string& why) noexcept override { comm.abort(why); }
     void watch(const char* what) override {
       if constexpr (requires { comm.watch(what); }) comm.watch(what);
+    }
+    bool enqueues() const override {
+      if constexpr (requires { comm.enqueues(); }) return comm.enqueues();
+      return false;
     }
     void begin_group() override {
       if constexpr (requires { comm.begin_group(); }) comm.begin_group();

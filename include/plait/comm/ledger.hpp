@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "plait/comm/clock.hpp"
+#include "plait/comm/wait_book.hpp"
 #include "plait/core/collective.hpp"
 
 namespace plait {
@@ -23,7 +25,7 @@ struct ledger {
     std::uint64_t calls = 0;
     std::uint64_t payload = 0;  ///< bytes that this rank handed in, as in wire_bytes
     std::uint64_t wire = 0;
-    double seconds = 0;  ///< time this rank spent inside the communicator
+    double seconds = 0;  ///< time this rank spent inside the communicator: in calls, in starting and in waiting
 
     entry& operator+=(const entry& other) {
       calls += other.calls;
@@ -36,15 +38,21 @@ struct ledger {
   struct row {
     std::string label;
     std::array<entry, collective_kinds> kinds{};
+    /// How long an operation over several ranks was under way: a call while it lasts, and what is started until it is
+    /// complete (`request_times`), which is counted once it has been waited for. Of this time, the seconds of `kinds`
+    /// were spent inside the communicator, and the rest was hidden behind something else.
+    busy_time under_way{};
+    bool timed = true;  ///< false: calls only enqueue work on a device, so that seconds are not those of communication
   };
 
-  std::deque<row> rows;  ///< in the order of first use; a row never moves
+  std::deque<row> rows;        ///< in the order of first use; a row never moves
+  wait_book* waits = nullptr;  ///< where waits are written down by their place in a program; null: nowhere
 
   row& of(std::string_view label) {
     for (row& r : rows) {
       if (r.label == label) return r;
     }
-    rows.push_back({std::string(label), {}});
+    rows.push_back({std::string(label)});
     return rows.back();
   }
 
@@ -72,7 +80,10 @@ struct ledger {
 
   /// Starts a new period; the rows stay.
   void clear() {
-    for (row& r : rows) r.kinds = {};
+    for (row& r : rows) {
+      r.kinds = {};
+      r.under_way.clear();
+    }
   }
 };
 

@@ -45,6 +45,8 @@ class communicator : public verbs<communicator> {
   int rank() const { return self().rank; }
   int size() const { return self().size; }
   const std::string& label() const { return self().label; }
+  /// Calls return before the GPU has done what they ask for.
+  bool enqueues() const { return true; }
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -15,15 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/clock.hpp"
 #include "plait/core/collective.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
-
-/// Seconds of a clock that never goes back; its zero is arbitrary but the same for all threads of a process.
-inline double comm_clock() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
 inline std::string bytes_text(std::uint64_t bytes) {
@@ -101,9 +96,10 @@ class recorder {
     collective kind = collective::barrier;
     std::uint64_t bytes = 0;  ///< what this rank hands in, as in wire_bytes
     double start = 0;         ///< comm_clock seconds
-    double end = 0;           ///< 0 while an asynchronous operation has not been waited for
+    double end = 0;           ///< 0 while an asynchronous operation has not been waited for, then `request_times` says
     double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
     bool asynchronous = false;
+    int place = -1;  ///< where in its program the rank was (`wait_book`); -1: at no place
   };
 
   explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}

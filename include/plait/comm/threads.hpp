@@ -34,6 +34,8 @@ class communicator : public verbs<communicator> {
   /// Rank among all threads of the run.
   int world_rank() const { return self().world_rank(); }
   const std::string& label() const { return self().home().label; }
+  /// Whether calls return before a device has done what they ask for.
+  bool enqueues() const { return self().on_device(); }
 
   void run(const call& c) { self().finish(self().post(c), detail::side_of(c)); }
   request start(const call& c) {
@@ -41,7 +43,7 @@ class communicator : public verbs<communicator> {
     return request(side < 0    ? detail::request_table<-1>
                    : side == 0 ? detail::request_table<0>
                                : detail::request_table<1>,
-                   member_, self().post(c));
+                   member_, self().post(c, true));
   }
 
   /// Collective. The label names the subgroup in messages; without one it is the parent's, a dot and the color.

@@ -84,6 +84,20 @@ class parameter_units {
 
   int size() const { return static_cast<int>(units_.size()); }
   const step_unit& described(int unit) const { return at(unit).described; }
+  /// What the names of its parameters begin with, "model.layers.0", or else one of the names.
+  std::string name(int unit) const {
+    std::string first, common;
+    for (const auto& [p, of] : owner_) {
+      if (of != unit) continue;
+      const std::string& name = p->name();
+      if (first.empty()) common = name;
+      if (first.empty() || name < first) first = name;
+      const auto apart = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
+      common.erase(apart, common.end());
+    }
+    const std::size_t dot = common == first ? std::string::npos : common.rfind('.');
+    return common == first || dot == std::string::npos ? first : common.substr(0, dot);
+  }
   /// Whether a parameter of it is on another rank too.
   bool tied(int unit) const { return at(unit).tied; }
   const data_ranks& ranks() const { return ranks_; }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/io/json_writer.hpp"
@@ -14,9 +16,24 @@
 
 namespace plait {
 
+/// The communication of a step or of several, by axes, as it is logged.
+inline json_object communication_object(const std::vector<axis_communication>& communication) {
+  json_object all;
+  for (const axis_communication& c : communication)
+    all.add(c.axes, json_object()
+                        .add("seconds", c.seconds)
+                        .add("waited", c.waited)
+                        .add("hidden", c.hidden())
+                        .add("worst", c.worst)
+                        .add("worst_rank", static_cast<std::int64_t>(c.worst_rank)));
+  return all;
+}
+
 /// The log of a training run, one JSON object per line: a line for each step,
 /// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, then
-/// `"mfu": ..` if that is known and `"skipped": true` if the step was, and at last one line `{"summary": {..}}`.
+/// `"mfu": ..` if that is known and `"skipped": true` if the step was, and at last one line `{"summary": {..}}`. Where
+/// ranks communicate there is also `"communication": {"dp": {"seconds": .., "waited": .., "hidden": .., "worst": ..,
+/// "worst_rank": ..}, ..}`, with the members of `axis_communication` for each axes; `null` is what was not measured.
 /// Doubles read back exactly; NaN and infinities are `null`. Each line reaches the operating system before the call
 /// returns, so a killed run keeps all lines but the one being written.
 class json_log {
@@ -34,6 +51,7 @@ class json_log {
     line.add("tokens_per_second", record.tokens_per_second).add("comm_share", record.comm_share);
     if (record.mfu > 0) line.add("mfu", record.mfu);
     if (record.skipped) line.add("skipped", true);
+    if (!record.communication.empty()) line.add("communication", communication_object(record.communication));
     write(line);
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,

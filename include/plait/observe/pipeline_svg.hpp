@@ -11,6 +11,7 @@
 
 #include "plait/core/text.hpp"
 #include "plait/observe/loss_curve.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
 #include "plait/schedule/timeline.hpp"
 #include "plait/schedule/verify.hpp"
 
@@ -32,6 +33,7 @@ class pipeline_drawing {
     for (const pipeline_timeline& t : all) {
       longest_ = std::max(longest_, t.end() - t.begin());
       for (const auto& mine : t.ranks) actions += mine.size();
+      for (const auto& mine : t.beside) actions += mine.size();
     }
     if (actions > 5000) options_.tooltips = false;
   }
@@ -56,10 +58,33 @@ class pipeline_drawing {
 
  private:
   static constexpr double width = 960, left = 64, right = 826, row = 24, gap = 4, head = 50, foot = 34,
-                          legend_height = 40;
+                          legend_height = 40, lane = 9;
 
   static double panel_height(const pipeline_timeline& t) {
-    return head + static_cast<double>(t.ranks.size()) * (row + gap) + foot;
+    return head + static_cast<double>(t.ranks.size()) * rank_height(t) + foot;
+  }
+  /// Of a rank's passes and of the lanes under them.
+  static double rank_height(const pipeline_timeline& t) {
+    return row + gap + static_cast<double>(lanes_of(t).size()) * (lane + 1);
+  }
+
+  /// What is drawn beside passes, on lanes: the norm and updates share one.
+  static constexpr std::array<step_op, 4> lane_ops{step_op::gather, step_op::reduce, step_op::norm, step_op::update};
+  static constexpr std::array<const char*, 4> lane_names{"gather", "reduction", "norm", "update"};
+  static constexpr std::array<const char*, 4> lane_colours{"hsl(268,48%,60%)", "hsl(344,62%,52%)", "hsl(210,8%,50%)",
+                                                           "hsl(50,78%,46%)"};
+  static bool has_lane(const pipeline_timeline& t, step_op op) {
+    for (const auto& mine : t.beside)
+      for (const timed_entry& e : mine)
+        if (e.entry.op == op) return true;
+    return false;
+  }
+  static std::vector<step_op> lanes_of(const pipeline_timeline& t) {
+    std::vector<step_op> lanes;
+    for (const step_op op : {step_op::gather, step_op::reduce})
+      if (has_lane(t, op)) lanes.push_back(op);
+    if (has_lane(t, step_op::norm) || has_lane(t, step_op::update)) lanes.push_back(step_op::update);
+    return lanes;
   }
 
   /// One hue for each kind, from deep for the first chunk to pale for the last.
@@ -92,6 +117,9 @@ class pipeline_drawing {
           rule.append(colour(k, chunk, t.shape.chunks)).append("}");
           if (out_.find(rule) == out_.npos && uses(t, k)) out_ += rule;
         }
+    for (std::size_t i = 0; i < lane_ops.size(); ++i)
+      if (std::any_of(all_.begin(), all_.end(), [&](const auto& t) { return has_lane(t, lane_ops[i]); }))
+        append(out_, {".", lane_names[i], "{fill:", lane_colours[i], "}"});
     out_ += "</style>\n";
   }
   static bool uses(const pipeline_timeline& t, action_kind kind) {
@@ -132,12 +160,14 @@ class pipeline_drawing {
     text(width - 12, y + head - 5, "peak", "class=\"s\" text-anchor=\"end\" font-size=\"11\"");
     find_numbered(t, scale);
     double top = y + head;
-    for (std::size_t r = 0; r < t.ranks.size(); ++r, top += row + gap) {
+    for (std::size_t r = 0; r < t.ranks.size(); ++r, top += rank_height(t)) {
       text(left - 8, top + 16, cat({"rank ", r}), "class=\"t\" text-anchor=\"end\"");
       rectangle(left, top, x_of(t.end()) - left, row, "idle");
       for (const timed_action& a : t.ranks[r]) cell(t, static_cast<int>(r), a, x_of(a.start), x_of(a.end), top);
       std::vector<action> order;
-      for (const timed_action& a : t.ranks[r]) order.push_back(a.action);
+      for (const timed_action& a : t.ranks[r])
+        if (order.empty() || !(order.back() == a.action)) order.push_back(a.action);  // once where it is there in parts
+      if (r < t.beside.size()) lanes(t, t.beside[r], x_of, top + row + 1);
       text(right + 62, top + 16, percent(t.idle(r)), "class=\"s\" text-anchor=\"end\"");
       text(width - 12, top + 16, number(static_cast<double>(peak_chunks(order)) / t.shape.chunks),
            "class=\"s\" text-anchor=\"end\"");
@@ -148,6 +178,28 @@ class pipeline_drawing {
       const double x = left + at * scale;
       append(out_, {"<path class=\"tick\" d=\"M", fixed(x, 1), " ", fixed(top - 1, 1), "v5\"/>\n"});
       text(x, top + 15, tick_text(at, ticks), "class=\"s\" text-anchor=\"middle\" font-size=\"10\"");
+    }
+  }
+
+  /// The lanes of a rank, from `y` down.
+  template <class Scale>
+  void lanes(const pipeline_timeline& t, const std::vector<timed_entry>& beside, const Scale& x_of, double y) {
+    for (const step_op op : lanes_of(t)) {
+      const std::string_view name = op == step_op::gather ? "gathers" : op == step_op::reduce ? "reductions" : "update";
+      text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
+      rectangle(left, y, x_of(t.end()) - left, lane, "idle");
+      for (const timed_entry& e : beside) {
+        if (e.entry.op != op && !(op == step_op::update && e.entry.op == step_op::norm)) continue;
+        if (options_.tooltips)
+          append(out_, {"<g><title>", describe(e.entry), ": ", number(e.start - t.begin()), " to ",
+                        number(e.end - t.begin()), "</title>"});
+        const double from = x_of(e.start), to = x_of(e.end);
+        const auto kind = std::find(lane_ops.begin(), lane_ops.end(), e.entry.op) - lane_ops.begin();
+        rectangle(from, y, std::max(0.4, to - from - (to - from > 3 ? 0.7 : 0)), lane,
+                  lane_names[static_cast<std::size_t>(kind)]);
+        if (options_.tooltips) out_ += "</g>\n";
+      }
+      y += lane + 1;
     }
   }
 
@@ -178,7 +230,7 @@ class pipeline_drawing {
     if (options_.tooltips) out_ += "</g>\n";
   }
 
-  /// The kinds that occur, each with the shades of its chunks.
+  /// The kinds that occur, those of passes each with the shades of its chunks.
   void legend(double y) {
     constexpr std::array<const char*, 4> names{"forward", "backward", "input gradient", "weight gradient"};
     const pipeline_timeline* widest = nullptr;
@@ -195,6 +247,12 @@ class pipeline_drawing {
                       colour(kind, chunk, chunks), "\"/>\n"});
       text(x + 6, y + 11.5, names[static_cast<std::size_t>(k)], "class=\"t\"");
       x += 6 + 6.3 * static_cast<double>(std::string_view(names[static_cast<std::size_t>(k)]).size()) + 18;
+    }
+    for (std::size_t i = 0; i < lane_ops.size(); ++i) {
+      if (std::none_of(all_.begin(), all_.end(), [&](const auto& t) { return has_lane(t, lane_ops[i]); })) continue;
+      rectangle(x, y, 14, 14, lane_names[i]);
+      text(x + 20, y + 11.5, lane_names[i], "class=\"t\"");
+      x += 20 + 6.3 * static_cast<double>(std::string_view(lane_names[i]).size()) + 12;
     }
     rectangle(x, y, 14, 14, "idle");
     text(x + 20, y + 11.5, "idle", "class=\"t\"");
@@ -213,7 +271,8 @@ class pipeline_drawing {
 
 /// Timelines, simulated or measured, one under the other, as a standalone SVG image 960 wide: a row for each rank, a
 /// colour for each kind and chunk, the number of the microbatch where it fits, idle time as the ground of a row, and
-/// each rank's idle share and peak of activations (in microbatch-stages) beside it. Readable on light and dark grounds.
+/// each rank's idle share and peak of activations (in microbatch-stages) beside it. Timelines of whole steps have lanes
+/// under each row for gathers, for reductions, and for the norm and updates. Readable on light and dark grounds.
 inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines,
                                 const pipeline_svg_options& options = {}) {
   return detail::pipeline_drawing(timelines, options).svg();

@@ -13,8 +13,10 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/text.hpp"
 #include "plait/observe/step_record.hpp"
 
 namespace plait {
@@ -51,6 +53,19 @@ inline std::string format_rate(double value) {
   return text;
 }
 
+/// What share of the communication over each axes was hidden behind something else, as "hidden dp 93% tp 0%"; "" where
+/// nothing was communicated or measured.
+inline std::string format_hidden(const std::vector<axis_communication>& communication) {
+  std::string text;
+  for (const axis_communication& c : communication) {
+    if (std::isnan(c.hidden())) continue;
+    char share[16];
+    std::snprintf(share, sizeof share, " %.0f%%", 100 * c.hidden());
+    append(text, {text.empty() ? "hidden " : " ", c.axes, share});
+  }
+  return text;
+}
+
 /// The progress line of `record`, without a line end; what is not known is left out.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
   char text[192], mfu[32] = "", comm[32] = "";
@@ -59,7 +74,8 @@ inline std::string format_progress(const step_record& record, std::int64_t steps
   std::snprintf(text, sizeof text, "step %lld/%lld  loss %.4f  grad %.3f  lr %.2e  %s tok/s",
                 static_cast<long long>(record.step), static_cast<long long>(steps), record.loss, record.grad_norm,
                 record.lr, format_rate(record.tokens_per_second).c_str());
-  return cat({text, mfu, comm, "  ", format_duration(seconds_left), " left"});
+  const std::string hidden = format_hidden(record.communication);
+  return cat({text, mfu, comm, hidden.empty() ? "" : "  ", hidden, "  ", format_duration(seconds_left), " left"});
 }
 
 struct progress_config {

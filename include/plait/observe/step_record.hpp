@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "plait/comm/axis_times.hpp"
 
 namespace plait {
 
@@ -18,6 +21,7 @@ struct step_record {
                                  ///< measured
   double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
   bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
+  std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or not known for this step
 };
 
 }  // namespace plait

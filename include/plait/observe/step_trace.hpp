@@ -1,5 +1,6 @@
-// The measured events of a step, gathered from all ranks, as a trace, a timeline or costs to simulate with. They are
-// recorded elsewhere: by pipeline/executor.hpp and comm/recorder.hpp. The file format is in observe/trace.hpp.
+// The measured events of a step, gathered from all ranks, and as a trace. They are recorded elsewhere: by
+// pipeline/step_watch.hpp and comm/recorder.hpp. The file format is in observe/trace.hpp. Next:
+// observe/step_timeline.hpp, for timelines and what to simulate with.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +13,22 @@
 
 #include "plait/observe/trace.hpp"
 #include "plait/pipeline/executor.hpp"
+#include "plait/tensor/gather_records.hpp"
 
 namespace plait {
 
-/// Something that a rank did in a step, as bytes that can be sent: an action, a collective or a message.
+/// Something that a rank did in a step, as bytes that can be sent: an action, a collective, a message, the part of an
+/// action that is of one unit, or the norm or an update.
 struct step_event {
-  enum class kind : std::uint8_t { action, collective, message };
+  enum class kind : std::uint8_t { action, collective, message, part, update };
 
   kind what = kind::action;
-  bool sends = false;         ///< of a message
-  plait::action action;       ///< of an action
-  double begin = 0, end = 0;  ///< seconds since the step's origin, which all ranks share
+  bool sends = false;          ///< of a message
+  plait::action action;        ///< of an action, or a part of one
+  step_op op = step_op::pass;  ///< the norm or an update; of a collective what it is for, a gather or a reduction
+  std::int16_t stage = -1;     ///< of a unit: whose pass uses it
+  std::int32_t unit = -1;      ///< its place among the units of its stage; -1: none
+  double begin = 0, end = 0;   ///< seconds since the step's origin, which all ranks share
   std::uint64_t bytes = 0;
   std::uint64_t flow = 0;  ///< of a message: the same number where it is sent and where it is received
   char name[40]{};
@@ -40,11 +46,27 @@ struct step_event {
 };
 static_assert(std::is_trivially_copyable_v<step_event>);
 
+/// The program of a step, and when its rank did what of it: what `step_watch::times` has been told.
+struct timed_program {
+  const step_schedule& step;
+  int rank;
+  const std::vector<timed_entry>& times;
+};
+
 /// The events of a step that one rank's executor and recorder have seen. `group` tells apart the pipelines of a mesh,
-/// `origin` is the `comm_clock` of a moment that all ranks share, such as the end of a barrier.
+/// `origin` is the `comm_clock` of a moment that all ranks share, such as the end of a barrier. With the program come
+/// parts of actions, the norm and updates (without what they waited), and what started collectives are for.
 inline std::vector<step_event> events_of(const pipeline_shape& shape, const std::vector<pipeline_event>& steps,
-                                         const recorder& communication, std::uint64_t group, double origin) {
+                                         const recorder& communication, std::uint64_t group, double origin,
+                                         const timed_program* program = nullptr) {
   std::vector<step_event> all;
+  const auto belongs = [&](step_event& out, const step_entry& e) {
+    out.op = e.op;
+    if (e.unit < 0) return;
+    const std::vector<step_unit>& units = program->step.units;
+    out.stage = static_cast<std::int16_t>(units[static_cast<std::size_t>(e.unit)].stage);
+    for (int u = e.unit; u >= 0 && units[static_cast<std::size_t>(u)].stage == out.stage; --u) ++out.unit;
+  };
   for (const pipeline_event& e : steps) {
     step_event out;
     out.begin = e.begin - origin, out.end = e.end - origin, out.bytes = e.bytes;
@@ -69,6 +91,24 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
     out.begin = e.start - origin, out.end = std::max(e.start, e.end) - origin, out.bytes = e.bytes;
     out.call(name_of(e.kind));
     out.along(label);
+    if (program != nullptr) {
+      const std::vector<step_entry>& entries = program->step.programs[static_cast<std::size_t>(program->rank)];
+      if (const auto place = static_cast<std::size_t>(e.place);
+          e.asynchronous && e.place >= 0 && place < entries.size())
+        if (entries[place].op == step_op::gather || entries[place].op == step_op::reduce) belongs(out, entries[place]);
+    }
+    all.push_back(out);
+  }
+  if (program == nullptr) return all;
+  for (const timed_entry& e : program->times) {
+    const bool pass = e.entry.op == step_op::pass;
+    if (!pass && e.entry.op != step_op::norm && e.entry.op != step_op::update) continue;
+    step_event out;
+    out.what = pass ? step_event::kind::part : step_event::kind::update;
+    out.action = e.entry.pass;
+    out.begin = e.start - origin + (pass ? 0 : e.waited), out.end = e.end - origin;
+    belongs(out, e.entry);
+    out.call(describe(e.entry));
     all.push_back(out);
   }
   return all;
@@ -78,32 +118,7 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
 template <compute_device Device>
 std::vector<std::vector<step_event>> gather_events(Device& device, any_communicator& ranks,
                                                    const std::vector<step_event>& mine) {
-  const auto main = device.main_stream();
-  const auto size = static_cast<std::size_t>(ranks.size());
-  auto counts = make_buffer<std::int64_t>(device, size + 1);
-  auto* const own_count = counts.template data<std::int64_t>() + size;
-  const auto here = static_cast<std::int64_t>(mine.size());
-  device.upload(own_count, &here, sizeof here, main);
-  ranks.all_gather(own_count, counts.data(), 1, dtype::i64);
-  std::vector<std::int64_t> count(size);
-  device.download(count.data(), counts.data(), size * sizeof(std::int64_t), main);
-  const auto most = static_cast<std::size_t>(*std::max_element(count.begin(), count.end()));
-  if (most == 0) return {};
-
-  const std::size_t room = most * sizeof(step_event);
-  auto there = make_buffer<std::uint8_t>(device, room * (size + 1));
-  auto* const own = there.template data<std::uint8_t>() + room * size;
-  device.zero(own, room, main);
-  device.upload(own, mine.data(), mine.size() * sizeof(step_event), main);
-  ranks.all_gather(own, there.data(), room, dtype::u8);
-  if (ranks.rank() != 0) return {};
-  std::vector<std::vector<step_event>> all(size);
-  for (std::size_t r = 0; r < size; ++r) {
-    all[r].resize(static_cast<std::size_t>(count[r]));
-    device.download(all[r].data(), there.template data<std::uint8_t>() + room * r, all[r].size() * sizeof(step_event),
-                    main);
-  }
-  return all;
+  return gather_records(device, ranks, mine, 0);
 }
 
 /// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.
@@ -113,12 +128,15 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
     const int rank = static_cast<int>(r);
     bool used[4] = {};
     for (const step_event& e : ranks[r]) {
+      if (e.what == step_event::kind::part) continue;
       const bool arrives = e.what == step_event::kind::message && !e.sends;
+      const bool updates = e.what == step_event::kind::update;
       trace_event out{.rank = rank,
-                      .track = static_cast<int>(e.what) + (arrives ? 1 : 0),
+                      .track = updates ? 0 : static_cast<int>(e.what) + (arrives ? 1 : 0),
                       .name = e.name,
                       .category = e.what == step_event::kind::action       ? "compute"
                                   : e.what == step_event::kind::collective ? "collective"
+                                  : updates                                ? "update"
                                                                            : "p2p",
                       .start_ns = static_cast<std::int64_t>(e.begin * 1e9),
                       .duration_ns = static_cast<std::int64_t>((e.end - e.begin) * 1e9),
@@ -131,43 +149,6 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
     const char* const names[] = {"compute", "collectives", "sends", "receives"};
     for (int track = 0; track < 4; ++track)
       if (used[track]) t.tracks.push_back({rank, track, names[track]});
-  }
-  return t;
-}
-
-/// The costs of the actions of a measured timeline: of each stage and kind the mean.
-inline schedule_costs measured_costs(const pipeline_timeline& t) {
-  constexpr std::size_t kinds = 4;
-  const auto stages = static_cast<std::size_t>(t.shape.stages());
-  std::vector<double> sum(stages * kinds, 0), count(stages * kinds, 0);
-  for (std::size_t r = 0; r < t.ranks.size(); ++r)
-    for (const timed_action& a : t.ranks[r]) {
-      const auto stage = static_cast<std::size_t>(t.shape.stage_of(static_cast<int>(r), a.action.chunk));
-      const std::size_t at = stage * kinds + static_cast<std::size_t>(a.action.kind);
-      sum[at] += a.end - a.start, count[at] += 1;
-    }
-  schedule_costs costs;
-  for (std::size_t s = 0; s < stages; ++s) {
-    const auto mean = [&](action_kind kind) {
-      const std::size_t at = s * kinds + static_cast<std::size_t>(kind);
-      return count[at] > 0 ? sum[at] / count[at] : 0;
-    };
-    costs.stages.push_back({mean(action_kind::forward), mean(action_kind::backward), mean(action_kind::input_backward),
-                            mean(action_kind::weight_backward)});
-  }
-  return costs;
-}
-
-/// The measured counterpart of a simulated timeline, in milliseconds: `along[r]` are the events of the pipeline's rank
-/// r.
-inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std::vector<step_event>>& along,
-                                     std::string title) {
-  pipeline_timeline t{std::move(title), "ms", plan.shape, {}};
-  for (const std::vector<step_event>& rank : along) {
-    t.ranks.emplace_back();
-    for (const step_event& e : rank)
-      if (e.what == step_event::kind::action)
-        t.ranks.back().push_back({e.action, 1e3 * e.begin, 1e3 * e.end, static_cast<int>(t.ranks.back().size())});
   }
   return t;
 }

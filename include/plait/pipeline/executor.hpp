@@ -17,6 +17,7 @@
 #include "plait/device/cpu.hpp"
 #endif
 #include "plait/device/device.hpp"
+#include "plait/pipeline/step_watch.hpp"
 #include "plait/schedule/arrivals.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/step/verify.hpp"
@@ -47,16 +48,6 @@ concept pipeline_stages =
       { s.forward(ctx, chunk, microbatch, std::move(x), &kept) } -> std::same_as<typename S::activation>;
       { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
     };
-
-/// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
-/// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
-/// each action.
-struct pipeline_event {
-  program_step step;
-  double begin = 0, end = 0;
-  std::uint64_t bytes = 0;  ///< of a message
-  std::size_t memory = 0;   ///< bytes in use on the device after a compute
-};
 
 /// Runs one rank's program of a step. Receives are posted where the program has them, before they are needed; sends are
 /// not waited for before the end, but for the memory they hold (`release_by_schedule`); an input is waited for by the
@@ -101,6 +92,8 @@ class pipeline_executor {
 
   /// Where `run` puts what happened when; null: nowhere.
   std::vector<pipeline_event>* events = nullptr;
+  /// What is measured of runs that keep something, by the entries of the program.
+  step_watch& measured() { return watch_; }
 
   /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
   template <class Stages>
@@ -144,7 +137,10 @@ class pipeline_executor {
           keeps(keeping),
           rank(e.along_.rank()),
           program(e.step_.programs[static_cast<std::size_t>(rank)]),
-          slots(static_cast<std::size_t>(e.shape().chunks) * static_cast<std::size_t>(e.shape().microbatches)) {}
+          slots(static_cast<std::size_t>(e.shape().chunks) * static_cast<std::size_t>(e.shape().microbatches)) {
+      if (keeps) owner.watch_.begin_run(ctx.ranks.ledger());
+    }
+    ~pass() { owner.watch_.end_run(); }
 
     void run() {
       watch(this);
@@ -152,6 +148,7 @@ class pipeline_executor {
         while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
         if (at_entry == program.size()) break;
         const step_entry& e = program[at_entry];
+        owner.watch_.at(at_entry);
         if (e.op == step_op::pass) {
           compute(e.pass, owner.arrived_[line]);
           continue;
@@ -169,25 +166,30 @@ class pipeline_executor {
       if constexpr (requires { stages.watch(who); }) stages.watch(who);
     }
     void perform() {
+      owner.watch_.at(at_entry);
       const step_entry& e = program[at_entry++];
+      owner.watch_.begin(ctx.device, e);
       if constexpr (requires { stages.perform(ctx, e); })
         stages.perform(ctx, e);
       else
         fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
+      owner.watch_.end(ctx.device);
     }
     /// The pass that is going on begins to use a unit of its stage. Again, where it does so already: nothing.
     void enter(int unit) override {
       unit += owner.units_of_[static_cast<std::size_t>(stage_now)].first;
       if (unit == unit_now) return;
+      if (unit_now >= 0) owner.watch_.end(ctx.device);
       while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
       if (at_entry == program.size() || program[at_entry].op != step_op::pass || !(program[at_entry].pass == now) ||
           program[at_entry].unit != unit)
         fail({"step: a pass of stage ", stage_now, " announces unit ", unit, " where the step has ",
               at_entry == program.size() ? "its end" : describe(program[at_entry]),
               "; a model announces its units in their order, and going back in the reverse"});
-      ++at_entry;
+      owner.watch_.at(at_entry);
       unit_now = unit;
       if constexpr (requires { stages.enter(ctx, unit, now.kind); }) stages.enter(ctx, unit, now.kind);
+      owner.watch_.begin(ctx.device, program[at_entry++]);
     }
     void begin_pass(const action& a) {
       now = a;
@@ -205,6 +207,7 @@ class pipeline_executor {
       if (unit_now != (forward ? of.first + of.count - 1 : of.first))
         fail({"step: ", describe(now), " ends without having announced all ", of.count, " units of stage ", stage_now,
               "; a model with units() calls microbatch::enter for each of them"});
+      owner.watch_.end(ctx.device);
     }
 
     slot& at(int chunk, int microbatch) {
@@ -284,6 +287,7 @@ class pipeline_executor {
     }
 
     void finish() {
+      owner.watch_.at(program.size());
       for (outgoing& o : sent) release(o);
     }
 
@@ -374,6 +378,7 @@ class pipeline_executor {
   std::vector<units> units_of_;                    ///< of each stage
   std::vector<std::vector<std::size_t>> arrived_;  ///< before each pass or message, by the schedule
   bool by_schedule_ = false;
+  step_watch watch_;
 };
 
 PLAIT_COMPILED_TEMPLATE(class pipeline_executor<cpu>)

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -94,6 +95,12 @@ class pipeline {
 
   const pipeline_shape& shape() const { return shape_; }
   pipeline_executor<device>& executor() { return *executor_; }
+  /// The names of the step's units, by their number in it; empty for those of other ranks.
+  std::vector<std::string> unit_names() const {
+    std::vector<std::string> names;
+    for (const int unit : local_) names.push_back(unit < 0 ? std::string() : units_.name(unit));
+    return names;
+  }
   std::span<Stage* const> stages() const { return stages_; }
   bool has_last_stage() const { return stages_.back()->part().last; }
   std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }

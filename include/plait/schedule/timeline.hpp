@@ -9,36 +9,49 @@
 
 #include "plait/core/text.hpp"
 #include "plait/schedule/simulate.hpp"
+#include "plait/schedule/step/simulate.hpp"
 
 namespace plait {
 
 /// When each rank did what, simulated or measured: what is drawn (`observe/pipeline_svg.hpp`) and traced
-/// (`observe/trace.hpp`). Each rank's actions are in the order of time; any unit, any origin.
+/// (`observe/trace.hpp`). Each rank's actions are in the order of time; any unit, any origin. An action that stood
+/// still between two units of its stage is there in parts.
 struct pipeline_timeline {
   std::string title;
   std::string unit;  ///< of the times, as in "ms"; empty for unit costs
   pipeline_shape shape;
   std::vector<std::vector<timed_action>> ranks;
+  /// What each rank's step does beside its passes: gathers and reductions, which go on meanwhile, the norm and updates.
+  /// Empty where a pipeline alone is shown.
+  std::vector<std::vector<timed_entry>> beside{};
 
   double begin() const {
     double first = 0;
     bool any = false;
+    const auto earlier = [&](double start) {
+      first = any ? std::min(first, start) : start;
+      any = true;
+    };
     for (const auto& mine : ranks)
-      if (!mine.empty()) {
-        first = any ? std::min(first, mine.front().start) : mine.front().start;
-        any = true;
-      }
+      if (!mine.empty()) earlier(mine.front().start);
+    for (const auto& mine : beside)
+      for (const timed_entry& e : mine) earlier(e.start);
     return first;
   }
   double end() const {
     double last = begin();
     for (const auto& mine : ranks)
       if (!mine.empty()) last = std::max(last, mine.back().end);
+    for (const auto& mine : beside)
+      for (const timed_entry& e : mine) last = std::max(last, e.end);
     return last;
   }
+  /// How long the rank computes: passes, the norm and updates.
   double busy(std::size_t rank) const {
-    double sum = 0;
-    for (const timed_action& a : ranks[rank]) sum += a.end - a.start;
+    double sum = busy_with_passes(rank);
+    if (rank < beside.size())
+      for (const timed_entry& e : beside[rank])
+        if (e.entry.op == step_op::norm || e.entry.op == step_op::update) sum += e.end - e.start;
     return sum;
   }
   /// Share of the rank's time, from the first start of all to the last end of all, that it idles.
@@ -55,17 +68,56 @@ struct pipeline_timeline {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       if (!ranks[r].empty())
         if (const double span = ranks[r].back().end - ranks[r].front().start; span > 0)
-          worst = std::max(worst, 1 - busy(r) / span);
+          worst = std::max(worst, 1 - busy_with_passes(r) / span);
     return worst;
+  }
+
+ private:
+  double busy_with_passes(std::size_t rank) const {
+    double sum = 0;
+    for (const timed_action& a : ranks[rank]) sum += a.end - a.start;
+    return sum;
   }
 };
 
-/// The simulated timeline of a schedule.
-inline pipeline_timeline timeline_of(const schedule& s, const schedule_costs& costs = {}, std::string unit = "") {
+/// "zb_v, 4 ranks with 2 chunks each, 8 microbatches"
+inline std::string title_of(const schedule& s) {
   std::string title = cat({s.name.str(), ", ", s.shape.ranks, " ranks"});
   if (s.shape.chunks > 1) append(title, {" with ", s.shape.chunks, " chunks each"});
   append(title, {", ", s.shape.microbatches, " microbatches"});
-  return {std::move(title), std::move(unit), s.shape, simulate(s, costs).ranks};
+  return title;
+}
+
+/// The simulated timeline of a schedule.
+inline pipeline_timeline timeline_of(const schedule& s, const schedule_costs& costs = {}, std::string unit = "") {
+  return {title_of(s), std::move(unit), s.shape, simulate(s, costs).ranks};
+}
+
+namespace detail {
+
+/// Adds a part of a pass, or lengthens the last action where this is the next part of it and begins within `gap`.
+inline void add_part(std::vector<timed_action>& to, const action& pass, double start, double end, double gap) {
+  if (!to.empty() && to.back().action == pass && start - to.back().end <= gap)
+    to.back().end = end;
+  else
+    to.push_back({pass, start, end, static_cast<int>(to.size())});
+}
+
+}  // namespace detail
+
+/// The simulated timeline of a whole step, among equal ones: what the step before has started may reach into it.
+inline pipeline_timeline timeline_of(const step_schedule& s, const step_costs& costs, std::string title,
+                                     std::string unit = "") {
+  const step_simulation times = simulate(s, costs);
+  pipeline_timeline t{std::move(title), std::move(unit), s.shape, {}, times.links};
+  for (std::size_t r = 0; r < times.ranks.size(); ++r) {
+    std::vector<timed_action>& passes = t.ranks.emplace_back();
+    for (const timed_entry& e : times.ranks[r]) {
+      if (e.entry.op == step_op::pass) detail::add_part(passes, e.entry.pass, e.start, e.end, 0);
+      if ((e.entry.op == step_op::norm || e.entry.op == step_op::update) && e.end > e.start) t.beside[r].push_back(e);
+    }
+  }
+  return t;
 }
 
 }  // namespace plait

@@ -43,6 +43,7 @@ class slow_communicator : public verbs<slow_communicator> {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   std::string label() const { return std::string(inner_.label()); }
+  bool enqueues() const { return inner_.enqueues(); }
 
   request start(const call& c) {
     const double bytes = static_cast<double>(c.wire(rank(), size())) / (c.kind == collective::send ? 1 : size());
@@ -72,7 +73,11 @@ class slow_communicator : public verbs<slow_communicator> {
     return o.inner.done() && o.through <= comm_clock();
   }
   static void drop(void* owner, void*) noexcept { request().swap(static_cast<operation*>(owner)->inner); }
-  static constexpr request_ops ops{wait, done, drop};
+  static double completed(void* owner, void*) {
+    const auto& o = *static_cast<operation*>(owner);
+    return done(owner, nullptr) ? std::max(o.through, o.inner.completed_at()) : 0;
+  }
+  static constexpr request_ops ops{wait, done, drop, completed};
 
   slow_communicator(any_communicator inner, std::shared_ptr<link_time> link)
       : inner_(std::move(inner)), link_(std::move(link)) {}

@@ -1,5 +1,5 @@
 // The numbers that a training step returns. Times, learning rate and utilisation are not among them:
-// observe/step_record.hpp. Next: train/train_step.hpp for the step.
+// observe/step_record.hpp, train/step_communication.hpp. Next: train/train_step.hpp for the step.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,15 @@ def check(path, steps, falls=""):
     records, summary = read(path)
     require([r["step"] for r in records] == list(range(1, int(steps) + 1)), f"{path}: the steps are not 1 to {steps}")
     for r in records:
-        require([k for k in r if k != "mfu"] == STEP_KEYS, f"{path}: a step has the keys {list(r)}")
+        require([k for k in r if k not in ("mfu", "communication")] == STEP_KEYS,
+                f"{path}: a step has the keys {list(r)}")
+        communication = r.pop("communication", {})
+        require(bool(communication) == bool(summary["bytes_sent"]), f"{path}: communication is {communication}")
+        for axes, of in communication.items():
+            require(list(of) == ["seconds", "waited", "hidden", "worst", "worst_rank"], f"{path}: {axes}: {of}")
+            if of["seconds"] is None: continue  # not measured, on a GPU
+            require(0 <= of["waited"] <= of["seconds"] and -1e-9 <= of["worst"] <= of["hidden"] + 1e-9 <= 1 + 2e-9,
+                    f"{path}: {axes}: {of}")
         r = {k: v for k, v in r.items() if k != "comm_share" or v is not None}  # null: not measured, on a GPU
         require(all(isinstance(v, (int, float)) and math.isfinite(v) for v in r.values()), f"{path}: {r}")
         require(r["loss"] > 0 and r["grad_norm"] > 0 and r["lr"] > 0 and r["tokens_per_second"] > 0, f"{path}: {r}")

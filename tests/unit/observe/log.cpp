@@ -71,12 +71,21 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   line = json::parse(second);
   CHECK(line["comm_share"].is_null());
   CHECK(line["mfu"] == 0.25);
+  log.step({.step = 3, .communication = {{"dp", 2e-3, 0.5e-3, 0.5, 3}, {"tp", std::nan(""), std::nan(""), 0, -1}}});
+  std::istringstream third(dir.read("log.jsonl"));
+  third.ignore(1000, '\n').ignore(1000, '\n');
+  line = json::parse(third);
+  CHECK(line["communication"].size() == 2);
+  CHECK(line["communication"]["dp"] ==
+        json({{"seconds", 2e-3}, {"waited", 0.5e-3}, {"hidden", 0.75}, {"worst", 0.5}, {"worst_rank", 3}}));
+  CHECK(line["communication"]["tp"]["seconds"].is_null());
+  CHECK(line["communication"]["tp"]["hidden"].is_null());
   log.summary(json_object()
                   .add("peak_bytes", 4096)
                   .add("bytes_sent", json_object().add("tp", 10).add("dp", 20))
                   .add("weights_hash", "00ff"));
   const std::string text = dir.read("log.jsonl");
-  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 4);
   const json last = json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
   CHECK(last["summary"]["bytes_sent"]["dp"] == 20);
   CHECK(last["summary"]["weights_hash"] == "00ff");

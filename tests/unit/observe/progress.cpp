@@ -85,6 +85,19 @@ TEST_CASE("what is known beside is shown, and what is not known is left out") {
   CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  5 s left");
 }
 
+TEST_CASE("the share of communication that was hidden stands behind its time, by axes") {
+  step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
+  record.communication = {{"dp", 2e-3, 0.14e-3, 0.9, 1}, {"tp", 1e-3, 1e-3, 0, 0}};
+  CHECK(plait::format_hidden(record.communication) == "hidden dp 93% tp 0%");
+  CHECK(contains(plait::format_progress(record, 9, 5), "tok/s  comm 50%  hidden dp 93% tp 0%  5 s left"));
+  record.communication[0].seconds = record.communication[0].waited = std::nan("");  // not measured
+  CHECK(plait::format_hidden(record.communication) == "hidden tp 0%");
+  record.communication.pop_back();
+  CHECK(plait::format_hidden(record.communication).empty());
+  CHECK(contains(plait::format_progress(record, 9, 5), "tok/s  comm 50%  5 s left"));
+  CHECK(plait::format_hidden({}).empty());
+}
+
 TEST_CASE("on a terminal: one line rewritten, ended once") {
   const std::string text = printed({.steps = 5}, true);
   CHECK(occurrences(text, "\n") == 1);

@@ -2,14 +2,19 @@
 // The executor alone: stages whose activations have other sizes between other stages, under any order of actions.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "plait/comm/threads.hpp"
-#include "plait/observe/step_trace.hpp"
+#include "plait/observe/step_timeline.hpp"
+#include "plait/observe/step_waits.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/verify.hpp"
+#include "plait/testing/slow_link.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 
@@ -305,6 +310,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
   REQUIRE(all.size() == 4);
 
   const pipeline_timeline measured = timeline_of(plan, {all[0], all[1]}, "measured");
+  CHECK(measured.beside.empty());
   for (std::size_t r = 0; r < 2; ++r) {
     REQUIRE(measured.ranks[r].size() == plan.order[r].size());
     for (std::size_t i = 0; i < plan.order[r].size(); ++i) {
@@ -344,4 +350,88 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
   CHECK(categories["p2p"] == 2 * 2 * 3 * 6);
   CHECK(categories["collective"] == 4);
   CHECK(reduced == 4 * sizeof(double));
+}
+
+TEST_CASE("a whole step is measured, and simulated from what its parts took") {
+  // Stages that sleep for a pass and start reductions that take 60 ms on the link; the norm waits for them.
+  struct moving : widening {
+    any_communicator& data;
+    double sum = 1;
+    request on_its_way{};
+    moving(const pipeline_shape& s, int r, any_communicator& d) : widening(s, r), data(d) {}
+
+    numbers backward(const context<cpu>& ctx, int chunk, int microbatch, saved& keep, numbers dy, weight_work* later) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      return widening::backward(ctx, chunk, microbatch, keep, std::move(dy), later);
+    }
+    void perform(const context<cpu>&, const step_entry& e) {
+      if (e.op == step_op::reduce) data.start_all_reduce(&sum, &sum, 1, dtype::f64, reduce_op::sum).swap(on_its_way);
+      if (e.op == step_op::norm) on_its_way.wait();
+      if (e.op == step_op::update) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  };
+  const schedule plan = all_forward_all_backward(2, 1, 2, stage_placement::straight, false);
+  mesh_shape whole;
+  whole.add(axis_of<dp>, 2);
+  whole.add(axis_of<pp>, 2);
+  std::vector<std::vector<step_event>> all;
+  threads::run(4, [&](threads::communicator c) {
+    const auto heard = std::make_shared<recorder>();
+    const testing::link_time link = [](const call& what, double, double now) {
+      return what.kind == collective::all_reduce ? now + 0.06 : now;
+    };
+    pipeline_world ranks(whole, any_communicator(testing::slow_communicator(c, link)), heard);
+    cpu device;
+    context<cpu> ctx{device, ranks.stage(), {}, 1};
+    pipeline_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(plan.shape), {}));
+    moving stages(plan.shape, ranks.along().rank(), ranks.stage().group(axis_list(axis_of<dp>)));
+    std::vector<timed_entry> times;
+    std::vector<pipeline_event> events;
+    executor.events = &events;
+    executor.measured().times = &times;
+    ranks.root().barrier();
+    const double origin = comm_clock();
+    executor.run(ctx, stages);
+    const timed_program program{executor.step(), ranks.along().rank(), times};
+    const auto group = static_cast<std::uint64_t>(whole.coordinate(c.rank(), axis_of<dp>));
+    auto gathered = gather_events(device, ranks.root(), events_of(plan.shape, events, *heard, group, origin, &program));
+    if (c.rank() == 0) all = std::move(gathered);
+    const step_wait longest =
+        longest_wait(executor.step(), ranks.along().rank(), executor.measured().waits(), "dp", {"first", "second"});
+    CHECK(longest.who == "the norm");
+    CHECK(longest.what == (ranks.along().rank() == 0 ? "the reduction of first" : "the reduction of second"));
+    CHECK(longest.seconds > 0.03);
+  });
+  REQUIRE(all.size() == 4);
+  const pipeline_timeline measured = timeline_of(plan, {all[0], all[1]}, "measured");
+  REQUIRE(measured.beside.size() == 2);
+  for (std::size_t r = 0; r < 2; ++r) {
+    std::map<step_op, std::vector<timed_entry>> of;
+    for (const timed_entry& e : measured.beside[r]) of[e.entry.op].push_back(e);
+    CHECK(of[step_op::gather].empty());
+    REQUIRE(of[step_op::reduce].size() == 1);
+    CHECK(of[step_op::reduce][0].entry.unit == static_cast<int>(r));
+    CHECK(of[step_op::reduce][0].end - of[step_op::reduce][0].start >= 60);
+    CHECK(of[step_op::reduce][0].start >= measured.ranks[r].back().end - 5);
+    REQUIRE(of[step_op::norm].size() == 1);
+    CHECK(of[step_op::norm][0].start >= of[step_op::reduce][0].end - 1);  // without what it waited
+    REQUIRE(of[step_op::update].size() == 1);
+    CHECK(of[step_op::update][0].end - of[step_op::update][0].start >= 10);
+    CHECK(measured.ranks[r].size() == 4);
+  }
+  const costed_step parts = measured_step(plan, {}, {{all[0], all[2]}, {all[1], all[3]}}, 2);
+  CHECK(parts.step.units.size() == 2);
+  CHECK(parts.costs.units[0].backward >= 20);
+  CHECK(parts.costs.units[0].forward < parts.costs.units[0].backward);
+  CHECK(parts.costs.updates[1] >= 10);
+  const pipeline_timeline simulated = timeline_of(parts.step, parts.costs, "simulated", "ms");
+  for (std::size_t r = 0; r < 2; ++r)
+    for (const timed_entry& e : simulated.beside[r])
+      if (e.entry.op == step_op::reduce) {
+        CHECK(e.end - e.start >= 60);
+        CHECK(e.end - e.start < 200);
+      }
+  // Two backward passes of each rank, one after the other along the pipeline, a reduction and an update.
+  CHECK(simulated.end() - simulated.begin() >= 3 * 20 + 60 + 10);
+  CHECK(plait::test::occurrences(to_chrome_trace(trace_of(all)), "\"cat\":\"update\"") == 4 * 2);
 }

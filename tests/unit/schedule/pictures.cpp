@@ -2,6 +2,7 @@
 // Drawings and traces of pipelines.
 #include <doctest/doctest.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "plait/observe/pipeline_svg.hpp"
 #include "plait/observe/trace.hpp"
 #include "plait/schedule/parse.hpp"
+#include "plait/schedule/step/expand.hpp"
 #include "support/temp_folder.hpp"
 
 using namespace plait;
@@ -99,6 +101,49 @@ TEST_CASE("a drawing has a cell for each action, in the row of its rank, within 
   const double x = number_after(svg, "x=\"", at), w = number_after(svg, "width=\"", at);
   CHECK(x + w == doctest::Approx(826).epsilon(0.002));
   CHECK(w == doctest::Approx((826.0 - 64) * 2 / 33).epsilon(0.02));
+}
+
+TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with updates") {
+  // Two blocks of 1, 2 a pass, on a link on which a gather takes 1 and a reduction 2; the norm and updates take 0.5.
+  std::vector<step_unit> units(2);
+  for (step_unit& u : units) u.parameters = 2;
+  step_costs costs{.units = {{1, 2, 1, 1}, {1, 2, 1, 1}}, .updates = {0.5, 0.5}, .norm = 0.5, .data_ranks = 2};
+  costs.gather_bytes = 1, costs.reduce_bytes = 2, costs.bandwidth = 1;
+  const step_schedule step = expand(make_schedule<one_f_one_b>(1, 1), units, {.level = zero_level::optimizer});
+  const pipeline_timeline t = timeline_of(step, costs, "a step", "ms");
+  // The last gather of the step before reaches into the second forward pass at most; F, B, then the second reduction.
+  REQUIRE(t.ranks.size() == 1);
+  REQUIRE(t.beside.size() == 1);
+  std::map<step_op, std::vector<timed_entry>> of;
+  for (const timed_entry& e : t.beside[0]) of[e.entry.op].push_back(e);
+  REQUIRE(of[step_op::reduce].size() == 2);
+  CHECK(of[step_op::reduce][0].entry.unit == 1);
+  const double first = of[step_op::reduce][0].start;
+  CHECK(of[step_op::reduce][0].end == doctest::Approx(first + 2));
+  CHECK(of[step_op::reduce][1].start == doctest::Approx(first + 2));
+  REQUIRE(of[step_op::norm].size() == 1);
+  CHECK(of[step_op::norm][0].start == doctest::Approx(first + 4));
+  CHECK(of[step_op::update].size() == 2);
+  CHECK(of[step_op::update][1].end == doctest::Approx(first + 5.5));
+  // The gather after the first update lasts from then for 1, of which the step sees half; the other one comes next.
+  double gathered = 0;
+  for (const timed_entry& e : of[step_op::gather]) gathered += e.end - e.start;
+  CHECK(gathered == doctest::Approx(2));  // of this step and of the one before
+  CHECK(t.end() == doctest::Approx(first + 5.5));
+  CHECK(t.busy(0) == doctest::Approx(6 + 1.5));
+
+  const std::string svg = pipeline_svg({t});
+  CHECK(count(svg, "class=\"reduction\"") == 2 + 1);  // and one in the legend
+  CHECK(count(svg, "class=\"gather\"") == of[step_op::gather].size() + 1);
+  CHECK(count(svg, "class=\"norm\"") == 1 + 1);
+  CHECK(count(svg, "class=\"update\"") == 2 + 1);
+  CHECK(contains(svg, ">gathers</text>"));
+  CHECK(contains(svg, ">reductions</text>"));
+  CHECK(contains(svg, "<title>update of unit 1: "));
+  CHECK(count(svg, "<g>") == count(svg, "</g>"));
+  CHECK(count(svg, "class=\"F0-1\"") == t.ranks[0].size() - 1);
+  const std::string alone = pipeline_svg({timeline_of(make_schedule<one_f_one_b>(1, 1))});
+  for (const char* lane : {"gather", "reduction", "norm", "update"}) CHECK(!contains(alone, lane));
 }
 
 TEST_CASE("a drawing of much is small, of nothing legal, and of odd titles well formed") {

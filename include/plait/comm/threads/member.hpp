@@ -51,11 +51,12 @@ class member {
   world& run() { return *world_; }
   /// From now on, operations are on the memory of this engine's device; splits inherit it.
   void use(std::shared_ptr<device_engine> engine) { engine_ = std::move(engine); }
+  bool on_device() const { return engine_ != nullptr; }
   /// Refuses memory that the device cannot use; ranks without a device take any.
   void check_memory(const char* what, const void* in, const void* out) const;
 
-  /// Joins the operation of a call; `finish` waits for it.
-  operation* post(const call& c);
+  /// Joins the operation of a call; `finish` waits for it. With `starts`, the operation notes when it is finished.
+  operation* post(const call& c, bool starts = false);
 
   /// Joins the collective that is next in this rank's sequence; `fill` writes the rank's part. The last rank to join
   /// does the work, or opens it to those who wait.
@@ -102,6 +103,10 @@ class member {
   std::string on_this_rank(const std::exception& e) const;
 
   void help(operation& op);
+  void finished(operation& op) {
+    if (op.started()) op.through = comm_clock();
+    world_->signal(op, operation::finished);
+  }
   /// With the mutex held, by the last rank of a split.
   void make_children(operation& op);
 
@@ -126,7 +131,8 @@ inline constexpr request_ops request_table = {
     [](void* owner, void* object) { return static_cast<member*>(owner)->done(*static_cast<operation*>(object)); },
     [](void* owner, void* object) noexcept {
       static_cast<member*>(owner)->drop(static_cast<operation*>(object), Side);
-    }};
+    },
+    [](void*, void* object) { return static_cast<operation*>(object)->finished_at(); }};
 
 }  // namespace detail
 }  // namespace plait::threads

@@ -19,10 +19,13 @@ PLAIT_INLINE void member::check_memory(const char* what, const void* in, const v
   if (out != nullptr && out != in) engine_->check(what, out);
 }
 
-PLAIT_INLINE operation* member::post(const call& c) {
+PLAIT_INLINE operation* member::post(const call& c, bool starts) {
   check(c, rank(), size());
   check_memory(c.name(), c.in, c.out);
-  const auto fill = [&](part& p) { p.fill(c); };
+  const auto fill = [&](part& p) {
+    p.fill(c);
+    p.starts = starts;
+  };
   if (const int side = side_of(c); side >= 0)
     return post_message(side, c.peer, {.what = action::message, .count = c.count, .type = c.type, .root = c.tag}, fill);
   signature s{action_of(c), c.ragged ? 0 : c.count, c.type};
@@ -198,7 +201,7 @@ PLAIT_INLINE void member::execute(operation& op) {
   op.units = w.units();
   if (w.bytes() <= solo_bytes || op.units < 2 || world_->helpers() == 0) {
     for (std::size_t u = 0; u < op.units; ++u) w.run(u);
-    world_->signal(op, operation::finished);
+    finished(op);
     return;
   }
   op.next_unit.store(0, std::memory_order_relaxed);
@@ -213,10 +216,10 @@ PLAIT_INLINE void member::execute_on_device(operation& op) {
   } catch (const std::exception& e) {
     op.broken = true;
     world_->fail(on_this_rank(e));
-    world_->signal(op, operation::finished);
+    finished(op);
     throw;
   }
-  world_->signal(op, operation::finished);
+  finished(op);
 }
 
 PLAIT_INLINE void member::arrive(part& mine) {
@@ -242,7 +245,7 @@ PLAIT_INLINE void member::help(operation& op) {
   const std::size_t units = op.units;
   for (std::size_t u; (u = op.next_unit.fetch_add(1, std::memory_order_relaxed)) < units;) {
     w.run(u);
-    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) world_->signal(op, operation::finished);
+    if (op.units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finished(op);
   }
 }
 

@@ -2,6 +2,7 @@
 // rank, and its progress. It is not what a caller hands in (comm/call.hpp), and its work is in comm/threads/work.hpp.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -106,6 +107,7 @@ struct part {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   bool here = false;
+  bool starts = false;       ///< the rank goes on, and waits later
   std::uint64_t ticket = 0;  ///< in the rank's flight recorder
   // all_to_all_v: counts and offsets per peer, in elements (the vectors keep their memory between operations)
   std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
@@ -147,8 +149,15 @@ struct operation {
   std::vector<int> world_ranks;      ///< of the parts
   std::unique_ptr<device_mark> end;  ///< on a device: where the work is done
   bool broken = false;               ///< the device refused the work
+  double through = 0;                ///< when it was finished, in seconds of comm_clock
 
   bool complete() const { return arrived == static_cast<int>(parts.size()); }
+  /// Whether a rank may ask when it was finished.
+  bool started() const {
+    return std::any_of(parts.begin(), parts.end(), [](const part& p) { return p.starts; });
+  }
+  /// When it was finished, where `started`; 0: it is not.
+  double finished_at() const { return (word.load(std::memory_order_acquire) & finished) != 0 ? through : 0; }
 
   void begin(const signature& s, std::uint64_t seq, const group* g) {
     word.store(0, std::memory_order_relaxed);
@@ -158,7 +167,7 @@ struct operation {
     arrived = 0;
     home = g;
     broken = false;
-    for (part& p : parts) p.here = false;
+    for (part& p : parts) p.here = p.starts = false;
   }
 };
 

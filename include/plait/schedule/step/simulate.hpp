@@ -45,9 +45,12 @@ struct timed_entry {
 /// A step among equal steps, the last of several that were simulated one after the other.
 struct step_simulation {
   std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
-  std::vector<double> link_busy;                ///< of each rank: how long its link was in use during the step
-  std::vector<double> link_hidden;              ///< of that, how long passes or updates went on
-  double period = 0;                            ///< from one step's end to the next one's
+  /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
+  /// also what the step before has started, and of what goes on after it the part that lies in the step.
+  std::vector<std::vector<timed_entry>> links;
+  std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
+  std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
+  double period = 0;                ///< from one step's end to the next one's
 
   /// The share of communication over the data axes that went on while something was computed; 1 where there is none.
   double hidden_share() const {
@@ -81,9 +84,12 @@ class shared_link {
   std::size_t post(int queue, double at, double bytes, double latency) {
     advance(at);
     ends_.push_back(-1);
+    begins_.push_back(queues_[queue].empty() ? at : -1);
     queues_[queue].push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
     return ends_.size() - 1;
   }
+  /// When it went on the link, and when it was over; negative: not by now.
+  use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
   /// Returns when it is over.
   double end_of(std::size_t number) {
     while (ends_[number] < 0) finish_next();
@@ -138,11 +144,12 @@ class shared_link {
     if (bandwidth_ > 0) move(least / rate());
     ends_[queues_[first].front().number] = now_;
     queues_[first].pop_front();
+    if (!queues_[first].empty()) begins_[queues_[first].front().number] = now_;
   }
 
   double bandwidth_, now_ = 0;
   std::deque<transfer> queues_[2];
-  std::vector<double> ends_;  ///< negative: not over
+  std::vector<double> begins_, ends_;  ///< negative: not yet
   std::vector<use> uses_;
 };
 
@@ -189,6 +196,12 @@ class step_clock {
       }
       out.link_busy.push_back(busy);
       out.link_hidden.push_back(hidden);
+      std::vector<timed_entry>& on_link = out.links.emplace_back();
+      for (std::size_t i = 0; i < r.posted.size(); ++i) {
+        const shared_link::use known = r.link.known_use_of(i);
+        const double until = known.end < 0 ? r.now : std::min(known.end, r.now), from = std::max(known.begin, begin);
+        if (known.begin >= 0 && until > from) on_link.push_back({r.posted[i], from - begin, until - begin, 0});
+      }
       for (timed_entry& e : r.last) e.start -= begin, e.end -= begin;
       out.ranks.push_back(r.last);
     }
@@ -202,6 +215,7 @@ class step_clock {
     shared_link link;
     std::vector<std::size_t> gathers, reductions;  ///< the last of each unit on the link
     std::vector<timed_entry> last{};               ///< of the last step
+    std::vector<step_entry> posted{};              ///< by their numbers on the link
     std::vector<double> begins{};                  ///< of each step
     double now = 0;
     std::size_t at = 0;
@@ -237,9 +251,11 @@ class step_clock {
         break;
       }
       case step_op::gather:
+        r.posted.push_back(e);
         r.gathers[unit] = r.link.post(0, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
         break;
       case step_op::reduce:
+        r.posted.push_back(e);
         r.reductions[unit] = r.link.post(1, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
         break;
       case step_op::norm: {

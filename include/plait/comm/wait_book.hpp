@@ -1,0 +1,51 @@
+// Where in its program a rank waited, for what was started where, and over which axes. The program itself is not known
+// here: places are numbers, which pipeline/step_watch.hpp gives. Next: comm/accounting.hpp, which fills it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace plait {
+
+/// The seconds that one rank has spent inside communicators since it was made, by the place at which the rank was and
+/// the place at which the operation was started. Not synchronised: one for each rank.
+class wait_book {
+ public:
+  struct entry {
+    int started;       ///< the place of the start: the place itself for a call, -1 for none
+    std::string axes;  ///< as the ledger names them
+    double seconds;
+  };
+
+  /// The rank is at this place from now on; -1: at none, where nothing is written down.
+  void at(int place) {
+    place_ = place;
+    if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
+  }
+  int place() const { return place_; }
+
+  void add(int started, const std::string& axes, double seconds) {
+    all_ += seconds;
+    if (place_ < 0) return;
+    std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];
+    for (entry& e : here)
+      if (e.started == started && e.axes == axes) {
+        e.seconds += seconds;
+        return;
+      }
+    here.push_back({started, axes, seconds});
+  }
+
+  /// By place; those behind the last one had no waits.
+  const std::vector<std::vector<entry>>& places() const { return places_; }
+  /// Seconds in all, of which some may have been at no place.
+  double seconds() const { return all_; }
+
+ private:
+  int place_ = -1;
+  double all_ = 0;
+  std::vector<std::vector<entry>> places_;
+};
+
+}  // namespace plait

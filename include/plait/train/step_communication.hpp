@@ -1,0 +1,75 @@
+// What the communication of a step cost all ranks, by axes: how long it was under way, and what share of it was hidden.
+// The numbers of the training are a step_result (train/step_result.hpp). Next: comm/axis_times.hpp for one rank's.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plait/comm/axis_times.hpp"
+#include "plait/core/error.hpp"
+#include "plait/tensor/gather_records.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// `axis_times` as bytes that can be sent.
+struct sent_axis_times {
+  char axes[64];
+  double seconds, waited;
+};
+
+}  // namespace detail
+
+/// Returns the mean and the worst rank of what each rank has measured, in the order in which ranks name axes; the same
+/// on every rank. Collective over `ranks`, so the place to ask is between steps, and not in every one:
+///
+///     communication_clock clock(world.ledger());
+///     step.run(ctx);
+///     for (const axis_communication& c : communication_of_ranks(device, world.root(), clock.since())) ...
+template <compute_device Device>
+std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
+                                                       const std::vector<axis_times>& mine) {
+  std::vector<detail::sent_axis_times> own;
+  for (const axis_times& t : mine) {
+    detail::sent_axis_times& s = own.emplace_back();
+    if (t.axes.size() >= sizeof s.axes)
+      fail({"communication_of_ranks: the label '", t.axes, "' has ", t.axes.size(), " letters; legal are up to ",
+            sizeof s.axes - 1});
+    std::fill(std::begin(s.axes), std::end(s.axes), '\0');
+    std::copy(t.axes.begin(), t.axes.end(), s.axes);
+    s.seconds = t.seconds, s.waited = t.waited;
+  }
+  const std::vector<std::vector<detail::sent_axis_times>> all = gather_records(device, ranks, own);
+  std::vector<axis_communication> out;
+  std::vector<double> having;
+  for (std::size_t r = 0; r < all.size(); ++r)
+    for (const detail::sent_axis_times& s : all[r]) {
+      const std::string_view axes = s.axes;
+      std::size_t i = 0;
+      while (i < out.size() && out[i].axes != axes) ++i;
+      if (i == out.size()) {
+        out.push_back({std::string(axes), 0, 0, std::numeric_limits<double>::infinity()});
+        having.push_back(0);
+      }
+      axis_communication& c = out[i];
+      ++having[i];
+      c.seconds += s.seconds;
+      c.waited += s.waited;
+      if (const double hidden = hidden_share(s.seconds, s.waited); hidden < c.worst)
+        c.worst = hidden, c.worst_rank = static_cast<int>(r);
+    }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i].seconds /= having[i];
+    out[i].waited /= having[i];
+    if (out[i].worst_rank < 0) out[i].worst = std::numeric_limits<double>::quiet_NaN();
+  }
+  return out;
+}
+
+}  // namespace plait
