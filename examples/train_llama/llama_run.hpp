@@ -22,10 +22,8 @@
 
 inline plait::llama_options model_options(const setup& s) {
   const options& opt = s.opt;
-  const plait::recompute keep = opt.recompute == "none"   ? plait::recompute::none
-                                : opt.recompute == "full" ? plait::recompute::full
-                                                          : plait::recompute::selective;
-  return {keep, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}, {.context = s.context}};
+  return {
+      s.recompute, opt.dropout, {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss}, {.context = s.context}};
 }
 
 inline plait::optimizer_options optimizer_options_of(const options& opt) {

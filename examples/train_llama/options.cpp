@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "plait/schedule/parse.hpp"
+#include "recompute.hpp"
 
 namespace {
 
@@ -193,7 +194,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "float, double (cpu) or bf16 (with float master weights; slower than float on a CPU without avx512_bf16)")
       ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
-  app.add_option("--recompute", opt.recompute, "none, selective or full")->capture_default_str();
+  app.add_option("--recompute", opt.recompute,
+                 "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
+                 "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
+                 "keep no more than, for instance, 512M)")
+      ->capture_default_str();
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
   app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
@@ -287,7 +292,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--graph", opt.graph, {"auto", "on", "off"});
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
   one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
-  one_of("--recompute", opt.recompute, {"none", "selective", "full"});
+  parse_recompute(opt.recompute);
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);
   within("--seq", opt.seq, 1, std::int64_t{1} << 31);

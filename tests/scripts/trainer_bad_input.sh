@@ -82,7 +82,14 @@ refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with
   --optimizer muon --data-parallel zero1 --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
-refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
+for bad in x every every:0 every:2x budget budget:-1 budget:5X budget:1.5G budget:9999999999G; do
+  refused "--recompute '$bad' is unknown; legal are none, selective, full, every:K .* and budget:SIZE" --recompute $bad
+done
+refused '--recompute every:99 recomputes no layer of a model of [0-9]*; legal is every:1 to every:[0-9]*$' --recompute every:99
+refused '--recompute budget:9 is 9 bytes, .* still keeps \([0-9]*\); the least that is legal here is budget:\1$' \
+  --recompute budget:9
+refused '--recompute budget:1G chooses layers before stages are measured; with it, --split flops and even are legal' \
+  --recompute budget:1G --split measured --mesh pp=2
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
 refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x
