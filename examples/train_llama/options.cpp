@@ -204,6 +204,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
   app.add_option("--lr-schedule", opt.lr_schedule, "cosine, linear or constant")->capture_default_str();
   app.add_option("--clip", opt.clip, "limit of the global gradient norm; 0: none")->capture_default_str();
+  app.add_option(
+         "--clip-norm", opt.clip_norm,
+         "by which norm a step clips: its own (exact), for which every update waits, or that of the step before "
+         "(delayed; the first by its own), so that updates hide reductions; then a step whose gradients are not "
+         "finite cannot be skipped")
+      ->capture_default_str();
   app.add_option("--on-nonfinite", opt.on_nonfinite,
                  "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
       ->capture_default_str();
@@ -311,7 +317,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
+  one_of("--clip-norm", opt.clip_norm, {"exact", "delayed"});
   one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
+  if (opt.clip_norm == "delayed" && opt.on_nonfinite == "skip")
+    plait::fail(
+        "--on-nonfinite skip needs --clip-norm exact: with delayed, updates begin before all gradients are known to be "
+        "finite; legal is stop");
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);

@@ -81,6 +81,8 @@ refused '--shard whole is for --data-parallel zero1 to zero3; replicated cuts no
 refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with --shard even cuts; legal are --shard whole' \
   --optimizer muon --data-parallel zero1 --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
+refused "--clip-norm 'x' is unknown; legal are exact, delayed" --clip-norm x
+refused '--on-nonfinite skip needs --clip-norm exact: .*; legal is stop' --clip-norm delayed --on-nonfinite skip
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 for bad in x every every:0 every:2x budget budget:-1 budget:5X budget:1.5G budget:9999999999G; do
   refused "--recompute '$bad' is unknown; legal are none, selective, full, every:K .* and budget:SIZE" --recompute $bad
