@@ -24,10 +24,7 @@
 
 inline plait::llama_options model_options(const setup& s) {
   const options& opt = s.opt;
-  const plait::recompute keep = opt.recompute == "none"   ? plait::recompute::none
-                                : opt.recompute == "full" ? plait::recompute::full
-                                                          : plait::recompute::selective;
-  return {.keep = keep,
+  return {.keep = s.recompute,
           .dropout = opt.dropout,
           .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
           .attention = {.context = s.context},

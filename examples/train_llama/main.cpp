@@ -15,6 +15,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
+#include "recompute.hpp"
 #include "report.hpp"
 #include "signals.hpp"
 #include "start_cuda.hpp"
@@ -45,6 +46,7 @@ std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
 setup ready(const options& opt, std::int64_t ranks) {
   if (!opt.dry_run) check_built(opt);
   setup s = prepare(opt, opt.dry_run ? -1 : ranks);
+  s.recompute = recompute_of(s);
   if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
     plan_of(s);  // what does not fit is said once
   if (opt.device == "cuda") {

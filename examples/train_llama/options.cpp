@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "plait/schedule/parse.hpp"
+#include "recompute.hpp"
 
 namespace {
 
@@ -196,12 +197,22 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "float, double (cpu) or bf16 (with float master weights; slower than float on a CPU without avx512_bf16)")
       ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
-  app.add_option("--recompute", opt.recompute, "none, selective or full")->capture_default_str();
+  app.add_option("--recompute", opt.recompute,
+                 "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
+                 "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
+                 "keep no more than, for instance, 512M)")
+      ->capture_default_str();
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
   app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
   app.add_option("--lr-schedule", opt.lr_schedule, "cosine, linear or constant")->capture_default_str();
   app.add_option("--clip", opt.clip, "limit of the global gradient norm; 0: none")->capture_default_str();
+  app.add_option(
+         "--clip-norm", opt.clip_norm,
+         "by which norm a step clips: its own (exact), for which every update waits, or that of the step before "
+         "(delayed; the first by its own), so that updates hide reductions; then a step whose gradients are not "
+         "finite cannot be skipped")
+      ->capture_default_str();
   app.add_option("--on-nonfinite", opt.on_nonfinite,
                  "a step whose gradients are not finite changes no weight: then stop, or skip it and go on")
       ->capture_default_str();
@@ -291,7 +302,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--graph", opt.graph, {"auto", "on", "off"});
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
   one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
-  one_of("--recompute", opt.recompute, {"none", "selective", "full"});
+  parse_recompute(opt.recompute);
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);
   within("--seq", opt.seq, 1, std::int64_t{1} << 31);
@@ -310,7 +321,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   in_range("--label-smoothing", opt.label_smoothing, 0, 1);
   in_range("--z-loss", opt.z_loss, 0, 1e6);
   in_range("--clip", opt.clip, 0, 1e30);
+  one_of("--clip-norm", opt.clip_norm, {"exact", "delayed"});
   one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
+  if (opt.clip_norm == "delayed" && opt.on_nonfinite == "skip")
+    plait::fail(
+        "--on-nonfinite skip needs --clip-norm exact: with delayed, updates begin before all gradients are known to be "
+        "finite; legal is stop");
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/recompute.hpp"
 #include "plait/data/sampler.hpp"
 #include "plait/mesh/mesh.hpp"
 #include "plait/models/llama_config.hpp"
@@ -48,6 +49,7 @@ struct options {
   double min_lr_ratio = 0.1;
   std::string lr_schedule = "cosine";
   double clip = 1.0;
+  std::string clip_norm = "exact";
   std::string on_nonfinite = "stop";
   double weight_decay = 0.1;
   std::string optimizer = "adamw";
@@ -96,6 +98,7 @@ struct setup {
   bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
+  plait::layer_recompute recompute{};
 };
 
 /// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for

@@ -12,23 +12,39 @@
 // A step runs on a device and in a world that only count: what it sends, keeps and allocates is what a real one will.
 namespace {
 
-/// The plan of one rank, with the layers of its pipeline in these stages.
+/// The stages of one rank, with the layers of its pipeline in `parts`, where everything is only counted.
 template <class Precision, plait::strategy S>
-run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
+struct counted_stages {
+  using precision = Precision;
   using specs = plait::transformer_specs<S>;
   using device_type = plait::counting_device;
   using stage_type = plait::llama<Precision, S, device_type>;
-  plait::pipeline_world ranks = plait::pipeline_world::counting(s.mesh, rank);
-  plait::world& w = ranks.stage();
+
+  counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                 const plait::pipeline_options& how)
+      : ranks(plait::pipeline_world::counting(s.mesh, rank)),
+        ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
+            s.opt.seed},
+        model(
+            ctx, ranks.along(), s.schedule, parts,
+            [&](plait::stage_layers part, stage_type* first) {
+              return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
+            },
+            how) {}
+
+  plait::pipeline_world ranks;
   device_type device;
-  const plait::context<device_type> ctx{device, w, plait::llama_sizes<S>(s.config, w.shape(), s.sequences, s.opt.seq),
-                                        s.opt.seed};
-  plait::pipeline<stage_type> model(
-      ctx, ranks.along(), s.schedule, stages,
-      [&](plait::stage_layers part, stage_type* first) {
-        return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
-      },
-      s.parallel);
+  plait::context<device_type> ctx;
+  plait::pipeline<stage_type> model;
+};
+
+template <class Counted>
+run_plan plan_for(const setup& s, Counted& counted) {
+  using Precision = typename Counted::precision;
+  using specs = typename Counted::specs;
+  plait::world& w = counted.ranks.stage();
+  const auto& ctx = counted.ctx;
+  auto& model = counted.model;
   run_plan plan;
   const auto show = [&](const char* name, const plait::layout& a) {
     plan.activations.push_back({name, plait::describe(a),
@@ -61,36 +77,59 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });
-  plait::chosen_optimizer<Precision, device_type> updates(optimizer);
+  plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
   plan.traffic = step.traffic;
   return plan;
 }
 
-template <class Precision, plait::strategy Strategy>
-run_plan placed_plan(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  if constexpr (has_original_order<Strategy, plait::cpu>)
-    if (!s.zigzag) return plan_for<Precision, in_context<Strategy, plait::contiguous>>(s, rank, stages);
-  return plan_for<Precision, in_context<Strategy, plait::zigzag>>(s, rank, stages);
+/// Calls f(counted_stages&) for those of one rank.
+template <class Precision, plait::strategy S, class F>
+auto counted_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                const plait::pipeline_options& how, F& f) {
+  counted_stages<Precision, S> counted(s, rank, parts, how);
+  return f(counted);
+}
+template <class Precision, class F>
+auto counted_in(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                const plait::pipeline_options& how, F& f) {
+  return with_strategy(s.opt, [&]<class S>() {
+    if constexpr (has_original_order<S, plait::cpu>)
+      if (!s.zigzag) return counted_as<Precision, in_context<S, plait::contiguous>>(s, rank, parts, how, f);
+    return counted_as<Precision, in_context<S, plait::zigzag>>(s, rank, parts, how, f);
+  });
+}
+template <class F>
+auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                  const plait::pipeline_options& how, F&& f) {
+  return s.opt.precision == "float"    ? counted_in<float>(s, rank, parts, how, f)
+         : s.opt.precision == "double" ? counted_in<double>(s, rank, parts, how, f)
+                                       : counted_in<plait::bf16>(s, rank, parts, how, f);
 }
 
-template <class Precision>
-run_plan plan_in(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  return with_strategy(s.opt, [&]<class S>() { return placed_plan<Precision, S>(s, rank, stages); });
+/// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
+std::int64_t ranks_of_stage(const setup& s) {
+  return s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) / s.mesh.extent(plait::axis_of<plait::dp>);
 }
 
 }  // namespace
 
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  return s.opt.precision == "float"    ? plan_in<float>(s, rank, stages)
-         : s.opt.precision == "double" ? plan_in<double>(s, rank, stages)
-                                       : plan_in<plait::bf16>(s, rank, stages);
+  return with_counted(s, rank, stages, s.parallel, [&](auto& counted) { return plan_for(s, counted); });
+}
+
+plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget) {
+  // What layers keep does not depend on where parameters lie.
+  return with_counted(s, at * ranks_of_stage(s), s.stages, {}, [&](auto& counted) {
+    plait::gather_parameters(counted.ctx, counted.model);
+    plait::zero_gradients(counted.ctx, counted.model);
+    return plait::fit_recompute(counted.ctx, counted.model.stages(), s.schedule, at, budget);
+  });
 }
 
 run_plan plan_of(const setup& s) {
-  const std::int64_t inner = s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) /
-                             s.mesh.extent(plait::axis_of<plait::dp>);  // ranks of cp, tp and tp_rep
+  const std::int64_t inner = ranks_of_stage(s);
   std::optional<run_plan> most;
   std::vector<run_plan::parameter> parameters;
   for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {

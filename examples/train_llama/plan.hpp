@@ -6,6 +6,7 @@
 
 #include "options.hpp"
 #include "plait/comm/ledger.hpp"
+#include "plait/plan/recompute_prices.hpp"
 
 /// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
 /// It needs neither ranks nor a GPU.
@@ -34,3 +35,5 @@ struct run_plan {
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
 /// Of the rank that holds most; the parameters are those of all stages.
 run_plan plan_of(const setup& s);
+/// What the layers of the pipeline's rank `at` recompute so that they keep at most `budget` bytes.
+plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);

@@ -332,11 +332,24 @@ std::string tensor_overlap_text(const options& opt) {
                      opt.tensor_overlap);
 }
 
+/// What layers recompute, as a line; empty where it is nothing.
+std::string recompute_text(const setup& s) {
+  std::int64_t full = 0, selective = 0;
+  for (std::int64_t i = 0; i < s.config.layers; ++i) {
+    full += s.recompute.of_layer(i) == plait::recompute::full;
+    selective += s.recompute.of_layer(i) == plait::recompute::selective;
+  }
+  const bool head = s.recompute.of_head() != plait::recompute::none;
+  if (full + selective == 0 && !head) return {};
+  return fmt::format("recompute: of {}, {} in full and {} selectively{}\n", counted(s.config.layers, "layer"), full,
+                     selective, head ? ", and the head selectively" : "");
+}
+
 void print_plan(const setup& s, const run_plan& plan) {
   fmt::print("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
              plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
-             tensor_overlap_text(s.opt), counted(s.microbatches, "microbatch", "es"), counted(s.sequences, "sequence"),
-             s.opt.seq, s.opt.precision, utilisation(s, "").operations());
+             tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
+             counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision, utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {
     const plait::simulation times =
         plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));

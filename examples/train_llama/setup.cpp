@@ -124,6 +124,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.prefetch = static_cast<int>(opt.prefetch);
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
+  how.delayed_norm = opt.clip_norm == "delayed";
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
   if (how.level == zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;

@@ -85,8 +85,17 @@ refused '--tensor-overlap 4 hides nothing: with tp=1 linears send nothing; legal
 refused '--tensor-overlap is 0; at least 1 is legal' --tensor-overlap 0 --mesh tp=2
 refused '--tensor-overlap is 65, but a rank has 64 tokens of a microbatch to send; legal is 1 to 64$' --tensor-overlap 65 \
   --mesh cp=2,tp=2 --seq 128 --micro-batch 2
+refused "--clip-norm 'x' is unknown; legal are exact, delayed" --clip-norm x
+refused '--on-nonfinite skip needs --clip-norm exact: .*; legal is stop' --clip-norm delayed --on-nonfinite skip
 refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
-refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
+for bad in x every every:0 every:2x budget budget:-1 budget:5X budget:1.5G budget:9999999999G; do
+  refused "--recompute '$bad' is unknown; legal are none, selective, full, every:K .* and budget:SIZE" --recompute $bad
+done
+refused '--recompute every:99 recomputes no layer of a model of [0-9]*; legal is every:1 to every:[0-9]*$' --recompute every:99
+refused '--recompute budget:9 is 9 bytes, .* still keeps \([0-9]*\); the least that is legal here is budget:\1$' \
+  --recompute budget:9
+refused '--recompute budget:1G chooses layers before stages are measured; with it, --split flops and even are legal' \
+  --recompute budget:1G --split measured --mesh pp=2
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
 refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x

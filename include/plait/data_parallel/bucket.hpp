@@ -27,6 +27,15 @@ struct reduction_axes {
   friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
 };
 
+/// Throws for a trainable parameter to whose gradient no pass of the step has added: it would decay, and nothing else.
+/// Gradients in the caller's memory are not known to be empty.
+template <class Precision, compute_device Device>
+void require_used(const parameter<Precision, Device>& p) {
+  if (!p.trainable() || !p.gradient_is_empty()) return;
+  fail({"training step: no pass has added to the gradient of the parameter ", p.name(),
+        ", which the model visits; use it in every step, freeze it before the step is made, or leave it out of visit"});
+}
+
 /// The arrays of a unit's parameters that are reduced alike, one after the other in one array of `zero_level`'s making
 /// (buckets as in Megatron-LLaMA and PyTorch's FSDP: each cut evenly over the ranks, whatever the shapes in it):
 ///
@@ -134,8 +143,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Starts the reduction; `finish_reduction` waits for it.
   void start_reduction(const context<Device>& ctx) {
     need_gradients(ctx);
-    for (const member& m : members_)
-      if (m.who->trainable()) home::clear_unused(*m.who, ctx.device);
+    for (const member& m : members_) require_used(*m.who);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const range& r : rest_)
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,

@@ -147,9 +147,11 @@ class parameter_units {
       }
     progress();
   }
+  /// Throws for a parameter that no pass has used, by its name.
   void reduce(const context<Device>& ctx, int unit) {
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->start_reduction(ctx);
+    for (const parameter* p : at(unit).alone) require_used(*p);
     at(unit).reducing = true;
   }
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`.

@@ -55,9 +55,14 @@ class counting_device {
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
+  /// The multiplications and additions of matrix products and of attention's forward passes so far.
+  double operations() const { return operations_; }
+  void count_operations(double more) { operations_ += more; }
 
   template <class... Arguments>
-  void gemm(bool, bool, std::int64_t, std::int64_t, std::int64_t, Arguments&&...) const {}
+  void gemm(bool, bool, std::int64_t m, std::int64_t n, std::int64_t k, Arguments&&...) {
+    count_operations(2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+  }
   static constexpr bool supports_bf16() { return true; }
 
  private:
@@ -71,6 +76,7 @@ class counting_device {
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }
   };
   caching_allocator<address_space> allocator_;
+  double operations_ = 0;
 };
 
 static_assert(compute_device<counting_device>);

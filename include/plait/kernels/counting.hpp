@@ -1,8 +1,9 @@
-// Every kernel for the device that computes nothing: a call does nothing. A kernel that is missing here does not
-// compile in a dry run. Next: device/counting.hpp, plan/dry_run.hpp.
+// Every kernel for the device that computes nothing: a call does nothing, or counts its operations. A kernel that is
+// missing here does not compile in a dry run. Next: device/counting.hpp, plan/dry_run.hpp.
 #pragma once
 
 #include "plait/device/counting.hpp"
+#include "plait/kernels/attention_shape.hpp"
 
 namespace plait::kernels {
 
@@ -22,6 +23,12 @@ template <class... Arguments>
 void attention_delta(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void attention_forward(counting_device&, const Arguments&...) {}
+/// Two products of which causal attention needs half.
+template <class T, class O, class S>
+void attention_forward(counting_device& device, const T*, const T*, const T*, O*, S*, const attention_shape& s) {
+  const double pairs = static_cast<double>(s.q_len) * static_cast<double>(s.k_len) * (s.causal ? 0.5 : 1);
+  device.count_operations(4 * static_cast<double>(s.batch * s.heads * s.head_dim) * pairs);
+}
 template <class... Arguments>
 void axpy(counting_device&, const Arguments&...) {}
 template <class... Arguments>

@@ -18,7 +18,7 @@ namespace plait {
 
 /// Options of a language model, beside its layers.
 struct language_model_options {
-  recompute keep = recompute::none;
+  layer_recompute keep{};
   bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)
   double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
@@ -67,8 +67,9 @@ class language_model {
   language_model(const context<device>& ctx, std::int64_t vocab, stage_layers part, language_model_options how,
                  const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,
                  MakeHead&& make_head)
-      : part_(part), how_(how) {
+      : part_(part), how_(std::move(how)) {
     if (part.begin < 0 || part.begin > part.end) fail({"a stage of layers ", part.begin, " to ", part.end});
+    set_recompute(how_.keep);
     if (part.first) embedding_.emplace(make_embedding());
     std::vector<Block> blocks;
     blocks.reserve(static_cast<std::size_t>(part.size()));
@@ -87,6 +88,13 @@ class language_model {
   std::int64_t ignore_index() const { return how_.loss.ignore_index; }
   bool documents() const { return how_.documents; }
   double dropout() const { return how_.dropout; }
+  /// Changes how much layers keep, from the next forward pass on. Throws where a list has not all layers of this stage.
+  void set_recompute(const layer_recompute& keep) {
+    std::vector<recompute> policies;
+    for (std::int64_t i = part_.begin; i < part_.end; ++i) policies.push_back(keep.of_layer(i));
+    how_.keep = keep;
+    policies_ = std::move(policies);
+  }
 
   /// Next-token scores of the whole model; nothing is kept.
   logits score(const microbatch<device>& mb, const tokens& ids) {
@@ -104,14 +112,14 @@ class language_model {
   }
 
   activation forward_layers(const microbatch<device>& mb, const tokens& ids, activation x, saved* kept) {
-    const microbatch<device> here = mb.keeping(how_.keep);
+    const microbatch<device> here = mb.keeping(policies_);
     if (embedding_) x = embedding_->forward(here.enter(0), ids);
     activation y = blocks_.forward(here.units_from(first_block()), x, kept ? &kept->blocks : nullptr);
     if (kept) kept->input = std::move(x);
     return y;
   }
   gradient backward_layers(const microbatch<device>& mb, const tokens& ids, saved& kept, gradient dy) {
-    const microbatch<device> here = mb.keeping(how_.keep);
+    const microbatch<device> here = mb.keeping(policies_);
     dy = blocks_.backward(here.units_from(first_block()), kept.input, kept.blocks, dy);
     if (!embedding_) return dy;
     embedding_->backward(here.enter(0), ids, dy);
@@ -183,13 +191,11 @@ class language_model {
            " with tied_across_stages, and the head does not use it; use the table that make_head is given, or make the "
            "embedding without"});
   }
-  /// The product of the head is dear, so that nothing but what is cheap is made again.
-  microbatch<device> of_head(const microbatch<device>& mb) const {
-    return mb.keeping(how_.keep == recompute::none ? recompute::none : recompute::selective);
-  }
+  microbatch<device> of_head(const microbatch<device>& mb) const { return mb.keeping(how_.keep.of_head()); }
 
   stage_layers part_;
   language_model_options how_;
+  std::vector<recompute> policies_;  ///< of the blocks of this stage
   std::optional<Embedding> embedding_;
   stack<Block> blocks_;
   std::optional<Head> head_;

@@ -23,8 +23,8 @@ namespace plait {
 
 /// Options of a model beside its configuration.
 struct llama_options {
-  recompute keep = recompute::none;
-  double dropout = 0;  ///< on the output of each residual branch
+  layer_recompute keep{};  ///< one mode for all layers, or one for each
+  double dropout = 0;      ///< on the output of each residual branch
   cross_entropy_settings loss{};
   /// The context-parallel policy and adapters. Its frequencies, biases, norms and initialisers are taken from the
   /// configuration.

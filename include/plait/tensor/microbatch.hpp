@@ -5,21 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/core/recompute.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
-
-/// How much a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to
-/// make again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
-enum class recompute : std::uint8_t { none, selective, full };
-
-constexpr const char* name_of(recompute policy) {
-  return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
-}
 
 /// Is told, as a pass goes through the layers, which unit of a stage's parameters it uses from there on.
 class unit_watcher {
@@ -94,6 +88,8 @@ struct microbatch {
   weight_work* deferred = nullptr;
   /// How much a forward pass keeps.
   recompute policy = recompute::none;
+  /// Of each block, for a stack whose blocks differ in that; empty: all by `policy`.
+  std::span<const recompute> policies{};
   /// Who is told which unit of parameters the pass uses; null: nobody.
   unit_watcher* units = nullptr;
   /// The number of the first unit of the layers that this goes through, in its stage; negative: they are in one unit.
@@ -103,7 +99,18 @@ struct microbatch {
   microbatch keeping(recompute what) const {
     microbatch other = *this;
     other.policy = what;
+    other.policies = {};
     return other;
+  }
+  /// Returns the same microbatch for a stack whose blocks have these policies; they must outlive it.
+  microbatch keeping(std::span<const recompute> of_blocks) const {
+    microbatch other = *this;
+    other.policies = of_blocks;
+    return other;
+  }
+  /// Returns the same microbatch for one block of a stack.
+  microbatch at_block(std::size_t i) const {
+    return enter(static_cast<int>(i)).keeping(policies.empty() ? policy : policies[i]);
   }
   /// Returns the same microbatch for a stack whose first block is unit `first` of its stage.
   microbatch units_from(int first) const {

@@ -55,7 +55,10 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 ///
 /// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
 /// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
-/// weight and no state of the optimizer, on all ranks alike, and says so.
+/// weight and no state of the optimizer, on all ranks alike, and says so. With `data_parallel::delayed_norm`, a step
+/// clips by the norm of the step before, but the first, which clips by its own; updates then begin before it is known
+/// that all gradients are finite, so that where they are not, `result` throws, on all ranks alike: the weights are
+/// spoilt.
 ///
 /// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
 /// the caller's `adamw`, `muon` or any other that models the concept.
@@ -107,6 +110,8 @@ class training_step {
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
     mean_.begin(ctx);
+    by_last_norm_ = delays_norm() && has_norm_;
+    if (by_last_norm_) optimizer_.clip_by(ctx, clipped_.template data<kernels::clip_numbers>());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
@@ -120,18 +125,28 @@ class training_step {
     ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
     ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
     const bool skipped = clipped.update == 0;
+    if (skipped && by_last_norm_)
+      fail({"training step: the gradient norm is ", clipped.norm,
+            ", and with delayed_norm updates came before it, so that the weights are spoilt; load the last checkpoint, "
+            "or use the exact norm, with which such a step changes nothing"});
     if (skipped) optimizer_.forget_step();
+    if (skipped) has_norm_ = false;  // the next step is a first one again
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
   pipeline_type& model() const { return model_; }
+  /// Whether the next step does what all that follow do: with a delayed norm, the first does not.
+  bool steady() const { return !delays_norm() || has_norm_; }
 
  private:
+  bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
+
   using reduced = reduced_gradient<precision, device>;
   /// What happens to gradients when they are reduced.
   struct updates {
     training_step& step;
     const context<device>& ctx;
+    bool has_norm = false;  ///< of this step
 
     void norm(std::span<const reduced> gradients) {
       step.model_.sum_over_stages(ctx, step.mean_.pending_sum());
@@ -143,8 +158,10 @@ class training_step {
       ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
       step.model_.sum_over_stages(ctx, squares);
       kernels::clip(ctx.device, squares, step.clip_, clipped);
-      step.optimizer_.clip_by(ctx, clipped);
+      if (!step.by_last_norm_) step.optimizer_.clip_by(ctx, clipped);
+      step.has_norm_ = has_norm = true;
     }
+    bool may_update() const { return !step.delays_norm() || step.by_last_norm_ || has_norm; }
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
@@ -172,6 +189,8 @@ class training_step {
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
+  bool has_norm_ = false;      ///< of a step before
+  bool by_last_norm_ = false;  ///< whether the last step clipped by that
   std::int64_t first_sample_ = 0;
   typename pipeline_type::batch batch_;
   std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any

@@ -155,6 +155,70 @@ TEST_CASE("a rank holds what the formula and the dry run say") {
     }
 }
 
+namespace {
+
+/// A Llama that visits one parameter more than its passes use.
+class with_spare : public small_llama {
+ public:
+  with_spare(const context<cpu>& ctx, const llama_config& c)
+      : small_llama(ctx, c), spare_(ctx, 1e-5, "spare", layout_v<typename specs::norm_weight>) {}
+  template <class F>
+  void visit(F&& f) {
+    small_llama::visit(f);
+    spare_.visit(f);
+  }
+  template <class F>
+  void visit_unit(int unit, F&& f) {
+    small_llama::visit_unit(unit, f);
+    if (unit == 2) spare_.visit(f);
+  }
+
+ private:
+  rms_norm<double, typename specs::residual, cpu> spare_;
+};
+
+}  // namespace
+
+TEST_CASE("a parameter that no pass uses is refused by name at the first step, and a frozen one is not") {
+  const scenario s = deep();
+  const auto said = [&](zero_level level, int ranks, bool frozen) {
+    std::string text;
+    try {
+      threads::run(ranks, [&](threads::communicator c) {
+        world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
+        cpu device;
+        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+        with_spare model(ctx, s.config);
+        if (frozen)
+          model.visit([](auto& p) {
+            if (p.name() == "spare.weight") p.freeze();
+          });
+        adamw<double> optimizer;
+        pipeline_options how;
+        how.parallel.level = level;
+        training_step step(ctx, model, optimizer, 1, 1.0, how);
+        step.model().visit([&](auto& p) { p.initialize(ctx); });
+        step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+        optimizer.begin_step(ctx, 1e-3);
+        step.run(ctx);
+        static_cast<void>(step.result(ctx));
+      });
+    } catch (const error& e) {
+      text = e.what();
+    }
+    return text;
+  };
+  for (const int ranks : {1, 2})
+    for (const zero_level level : levels) {
+      if (ranks == 1 && level != zero_level::replicated) continue;
+      CAPTURE(static_cast<int>(level));
+      CHECK(has(said(level, ranks, false),
+                "training step: no pass has added to the gradient of the parameter spare.weight, which the model "
+                "visits; use it in every step, freeze it before the step is made, or leave it out of visit"));
+      CHECK(said(level, ranks, true) == "");
+    }
+}
+
 TEST_CASE("no delay of any operation changes a bit") {
   scenario s = deep();
   s.config.layers = 3;

@@ -13,8 +13,8 @@
 namespace plait {
 
 /// Any number of layers of one kind, known at run time: y = block_n(... block_1(x)). Each is a unit of parameters of
-/// its own, and announced as one (`microbatch::enter`). Under `recompute::full` a block
-/// keeps nothing, and the backward pass runs its forward pass again.
+/// its own, and announced as one (`microbatch::enter`). How much is kept, each block has for itself
+/// (`microbatch::policies`): under `recompute::full` nothing, and the backward pass runs its forward pass again.
 template <layer Block>
 class stack {
  public:
@@ -42,11 +42,15 @@ class stack {
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
     if (keep) keep->blocks.resize(blocks_.size());
     if (blocks_.empty()) return copy(mb, x);
-    const auto kept = [&](std::size_t i) { return keep && mb.policy != recompute::full ? &keep->blocks[i] : nullptr; };
+    const auto run = [&](std::size_t i, auto& in) {
+      const microbatch<device> here = mb.at_block(i);
+      auto* const kept = keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
+      return blocks_[i].forward(here, in, kept).template as<input>();
+    };
     if constexpr (leaves_sums<Block>) {  // which the next block adds up
       auto current = detail::closed_view(mb, x);
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
-        auto y = blocks_[i].forward(mb.enter(static_cast<int>(i)), current, kept(i)).template as<input>();
+        auto y = run(i, current);
         tensor_of<input> in = std::move(current).take(mb.ctx.device);
         if (keep && i > 0)
           keep->inputs.push_back(std::move(in));
@@ -56,9 +60,9 @@ class stack {
       }
       return std::move(current).take(mb.ctx.device);
     } else {
-      tensor_of<input> current = blocks_[0].forward(mb.enter(0), x, kept(0)).template as<input>();
+      tensor_of<input> current = run(0, x);
       for (std::size_t i = 1; i < blocks_.size(); ++i) {
-        tensor_of<input> y = blocks_[i].forward(mb.enter(static_cast<int>(i)), current, kept(i)).template as<input>();
+        tensor_of<input> y = run(i, current);
         if (keep) keep->inputs.push_back(std::move(current));
         current = std::move(y);
       }
@@ -69,12 +73,12 @@ class stack {
   tensor_of<dual_t<input>> backward(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
                                     const tensor_of<Gradient>& dy) {
     if (blocks_.empty()) return copy(mb, dy);
-    const bool again = mb.policy == recompute::full;
-    const microbatch<device> now = again ? mb.keeping(recompute::none) : mb;
     tensor_of<dual_t<input>> d;
     for (std::size_t i = blocks_.size(); i-- > 0;) {
       const tensor_of<input>& in = i == 0 ? x : kept.inputs[i - 1];
-      const microbatch<device> here = now.enter(static_cast<int>(i));
+      const microbatch<device> mine = mb.at_block(i);
+      const bool again = mine.policy == recompute::full;
+      const microbatch<device> here = again ? mine.keeping(recompute::none) : mine;
       if (again) blocks_[i].forward(here, in, &kept.blocks[i]);
       d = (i + 1 == blocks_.size()
                ? blocks_[i].backward(here, in, kept.blocks[i], dy.template view_as<dual_t<typename Block::output>>())

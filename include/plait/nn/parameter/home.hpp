@@ -64,7 +64,6 @@ class parameter_home {
   static void set_current(parameter_type& p, bool current) { p.set_current(current); }
   static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
   static reduced_gradient<Precision, Device> complete(parameter_type& p) { return p.complete_gradient(); }
-  static void clear_unused(parameter_type& p, Device& device) { p.clear_unused_gradient(device); }
   static any_communicator& stages_of(parameter_type& p) { return p.stages_; }
 
   axis_list axes_;

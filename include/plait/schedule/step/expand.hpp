@@ -46,6 +46,7 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
           " would change nothing, because parameters stay gathered; they are for zero_level::parameters, and 1 and 1 "
           "are "
           "legal with the others"});
+  if (policy.delayed_norm && !policy.clip) fail("step: delayed_norm = 1 would change nothing without clip; legal is 0");
   const bool shards_gradients = policy.level >= zero_level::gradients;
   if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
     fail({"step: gradient_buffers is ", policy.gradient_buffers,
@@ -148,13 +149,43 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
   return out;
 }
 
+/// Updates in the order in which the next step uses the units, behind the norm, each followed by the gather of what was
+/// updated. With a delayed norm, each as soon as the next unit's reduction is on its way too, and the norm last.
+constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std::vector<step_entry>& passes,
+                                               std::vector<int> order, bool clips) {
+  std::vector<step_entry> out;
+  const auto update = [&](int u) {
+    out.push_back({step_op::update, u, {}, {}});
+    if (s.policy.level == zero_level::optimizer || s.policy.level == zero_level::gradients)
+      out.push_back({step_op::gather, u, {}, {}});
+  };
+  if (!s.policy.delayed_norm) {
+    out = passes;
+    if (clips) out.push_back({step_op::norm, -1, {}, {}});
+    std::sort(order.begin(), order.end());
+    for (const int u : order) update(u);
+    return out;
+  }
+  int reducing = -1;
+  for (const step_entry& e : passes) {
+    out.push_back(e);
+    if (e.op != step_op::reduce) continue;
+    if (reducing >= 0) update(reducing);
+    reducing = e.unit;
+  }
+  if (reducing >= 0) update(reducing);
+  if (clips) out.push_back({step_op::norm, -1, {}, {}});
+  return out;
+}
+
 }  // namespace detail
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit;
-/// the norm; updates in the order in which the next step uses the units, each followed by the gather of what was
-/// updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify`
-/// accepts. Throws `error` for units in another order than their stages', and for a knob that would change nothing.
+/// the norm and the updates (`data_parallel::delayed_norm` says in which order), each followed by the gather of what
+/// was updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that
+/// `verify` accepts. Throws `error` for units in another order than their stages', and for a knob that would change
+/// nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);
@@ -168,14 +199,7 @@ constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, 
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
     for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
       out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
-    if (policy.clip && trains(s)) entries.push_back({step_op::norm, -1, {}, {}});
-    std::sort(order.begin(), order.end());
-    for (const int u : order) {
-      entries.push_back({step_op::update, u, {}, {}});
-      if (policy.level == zero_level::optimizer || policy.level == zero_level::gradients)
-        entries.push_back({step_op::gather, u, {}, {}});
-    }
-    out.programs.push_back(std::move(entries));
+    out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
   }
   return out;
 }

@@ -46,8 +46,11 @@ struct data_parallel {
   /// Levels from `gradients` on: how many buffers the units share for gradients that are not reduced; 0: each has its
   /// own, as accumulation over microbatches needs.
   int gradient_buffers = 0;
-  /// Whether every update needs the norm over all gradients of the step, to clip by it.
+  /// Whether every update needs the norm over all gradients, to clip by it.
   bool clip = true;
+  /// With `clip`: whether that is the norm of the step before, so that a unit is updated as soon as its own reduction
+  /// has arrived, which is another algorithm. A first step, which has none before it, waits for its own norm.
+  bool delayed_norm = false;
 };
 
 /// The kinds of a step's entries. Gathers, reductions, sends and receives are started where they stand; whoever needs

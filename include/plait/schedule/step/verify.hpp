@@ -142,7 +142,9 @@ class step_walk {
         if (!described(e.unit).trainable) return refuse(step_error::frozen);
         if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
         if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
-        if (s_.policy.clip && norm_ < 0) return refuse(step_error::updated_before_norm, u.reduced);
+        if (s_.policy.clip && !s_.policy.delayed_norm && norm_ < 0)
+          return refuse(step_error::updated_before_norm, u.reduced);
+        if (s_.policy.delayed_norm && norm_ >= 0) return refuse(step_error::updated_after_norm, norm_);
         u.updated = at_;
         return {};
       }

@@ -1,0 +1,62 @@
+// How much the layers of a model keep for their backward passes, as data. What a layer does about it is its own matter:
+// nn/combinators/stack.hpp, nn/combinators/sequential.hpp. Next: schedule/choose_recompute.hpp, by a budget of bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// How much a layer keeps for its backward pass. `none`: everything it will need. `selective`: not what is cheap to
+/// make again (normalised values, activations, gathered inputs). `full`: its input only; the forward pass runs again.
+enum class recompute : std::uint8_t { none, selective, full };
+inline constexpr int recompute_modes = 3;
+
+constexpr const char* name_of(recompute policy) {
+  return policy == recompute::none ? "none" : policy == recompute::selective ? "selective" : "full";
+}
+
+/// What each layer of a model recomputes, by its number in the whole model, and the head behind them. The product of a
+/// head is dear, so that nothing but what is cheap is made again there: `none` or `selective`. One mode converts to the
+/// same for all layers.
+class layer_recompute {
+ public:
+  constexpr layer_recompute(recompute all = recompute::none)  // NOLINT: the conversion is the purpose
+      : all_(all), head_(for_head(all)) {}
+  /// A list for all layers of the model, and the head's.
+  constexpr layer_recompute(std::vector<recompute> layers, recompute head)
+      : by_layer_(std::move(layers)), head_(for_head(head)) {}
+  /// Recomputes layers k - 1, 2 k - 1, ... in full, the head selectively, and nothing else. Throws for k < 1.
+  static constexpr layer_recompute every(std::int64_t k) {
+    if (k < 1) fail({"recompute: every ", k, " layers; legal is 1 or more"});
+    layer_recompute out(recompute::full);
+    out.every_ = k;
+    return out;
+  }
+
+  constexpr recompute of_layer(std::int64_t i) const {
+    if (by_layer_.empty()) return (i + 1) % every_ == 0 ? all_ : recompute::none;
+    if (i < 0 || i >= static_cast<std::int64_t>(by_layer_.size()))
+      fail({"recompute: layer ", i, " of a list for ", by_layer_.size(), " layers"});
+    return by_layer_[static_cast<std::size_t>(i)];
+  }
+  constexpr recompute of_head() const { return head_; }
+
+  friend constexpr bool operator==(const layer_recompute&, const layer_recompute&) = default;
+
+ private:
+  static constexpr recompute for_head(recompute wanted) {
+    return wanted == recompute::none ? recompute::none : recompute::selective;
+  }
+
+  recompute all_ = recompute::none;
+  std::int64_t every_ = 1;
+  std::vector<recompute> by_layer_{};  ///< empty: by `all_` and `every_`
+  recompute head_ = recompute::none;
+};
+
+}  // namespace plait

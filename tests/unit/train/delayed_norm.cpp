@@ -1,0 +1,148 @@
+// program: training_step
+// Clipping by the norm of the step before: equal to one rank that does so by hand, under every policy; and what happens
+// to gradients that are not finite.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "plait/train/optim/gradient_norm.hpp"
+#include "support/llama_parity.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using one_llama = llama<double, megatron_sp, cpu>;
+
+scenario clipped() {
+  scenario s{small_config(8, 4)};
+  s.steps = 4;
+  s.seq = 8;
+  s.clip = 0.5;
+  s.parallel.parallel.delayed_norm = true;
+  return s;
+}
+
+/// One rank, with nothing but layers, a norm and an optimizer. Step i clips by the norm of step i - 1, the first by its
+/// own; where `exact`, all by their own.
+struct reference {
+  std::vector<double> norms;
+  std::vector<named_values> weights;
+};
+reference train_by_hand(const scenario& s, bool exact) {
+  reference out;
+  threads::run(1, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 20260};
+    one_llama model(ctx, s.config);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    adamw<double> optimizer;
+    one_llama::tokens ids(ctx), labels(ctx);
+    one_llama::mean mean(ctx);
+    for (std::int64_t i = 0; i < s.steps; ++i) {
+      host_tokens host_ids(ids.part()), host_labels(ids.part());
+      fill_tokens(s, i * s.batch, host_ids, host_labels);
+      upload(ctx, host_ids, ids);
+      upload(ctx, host_labels, labels);
+      std::int64_t counted = 0;
+      for (std::int64_t t = 0; t < host_labels.size(); ++t) counted += host_labels.data()[t] != -100;
+      mean.count(ctx, counted);
+      mean.begin(ctx);
+      gather_parameters(ctx, model);
+      zero_gradients(ctx, model);
+      one_llama::saved kept;
+      mean.add(ctx, model.forward(ctx, ids, labels, &kept));
+      model.backward(ctx, ids, labels, kept, mean.seed());
+      std::vector<reduced_gradient<double, cpu>> gradients;
+      gradient_norm<double> norm;
+      model.visit([&](auto& p) { gradients.push_back(p.reduce(ctx)); });
+      for (const auto& g : gradients) norm.add(ctx, g);
+      out.norms.push_back(norm.total(ctx));
+      const double by = exact || i == 0 ? out.norms.back() : out.norms[out.norms.size() - 2];
+      optimizer.begin_step(ctx, s.learning_rate, clip_factor(by, s.clip));
+      optimizer.update(ctx, gradients);
+    }
+    out.weights = gather_values(ctx, model);
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a step clips by the norm of the one before, and the first by its own, under every policy") {
+  scenario s = clipped();
+  const reference by_hand = train_by_hand(s, false), exact = train_by_hand(s, true);
+  for (const double norm : by_hand.norms) CHECK(norm > s.clip);  // or nothing is clipped
+  CHECK(compare_named(by_hand.weights, exact.weights, 1e-6).text() != "");
+  int runs = 0;
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+    for (const std::int64_t microbatches : {1, 2})
+      for (const bool overlap : {true, false}) {
+        s.parallel.parallel.level = level;
+        s.parallel.parallel.overlap = overlap;
+        s.microbatches = microbatches;
+        CAPTURE(static_cast<int>(level));
+        for (const rank_outcome& got : train_mesh<double, megatron_sp>(s, 2, 2)) {
+          check_tensors(got.weights, by_hand.weights, 1e-10, "weight after the last step");
+          for (std::size_t i = 0; i < by_hand.norms.size(); ++i)
+            CHECK(std::abs(got.steps[i].gradient_norm - by_hand.norms[i]) <= 1e-10 * by_hand.norms[i]);
+          ++runs;
+        }
+      }
+  CHECK(runs == 4 * 2 * 2 * 4);
+  s.parallel = {};  // the exact norm is another algorithm, and the default
+  for (const rank_outcome& got : train_mesh<double, megatron_sp>(s, 2, 1))
+    check_tensors(got.weights, exact.weights, 1e-10, "weight after the last step");
+}
+
+TEST_CASE("gradients that are not finite: a first step is skipped, and a later one ends training on all ranks") {
+  std::vector<std::string> said(2);
+  std::vector<int> skipped(2);
+  threads::run(2, [&](threads::communicator c) {
+    const scenario s = clipped();
+    world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+    one_llama model(ctx, s.config);
+    adamw<double> optimizer;
+    training_step step(ctx, model, optimizer, 1, s.clip, s.parallel);
+    step.model().visit([&](auto& p) { p.initialize(ctx); });
+    const auto r = static_cast<std::size_t>(c.rank());
+    const auto run = [&] {
+      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+      return step.result(ctx).skipped;
+    };
+    const auto spoil = [&](double value) {
+      step.model().visit([&](auto& p) {
+        if (p.name() == "model.norm.weight")
+          p.fill_values(ctx, [&](double* values) { std::fill_n(values, p.size(), value); });
+      });
+    };
+    const std::uint64_t before = weights_hash(ctx, step.model());
+    spoil(std::numeric_limits<double>::quiet_NaN());
+    skipped[r] += run();
+    spoil(1.0);
+    CHECK(weights_hash(ctx, step.model()) == before);
+    CHECK_FALSE(step.steady());
+    skipped[r] += run();  // the first again
+    CHECK(step.steady());
+    skipped[r] += run();
+    spoil(std::numeric_limits<double>::quiet_NaN());
+    try {
+      run();
+    } catch (const error& e) {
+      said[r] = e.what();
+    }
+  });
+  CHECK(skipped == std::vector<int>{1, 1});
+  for (const std::string& text : said) {
+    CHECK(has(text, "and with delayed_norm updates came before it, so that the weights are spoilt"));
+    CHECK(has(text, "load the last checkpoint, or use the exact norm"));
+  }
+}
