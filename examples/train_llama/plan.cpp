@@ -57,7 +57,8 @@ run_plan plan_for(const setup& s, std::int64_t rank, const std::vector<plait::st
       plan.gradients += piece * sizeof(gradient);
     else
       plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
-    plan.moments += plait::moments_of(optimizer, p.info()) * piece * sizeof(master);
+    plan.moments += static_cast<double>(plait::moment_bytes<Precision>(
+        optimizer, p.info(), p.piece().size(), (p.array_offset() + p.piece().begin) % plait::kernels::moment_block));
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
   });

@@ -40,7 +40,8 @@ struct reduction_axes {
 template <class Precision, compute_device Device>
 class parameter_bucket final : public parameter_home<Precision, Device> {
   using home = parameter_home<Precision, Device>;
-  using home::axes_, home::group_, home::piece_, home::rank_, home::masters_, home::rounded_, home::gradients_;
+  using home::axes_, home::group_, home::piece_, home::rank_, home::cuts_at_, home::masters_, home::rounded_,
+      home::gradients_;
 
  public:
   using parameter = plait::parameter<Precision, Device>;
@@ -48,8 +49,6 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   using weight_type = weight_of<Precision>;
   using gradient_type = gradient_of<Precision>;
   using master_type = master_of<Precision>;
-  /// Pieces begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
-  static constexpr std::int64_t alignment = 128;
 
   /// One parameter, and how its gradient is reduced.
   struct member {
@@ -180,7 +179,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
                    bucket_cut cut, data_ranks& ranks)
-      : level_(level), members_(std::move(members)) {
+      : level_(level), block_(cut.block()), members_(std::move(members)) {
     // Those that are reduced over other axes first lie next to each other.
     const auto has_rest = [&](const std::shared_ptr<array>& a) {
       return std::any_of(members_.begin(), members_.end(),
@@ -209,11 +208,12 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       rank_ = gathers_->rank();
       pieces = gathers_->size();
     }
-    cut == bucket_cut::whole ? place_whole(pieces) : place_evenly(pieces);
+    cut.is_whole() ? place_whole(pieces) : place_evenly(pieces);
+    cuts_at_ = cut.is_whole() ? 0 : block_;
     total_ = piece_ * pieces;
   }
 
-  static std::int64_t aligned(std::int64_t n) { return (n + alignment - 1) / alignment * alignment; }
+  std::int64_t aligned(std::int64_t n) const { return (n + block_ - 1) / block_ * block_; }
   void place_evenly(std::int64_t pieces) {
     std::int64_t end = 0;
     for (const array* a : arrays_) {
@@ -311,6 +311,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   }
 
   zero_level level_;
+  std::int64_t block_;  ///< at multiples of which arrays and pieces begin
   std::vector<member> members_;
   std::vector<array*> arrays_;        ///< which keep the bucket alive
   std::vector<std::int64_t> begins_;  ///< of the arrays

@@ -47,7 +47,8 @@ class parameter_units {
                   bucket_cut cut = bucket_cut::even)
       : level_(level), cut_(cut), ranks_(ctx.ranks, axes) {
     if (level == zero_level::replicated && cut != bucket_cut::even)
-      fail("data parallelism: bucket_cut::whole cuts nothing at zero_level::replicated; legal is even");
+      fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
+            " cuts nothing at zero_level::replicated; legal is even"});
     if (level != zero_level::replicated && ranks_.shard().empty())
       fail({"data parallelism: ", name_of(level),
             " shards over the axes of data_axes::shard, along which this mesh has ",
