@@ -199,10 +199,13 @@ TEST_CASE("adamw equals the processor's, for many tensors at a time") {
   device.synchronize();
 }
 
-TEST_CASE("adamw with rounded moments equals the processor's, with the same random bits") {
+TEST_CASE("adamw with rounded moments and values equals the processor's, with the same random bits") {
   cuda device;
   compare_rounded<float, float, bf16>(device);
   compare_rounded<float, float, std::uint8_t>(device);
+  compare_rounded<bf16, float, float>(device);
+  compare_rounded<bf16, float, bf16>(device);
+  compare_rounded<bf16, float, std::uint8_t>(device);
   compare_rounded<double, double, bf16>(device);
   compare_rounded<double, double, std::uint8_t>(device);
   device.synchronize();

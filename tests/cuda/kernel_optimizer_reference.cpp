@@ -36,6 +36,9 @@ void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& g
                                      const kernels::adamw_scalars&);
 PLAIT_ROUNDED_ON_CPU(float, float, bf16)
 PLAIT_ROUNDED_ON_CPU(float, float, std::uint8_t)
+PLAIT_ROUNDED_ON_CPU(bf16, float, float)
+PLAIT_ROUNDED_ON_CPU(bf16, float, bf16)
+PLAIT_ROUNDED_ON_CPU(bf16, float, std::uint8_t)
 PLAIT_ROUNDED_ON_CPU(double, double, bf16)
 PLAIT_ROUNDED_ON_CPU(double, double, std::uint8_t)
 

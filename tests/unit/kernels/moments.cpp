@@ -226,6 +226,39 @@ TEST_CASE_TEMPLATE("pieces that end with blocks give the bits of the whole", S, 
   }
 }
 
+TEST_CASE_TEMPLATE("values in bf16 move on the mean by steps that the nearest would not take", S, float, bf16,
+                   std::uint8_t) {
+  cpu device;
+  constexpr std::int64_t n = 8192;
+  const kernels::adamw_settings s = some_settings();
+  std::vector<bf16> value(n, plait::to_bf16(1.0f));
+  std::vector<float> g(n, 0.5f);
+  std::vector<S> m(n), v(n);
+  std::vector<std::uint8_t> m_scales(n / 256), v_scales(n / 256);
+  const box whole{2, {64, 128}, {0, 0}, {64, 128}};
+  for (std::int64_t step = 1; step <= 50; ++step) {
+    const auto scalars = kernels::adamw_scalars_of(s, 1e-4, step, 1.0, 9);
+    const kernels::adamw_rounded_tensor<bf16, float, bf16, S> one{value.data(),
+                                                                  g.data(),
+                                                                  m.data(),
+                                                                  v.data(),
+                                                                  m_scales.data(),
+                                                                  v_scales.data(),
+                                                                  nullptr,
+                                                                  n,
+                                                                  0,
+                                                                  0.0,
+                                                                  {kernels::run_map::of(whole), 0, 3}};
+    kernels::adamw_update(device, std::span(&one, 1), s, &scalars);
+  }
+  double mean = 0, squares = 0;
+  for (const bf16 x : value) mean += plait::to_float(x) / n;
+  for (const bf16 x : value) squares += std::pow(plait::to_float(x) - mean, 2) / n;
+  // 50 steps of 1e-4; bf16 below 1 are 2^-8 apart. A mean's deviation is about 0.00005.
+  CHECK(std::abs(mean - (1 - 50e-4)) < 2.5e-4);
+  CHECK(squares > 1e-6);
+}
+
 TEST_CASE_TEMPLATE("moments forget at 0.999 as they should", S, bf16, std::uint8_t) {
   cpu device;
   constexpr std::size_t n = 4096;

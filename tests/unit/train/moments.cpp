@@ -21,9 +21,10 @@ adamw_options with(moment_type moments) {
   return o;
 }
 
+template <class Precision = float>
 std::string refusal_of(const made_run& how, const optimizer_options& options) {
   try {
-    run_made_gradients<float>(how, options);
+    run_made_gradients<Precision>(how, options);
   } catch (const error& e) {
     return e.what();
   }
@@ -33,23 +34,47 @@ std::string refusal_of(const made_run& how, const optimizer_options& options) {
 }  // namespace
 
 TEST_CASE("moments are rounded alike on every number of data ranks and at every level") {
-  for (const moment_type moments : {moment_type::full, moment_type::bf16, moment_type::int8}) {
+  for (const moment_type moments : {moment_type::bf16, moment_type::int8}) {
     const made_outcome one = run_made_gradients<float>({}, with(moments));
     for (const std::int64_t ranks : {2, 4}) {
       CHECK(equal_bits(run_made_gradients<float>({.dp = ranks}, with(moments)), one));
-      for (const zero_level level : cutting_levels)
-        for (const bucket_cut cut : {bucket_cut::blocks(256), bucket_cut::blocks(1024), bucket_cut::whole}) {
-          CAPTURE(name_of(moments));
-          CAPTURE(ranks);
-          CAPTURE(static_cast<int>(level));
-          CAPTURE(cut.block());
-          CHECK(equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = cut}, with(moments)), one));
-        }
+      const bucket_cut cuts[] = {bucket_cut::blocks(256), bucket_cut::whole, bucket_cut::blocks(1024)};
+      for (std::size_t i = 0; i < 3; ++i) {
+        const zero_level level = cutting_levels[i];
+        const bucket_cut cut = cuts[(i + static_cast<std::size_t>(ranks)) % 3];
+        CAPTURE(name_of(moments));
+        CAPTURE(ranks);
+        CAPTURE(static_cast<int>(level));
+        CAPTURE(cut.block());
+        CHECK(equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = cut}, with(moments)), one));
+      }
     }
     if (moments != moment_type::int8)  // blocks of codes are those of what a tensor rank stores
       CHECK(equal_bits(run_made_gradients<float>({.dp = 2, .tp = 2}, with(moments)), one));
-    if (moments != moment_type::full) CHECK(!equal_bits(run_made_gradients<float>({}, with(moment_type::full)), one));
+    CHECK(!equal_bits(run_made_gradients<float>({}, with(moment_type::full)), one));
   }
+}
+
+TEST_CASE("values without masters are rounded alike on every mesh") {
+  for (const moment_type moments : {moment_type::full, moment_type::bf16, moment_type::int8}) {
+    CAPTURE(name_of(moments));
+    const made_outcome one = run_made_gradients<bf16_no_masters>({}, with(moments));
+    for (const std::int64_t ranks : {2, 4})
+      for (const zero_level level : cutting_levels) {
+        CAPTURE(ranks);
+        CAPTURE(static_cast<int>(level));
+        const made_run cut{.dp = ranks, .level = level, .cut = bucket_cut::blocks(256)};
+        CHECK(equal_bits(run_made_gradients<bf16_no_masters>(cut, with(moments)), one));
+      }
+    CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.dp = 2}, with(moments)), one));
+    if (moments == moment_type::int8) continue;  // its blocks are those of what a tensor rank stores
+    CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.tp = 2}, with(moments)), one));
+    CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.tp = 4}, with(moments)), one));
+    CHECK(equal_bits(
+        run_made_gradients<bf16_no_masters>({.dp = 2, .tp = 2, .level = zero_level::parameters}, with(moments)), one));
+  }
+  CHECK(has(refusal_of<bf16_no_masters>({}, muon_options{}),
+            "muon: this precision has no master weights; legal are float, double and bf16, and with this one adamw"));
 }
 
 TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 of each block") {

@@ -149,6 +149,14 @@ PLAIT_KERNELS_OF(float, float)
 PLAIT_KERNELS_OF(bf16, float)
 PLAIT_KERNELS_OF_STATISTICS(float)
 
+// Values in bf16 without masters.
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, float>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, bf16>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, std::uint8_t>>,
+                               const adamw_settings&, const adamw_scalars*))
+
 // Context parallelism in bf16 merges attention in float.
 PLAIT_KERNEL(void attention_forward(cuda&, const bf16*, const bf16*, const bf16*, float*, float*,
                                     const attention_shape&, const attention_choice&))

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -185,12 +186,16 @@ class adamw {
     if (tensors.empty()) return;  // there may be no numbers yet
     if (options_.moments == moment_type::bf16) return run_rounded<bf16>(ctx, tensors);
     if (options_.moments == moment_type::int8) return run_rounded<std::uint8_t>(ctx, tensors);
-    std::vector<kernels::adamw_tensor<M, G, W>> all;
-    for (const one& t : tensors) {
-      auto* const m = reinterpret_cast<A*>(moments_of(ctx, t).first);
-      all.push_back({t.master, t.gradient, m, m + t.size, t.rounded, t.size, t.weight_decay});
+    if constexpr (!std::is_same_v<M, A>) {  // no masters, so that values are rounded
+      run_rounded<A>(ctx, tensors);
+    } else {
+      std::vector<kernels::adamw_tensor<M, G, W>> all;
+      for (const one& t : tensors) {
+        auto* const m = reinterpret_cast<A*>(moments_of(ctx, t).first);
+        all.push_back({t.master, t.gradient, m, m + t.size, t.rounded, t.size, t.weight_decay});
+      }
+      launch(ctx, all);
     }
-    launch(ctx, all);
   }
   template <class S>
   void run_rounded(const context<Device>& ctx, const std::vector<one>& tensors) {

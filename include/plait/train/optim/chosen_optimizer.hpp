@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -53,9 +54,15 @@ class chosen_optimizer {
   }
 
  private:
-  using any = std::variant<adamw<Precision, Device>, muon<Precision, Device>>;
+  /// Muon's updates are not rounded stochastically, so that it needs masters.
+  static constexpr bool has_muon = std::is_same_v<master_of<Precision>, arithmetic<master_of<Precision>>>;
+  using any = std::conditional_t<has_muon, std::variant<adamw<Precision, Device>, muon<Precision, Device>>,
+                                 std::variant<adamw<Precision, Device>>>;
   static any made(const adamw_options& o) { return any(std::in_place_type<adamw<Precision, Device>>, o); }
-  static any made(const muon_options& o) { return any(std::in_place_type<muon<Precision, Device>>, o); }
+  static any made(const muon_options& o) {
+    if constexpr (has_muon) return any(std::in_place_type<muon<Precision, Device>>, o);
+    fail("muon: this precision has no master weights; legal are float, double and bf16, and with this one adamw");
+  }
 
   any one_;
 };
