@@ -86,7 +86,8 @@ run_plan plan_in(const setup& s, std::int64_t rank, const std::vector<plait::sta
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
   return s.opt.precision == "float"    ? plan_in<float>(s, rank, stages)
          : s.opt.precision == "double" ? plan_in<double>(s, rank, stages)
-                                       : plan_in<plait::bf16>(s, rank, stages);
+         : s.opt.precision == "bf16"   ? plan_in<plait::bf16>(s, rank, stages)
+                                       : placed_plan<plait::bf16_no_masters, plait::megatron_sp>(s, rank, stages);
 }
 
 run_plan plan_of(const setup& s) {

@@ -14,6 +14,7 @@
 #include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/kernels/moments.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -125,6 +126,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.reshard_after_forward = opt.reshard_after_forward == "on";
   how.overlap = opt.overlap == "on";
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
+  if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
   if (how.level == zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
   if (!over_dp && !over_cp)

@@ -76,12 +76,23 @@ refused '--prefetch 3 is for --data-parallel zero3; with zero1 parameters stay g
 refused '--reshard-after-forward off is for --data-parallel zero3' --reshard-after-forward off
 refused '--prefetch is 99, but a rank has [0-9]* units of parameters to gather: .*; legal is 0 to [0-9]*$' --data-parallel zero3 --mesh dp=2 \
   --prefetch 99
-refused "--shard 'x' is unknown; legal are even, whole" --shard x
+refused "--shard 'x' is unknown; legal are even, whole, blocks" --shard x
+refused '--shard blocks is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard blocks --mesh dp=2
 refused '--shard whole is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard whole --mesh dp=2
 refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with --shard even cuts; legal are --shard whole' \
   --optimizer muon --data-parallel zero1 --mesh dp=2
+refused '--optimizer muon needs whole matrices, which --data-parallel zero2 with --shard blocks cuts' \
+  --optimizer muon --data-parallel zero2 --shard blocks --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
-refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
+refused "--precision 'half' is unknown; legal are float, double, bf16, bf16-no-masters" --precision half
+refused '--precision bf16-no-masters is built for --strategy sp alone; here it is tp' \
+  --precision bf16-no-masters --strategy tp
+refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw' \
+  --precision bf16-no-masters --optimizer muon
+refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
+refused '--moments int8 is for --optimizer adamw; with muon, full is legal' --moments int8 --optimizer muon
+refused '--moments int8 has a scale for each 256 elements, which --data-parallel zero1 with --shard even cuts; legal are' \
+  --moments int8 --data-parallel zero1 --mesh dp=2
 refused "--recompute 'x' is unknown; legal are none, selective, full" --recompute x
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
 refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
