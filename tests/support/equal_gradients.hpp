@@ -21,28 +21,32 @@ inline double made_gradient(const std::string& name, std::int64_t step, std::int
 
 /// What a step of made gradients runs on.
 struct made_run {
-  std::int64_t dp = 1, tp = 1;
+  std::int64_t dp = 1, tp = 1, cp = 1;
   zero_level level = zero_level::replicated;
   bucket_cut cut = bucket_cut::even;
+  gradient_wire wire = gradient_wire::full;
+  data_axes axes{};
   std::int64_t steps = 3;
   llama_config config = small_config(8, 4);
 };
 
-/// What it leaves on rank 0: all values, and the bytes that the optimizer keeps there.
+/// What it leaves on rank 0: all values, the bytes that the optimizer keeps there, and those that reductions sent.
 struct made_outcome {
   std::vector<named_values> values;
   std::size_t state_bytes = 0, state_predicted = 0;
+  double reduced_bytes = 0;
 };
 
 template <class Precision>
 made_outcome run_made_gradients(const made_run& how, const optimizer_options& options) {
   made_outcome out;
-  threads::run(static_cast<int>(how.dp * how.tp), [&](threads::communicator c) {
-    world w(megatron_sp::mesh{how.dp, 1, how.tp, 1}.shape(), c);
+  using strategy = context_parallel<megatron_sp, chosen<plait::cp>, zigzag>;
+  threads::run(static_cast<int>(how.dp * how.cp * how.tp), [&](threads::communicator c) {
+    world w(megatron_sp::mesh{how.dp, how.cp, how.tp, 1}.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(how.config, w.shape(), 8, 16), 7};
-    llama<Precision, megatron_sp, cpu> model(ctx, how.config);
-    parameter_units<Precision, cpu> units(ctx, how.level, {}, how.cut);
+    const context<cpu> ctx{device, w, llama_sizes<strategy>(how.config, w.shape(), 8, 16), 7};
+    llama<Precision, strategy, cpu> model(ctx, how.config);
+    parameter_units<Precision, cpu> units(ctx, how.level, how.axes, how.cut, how.wire);
     for (int u = 0; u < model.units(); ++u) units.add(ctx, 0, [&](auto&& f) { model.visit_unit(u, f); });
     model.visit([&](auto& p) { p.initialize(ctx); });
     chosen_optimizer<Precision, cpu> optimizer(options);
@@ -76,8 +80,11 @@ made_outcome run_made_gradients(const made_run& how, const optimizer_options& op
       predicted += moment_bytes<Precision>(options, p.info(), piece.size(),
                                            (p.array_offset() + piece.begin) % kernels::moment_block);
     });
+    double reduced = 0;
+    for (const collective kind : {collective::all_reduce, collective::reduce_scatter})
+      reduced += static_cast<double>(w.ledger().total("dp", kind).wire);
     auto values = gather_values(ctx, model);
-    if (w.rank() == 0) out = {std::move(values), state_bytes, predicted};
+    if (w.rank() == 0) out = {std::move(values), state_bytes, predicted, reduced};
   });
   return out;
 }

@@ -51,6 +51,15 @@ class bucket_cut {
 inline constexpr bucket_cut bucket_cut::even{bucket_cut::alignment};
 inline constexpr bucket_cut bucket_cut::whole{0};
 
+/// What gradients are sent as over the data axes, where they are summed.
+enum class gradient_wire : std::uint8_t {
+  full,  ///< in their own type, in place
+  /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
+  /// gradients while they travel, and each term, and each partial sum that a backend sends on, is rounded by at most
+  /// 2^-9 of itself.
+  bf16
+};
+
 /// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
 /// next unit does not queue behind the reduction of the last, and neither behind a collective of a layer.
 class data_ranks {
