@@ -169,6 +169,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--overlap", opt.overlap,
                  "whether a unit's gradients are reduced under the backward pass (on) or after it (off)")
       ->capture_default_str();
+  app.add_option("--reduce-in", opt.reduce_in,
+                 "what gradients travel as when they are summed over data ranks: full (their own type) or bf16")
+      ->capture_default_str();
   app.add_option("--attention", opt.attention,
                  "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
                  ":zigzag or :contiguous, how it is placed")
@@ -273,6 +276,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
   one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
   one_of("--overlap", opt.overlap, {"on", "off"});
+  one_of("--reduce-in", opt.reduce_in, {"full", "bf16"});
+  if (opt.reduce_in == "bf16" && opt.precision == "double")
+    plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
   within("--prefetch", opt.prefetch, 0, 1 << 20);
   if (opt.data_parallel != "zero3") {
     if (opt.prefetch != 1)

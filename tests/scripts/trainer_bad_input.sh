@@ -89,6 +89,9 @@ refused '--precision bf16-no-masters is built for --strategy sp alone; here it i
   --precision bf16-no-masters --strategy tp
 refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw' \
   --precision bf16-no-masters --optimizer muon
+refused "--reduce-in 'half' is unknown; legal are full, bf16" --reduce-in half
+refused '--reduce-in bf16 is for gradients in float; with --precision double, full' --reduce-in bf16 --precision double --mesh dp=2
+refused '--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one' --reduce-in bf16
 refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
 refused '--moments int8 is for --optimizer adamw; with muon, full is legal' --moments int8 --optimizer muon
 refused '--moments int8 has a scale for each 256 elements, which --data-parallel zero1 with --shard even cuts; legal are' \

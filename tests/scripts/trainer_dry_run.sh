@@ -40,6 +40,7 @@ compare --mesh dp=4,tp=2 --strategy tp --data-parallel zero1 --clip 0 --micro-ba
 compare --mesh dp=2,tp=2 --optimizer muon
 compare --mesh dp=2,tp=2 --data-parallel zero1 --shard whole --optimizer muon --micro-batch 2
 compare --mesh dp=2,tp=2 --data-parallel zero2 --shard blocks --moments int8 --precision bf16-no-masters --micro-batch 2
+compare --mesh dp=2,tp=2 --data-parallel zero1 --reduce-in bf16 --micro-batch 2
 
 # Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
 # In 8 bits, each 256 elements at most have two scales of a byte.
