@@ -26,7 +26,7 @@ inline void run_on_gpu(const setup& s, plait::cuda& device, plait::any_communica
                         : s.opt.attention_kernel == "cudnn" ? attention_backend::cudnn
                                                             : attention_backend::automatic,
                         library.get()});
-  const make_run<plait::cuda> make = s.opt.precision == "bf16" ? cuda_bf16(s.opt) : cuda_float(s.opt);
+  const make_run<plait::cuda> make = in_bf16(s.opt) ? cuda_bf16(s.opt) : cuda_float(s.opt);
   const std::unique_ptr<model_run> run = make(s, device, std::move(ranks));
   body(*run);
 }

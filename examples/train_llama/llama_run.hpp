@@ -32,7 +32,10 @@ inline plait::llama_options model_options(const setup& s) {
 }
 
 inline plait::optimizer_options optimizer_options_of(const options& opt) {
-  const plait::adamw_options adamw{.weight_decay = opt.weight_decay};
+  const plait::moment_type moments = opt.moments == "bf16"   ? plait::moment_type::bf16
+                                     : opt.moments == "int8" ? plait::moment_type::int8
+                                                             : plait::moment_type::full;
+  const plait::adamw_options adamw{.weight_decay = opt.weight_decay, .moments = moments};
   if (opt.optimizer == "adamw") return adamw;
   return plait::muon_options{
       .momentum = opt.muon_momentum,

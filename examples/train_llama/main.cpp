@@ -29,6 +29,7 @@ std::atomic<int> interrupted = 0;
 namespace {
 
 make_run<plait::cpu> cpu_program(const options& opt) {
+  if (opt.precision == "bf16-no-masters") return make_llama_run<plait::bf16_no_masters, plait::megatron_sp, plait::cpu>;
   return with_strategy(opt, [&]<class S>() -> make_run<plait::cpu> {
     if (opt.precision == "double") return make_llama_run<double, S, plait::cpu>;
     if (opt.precision == "bf16") return make_llama_run<plait::bf16, S, plait::cpu>;
@@ -50,7 +51,7 @@ setup ready(const options& opt, std::int64_t ranks) {
   if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
     plan_of(s);  // what does not fit is said once
   if (opt.device == "cuda") {
-    s.cudnn = has_cudnn() && opt.precision == "bf16" && opt.attention_kernel != "own";
+    s.cudnn = has_cudnn() && in_bf16(opt) && opt.attention_kernel != "own";
     s.expected_bytes = static_cast<std::size_t>(plan_of(s).bytes());
   }
   return s;

@@ -35,17 +35,17 @@ void check_device(const options& opt) {
           "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
           "and threads");
     if (opt.precision == "double")
-      plait::fail("--precision double is not there for --device cuda; legal are float and bf16");
+      plait::fail("--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters");
     // What is instantiated; see cuda_float.cpp and cuda_bf16.cpp.
     if (opt.precision == "float" && opt.strategy != "sp")
       plait::fail("--device cuda --precision float is built for --strategy sp alone; here it is " + opt.strategy +
                   " (bf16 has either)");
     if (opt.tf32 && opt.precision != "float")
       plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
-    if (opt.attention_kernel == "cudnn" && opt.precision != "bf16")
+    if (opt.attention_kernel == "cudnn" && !in_bf16(opt))
       plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
                   ", auto and own are legal");
-    if (opt.attention_sums == "any" && (opt.precision != "bf16" || opt.attention_kernel == "own"))
+    if (opt.attention_sums == "any" && (!in_bf16(opt) || opt.attention_kernel == "own"))
       plait::fail(
           "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
           "--attention-kernel auto or cudnn, and here they are " +
@@ -154,8 +154,8 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option(
          "--shard", opt.shard,
-         "with zero1 to zero3, where units of parameters are cut: even (anywhere), or whole (between matrices, for "
-         "muon)")
+         "with zero1 to zero3, where units of parameters are cut: even (anywhere), whole (between matrices, for "
+         "muon), or blocks (of 256 elements, for --moments int8)")
       ->capture_default_str();
   app.add_option(
          "--replicate-over", opt.replicate_over,
@@ -172,6 +172,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--tensor-overlap", opt.tensor_overlap,
                  "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them")
+      ->capture_default_str();
+  app.add_option("--reduce-in", opt.reduce_in,
+                 "what gradients travel as when they are summed over data ranks: full (their own type) or bf16")
       ->capture_default_str();
   app.add_option("--attention", opt.attention,
                  "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
@@ -194,7 +197,13 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--seed", seed, "of weights, data order and dropout")->capture_default_str();
   app.add_option(
          "--precision", opt.precision,
-         "float, double (cpu) or bf16 (with float master weights; slower than float on a CPU without avx512_bf16)")
+         "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
+         "bf16-no-masters (weights in bf16 alone, rounded stochastically)")
+      ->capture_default_str();
+  app.add_option(
+         "--moments", opt.moments,
+         "of AdamW, for each element two: full (floats; with --precision double doubles), bf16 or int8 (8 bits, "
+         "and a scale for each 256), rounded stochastically")
       ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute,
@@ -272,15 +281,18 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
-  one_of("--shard", opt.shard, {"even", "whole"});
+  one_of("--shard", opt.shard, {"even", "whole", "blocks"});
   if (opt.data_parallel == "replicated" && opt.shard != "even")
-    plait::fail("--shard whole is for --data-parallel zero1 to zero3; replicated cuts nothing");
-  if (opt.data_parallel != "replicated" && opt.shard == "even" && opt.optimizer == "muon")
-    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel +
-                " with --shard even cuts; legal are --shard whole and --data-parallel replicated");
+    plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
+  if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
+    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
+                opt.shard + " cuts; legal are --shard whole and --data-parallel replicated");
   one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
   one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
   one_of("--overlap", opt.overlap, {"on", "off"});
+  one_of("--reduce-in", opt.reduce_in, {"full", "bf16"});
+  if (opt.reduce_in == "bf16" && opt.precision == "double")
+    plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
   within("--prefetch", opt.prefetch, 0, 1 << 20);
   within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
   if (opt.data_parallel != "zero3") {
@@ -298,7 +310,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--attention", opt.attention,
          {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag", "all_gather_kv:contiguous",
           "ulysses", "ulysses:zigzag", "ulysses:contiguous"});
-  one_of("--precision", opt.precision, {"float", "double", "bf16"});
+  one_of("--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"});
+  if (opt.precision == "bf16-no-masters" && opt.strategy != "sp")
+    plait::fail("--precision bf16-no-masters is built for --strategy sp alone; here it is " + opt.strategy);
   one_of("--graph", opt.graph, {"auto", "on", "off"});
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
   one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
@@ -329,6 +343,16 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
         "finite; legal is stop");
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
   one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
+  if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
+    plait::fail(
+        "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
+        "and --precision float, double and bf16");
+  one_of("--moments", opt.moments, {"full", "bf16", "int8"});
+  if (opt.optimizer == "muon" && opt.moments != "full")
+    plait::fail("--moments " + opt.moments + " is for --optimizer adamw; with muon, full is legal");
+  if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")
+    plait::fail("--moments int8 has a scale for each 256 elements, which --data-parallel " + opt.data_parallel +
+                " with --shard even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated");
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);
   one_of("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"});
   in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);

@@ -32,6 +32,7 @@ struct options {
   std::string reshard_after_forward = "on";
   std::string overlap = "on";
   std::int64_t tensor_overlap = 1;
+  std::string reduce_in = "full";
   std::string attention = "ring:zigzag";
   std::string schedule = "1f1b";
   std::string split = "flops";
@@ -43,6 +44,7 @@ struct options {
   std::int64_t global_batch = 0;  ///< 0: one microbatch per step
   std::uint64_t seed = 1;
   std::string precision = "float";
+  std::string moments = "full";
   std::string recompute = "none";
   double lr = 3e-3;
   std::int64_t warmup = -1;  ///< -1: a tenth of the steps
@@ -77,6 +79,9 @@ struct options {
   /// compare (agreed.hpp).
   std::vector<std::pair<std::string, std::string>> by_name;
 };
+
+/// Whether layers compute in bf16.
+inline bool in_bf16(const options& opt) { return opt.precision.starts_with("bf16"); }
 
 /// What all ranks share: the options, and what they name.
 struct setup {

@@ -1,111 +1,23 @@
 #include "plan.hpp"
 
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "llama_run.hpp"
-#include "plait/plan/dry_run.hpp"
+#include "model_run.hpp"
 #include "strategies.hpp"
 
-// A step runs on a device and in a world that only count: what it sends, keeps and allocates is what a real one will.
 namespace {
 
-/// The stages of one rank, with the layers of its pipeline in `parts`, where everything is only counted.
-template <class Precision, plait::strategy S>
-struct counted_stages {
-  using precision = Precision;
-  using specs = plait::transformer_specs<S>;
-  using device_type = plait::counting_device;
-  using stage_type = plait::llama<Precision, S, device_type>;
-
-  counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                 const plait::pipeline_options& how)
-      : ranks(plait::pipeline_world::counting(s.mesh, rank)),
-        ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
-            s.opt.seed},
-        model(
-            ctx, ranks.along(), s.schedule, parts,
-            [&](plait::stage_layers part, stage_type* first) {
-              return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
-            },
-            how) {}
-
-  plait::pipeline_world ranks;
-  device_type device;
-  plait::context<device_type> ctx;
-  plait::pipeline<stage_type> model;
-};
-
-template <class Counted>
-run_plan plan_for(const setup& s, Counted& counted) {
-  using Precision = typename Counted::precision;
-  using specs = typename Counted::specs;
-  plait::world& w = counted.ranks.stage();
-  const auto& ctx = counted.ctx;
-  auto& model = counted.model;
-  run_plan plan;
-  const auto show = [&](const char* name, const plait::layout& a) {
-    plan.activations.push_back({name, plait::describe(a),
-                                static_cast<double>(plait::local_elements(a, w.shape(), ctx.sizes)) *
-                                    sizeof(plait::activation_of<Precision>)});
-  };
-  show("residual", plait::layout_v<typename specs::residual>);
-  show("queries", plait::layout_v<typename specs::queries>);
-  show("keys", plait::layout_v<typename specs::keys>);
-  show("ffn", plait::layout_v<typename specs::wide>);
-  show("logits", plait::layout_v<typename specs::logits>);
-
-  const plait::zero_level level = s.parallel.parallel.level;
-  using weight = plait::weight_of<Precision>;
-  using master = plait::master_of<Precision>;
-  using gradient = plait::gradient_of<Precision>;
-  const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
-  model.visit([&](auto& p) {
-    // What a step holds for a while, such as gathered parameters, is among what it keeps.
-    const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
-    const bool moves = !p.gather_plan().trivial(), cut = p.home() != nullptr && !p.home()->axes().empty();
-    const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
-    plan.weights += (away ? (rounded ? piece : 0) : used) * sizeof(weight);
-    if (moves || rounded || away) plan.weights += piece * sizeof(master);
-    if (cut && level != plait::zero_level::optimizer)
-      plan.gradients += piece * sizeof(gradient);
-    else
-      plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
-    plan.moments += plait::moments_of(optimizer, p.info()) * piece * sizeof(master);
-    plan.parameters.push_back({p.name(), plait::describe(p.stored()),
-                               plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
-  });
-  plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
-  const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
-  plan.kept = static_cast<double>(step.kept_bytes);
-  plan.traffic = step.traffic;
-  return plan;
-}
-
-/// Calls f(counted_stages&) for those of one rank.
-template <class Precision, plait::strategy S, class F>
-auto counted_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                const plait::pipeline_options& how, F& f) {
-  counted_stages<Precision, S> counted(s, rank, parts, how);
-  return f(counted);
-}
-template <class Precision, class F>
-auto counted_in(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                const plait::pipeline_options& how, F& f) {
-  return with_strategy(s.opt, [&]<class S>() {
-    if constexpr (has_original_order<S, plait::cpu>)
-      if (!s.zigzag) return counted_as<Precision, in_context<S, plait::contiguous>>(s, rank, parts, how, f);
-    return counted_as<Precision, in_context<S, plait::zigzag>>(s, rank, parts, how, f);
-  });
-}
+/// Calls `f.operator()<Precision, S>()` with what --precision and --strategy name.
 template <class F>
-auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                  const plait::pipeline_options& how, F&& f) {
-  return s.opt.precision == "float"    ? counted_in<float>(s, rank, parts, how, f)
-         : s.opt.precision == "double" ? counted_in<double>(s, rank, parts, how, f)
-                                       : counted_in<plait::bf16>(s, rank, parts, how, f);
+auto with_types(const options& opt, F&& f) {
+  if (opt.precision == "bf16-no-masters") return f.template operator()<plait::bf16_no_masters, plait::megatron_sp>();
+  return with_strategy(opt, [&]<class S>() {
+    if (opt.precision == "double") return f.template operator()<double, S>();
+    if (opt.precision == "bf16") return f.template operator()<plait::bf16, S>();
+    return f.template operator()<float, S>();
+  });
 }
 
 /// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
@@ -116,16 +28,12 @@ std::int64_t ranks_of_stage(const setup& s) {
 }  // namespace
 
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  return with_counted(s, rank, stages, s.parallel, [&](auto& counted) { return plan_for(s, counted); });
+  return with_types(s.opt, [&]<class Precision, class S>() { return plan_as<Precision, S>(s, rank, stages); });
 }
 
 plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget) {
-  // What layers keep does not depend on where parameters lie.
-  return with_counted(s, at * ranks_of_stage(s), s.stages, {}, [&](auto& counted) {
-    plait::gather_parameters(counted.ctx, counted.model);
-    plait::zero_gradients(counted.ctx, counted.model);
-    return plait::fit_recompute(counted.ctx, counted.model.stages(), s.schedule, at, budget);
-  });
+  return with_types(
+      s.opt, [&]<class Precision, class S>() { return fit_as<Precision, S>(s, at, at * ranks_of_stage(s), budget); });
 }
 
 run_plan plan_of(const setup& s) {

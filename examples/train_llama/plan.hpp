@@ -6,6 +6,7 @@
 
 #include "options.hpp"
 #include "plait/comm/ledger.hpp"
+#include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
 
 /// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
@@ -30,6 +31,12 @@ struct run_plan {
   double kept = 0;  ///< activations
   double bytes() const { return weights + gradients + moments + kept; }
 };
+
+/// Of a rank with these types; counted_plan.hpp has the two, and the build a file for each precision and strategy.
+template <class Precision, plait::strategy S>
+run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
+template <class Precision, plait::strategy S>
+plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget);
 
 /// Of one rank, with the layers of its pipeline in these stages.
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);

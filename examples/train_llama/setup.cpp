@@ -14,6 +14,7 @@
 #include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/kernels/moments.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -126,6 +127,14 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   how.overlap = opt.overlap == "on";
   how.delayed_norm = opt.clip_norm == "delayed";
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
+  if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
+  if (opt.reduce_in == "bf16") {
+    if (dp * cp == 1)
+      plait::fail(
+          "--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one; legal "
+          "is full");
+    s.parallel.wire = plait::gradient_wire::bf16;
+  }
   if (how.level == zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
   if (!over_dp && !over_cp)

@@ -11,9 +11,7 @@
 namespace {
 
 plait::product_kind kind_of(const options& opt) {
-  return opt.precision == "bf16" ? plait::product_kind::bf16
-         : opt.tf32              ? plait::product_kind::tf32
-                                 : plait::product_kind::f32;
+  return in_bf16(opt) ? plait::product_kind::bf16 : opt.tf32 ? plait::product_kind::tf32 : plait::product_kind::f32;
 }
 
 }  // namespace
@@ -33,13 +31,13 @@ std::string utilisation::heading() const {
   std::string text;
   if (s_.opt.device == "cuda")
     text = fmt::format("on {}{}, attention: {}, {}\n", s_.devices > 1 ? fmt::format("{} x ", s_.devices) : "", device_,
-                       !s_.cudnn && s_.opt.precision == "bf16" && s_.opt.attention_kernel == "auto"
+                       !s_.cudnn && in_bf16(s_.opt) && s_.opt.attention_kernel == "auto"
                            ? "plait's (this program was built without cuDNN, whose attention is faster)"
                        : !s_.cudnn                          ? "plait's"
                        : s_.opt.attention_kernel == "cudnn" ? "cuDNN's"
                                                             : "cuDNN's where it can be",
                        s_.as_graph ? "each step replayed as a graph" : "no graph");
-  else if (s_.opt.precision == "bf16" && !plait::cpu::supports_bf16())
+  else if (in_bf16(s_.opt) && !plait::cpu::supports_bf16())
     text =
         "this processor has no instructions for bf16 (avx512_bf16): its products are of floats, and float is faster\n";
   text += operations();

@@ -8,7 +8,7 @@
 bool has_cudnn() { return true; }
 
 std::unique_ptr<plait::attention_library> attention_library_for(const options& opt) {
-  if (opt.attention_kernel == "own" || opt.precision != "bf16") return nullptr;
+  if (opt.attention_kernel == "own" || !in_bf16(opt)) return nullptr;
   return std::make_unique<plait::cudnn_attention>(
       plait::cudnn_attention_options{.deterministic = opt.attention_sums == "fixed"});
 }

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -7,12 +8,15 @@
 #include <memory>
 #include <numeric>
 #include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "device_array.hpp"
 #include "kernel_optimizer_reference.hpp"
-#include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/adamw_rounded.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
+#include "plait/kernels/moments.hpp"
 
 namespace {
 
@@ -86,6 +90,96 @@ std::vector<values> train(cuda& device, const adamw_settings& settings, bool com
   return made;
 }
 
+/// Tensors of the sizes above, which begin anywhere in a block, as the columns of a matrix that is cut in two.
+template <class M, class G, class S>
+void compare_rounded(cuda& device) {
+  using tensor = plait::kernels::adamw_rounded_tensor<M, G, M, S>;
+  struct on_device {
+    device_array<M> master;
+    device_array<G> gradient;
+    device_array<S> m, v;
+    device_array<std::uint8_t> m_scales, v_scales;
+  };
+  const adamw_settings settings{0.9, 0.95, 1e-8};
+  const std::vector<int64_t> sizes = tensor_sizes();
+  std::vector<rounded_numbers<M, S>> expected;
+  std::vector<std::unique_ptr<on_device>> tensors;
+  std::vector<tensor> table;
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    const auto n = static_cast<std::size_t>(sizes[t]);
+    const auto begin = static_cast<int64_t>(t * 100 % 256);
+    rounded_numbers<M, S> x;
+    for (const double value : random_values<M>(sizes[t], static_cast<unsigned>(t))) x.master.push_back(typed<M>(value));
+    x.m.resize(n), x.v.resize(n), x.m_scales.resize(n / 256 + 2), x.v_scales.resize(n / 256 + 2);
+    tensors.push_back(std::make_unique<on_device>(on_device{{device, x.master},
+                                                            {device, std::vector<G>(n)},
+                                                            {device, x.m},
+                                                            {device, x.v},
+                                                            {device, x.m_scales},
+                                                            {device, x.v_scales}}));
+    on_device& d = *tensors.back();
+    const int64_t columns = t % 2 == 0 ? 1 : 3;
+    const plait::box part{2, {sizes[t] / columns + 1, 2 * columns}, {0, columns}, {sizes[t] / columns + 1, columns}};
+    table.push_back({d.master.data(),
+                     nullptr,
+                     d.m.data(),
+                     d.v.data(),
+                     d.m_scales.data(),
+                     d.v_scales.data(),
+                     nullptr,
+                     sizes[t],
+                     begin,
+                     t % 2 == 0 ? 0.1 : 0.0,
+                     {plait::kernels::run_map::of(part), 0, 1000 + t}});
+    expected.push_back(std::move(x));
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    const adamw_scalars scalars = plait::kernels::adamw_scalars_of(settings, 0.01, step, 0.5, 3);
+    device_array<adamw_scalars> numbers(device, {scalars});
+    for (std::size_t t = 0; t < sizes.size(); ++t) {
+      std::vector<G> gradient;
+      for (const double value :
+           random_values<G>(sizes[t], static_cast<unsigned>(1000 * step + static_cast<int64_t>(t))))
+        gradient.push_back(typed<G>(value));
+      tensors[t]->gradient = device_array<G>(device, gradient);
+      table[t].gradient = tensors[t]->gradient.data();
+      adamw_rounded_on_cpu(expected[t], gradient, table[t], settings, scalars);
+    }
+    plait::kernels::adamw_update(device, std::span<const tensor>(table), settings, numbers.data());
+  }
+  // The same random bits: but for numbers whose last place differs before they are rounded, all is equal.
+  std::size_t elements = 0, differing = 0;
+  const auto bytes_of = [](const auto& array) {
+    const auto* const p = reinterpret_cast<const unsigned char*>(array.data());
+    return std::vector<unsigned char>(p, p + array.size() * sizeof(array[0]));
+  };
+  const auto count = [&](const auto& got, const auto& want) {
+    REQUIRE(got.size() == want.size());
+    const auto a = bytes_of(got), b = bytes_of(want);
+    elements += got.size();
+    for (std::size_t i = 0; i < got.size(); ++i)
+      differing += !std::equal(a.begin() + static_cast<std::ptrdiff_t>(i * sizeof(got[0])),
+                               a.begin() + static_cast<std::ptrdiff_t>((i + 1) * sizeof(got[0])),
+                               b.begin() + static_cast<std::ptrdiff_t>(i * sizeof(got[0])));
+  };
+  for (std::size_t t = 0; t < sizes.size(); ++t) {
+    CAPTURE(sizes[t]);
+    count(tensors[t]->m.read(), expected[t].m);
+    count(tensors[t]->v.read(), expected[t].v);
+    count(tensors[t]->m_scales.read(), expected[t].m_scales);
+    count(tensors[t]->v_scales.read(), expected[t].v_scales);
+    const auto master = tensors[t]->master.read();
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      const double want = plait::widened(expected[t].master[i]), error = plait::widened(master[i]) - want;
+      CHECK(std::abs(error) <= 5e-3 + 0.008 * std::abs(want) * std::is_same_v<M, bf16>);  // a step is 0.01
+      differing += std::abs(error) > 1e-5;
+    }
+    elements += master.size();
+  }
+  CHECK(elements > 100000);
+  CHECK(differing < elements / 1000);
+}
+
 clip_numbers clip_on_gpu(cuda& device, double squares, double limit) {
   number_array<double> from(device, values{squares});
   device_array<clip_numbers> out(device, {{-1, -1, -1}});
@@ -102,6 +196,18 @@ TEST_CASE("adamw equals the processor's, for many tensors at a time") {
   train<float, bf16>(device, settings, true);
   train<double, double>(device, settings, true);
   CHECK(train<float, bf16>(device, settings, false) == train<float, bf16>(device, settings, false));
+  device.synchronize();
+}
+
+TEST_CASE("adamw with rounded moments and values equals the processor's, with the same random bits") {
+  cuda device;
+  compare_rounded<float, float, bf16>(device);
+  compare_rounded<float, float, std::uint8_t>(device);
+  compare_rounded<bf16, float, float>(device);
+  compare_rounded<bf16, float, bf16>(device);
+  compare_rounded<bf16, float, std::uint8_t>(device);
+  compare_rounded<double, double, bf16>(device);
+  compare_rounded<double, double, std::uint8_t>(device);
   device.synchronize();
 }
 

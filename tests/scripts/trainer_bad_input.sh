@@ -76,10 +76,13 @@ refused '--prefetch 3 is for --data-parallel zero3; with zero1 parameters stay g
 refused '--reshard-after-forward off is for --data-parallel zero3' --reshard-after-forward off
 refused '--prefetch is 99, but a rank has [0-9]* units of parameters to gather: .*; legal is 0 to [0-9]*$' --data-parallel zero3 --mesh dp=2 \
   --prefetch 99
-refused "--shard 'x' is unknown; legal are even, whole" --shard x
+refused "--shard 'x' is unknown; legal are even, whole, blocks" --shard x
+refused '--shard blocks is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard blocks --mesh dp=2
 refused '--shard whole is for --data-parallel zero1 to zero3; replicated cuts nothing' --shard whole --mesh dp=2
 refused '--optimizer muon needs whole matrices, which --data-parallel zero1 with --shard even cuts; legal are --shard whole' \
   --optimizer muon --data-parallel zero1 --mesh dp=2
+refused '--optimizer muon needs whole matrices, which --data-parallel zero2 with --shard blocks cuts' \
+  --optimizer muon --data-parallel zero2 --shard blocks --mesh dp=2
 refused "--overlap 'x' is unknown; legal are on, off" --overlap x
 refused '--tensor-overlap 4 hides nothing: with tp=1 linears send nothing; legal is 1' --tensor-overlap 4 --mesh dp=2
 refused '--tensor-overlap is 0; at least 1 is legal' --tensor-overlap 0 --mesh tp=2
@@ -87,7 +90,6 @@ refused '--tensor-overlap is 65, but a rank has 64 tokens of a microbatch to sen
   --mesh cp=2,tp=2 --seq 128 --micro-batch 2
 refused "--clip-norm 'x' is unknown; legal are exact, delayed" --clip-norm x
 refused '--on-nonfinite skip needs --clip-norm exact: .*; legal is stop' --clip-norm delayed --on-nonfinite skip
-refused "--precision 'half' is unknown; legal are float, double, bf16" --precision half
 for bad in x every every:0 every:2x budget budget:-1 budget:5X budget:1.5G budget:9999999999G; do
   refused "--recompute '$bad' is unknown; legal are none, selective, full, every:K .* and budget:SIZE" --recompute $bad
 done
@@ -96,6 +98,18 @@ refused '--recompute budget:9 is 9 bytes, .* still keeps \([0-9]*\); the least t
   --recompute budget:9
 refused '--recompute budget:1G chooses layers before stages are measured; with it, --split flops and even are legal' \
   --recompute budget:1G --split measured --mesh pp=2
+refused "--precision 'half' is unknown; legal are float, double, bf16, bf16-no-masters" --precision half
+refused '--precision bf16-no-masters is built for --strategy sp alone; here it is tp' \
+  --precision bf16-no-masters --strategy tp
+refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw' \
+  --precision bf16-no-masters --optimizer muon
+refused "--reduce-in 'half' is unknown; legal are full, bf16" --reduce-in half
+refused '--reduce-in bf16 is for gradients in float; with --precision double, full' --reduce-in bf16 --precision double --mesh dp=2
+refused '--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one' --reduce-in bf16
+refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
+refused '--moments int8 is for --optimizer adamw; with muon, full is legal' --moments int8 --optimizer muon
+refused '--moments int8 has a scale for each 256 elements, which --data-parallel zero1 with --shard even cuts; legal are' \
+  --moments int8 --data-parallel zero1 --mesh dp=2
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd
 refused "--muon-scale 'x' is unknown; legal are match_rms_adamw, original" --optimizer muon --muon-scale x
 refused "--lr-schedule: unknown schedule 'x'; legal are constant, linear, cosine" --lr-schedule x

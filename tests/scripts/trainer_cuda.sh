@@ -17,7 +17,7 @@ refused() {
 
 # What needs no GPU to be refused.
 refused '--backend mpi moves the host.s memory; with --device cuda, --backend nccl' "$trainer" --backend mpi
-refused '--precision double is not there for --device cuda; legal are float and bf16' "$trainer" --precision double
+refused '--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters' "$trainer" --precision double
 refused '--precision float is built for --strategy sp alone; here it is tp' "$trainer" --strategy tp
 refused '--tf32 is for --precision float; here it is bf16' "$trainer" --tf32 --precision bf16
 refused '--attention-kernel cudnn computes in bf16; with --precision float' "$trainer" --attention-kernel cudnn

@@ -39,8 +39,19 @@ compare --mesh dp=2,tp=4 --data-parallel zero2 --precision double --micro-batch 
 compare --mesh dp=4,tp=2 --strategy tp --data-parallel zero1 --clip 0 --micro-batch 1
 compare --mesh dp=2,tp=2 --optimizer muon
 compare --mesh dp=2,tp=2 --data-parallel zero1 --shard whole --optimizer muon --micro-batch 2
+compare --mesh dp=2,tp=2 --data-parallel zero2 --shard blocks --moments int8 --precision bf16-no-masters --micro-batch 2
+compare --mesh dp=2,tp=2 --data-parallel zero1 --reduce-in bf16 --micro-batch 2
 
 # Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
-moments() { "$trainer" --model config.json --seq 32 --dry-run --optimizer "$1" | sed -n 's/^  moments *//p'; }
-[ "$(moments adamw)" = "280 kB" ] || fail "AdamW keeps $(moments adamw)"
-[ "$(moments muon)" = "206 kB" ] || fail "Muon keeps $(moments muon)"
+# In 8 bits, each 256 elements at most have two scales of a byte.
+moments() { "$trainer" --model config.json --seq 32 --dry-run "$@" | sed -n 's/^  moments *//p'; }
+keeps() {
+  kept=$1
+  shift
+  [ "$(moments "$@")" = "$kept" ] || fail "$*: the optimizer keeps $(moments "$@")"
+}
+keeps "280 kB" --optimizer adamw
+keeps "206 kB" --optimizer muon
+keeps "140 kB" --moments bf16
+keeps "70.2 kB" --moments int8
+keeps "280 kB" --precision bf16-no-masters

@@ -17,6 +17,7 @@ make_run<plait::cuda> cuda_float(const options& opt) {
 
 make_run<plait::cuda> cuda_bf16(const options& opt) {
   check(opt);
+  if (opt.precision != "bf16") plait::fail("this program has no --precision " + opt.precision);
   return [](const setup& s, plait::cuda& device, plait::any_communicator ranks) -> std::unique_ptr<model_run> {
     if (s.zigzag) plait::fail("this program has no zigzag order in bf16");
     using strategy = in_context<plait::megatron_sp, plait::contiguous>;

@@ -84,7 +84,7 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
         piece.bytes =
             full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(there) * width);
       copy_elements(piece, values.data() + to);
-      std::fill(values.data() + to + there, values.data() + to + count, T(0));
+      std::fill(values.data() + to + there, values.data() + to + count, T{});
     });
   } catch (const error& e) {
     fail({source, ": ", e.what()});

@@ -35,6 +35,21 @@ struct precision<bf16> {
   using statistic = float;
 };
 
+/// bf16 without masters: a parameter is kept in bf16 alone, and every update is rounded stochastically (as in Zamirai
+/// et al. 2020, arXiv 2010.06192), because the nearest bf16 of a weight and a small step is the weight. A parameter and
+/// AdamW's two moments take 10 bytes for each element, 6 with moments in bf16, 4 with those in int8 (beside 14, 10 and
+/// 8 with masters). Gradients are summed in float. bf16 has the exponents of float, so that no format here needs the
+/// loss to be scaled.
+struct bf16_no_masters {};
+template <>
+struct precision<bf16_no_masters> {
+  using activation = bf16;
+  using weight = bf16;
+  using gradient = float;
+  using master = bf16;
+  using statistic = float;
+};
+
 template <class T>
 using activation_of = typename precision<T>::activation;
 template <class T>

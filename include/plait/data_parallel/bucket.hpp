@@ -49,7 +49,8 @@ void require_used(const parameter<Precision, Device>& p) {
 template <class Precision, compute_device Device>
 class parameter_bucket final : public parameter_home<Precision, Device> {
   using home = parameter_home<Precision, Device>;
-  using home::axes_, home::group_, home::piece_, home::rank_, home::masters_, home::rounded_, home::gradients_;
+  using home::axes_, home::group_, home::piece_, home::rank_, home::cuts_at_, home::masters_, home::rounded_,
+      home::gradients_;
 
  public:
   using parameter = plait::parameter<Precision, Device>;
@@ -57,8 +58,6 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   using weight_type = weight_of<Precision>;
   using gradient_type = gradient_of<Precision>;
   using master_type = master_of<Precision>;
-  /// Pieces begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
-  static constexpr std::int64_t alignment = 128;
 
   /// One parameter, and how its gradient is reduced.
   struct member {
@@ -70,9 +69,9 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// included. Collective over the axes.
   static std::shared_ptr<parameter_bucket> make(const context<Device>& ctx, std::vector<std::shared_ptr<array>> arrays,
                                                 std::vector<member> members, zero_level level, bucket_cut cut,
-                                                data_ranks& ranks) {
+                                                gradient_wire wire, data_ranks& ranks) {
     std::shared_ptr<parameter_bucket> bucket(
-        new parameter_bucket(std::move(arrays), std::move(members), level, cut, ranks));
+        new parameter_bucket(std::move(arrays), std::move(members), level, cut, wire, ranks));
     bucket->move_in(ctx, bucket);
     return bucket;
   }
@@ -149,20 +148,27 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
                          reduce_op::sum);
     if (!reductions_) return;
-    if (axes_.empty())
-      reductions_->start_all_reduce(summed_, summed_, static_cast<std::size_t>(total_), type, reduce_op::sum)
-          .swap(reduction_);
-    else
-      reductions_->start_reduce_scatter(summed_, gradients_, static_cast<std::size_t>(piece_), type, reduce_op::sum)
-          .swap(reduction_);
+    if (wire_ == gradient_wire::bf16) {
+      sent_ = make_collective_buffer<bf16>(ctx.device, static_cast<std::size_t>(total_));
+      kernels::cast(ctx.device, summed_, sent_.template data<bf16>(), total_);
+      start_sum(sent_.template data<bf16>(), own_sent(), dtype::bf16);
+    } else {
+      start_sum(summed_, gradients_, type);
+    }
   }
   /// Calls f(reduced gradient) for each parameter, in order.
   template <class F>
-  void finish_reduction(F&& f) {
+  void finish_reduction(const context<Device>& ctx, F&& f) {
     reduction_.wait();
     constexpr dtype type = dtype_of<gradient_type>;
     const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
-    if (copies_) copies_->all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
+    if (!sent_.empty()) {
+      if (copies_) copies_->all_reduce(own_sent(), own_sent(), n, dtype::bf16, reduce_op::sum);
+      kernels::cast(ctx.device, own_sent(), gradients_, static_cast<std::int64_t>(n));
+      sent_.reset();
+    } else if (copies_) {
+      copies_->all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
+    }
     if (any_communicator& stages = home::stages_of(*members_[0].who); stages && trainable_)
       stages.all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
     if (level_ >= zero_level::gradients && !axes_.empty()) {
@@ -187,8 +193,8 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   };
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
-                   bucket_cut cut, data_ranks& ranks)
-      : level_(level), members_(std::move(members)) {
+                   bucket_cut cut, gradient_wire wire, data_ranks& ranks)
+      : level_(level), block_(cut.block()), wire_(wire), members_(std::move(members)) {
     // Those that are reduced over other axes first lie next to each other.
     const auto has_rest = [&](const std::shared_ptr<array>& a) {
       return std::any_of(members_.begin(), members_.end(),
@@ -217,11 +223,12 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       rank_ = gathers_->rank();
       pieces = gathers_->size();
     }
-    cut == bucket_cut::whole ? place_whole(pieces) : place_evenly(pieces);
+    cut.is_whole() ? place_whole(pieces) : place_evenly(pieces);
+    cuts_at_ = cut.is_whole() ? 0 : block_;
     total_ = piece_ * pieces;
   }
 
-  static std::int64_t aligned(std::int64_t n) { return (n + alignment - 1) / alignment * alignment; }
+  std::int64_t aligned(std::int64_t n) const { return (n + block_ - 1) / block_ * block_; }
   void place_evenly(std::int64_t pieces) {
     std::int64_t end = 0;
     for (const array* a : arrays_) {
@@ -314,11 +321,24 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       gradients_ = own_gradients_.template data<gradient_type>();
     }
   }
+  /// Starts to sum `all` over the data ranks: all of it in place, or this rank's piece into `own`.
+  template <class E>
+  void start_sum(E* all, E* own, dtype type) {
+    if (axes_.empty())
+      reductions_->start_all_reduce(all, all, static_cast<std::size_t>(total_), type, reduce_op::sum).swap(reduction_);
+    else
+      reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(piece_), type, reduce_op::sum)
+          .swap(reduction_);
+  }
+  /// Where this rank's gradients are summed as they are sent.
+  bf16* own_sent() { return sent_.template data<bf16>() + (axes_.empty() ? 0 : rank_ * piece_); }
   void set_current(bool current) {
     for (const member& m : members_) home::set_current(*m.who, current);
   }
 
   zero_level level_;
+  std::int64_t block_;  ///< at multiples of which arrays and pieces begin
+  gradient_wire wire_;
   std::vector<member> members_;
   std::vector<array*> arrays_;        ///< which keep the bucket alive
   std::vector<std::int64_t> begins_;  ///< of the arrays
@@ -329,6 +349,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   any_communicator* copies_ = nullptr;      ///< of pieces, in a hybrid
   std::vector<range> rest_;
   buffer<Device> whole_values_, whole_gradients_, own_masters_, own_rounded_, own_gradients_;
+  buffer<Device> sent_;  ///< gradients as they travel, where that is not their own type
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
   request gather_, reduction_;

@@ -18,12 +18,46 @@ struct data_axes {
   axis_list replicate{};
 };
 
-/// How a bucket is cut into the pieces of its ranks.
-enum class bucket_cut : std::uint8_t {
-  even,  ///< anywhere, so that pieces are equal and nothing is padded but to alignment
-  /// Between arrays, so that every matrix has one owner, as optimizers need that work on whole matrices; arrays are
-  /// shared out by size, and all pieces are as large as the largest.
-  whole
+/// How a bucket is cut into the pieces of its ranks:
+///
+///     bucket_cut::even        anywhere, so that pieces are equal and nothing is padded but to alignment
+///     bucket_cut::whole       between arrays, so that every matrix has one owner, as optimizers need that work on whole
+///                             matrices; arrays are shared out by size, and all pieces are as large as the largest
+///     bucket_cut::blocks(n)   every n elements of an array at most, for states that are quantised by blocks, which
+///                             then do not depend on the number of ranks; pieces are equal, and padded to n
+class bucket_cut {
+ public:
+  static const bucket_cut even, whole;
+  /// Throws unless n is legal: a multiple of 128 (`alignment`) up to 65536.
+  static constexpr bucket_cut blocks(std::int64_t n) {
+    if (n < alignment || n > most_block || n % alignment != 0)
+      fail(
+          {"bucket_cut::blocks(", n, "): legal are multiples of ", alignment, " from ", alignment, " to ", most_block});
+    return bucket_cut(n);
+  }
+  /// Pieces and arrays begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
+  static constexpr std::int64_t alignment = 128;
+
+  constexpr bool is_whole() const { return block_ == 0; }
+  /// Pieces and arrays begin at multiples of so many elements in a bucket.
+  constexpr std::int64_t block() const { return is_whole() ? alignment : block_; }
+  friend constexpr bool operator==(const bucket_cut&, const bucket_cut&) = default;
+
+ private:
+  static constexpr std::int64_t most_block = 65536;
+  explicit constexpr bucket_cut(std::int64_t block) : block_(block) {}
+  std::int64_t block_;  ///< 0: whole
+};
+inline constexpr bucket_cut bucket_cut::even{bucket_cut::alignment};
+inline constexpr bucket_cut bucket_cut::whole{0};
+
+/// What gradients are sent as over the data axes, where they are summed.
+enum class gradient_wire : std::uint8_t {
+  full,  ///< in their own type, in place
+  /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
+  /// gradients while they travel, and each term, and each partial sum that a backend sends on, is rounded by at most
+  /// 2^-9 of itself.
+  bf16
 };
 
 /// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the

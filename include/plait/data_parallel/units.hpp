@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,10 +45,14 @@ class parameter_units {
 
   /// `axes` are those over which data is spread, of the mesh of a stage.
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
-                  bucket_cut cut = bucket_cut::even)
-      : level_(level), cut_(cut), ranks_(ctx.ranks, axes) {
+                  bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full)
+      : level_(level), cut_(cut), wire_(wire), ranks_(ctx.ranks, axes) {
+    if (wire != gradient_wire::full && !std::is_same_v<gradient_of<Precision>, float>)
+      fail({"data parallelism: gradient_wire::bf16 is for gradients in float, and here they are in ",
+            plait::name_of(dtype_of<gradient_of<Precision>>), "; legal is full"});
     if (level == zero_level::replicated && cut != bucket_cut::even)
-      fail("data parallelism: bucket_cut::whole cuts nothing at zero_level::replicated; legal is even");
+      fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
+            " cuts nothing at zero_level::replicated; legal is even"});
     if (level != zero_level::replicated && ranks_.shard().empty())
       fail({"data parallelism: ", name_of(level),
             " shards over the axes of data_axes::shard, along which this mesh has ",
@@ -157,7 +162,7 @@ class parameter_units {
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
     for (const auto& b : at(unit).buckets)
-      if (b->trainable()) b->finish_reduction([&](auto g) { out.push_back(std::move(g)); });
+      if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
     for (parameter* p : at(unit).alone)
       if (p->trainable()) out.push_back(p->reduce(ctx));
     at(unit).reducing = false;
@@ -221,6 +226,11 @@ class parameter_units {
         if (level_ != zero_level::replicated && !how.shard.empty())
           fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
                 why, "; use zero_level::replicated"});
+        if (wire_ != gradient_wire::full && p->trainable())
+          fail(
+              {"data parallelism: gradient_wire::bf16 is for gradients that are reduced side by side, and the "
+               "parameter ",
+               p->name(), why, "; use gradient_wire::full"});
         u.alone.push_back(p);
         continue;
       }
@@ -234,7 +244,7 @@ class parameter_units {
       g->members.push_back({p, how});
     }
     for (group& g : groups)
-      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, ranks_));
+      u.buckets.push_back(bucket::make(ctx, std::move(g.arrays), std::move(g.members), level_, cut_, wire_, ranks_));
   }
   /// Why a parameter cannot lie in a bucket, or "". One for which there is nothing to do together with others needs
   /// not.
@@ -253,6 +263,7 @@ class parameter_units {
 
   zero_level level_;
   bucket_cut cut_;
+  gradient_wire wire_;
   data_ranks ranks_;
   std::vector<kept_unit> units_;
   std::map<const parameter*, int> owner_;

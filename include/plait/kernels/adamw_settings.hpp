@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/kernels/stochastic_rounding.hpp"
 
 namespace plait::kernels {
 
@@ -25,15 +26,20 @@ struct adamw_scalars {
   double correction2 = 1.0;     ///< 1 - beta2^step, the bias of the second
   double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
   double update = 1.0;          ///< 0: the step is skipped, and nothing changes
+  std::uint64_t rounding = 0;   ///< the seed of what is rounded stochastically
 };
 
 /// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
 inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double learning_rate, std::int64_t step,
-                                      double gradient_scale = 1.0) {
+                                      double gradient_scale = 1.0, std::uint64_t seed = 0) {
   if (step < 1) fail({"adamw: step = ", step, ", must be at least 1"});
   const auto power = static_cast<double>(step);
-  return {learning_rate, 1.0 - std::pow(settings.beta1, power), 1.0 - std::pow(settings.beta2, power), gradient_scale,
-          1.0};
+  return {learning_rate,
+          1.0 - std::pow(settings.beta1, power),
+          1.0 - std::pow(settings.beta2, power),
+          gradient_scale,
+          1.0,
+          rounding_seed_of(seed, static_cast<std::uint64_t>(step))};
 }
 
 /// One tensor that a step updates: `size` elements of each array. M is the type of the numbers that are kept, G that of
@@ -47,6 +53,23 @@ struct adamw_tensor {
   W* weight = nullptr;  ///< receives the new value rounded to W; may be null
   std::int64_t size = 0;
   double weight_decay = 0.0;
+};
+
+/// Likewise, where moments are kept as S, which may be bf16, or std::uint8_t for codes in blocks (kernels/moments.hpp);
+/// those, and values that are kept in bf16, are rounded stochastically.
+template <class M, class G, class W, class S>
+struct adamw_rounded_tensor {
+  M* master = nullptr;
+  const G* gradient = nullptr;
+  S* m = nullptr;
+  S* v = nullptr;
+  std::uint8_t* m_scales = nullptr;  ///< of codes: one for each block that the elements touch
+  std::uint8_t* v_scales = nullptr;
+  W* weight = nullptr;
+  std::int64_t size = 0;
+  std::int64_t begin = 0;  ///< the place of the first element in its block
+  double weight_decay = 0.0;
+  rounded_elements elements{};
 };
 
 }  // namespace plait::kernels

@@ -12,6 +12,7 @@
 #ifndef PLAIT_NO_CPU
 #include "plait/kernels/cpu/activations.hpp"
 #include "plait/kernels/cpu/adamw.hpp"
+#include "plait/kernels/cpu/adamw_rounded.hpp"
 #include "plait/kernels/cpu/attention_backward.hpp"
 #include "plait/kernels/cpu/attention_forward.hpp"
 #include "plait/kernels/cpu/copy.hpp"

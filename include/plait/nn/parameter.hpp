@@ -171,7 +171,7 @@ class parameter {
   void initialize(const context<Device>& ctx) {
     fill_values(ctx, [&](master_type* values) {
       if (info_.init.std == 0) {
-        kernels::fill(ctx.device, values, size(), static_cast<master_type>(info_.init.mean));
+        kernels::fill(ctx.device, values, size(), converted<master_type>(info_.init.mean));
       } else {
         kernels::fill_normal(ctx.device, values, part_, ctx.seed, stream_of(info_.name), info_.init.mean,
                              info_.init.std);

@@ -13,6 +13,7 @@ struct pipeline_options {
   data_parallel parallel{};
   data_axes axes{};
   bucket_cut cut = bucket_cut::even;
+  gradient_wire wire = gradient_wire::full;
   schedule_costs costs{};
 };
 

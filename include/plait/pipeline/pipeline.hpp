@@ -64,7 +64,9 @@ class pipeline {
   template <class Make>
   pipeline(const context<device>& ctx, any_communicator along, const schedule& plan,
            std::span<const stage_layers> parts, Make&& make, const pipeline_options& options = {})
-      : shape_(plan.shape), options_(options), units_(ctx, options.parallel.level, options.axes, options.cut) {
+      : shape_(plan.shape),
+        options_(options),
+        units_(ctx, options.parallel.level, options.axes, options.cut, options.wire) {
     if (static_cast<int>(parts.size()) != shape_.stages())
       fail({"pipeline: the layers are split into ", parts.size(), " stages, and the schedule ", plan.name.str(),
             " has ", shape_.stages()});
@@ -84,7 +86,7 @@ class pipeline {
       : shape_{1, 1, microbatches},
         options_(options),
         stages_{&whole},
-        units_(ctx, options.parallel.level, options.axes, options.cut) {
+        units_(ctx, options.parallel.level, options.axes, options.cut, options.wire) {
     if (!whole.part().first || !whole.part().last)
       fail("pipeline: one stage of several was given as the whole model; its ranks need a schedule");
     any_communicator along = counting_communicator(0, 1, "pp");

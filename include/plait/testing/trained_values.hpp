@@ -32,8 +32,8 @@ named_values gather_full(const context<Device>& ctx, const Parameter& p, const E
   std::size_t logical = 1;
   for (std::int64_t n : p.info().shape) logical *= static_cast<std::size_t>(n);
   named_values out{p.name(), {}, true};
-  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= all[i] == E(0);
-  out.values.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(logical));
+  for (std::size_t i = logical; i < all.size(); ++i) out.clean_padding &= widened(all[i]) == 0;
+  for (std::size_t i = 0; i < logical; ++i) out.values.push_back(converted<double>(all[i]));
   return out;
 }
 

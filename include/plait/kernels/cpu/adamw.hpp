@@ -14,6 +14,58 @@
 
 namespace plait::kernels {
 
+namespace detail {
+
+/// The numbers of a step in the type of the arithmetic, and what they do to some elements.
+template <class A>
+struct adamw_arithmetic {
+  A rate, root_scale, one_minus_b1, b2, one_minus_b2, epsilon, gradient_scale;
+
+  adamw_arithmetic(const adamw_settings& settings, const adamw_scalars& scalars)
+      : rate(static_cast<A>(scalars.learning_rate / scalars.correction1)),
+        root_scale(static_cast<A>(1.0 / std::sqrt(scalars.correction2))),
+        one_minus_b1(static_cast<A>(1.0 - settings.beta1)),
+        b2(static_cast<A>(settings.beta2)),
+        one_minus_b2(static_cast<A>(1.0 - settings.beta2)),
+        epsilon(static_cast<A>(settings.epsilon)),
+        gradient_scale(static_cast<A>(scalars.gradient_scale)) {}
+
+  void update(A* master, const A* gradient, A* m, A* v, std::int64_t n, A decay) const {
+    using pack = simd::pack<A>;
+    constexpr std::int64_t w = simd::lanes<A>;
+    const auto step = [=, *this](pack& p, pack g, pack& mean, pack& square) {
+      g *= gradient_scale;
+      mean += (g - mean) * one_minus_b1;
+      square = square * b2 + g * g * one_minus_b2;
+      p = p * decay - rate * mean / (simd::sqrt<A>(square) * root_scale + epsilon);
+    };
+    std::int64_t i = 0;
+    for (; i + w <= n; i += w) {
+      pack p = simd::load(master + i), mean = simd::load(m + i), square = simd::load(v + i);
+      step(p, simd::load(gradient + i), mean, square);
+      simd::store<A>(p, master + i);
+      simd::store<A>(mean, m + i);
+      simd::store<A>(square, v + i);
+    }
+    if (const std::int64_t rest = n - i; rest > 0) {
+      pack p = simd::load_some(master + i, rest, A(0)), mean = simd::load_some(m + i, rest, A(0));
+      pack square = simd::load_some(v + i, rest, A(0));
+      step(p, simd::load_some(gradient + i, rest, A(0)), mean, square);
+      simd::store_some<A>(p, master + i, rest);
+      simd::store_some<A>(mean, m + i, rest);
+      simd::store_some<A>(square, v + i, rest);
+    }
+  }
+};
+
+/// The factor of weights that decay.
+template <class A>
+A adamw_decay(const adamw_scalars& scalars, double weight_decay) {
+  return static_cast<A>(1.0 - scalars.learning_rate * weight_decay);
+}
+
+}  // namespace detail
+
 /// One step of AdamW on every tensor, in place:
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
@@ -24,41 +76,14 @@ template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {
   if (scalars->update == 0) return;
-  using pack = simd::pack<M>;
-  constexpr std::int64_t w = simd::lanes<M>;
   constexpr std::int64_t block = 4096;  // elements after which the rounded copy is made, while they are in the cache
-  const M rate = static_cast<M>(scalars->learning_rate / scalars->correction1);
-  const M root_scale = static_cast<M>(1.0 / std::sqrt(scalars->correction2));
-  const M one_minus_b1 = static_cast<M>(1.0 - settings.beta1);
-  const M b2 = static_cast<M>(settings.beta2), one_minus_b2 = static_cast<M>(1.0 - settings.beta2);
-  const M epsilon = static_cast<M>(settings.epsilon), g_scale = static_cast<M>(scalars->gradient_scale);
+  const detail::adamw_arithmetic<M> numbers(settings, *scalars);
   for (const adamw_tensor<M, G, W>& t : tensors) {
-    const M decay = static_cast<M>(1.0 - scalars->learning_rate * t.weight_decay);
-    const auto update = [=](pack& p, pack g, pack& mean, pack& square) {
-      g *= g_scale;
-      mean += (g - mean) * one_minus_b1;
-      square = square * b2 + g * g * one_minus_b2;
-      p = p * decay - rate * mean / (simd::sqrt<M>(square) * root_scale + epsilon);
-    };
+    const M decay = detail::adamw_decay<M>(*scalars, t.weight_decay);
     for (std::int64_t begin = 0; begin < t.size; begin += block) {
-      const std::int64_t end = std::min(begin + block, t.size);
-      std::int64_t i = begin;
-      for (; i + w <= end; i += w) {
-        pack p = simd::load(t.master + i), mean = simd::load(t.m + i), square = simd::load(t.v + i);
-        update(p, simd::load(t.gradient + i), mean, square);
-        simd::store<M>(p, t.master + i);
-        simd::store<M>(mean, t.m + i);
-        simd::store<M>(square, t.v + i);
-      }
-      if (const std::int64_t rest = end - i; rest > 0) {
-        pack p = simd::load_some(t.master + i, rest, M(0)), mean = simd::load_some(t.m + i, rest, M(0));
-        pack square = simd::load_some(t.v + i, rest, M(0));
-        update(p, simd::load_some(t.gradient + i, rest, M(0)), mean, square);
-        simd::store_some<M>(p, t.master + i, rest);
-        simd::store_some<M>(mean, t.m + i, rest);
-        simd::store_some<M>(square, t.v + i, rest);
-      }
-      if (t.weight != nullptr) cast(device, t.master + begin, t.weight + begin, end - begin);
+      const std::int64_t n = std::min(block, t.size - begin);
+      numbers.update(t.master + begin, t.gradient + begin, t.m + begin, t.v + begin, n, decay);
+      if (t.weight != nullptr) cast(device, t.master + begin, t.weight + begin, n);
     }
   }
 }

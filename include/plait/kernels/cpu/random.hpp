@@ -13,6 +13,7 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/philox.hpp"
+#include "plait/kernels/run_map.hpp"
 
 namespace plait::kernels {
 
@@ -91,6 +92,21 @@ void for_each_word(const box& part, std::uint64_t seed, std::uint64_t stream, F 
       length -= count;
     }
   });
+}
+
+/// Writes the words of `count` elements from element `first` of a part on.
+inline void element_words(const run_map& map, std::int64_t first, std::int64_t count, std::uint64_t seed,
+                          std::uint64_t stream, std::uint32_t* out) {
+  constexpr std::int64_t at_once = 4 * blocks_at_once;
+  alignas(64) std::uint32_t words[at_once];
+  while (count > 0) {
+    const std::int64_t global = map.global_of_element(first), lane = global % 4;
+    const std::int64_t in_run = map.runs == 1 ? count : map.length - first % map.length;
+    const std::int64_t here = std::min({count, in_run, at_once - lane});
+    many_random_words(seed, stream, static_cast<std::uint64_t>(global / 4), words);
+    std::copy_n(words + lane, here, out);
+    first += here, count -= here, out += here;
+  }
 }
 
 }  // namespace detail

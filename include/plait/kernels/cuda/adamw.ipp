@@ -17,6 +17,12 @@ template <class M>
 struct adamw_numbers {
   M rate, root_scale, one_minus_b1, b2, one_minus_b2, epsilon, gradient_scale, decay;
 
+  /// From what `adamw_share_numbers` has computed.
+  __device__ static adamw_numbers of(const double* shared, const adamw_settings& settings) {
+    return {static_cast<M>(shared[0]),      static_cast<M>(shared[1]),          static_cast<M>(1 - settings.beta1),
+            static_cast<M>(settings.beta2), static_cast<M>(1 - settings.beta2), static_cast<M>(settings.epsilon),
+            static_cast<M>(shared[2]),      static_cast<M>(shared[3])};
+  }
   __device__ void update(M& p, M g, M& mean, M& square) const {
     g *= gradient_scale;
     mean += (g - mean) * one_minus_b1;
@@ -24,6 +30,18 @@ struct adamw_numbers {
     p = p * decay - rate * mean / (sqrt(square) * root_scale + epsilon);
   }
 };
+
+/// Divisions and roots in double, once for each block of threads, all of which call it.
+__device__ inline void adamw_share_numbers(double* shared, const adamw_scalars& scalars, double weight_decay) {
+  if (threadIdx.x == 0) {
+    const double learning_rate = scalars.learning_rate;
+    shared[0] = learning_rate / scalars.correction1;
+    shared[1] = 1.0 / sqrt(scalars.correction2);
+    shared[2] = scalars.gradient_scale;
+    shared[3] = 1.0 - learning_rate * weight_decay;
+  }
+  __syncthreads();
+}
 
 template <class M, class G, class W>
 __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> table, const adamw_settings settings,
@@ -44,18 +62,8 @@ __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> tabl
   W* const weight = table.entries[entry].weight == nullptr ? nullptr : table.entries[entry].weight + begin;
 
   __shared__ double shared_numbers[4];
-  if (threadIdx.x == 0) {  // divisions and roots in double, once for each block
-    const double learning_rate = scalars->learning_rate;
-    shared_numbers[0] = learning_rate / scalars->correction1;
-    shared_numbers[1] = 1.0 / sqrt(scalars->correction2);
-    shared_numbers[2] = scalars->gradient_scale;
-    shared_numbers[3] = 1.0 - learning_rate * table.entries[entry].weight_decay;
-  }
-  __syncthreads();
-  const adamw_numbers<M> numbers{static_cast<M>(shared_numbers[0]),  static_cast<M>(shared_numbers[1]),
-                                 static_cast<M>(1 - settings.beta1), static_cast<M>(settings.beta2),
-                                 static_cast<M>(1 - settings.beta2), static_cast<M>(settings.epsilon),
-                                 static_cast<M>(shared_numbers[2]),  static_cast<M>(shared_numbers[3])};
+  adamw_share_numbers(shared_numbers, *scalars, table.entries[entry].weight_decay);
+  const adamw_numbers<M> numbers = adamw_numbers<M>::of(shared_numbers, settings);
 
   int done = 0;
   if (holds_packs<width>(master) && holds_packs<width>(gradient) && holds_packs<width>(m) && holds_packs<width>(v) &&

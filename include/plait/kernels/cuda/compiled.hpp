@@ -5,6 +5,7 @@
 
 #include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/adamw_rounded.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_forward.hpp"
 #include "plait/kernels/cuda/copy.hpp"
@@ -42,6 +43,10 @@
   PLAIT_KERNEL(void gelu_tanh_backward(cuda&, const T*, const T*, T*, std::int64_t))                                   \
   PLAIT_KERNEL(                                                                                                        \
       void adamw_update(cuda&, std::span<const adamw_tensor<S, S, T>>, const adamw_settings&, const adamw_scalars*))   \
+  PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<S, S, T, bf16>>, const adamw_settings&,   \
+                                 const adamw_scalars*))                                                                \
+  PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<S, S, T, std::uint8_t>>,                  \
+                                 const adamw_settings&, const adamw_scalars*))                                         \
   PLAIT_KERNEL(void attention_forward(cuda&, const T*, const T*, const T*, T*, S*, const attention_shape&,             \
                                       const attention_choice&))                                                        \
   PLAIT_KERNEL(void attention_delta(cuda&, const T*, const T*, S*, const attention_shape&))                            \
@@ -143,6 +148,14 @@ PLAIT_KERNEL(void cast(cuda&, const bf16*, double*, std::int64_t))
 PLAIT_KERNELS_OF(float, float)
 PLAIT_KERNELS_OF(bf16, float)
 PLAIT_KERNELS_OF_STATISTICS(float)
+
+// Values in bf16 without masters.
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, float>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, bf16>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, std::uint8_t>>,
+                               const adamw_settings&, const adamw_scalars*))
 
 // Context parallelism in bf16 merges attention in float.
 PLAIT_KERNEL(void attention_forward(cuda&, const bf16*, const bf16*, const bf16*, float*, float*,

@@ -5,6 +5,7 @@
 
 #include "plait/kernels/cuda/activations.hpp"
 #include "plait/kernels/cuda/adamw.hpp"
+#include "plait/kernels/cuda/adamw_rounded.hpp"
 #include "plait/kernels/cuda/attention_backward.hpp"
 #include "plait/kernels/cuda/attention_forward.hpp"
 #include "plait/kernels/cuda/compiled.hpp"

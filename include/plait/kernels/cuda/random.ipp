@@ -12,52 +12,11 @@
 #include "plait/kernels/cuda/tensor_table.hpp"
 #include "plait/kernels/cuda/unroll.hpp"
 #include "plait/kernels/philox.hpp"
+#include "plait/kernels/run_map.hpp"
 
 namespace plait::kernels {
 
 namespace detail {
-
-/// A box as runs of elements that are contiguous in the local and in the global order: run r begins at local r * length
-/// and at global base + sum over d of index d of r * stride[d].
-struct run_map {
-  std::int64_t length = 0;
-  std::int64_t runs = 0;
-  std::int64_t base = 0;
-  int dims = 0;
-  std::int64_t extent[max_dims] = {};
-  std::int64_t stride[max_dims] = {};
-
-  static run_map of(const box& part) {
-    run_map map;
-    map.runs = map.length = 1;
-    std::int64_t stride = 1;  // global elements between neighbours along a dim
-    bool contiguous = true;   // everything further in lies here entirely
-    for (int d = part.dims - 1; d >= 0; --d) {
-      map.base += part.offset[d] * stride;
-      if (contiguous) {
-        map.length *= part.local[d];
-        contiguous = part.local[d] == part.global[d];
-      } else if (part.local[d] != 1) {
-        map.runs *= part.local[d];
-        map.stride[map.dims] = stride;
-        map.extent[map.dims++] = part.local[d];
-      }
-      stride *= part.global[d];
-    }
-    return map;
-  }
-
-  /// The global index where a run begins; innermost dims come first in the arrays.
-  __device__ std::int64_t global_of(std::int64_t run) const {
-    std::int64_t at = base;
-    for (int d = 0; d < dims; ++d) {
-      const std::int64_t outer = run / extent[d];
-      at += (run - outer * extent[d]) * stride[d];
-      run = outer;
-    }
-    return at;
-  }
-};
 
 /// Calls f(local, words, lane, count) for a thread's stretch of elements, which share one Philox block: element local +
 /// i has word words[lane + i].
@@ -172,7 +131,7 @@ template <class T>
 void fill_normal(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double mean,
                  double std) {
   if (part.local_size() == 0) return;
-  const auto map = detail::run_map::of(part);
+  const auto map = run_map::of(part);
   plait::detail::launch(device, detail::threads_for(map), detail::put_normal<T>, x, map, seed, stream, mean, std);
 }
 
@@ -180,7 +139,7 @@ template <class T>
 void fill_uniform(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double low,
                   double high) {
   if (part.local_size() == 0) return;
-  const auto map = detail::run_map::of(part);
+  const auto map = run_map::of(part);
   plait::detail::launch(device, detail::threads_for(map), detail::put_uniform<T>, x, map, seed, stream, low, high);
 }
 
@@ -189,7 +148,7 @@ void dropout_forward(cuda& device, const T* x, T* y, const box& part, std::uint6
                      double p) {
   check_dropout(p);
   if (part.local_size() == 0) return;
-  const auto map = detail::run_map::of(part);
+  const auto map = run_map::of(part);
   const double scaled = p * 0x1p32;
   const auto threshold = static_cast<std::uint32_t>(scaled < 4294967295.0 ? scaled : 4294967295.0);
   const auto keep = static_cast<arithmetic<T>>(1.0 / (1.0 - p));

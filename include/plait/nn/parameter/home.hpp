@@ -47,6 +47,8 @@ class parameter_home {
     return {std::clamp<std::int64_t>(first, 0, size), std::clamp<std::int64_t>(first + piece_, 0, size)};
   }
   std::int64_t rank() const { return rank_; }
+  /// Pieces begin and end at multiples of so many elements of a layer's array; 0: at none, arrays are whole.
+  std::int64_t cuts_at() const { return cuts_at_; }
 
  protected:
   using parameter_type = parameter<Precision, Device>;
@@ -70,6 +72,7 @@ class parameter_home {
   any_communicator group_;
   std::int64_t piece_ = 0;  ///< elements, padding included
   std::int64_t rank_ = 0;
+  std::int64_t cuts_at_ = 1;
   master_type* masters_ = nullptr;      ///< of this rank's piece
   weight_type* rounded_ = nullptr;      ///< where an optimizer puts them rounded; null: they are not
   gradient_type* gradients_ = nullptr;  ///< of this rank's piece, once reduced

@@ -2,13 +2,19 @@
 // does not compile. Next: nn/parameter.hpp for `reduce`, train/optim/gradient_norm.hpp for clipping.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/kernels/kernels.hpp"
+#include "plait/kernels/moments.hpp"
 #include "plait/layout/enforce.hpp"
+#include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/train/optim/optimizer_state.hpp"
@@ -36,15 +42,22 @@ struct optimizer_value {
 
 }  // namespace detail
 
+using kernels::moment_type;
+
 struct adamw_options {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;  ///< on parameters that decay
+  moment_type moments = moment_type::full;
 };
 
-/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, in the
-/// precision's master type, and belongs to a parameter by its name, so that any of them may be left out of any step.
+/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, as
+/// `adamw_options::moments` says, and belongs to a parameter by its name, so that any of them may be left out of any
+/// step. What is rounded stochastically depends on the context's seed, the step, the parameter's name and the global
+/// index alone, and is the same on every layout; blocks of moments are counted in what a rank would store of the array
+/// in which a parameter lies, and data parallelism must not cut them (`bucket_cut::blocks`).
+///
 /// Values that change from step to step lie in the device's memory, so a step waits for nothing and can be replayed as
 /// a graph.
 ///
@@ -55,7 +68,7 @@ class adamw {
   using M = master_of<Precision>;
   using G = gradient_of<Precision>;
   using W = weight_of<Precision>;
-  using tensor_to_update = kernels::adamw_tensor<M, G, W>;
+  using A = arithmetic<M>;
 
  public:
   using reduced = reduced_gradient<Precision, Device>;
@@ -68,6 +81,8 @@ class adamw {
     unit("beta2", options.beta2);
     if (!(options.epsilon > 0)) fail({"adamw: epsilon = ", options.epsilon, ", must be positive"});
     if (!(options.weight_decay >= 0)) fail({"adamw: weight_decay = ", options.weight_decay, ", must be at least 0"});
+    if (name_of(options.moments)[0] == '?')
+      fail({"adamw: moments = ", static_cast<int>(options.moments), ", must be full, bf16 or int8"});
   }
 
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
@@ -75,7 +90,7 @@ class adamw {
     ++step_;
     moments_.begin_step();
     if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
-    const auto numbers = kernels::adamw_scalars_of(settings(), learning_rate, step_, gradient_scale);
+    const auto numbers = kernels::adamw_scalars_of(settings(), learning_rate, step_, gradient_scale, ctx.seed);
     ctx.device.upload(scalars_.data(), &numbers, sizeof numbers, ctx.device.main_stream());
   }
   /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
@@ -92,13 +107,22 @@ class adamw {
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together.
   void update(const context<Device>& ctx, std::span<reduced> gradients) {
-    std::vector<tensor_to_update> all;
+    std::vector<one> all;
     all.reserve(gradients.size());
     for (reduced& g : gradients) {
       auto& p = g.parameter();
+      require_whole_blocks(p);
+      const parameter_piece piece = p.piece();
       const G* const values = g.data();
       const auto target = p.begin_update();
-      all.push_back(describe(ctx, p.name(), target.master, values, g.size(), p.info().decays, target.rounded));
+      all.push_back({target.master,
+                     values,
+                     target.rounded,
+                     g.size(),
+                     decay_of(p.info().decays),
+                     p.name(),
+                     (p.array_offset() + piece.begin) % kernels::moment_block,
+                     {kernels::run_map::of(p.part()), piece.begin, p.stream_of(p.name())}});
     }
     run(ctx, all);
   }
@@ -116,8 +140,15 @@ class adamw {
   void update(const context<Device>& ctx, const std::string& name, tensor<M, Stored, Device>& p,
               const tensor<G, Gradient, Device>& gradient, bool decays = true) {
     static_assert(enforced<detail::optimizer_value<Stored, Gradient>, among<Stored, Gradient>, Gradient, Stored>);
-    const tensor_to_update one = describe(ctx, name, p.data(), gradient.data(), p.size(), decays, nullptr);
-    run(ctx, std::span(&one, 1));
+    const box part = local_box(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    run(ctx, {{p.data(),
+               gradient.data(),
+               nullptr,
+               p.size(),
+               decay_of(decays),
+               name,
+               0,
+               {kernels::run_map::of(part), 0, parameter<Precision, Device>::stream_of(name)}}});
   }
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
@@ -128,18 +159,68 @@ class adamw {
  private:
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
-  tensor_to_update describe(const context<Device>& ctx, const std::string& name, M* value, const G* gradient,
-                            std::int64_t n, bool decays, W* rounded) {
-    M* const m = moments_.update(ctx, name, n);
-    return {value, gradient, m, m + n, rounded, n, decays ? options_.weight_decay : 0};
+  double decay_of(bool decays) const { return decays ? options_.weight_decay : 0; }
+
+  /// What a step knows of one tensor, or of the piece that this rank updates.
+  struct one {
+    M* master;
+    const G* gradient;
+    W* rounded;
+    std::int64_t size;
+    double weight_decay;
+    std::string name;
+    std::int64_t place;  ///< of its first element in a block of moments
+    kernels::rounded_elements elements;
+  };
+
+  void require_whole_blocks(const parameter<Precision, Device>& p) const {
+    if (options_.moments != moment_type::int8 || !p.home() || p.home()->axes().empty()) return;
+    if (p.home()->cuts_at() % kernels::moment_block == 0) return;
+    fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,
+          " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.home()->cuts_at(),
+          "; legal cuts are bucket_cut::blocks(n), n a multiple of ", kernels::moment_block,
+          ", and bucket_cut::whole, and legal moments with this one full and bf16"});
   }
-  void run(const context<Device>& ctx, std::span<const tensor_to_update> tensors) {
+
+  void run(const context<Device>& ctx, const std::vector<one>& tensors) {
     if (tensors.empty()) return;  // there may be no numbers yet
-    kernels::adamw_update(ctx.device, tensors, settings(), scalars_.template data<kernels::adamw_scalars>());
+    if (options_.moments == moment_type::bf16) return run_rounded<bf16>(ctx, tensors);
+    if (options_.moments == moment_type::int8) return run_rounded<std::uint8_t>(ctx, tensors);
+    if constexpr (!std::is_same_v<M, A>) {  // no masters, so that values are rounded
+      run_rounded<A>(ctx, tensors);
+    } else {
+      std::vector<kernels::adamw_tensor<M, G, W>> all;
+      for (const one& t : tensors) {
+        auto* const m = reinterpret_cast<A*>(moments_of(ctx, t).first);
+        all.push_back({t.master, t.gradient, m, m + t.size, t.rounded, t.size, t.weight_decay});
+      }
+      launch(ctx, all);
+    }
+  }
+  template <class S>
+  void run_rounded(const context<Device>& ctx, const std::vector<one>& tensors) {
+    std::vector<kernels::adamw_rounded_tensor<M, G, W, S>> all;
+    for (const one& t : tensors) {
+      const auto [at, places] = moments_of(ctx, t);
+      auto* const scales = reinterpret_cast<std::uint8_t*>(at);
+      all.push_back({t.master, t.gradient, reinterpret_cast<S*>(at), reinterpret_cast<S*>(at + places.second),
+                     scales + places.first_scales, scales + places.second_scales, t.rounded, t.size, t.place,
+                     t.weight_decay, t.elements});
+    }
+    launch(ctx, all);
+  }
+  std::pair<std::byte*, kernels::moment_places> moments_of(const context<Device>& ctx, const one& t) {
+    const kernels::moment_places places = kernels::places_of(options_.moments, sizeof(A), t.size, t.place);
+    return {moments_.update(ctx, t.name, t.size, places.bytes), places};
+  }
+  template <class Tensor>
+  void launch(const context<Device>& ctx, const std::vector<Tensor>& tensors) {
+    kernels::adamw_update(ctx.device, std::span<const Tensor>(tensors), settings(),
+                          scalars_.template data<kernels::adamw_scalars>());
   }
 
   adamw_options options_;
-  optimizer_state<M, Device> moments_{"adamw", 2};  ///< first moments, then second ones
+  optimizer_state<Device> moments_{"adamw"};
   buffer<Device> scalars_;
   std::int64_t step_ = 0;  ///< for the corrections of bias
 };

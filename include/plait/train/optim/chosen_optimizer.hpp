@@ -2,8 +2,10 @@
 // one need no such choice. Next: train/optim/adamw.hpp, train/optim/muon.hpp, examples/train_llama.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -15,9 +17,15 @@ namespace plait {
 /// The options of an optimizer say which one it is.
 using optimizer_options = std::variant<adamw_options, muon_options>;
 
-/// Returns how many numbers of a parameter's master type its optimizer keeps for each of its elements.
-inline int moments_of(const optimizer_options& options, const parameter_info& info) {
-  return std::holds_alternative<muon_options>(options) && is_hidden_matrix(info) ? 1 : 2;
+/// Returns the bytes that an optimizer keeps for a parameter whose `elements` on this rank it updates. `place` is that
+/// of the first of them in its block (`moment_places`).
+template <class Precision>
+std::size_t moment_bytes(const optimizer_options& options, const parameter_info& info, std::int64_t elements,
+                         std::int64_t place = 0) {
+  constexpr std::size_t full = sizeof(arithmetic<master_of<Precision>>);
+  if (const auto* const only = std::get_if<adamw_options>(&options))
+    return kernels::places_of(only->moments, full, elements, place).bytes;
+  return static_cast<std::size_t>(is_hidden_matrix(info) ? elements : 2 * elements) * full;
 }
 
 /// An optimizer whose kind its options say.
@@ -46,9 +54,15 @@ class chosen_optimizer {
   }
 
  private:
-  using any = std::variant<adamw<Precision, Device>, muon<Precision, Device>>;
+  /// Muon's updates are not rounded stochastically, so that it needs masters.
+  static constexpr bool has_muon = std::is_same_v<master_of<Precision>, arithmetic<master_of<Precision>>>;
+  using any = std::conditional_t<has_muon, std::variant<adamw<Precision, Device>, muon<Precision, Device>>,
+                                 std::variant<adamw<Precision, Device>>>;
   static any made(const adamw_options& o) { return any(std::in_place_type<adamw<Precision, Device>>, o); }
-  static any made(const muon_options& o) { return any(std::in_place_type<muon<Precision, Device>>, o); }
+  static any made(const muon_options& o) {
+    if constexpr (has_muon) return any(std::in_place_type<muon<Precision, Device>>, o);
+    fail("muon: this precision has no master weights; legal are float, double and bf16, and with this one adamw");
+  }
 
   any one_;
 };

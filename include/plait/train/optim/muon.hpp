@@ -101,7 +101,8 @@ class muon {
     auto& p = g.parameter();
     const G* const gradient = g.data();
     const auto target = p.begin_update();
-    M* const momentum = momenta_.update(ctx, p.name(), p.size());
+    auto* const momentum =
+        reinterpret_cast<M*>(momenta_.update(ctx, p.name(), p.size(), static_cast<std::size_t>(p.size()) * sizeof(M)));
     const std::int64_t rows = p.info().shape[0], columns = p.info().shape[1];
     const double rate = options_.learning_rate_ratio;
     return {gradient,
@@ -165,7 +166,7 @@ class muon {
 
   muon_options options_;
   adamw<Precision, Device> others_;
-  optimizer_state<M, Device> momenta_{"muon", 1};
+  optimizer_state<Device> momenta_{"muon"};
   std::map<std::vector<std::string>, std::vector<group>> shared_out_;  ///< by the matrices of a step
 };
 

@@ -40,6 +40,8 @@ inline void check(const muon_options& o) {
   if (o.newton_schulz.steps < 1) fail({"muon: newton_schulz.steps = ", o.newton_schulz.steps, ", must be at least 1"});
   if (!(o.newton_schulz.epsilon > 0))
     fail({"muon: newton_schulz.epsilon = ", o.newton_schulz.epsilon, ", must be positive"});
+  if (o.adamw.moments != moment_type::full)
+    fail({"muon: adamw.moments = ", name_of(o.adamw.moments), ", must be full, as Muon's own momentum is"});
 }
 
 /// Whether Muon takes a parameter: a matrix of a hidden layer, by its logical shape. Embeddings and heads say that they

@@ -13,24 +13,24 @@
 
 namespace plait {
 
-/// Arrays of each parameter's size on this rank, of type M, zero at first. They belong to a parameter by its name, so
-/// that any of them may be left out of any step.
-template <class M, compute_device Device>
+/// Bytes for each parameter on this rank, zero at first. They belong to a parameter by its name, so that any of them
+/// may be left out of any step.
+template <compute_device Device>
 class optimizer_state {
  public:
-  /// So many `arrays` of each parameter; `optimizer`, a literal, is its name in errors.
-  optimizer_state(const char* optimizer, int arrays) : optimizer_(optimizer), arrays_(arrays) {}
+  /// `optimizer`, a literal, is its name in errors.
+  explicit optimizer_state(const char* optimizer) : optimizer_(optimizer) {}
 
   /// Begins a step, in which every parameter may be updated once.
   void begin_step() { ++begun_; }
 
-  /// Returns the arrays of a parameter of `n` elements, one after the other, for its update in this step. Throws
-  /// before the first step, at a second update in one step, and where the parameter had another size.
-  M* update(const context<Device>& ctx, const std::string& name, std::int64_t n) {
+  /// Returns the `bytes` of a parameter of `n` elements for its update in this step. Throws before the first step, at a
+  /// second update in one step, and where the parameter had another size.
+  std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
     kept& state = kept_[name];
     if (state.memory.empty()) {
-      state.memory = make_buffer<M>(ctx.device, static_cast<std::size_t>(arrays_ * n));
+      state.memory = make_buffer<std::byte>(ctx.device, bytes);
       state.size = n;
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
@@ -41,7 +41,7 @@ class optimizer_state {
       fail({optimizer_, ": ", name,
             " is updated twice in one step: two parameters have this name, or begin_step was not called"});
     state.updated_in = begun_;
-    return state.memory.template data<M>();
+    return state.memory.template data<std::byte>();
   }
 
  private:
@@ -52,7 +52,6 @@ class optimizer_state {
   };
 
   const char* optimizer_;
-  int arrays_;
   std::unordered_map<std::string, kept> kept_;
   std::int64_t begun_ = 0;  ///< begin_step was called so often
 };

@@ -1,0 +1,113 @@
+// A rank's plan from a dry run: a step on a device and in a world that only count, so what it sends, keeps and
+// allocates is what a real one will. The build instantiates it in a file for each precision and strategy; plan.cpp
+// chooses.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "llama_run.hpp"
+#include "plait/plan/dry_run.hpp"
+#include "plan.hpp"
+
+/// The stages of one rank, with the layers of its pipeline in `parts`, where everything is only counted.
+template <class Precision, plait::strategy S>
+struct counted_stages {
+  using precision = Precision;
+  using specs = plait::transformer_specs<S>;
+  using device_type = plait::counting_device;
+  using stage_type = plait::llama<Precision, S, device_type>;
+
+  counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                 const plait::pipeline_options& how)
+      : ranks(plait::pipeline_world::counting(s.mesh, rank)),
+        ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
+            s.opt.seed},
+        model(
+            ctx, ranks.along(), s.schedule, parts,
+            [&](plait::stage_layers part, stage_type* first) {
+              return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
+            },
+            how) {}
+
+  plait::pipeline_world ranks;
+  device_type device;
+  plait::context<device_type> ctx;
+  plait::pipeline<stage_type> model;
+};
+
+template <class Counted>
+run_plan plan_for(const setup& s, Counted& counted) {
+  using Precision = typename Counted::precision;
+  using specs = typename Counted::specs;
+  plait::world& w = counted.ranks.stage();
+  const auto& ctx = counted.ctx;
+  auto& model = counted.model;
+  run_plan plan;
+  const auto show = [&](const char* name, const plait::layout& a) {
+    plan.activations.push_back({name, plait::describe(a),
+                                static_cast<double>(plait::local_elements(a, w.shape(), ctx.sizes)) *
+                                    sizeof(plait::activation_of<Precision>)});
+  };
+  show("residual", plait::layout_v<typename specs::residual>);
+  show("queries", plait::layout_v<typename specs::queries>);
+  show("keys", plait::layout_v<typename specs::keys>);
+  show("ffn", plait::layout_v<typename specs::wide>);
+  show("logits", plait::layout_v<typename specs::logits>);
+
+  const plait::zero_level level = s.parallel.parallel.level;
+  using weight = plait::weight_of<Precision>;
+  using master = plait::master_of<Precision>;
+  using gradient = plait::gradient_of<Precision>;
+  const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
+  model.visit([&](auto& p) {
+    // What a step holds for a while, such as gathered parameters, is among what it keeps.
+    const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
+    const bool moves = !p.gather_plan().trivial(), cut = p.home() != nullptr && !p.home()->axes().empty();
+    const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
+    plan.weights += (away ? (rounded ? piece : 0) : used) * sizeof(weight);
+    if (moves || rounded || away) plan.weights += piece * sizeof(master);
+    if (cut && level != plait::zero_level::optimizer)
+      plan.gradients += piece * sizeof(gradient);
+    else
+      plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
+    plan.moments += static_cast<double>(plait::moment_bytes<Precision>(
+        optimizer, p.info(), p.piece().size(), (p.array_offset() + p.piece().begin) % plait::kernels::moment_block));
+    plan.parameters.push_back({p.name(), plait::describe(p.stored()),
+                               plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});
+  });
+  plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
+  const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
+  plan.kept = static_cast<double>(step.kept_bytes);
+  plan.traffic = step.traffic;
+  return plan;
+}
+
+/// Calls f(counted_stages&) for those of one rank.
+template <class Precision, plait::strategy S, class F>
+auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
+                  const plait::pipeline_options& how, F&& f) {
+  const auto run = [&]<class Placed>() {
+    counted_stages<Precision, Placed> counted(s, rank, parts, how);
+    return f(counted);
+  };
+  if constexpr (has_original_order<S, plait::cpu>)
+    if (!s.zigzag) return run.template operator()<in_context<S, plait::contiguous>>();
+  return run.template operator()<in_context<S, plait::zigzag>>();
+}
+
+template <class Precision, plait::strategy S>
+run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
+  return with_counted<Precision, S>(s, rank, stages, s.parallel, [&](auto& counted) { return plan_for(s, counted); });
+}
+
+template <class Precision, plait::strategy S>
+plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget) {
+  // What layers keep does not depend on where parameters lie.
+  return with_counted<Precision, S>(s, rank, s.stages, {}, [&](auto& counted) {
+    plait::gather_parameters(counted.ctx, counted.model);
+    plait::zero_gradients(counted.ctx, counted.model);
+    return plait::fit_recompute(counted.ctx, counted.model.stages(), s.schedule, at, budget);
+  });
+}

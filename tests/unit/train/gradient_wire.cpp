@@ -1,0 +1,97 @@
+// program: training_step
+// Gradients that are reduced over data ranks in bf16: half the bytes, the same on every number of ranks where one has
+// all of a sum, and near those that are reduced in float.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/equal_gradients.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+made_run over(std::int64_t ranks, zero_level level, gradient_wire wire) {
+  made_run how{.dp = ranks, .level = level, .wire = wire};
+  how.steps = 2;
+  return how;
+}
+
+}  // namespace
+
+TEST_CASE("gradients reduced in bf16 take half the bytes, and are rounded once") {
+  const made_outcome two = run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::bf16), {});
+  CHECK(!equal_bits(two, run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::full), {})));
+  for (const std::int64_t ranks : {2, 4})
+    for (const zero_level level :
+         {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+      CAPTURE(ranks);
+      CAPTURE(static_cast<int>(level));
+      const made_outcome half = run_made_gradients<float>(over(ranks, level, gradient_wire::bf16), {});
+      const made_outcome full = run_made_gradients<float>(over(ranks, level, gradient_wire::full), {});
+      CHECK(equal_bits(half, two));
+      CHECK(half.reduced_bytes > 0);
+      CHECK(2 * half.reduced_bytes == full.reduced_bytes);
+    }
+}
+
+TEST_CASE("a hybrid's copies are summed in bf16, too") {
+  const made_outcome two = run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::bf16), {});
+  for (const zero_level level : {zero_level::optimizer, zero_level::gradients}) {
+    made_run how = over(2, level, gradient_wire::bf16);
+    how.cp = 2;
+    how.axes = {axis_list(axis_of<dp>), axis_list(axis_of<cp>)};
+    CHECK(equal_bits(run_made_gradients<float>(how, {}), two));
+  }
+}
+
+TEST_CASE("training with gradients reduced in bf16 is near the one in float") {
+  scenario s{small_config(8, 4)};
+  s.batch = 8, s.microbatches = 2, s.steps = 3;
+  for (const zero_level level : {zero_level::replicated, zero_level::gradients}) {
+    s.parallel.parallel.level = level;
+    s.parallel.wire = gradient_wire::full;
+    const rank_outcome full = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
+    s.parallel.wire = gradient_wire::bf16;
+    const rank_outcome half = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
+    // Four terms and a sum, each rounded by at most 2^-9 of itself.
+    check_tensors(half.first_gradients, full.first_gradients, 0x1p-8, "gradient of the first step");
+    CHECK(std::abs(half.steps[0].gradient_norm - full.steps[0].gradient_norm) < 0x1p-9 * full.steps[0].gradient_norm);
+    CHECK(half.steps[0].gradient_norm != full.steps[0].gradient_norm);
+    CHECK(std::abs(half.steps[2].loss - full.steps[2].loss) < 1e-3 * full.steps[2].loss);
+  }
+}
+
+TEST_CASE("a gradient in the caller's memory is not reduced in bf16") {
+  std::string text;
+  try {
+    threads::run(2, [&](threads::communicator c) {
+      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+      cpu device;
+      const llama_config config = small_config(8, 4);
+      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(config, w.shape(), 8, 16), 1};
+      std::vector<float> weight(64), gradient(64);
+      rms_norm<float, typename transformer_specs<megatron_sp>::residual> norm{ctx, 1e-5, "norm", weight.data(),
+                                                                              gradient.data()};
+      parameter_units<float, cpu> units(ctx, zero_level::replicated, {}, bucket_cut::even, gradient_wire::bf16);
+      units.add(ctx, 0, [&](auto&& f) { norm.visit(f); });
+    });
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(has(text,
+            "gradient_wire::bf16 is for gradients that are reduced side by side, and the parameter norm.weight "
+            "lies in the caller's memory; use gradient_wire::full"));
+}
+
+TEST_CASE("gradients of other types than float are not reduced in bf16") {
+  std::string text;
+  try {
+    run_made_gradients<double>(over(2, zero_level::optimizer, gradient_wire::bf16), {});
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(has(text, "gradient_wire::bf16 is for gradients in float, and here they are in double; legal is full"));
+}
