@@ -7,9 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
@@ -83,7 +81,7 @@ class chunked_collective {
         if (s.parts.empty()) s.parts = room(device, row);
         to = s.parts.data();
       }
-      s.coming = comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type);
+      comm_->start_all_gather(at(in, local_row(p) * row), to, count(p), type).swap(s.coming);
     };
     start(0);
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
@@ -112,7 +110,7 @@ class chunked_collective {
       void* const to_rank = at(out, local_row(p) * row);
       if (kind_ == transition_kind::all_reduce) {
         make(p.row, p.rows, to_rank);
-        all.going_[mine] = comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum);
+        comm_->start_all_reduce(to_rank, to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
       } else {
         buffer<Device>& parts = all.parts_[mine];
         if (parts.empty()) parts = room(device, row);
@@ -125,7 +123,7 @@ class chunked_collective {
         if (p.outers > 1)
           kernels::copy_3d(device, made, parts.data(), ranks_, p.outers, p.rows * row, p.rows * row,
                            ranks_ * p.rows * row, p.outers * p.rows * row, p.rows * row);
-        all.going_[mine] = comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum);
+        comm_->start_reduce_scatter(parts.data(), to_rank, count(p), type, reduce_op::sum).swap(all.going_[mine]);
       }
       all.next_ = (mine + 1) % all.slots;
     }

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 
 #include "plait/core/error.hpp"
 #include "plait/layout/make_plan.hpp"
@@ -19,8 +18,8 @@ namespace plait {
 /// The all-gather of its input, and backward that of its output's gradient, comes in so many chunks of rows: the
 /// product of those that have come runs while the next are on their way. The reduction of its output, and backward that
 /// of its input's gradient, goes in chunks as they are computed, and the last of the gradient's go beside the product
-/// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. Along axes of one rank there is
-/// nothing to hide and nothing is cut.
+/// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for
+/// the weight's gradient is gathered whole. Along axes of one rank there is nothing to hide, and nothing is cut.
 ///
 /// The results are the same in every bit as without, where neither the number of rows changes the sums of a product nor
 /// its size those of a reduction. So it is between threads with oneDNN's products, in float and bf16. In double
