@@ -10,5 +10,6 @@
 #include "plait/train/optim/chosen_optimizer.hpp"
 #include "plait/train/optim/lr_schedule.hpp"
 #include "plait/train/optim/muon.hpp"
+#include "plait/train/step_communication.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"

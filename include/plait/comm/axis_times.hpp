@@ -3,7 +3,6 @@
 // train/step_communication.hpp, which brings the ranks together.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string>

@@ -55,7 +55,7 @@ class json_log {
     write(line);
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,
-  /// `weights_hash`.
+  /// `communication` of all steps, `weights_hash`.
   void summary(const json_object& values) { write(json_object().add("summary", values)); }
   /// Any other line; a reader tells lines apart by their keys.
   void write(const json_object& line) {

@@ -203,10 +203,13 @@ class pipeline_drawing {
     }
   }
 
+  static double number_width(const pipeline_timeline& t) {
+    return 5.8 * static_cast<double>(std::to_string(t.shape.microbatches - 1).size()) + 2;
+  }
   /// A kind's cells have their microbatch written in them where the longest number fits in one of mean width: some with
-  /// and some without would read as a meaning.
+  /// and some without would read as a meaning. Of whole steps, whose actions may be there in parts, small parts do not.
   void find_numbered(const pipeline_timeline& t, double scale) {
-    const double need = 5.8 * static_cast<double>(std::to_string(t.shape.microbatches - 1).size()) + 2;
+    const double need = number_width(t);
     for (std::size_t kind = 0; kind < 4; ++kind) {
       double width_sum = 0, cells = 0;
       for (const auto& mine : t.ranks)
@@ -224,7 +227,7 @@ class pipeline_drawing {
       append(out_, {"<g><title>", describe(a.action), ", stage ", t.shape.stage_of(rank, chunk), ": ",
                     number(a.start - t.begin()), " to ", number(a.end - t.begin()), "</title>"});
     rectangle(from, top, to - from - line, row, class_of(kind, chunk, chunks));
-    if (numbered_[static_cast<std::size_t>(kind)])
+    if (numbered_[static_cast<std::size_t>(kind)] && (t.beside.empty() || to - from >= number_width(t)))
       text((from + to - line) / 2, top + 15.6, std::to_string(a.action.microbatch),
            is_pale(kind, chunk, chunks) ? "class=\"op\"" : "class=\"on\"");
     if (options_.tooltips) out_ += "</g>\n";

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
