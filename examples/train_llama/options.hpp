@@ -31,6 +31,7 @@ struct options {
   std::int64_t prefetch = 1;
   std::string reshard_after_forward = "on";
   std::string overlap = "on";
+  bool overlap_given = false;
   std::string attention = "ring:zigzag";
   std::string schedule = "1f1b";
   std::string split = "flops";
