@@ -282,7 +282,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
   one_of("--shard", opt.shard, {"even", "whole", "blocks"});
-  if (opt.data_parallel == "replicated" && opt.shard != "even")
+  if (opt.data_parallel == "replicated" && app.count("--shard") > 0)
     plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
   if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
     plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
@@ -290,18 +290,19 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
   one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
   one_of("--overlap", opt.overlap, {"on", "off"});
+  opt.overlap_given = app.count("--overlap") > 0;
   one_of("--reduce-in", opt.reduce_in, {"full", "bf16"});
   if (opt.reduce_in == "bf16" && opt.precision == "double")
     plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
   within("--prefetch", opt.prefetch, 0, 1 << 20);
   within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
   if (opt.data_parallel != "zero3") {
-    if (opt.prefetch != 1)
+    if (app.count("--prefetch") > 0)
       plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
                               opt.prefetch, opt.data_parallel));
-    if (opt.reshard_after_forward != "on")
-      plait::fail("--reshard-after-forward off is for --data-parallel zero3; with " + opt.data_parallel +
-                  " parameters stay gathered");
+    if (app.count("--reshard-after-forward") > 0)
+      plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
+                  opt.data_parallel + " parameters stay gathered");
   }
   if (opt.data_parallel == "replicated" && opt.replicate_over != "none")
     plait::fail("--replicate-over " + opt.replicate_over +

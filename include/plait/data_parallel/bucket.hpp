@@ -223,6 +223,12 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       rank_ = gathers_->rank();
       pieces = gathers_->size();
     }
+    std::int64_t elements = 0;
+    for (const array* a : arrays_) elements += a->size();
+    if (elements < pieces)
+      fail({"data parallelism: ", members_[0].who->name(), " and what is kept with it have ", elements,
+            elements == 1 ? " element" : " elements", ", which cannot be cut over ", pieces,
+            " ranks; legal are zero_level::replicated, and fewer ranks along data_axes::shard"});
     cut.is_whole() ? place_whole(pieces) : place_evenly(pieces);
     cuts_at_ = cut.is_whole() ? 0 : block_;
     total_ = piece_ * pieces;

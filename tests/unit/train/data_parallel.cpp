@@ -352,4 +352,15 @@ TEST_CASE("what does not fit a policy is refused by name") {
               static_cast<void>(s);
             }),
             "the parameter norm.weight lies in the caller's memory; use zero_level::replicated"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              dim_sizes sizes = ctx.sizes;
+              sizes.set(dim_of<hidden>, 1);
+              const context<cpu> small{ctx.device, ctx.ranks, sizes, 1};
+              rms_norm<double, typename transformer_specs<megatron_sp>::residual> norm(small, 1e-5, "norm");
+              parameter_units<double, cpu> units(small, zero_level::optimizer, {});
+              units.add(small, 0, [&](auto&& f) { norm.visit(f); });
+              static_cast<void>(s);
+            }),
+            "data parallelism: norm.weight and what is kept with it have 1 element, which cannot be cut over 2 ranks; "
+            "legal are zero_level::replicated, and fewer ranks along data_axes::shard"));
 }

@@ -178,6 +178,46 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std
   return out;
 }
 
+/// A step, without checks.
+constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
+                                 const std::vector<std::vector<program_step>>& programs) {
+  step_schedule out{s.shape, policy, std::move(units), {}};
+  for (int r = 0; r < s.shape.ranks; ++r) {
+    std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
+    std::vector<int> order;
+    entries = detail::with_reductions(out, entries, order);
+    if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
+    for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
+      out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
+    out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
+  }
+  return out;
+}
+
+/// Throws for a knob without which the step would be the same.
+constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
+                                 const std::vector<std::vector<program_step>>& programs) {
+  const data_parallel& policy = made.policy;
+  const auto same = [&](auto&& change) {
+    data_parallel other = policy;
+    change(other);
+    return expanded(s, made.units, other, programs).programs == made.programs;
+  };
+  if (policy.prefetch > 1 && same([](data_parallel& p) { --p.prefetch; }))
+    fail({"step: prefetch = ", policy.prefetch, " starts no gather earlier than ", policy.prefetch - 1,
+          " does; legal is less"});
+  if (!policy.reshard_after_forward && same([](data_parallel& p) { p.reshard_after_forward = true; }))
+    fail(
+        "step: reshard_after_forward = 0 would change nothing, because every unit is held from its forward to its "
+        "backward pass anyway; legal is 1");
+  if (!policy.overlap && same([](data_parallel& p) { p.overlap = true; }))
+    fail("step: overlap = 0 would change nothing, because no pass comes after the first reduction; legal is 1");
+  const auto trained = std::count_if(made.units.begin(), made.units.end(), [](const auto& u) { return u.trainable; });
+  if (policy.gradient_buffers > 0 && policy.gradient_buffers >= trained)
+    fail({"step: gradient_buffers is ", policy.gradient_buffers, ", but ", trained,
+          " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
+}
+
 }  // namespace detail
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
@@ -190,17 +230,10 @@ constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, 
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);
   detail::check_units(s.shape, units, policy);
-  step_schedule out{s.shape, policy, std::move(units), {}};
   const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
-  for (int r = 0; r < s.shape.ranks; ++r) {
-    std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
-    std::vector<int> order;
-    entries = detail::with_reductions(out, entries, order);
-    if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
-    for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
-      out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
-    out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
-  }
+  step_schedule out = detail::expanded(s, std::move(units), policy, programs);
+  // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
+  if (s.shape.ranks == 1 && trains(s)) detail::refuse_idle_knobs(s, out, programs);
   return out;
 }
 
