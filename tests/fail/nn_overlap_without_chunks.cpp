@@ -5,8 +5,7 @@
 using namespace plait;
 
 #ifdef PLAIT_FAIL_FIX
-constexpr std::int64_t chunks = overlap<1>::chunks;
+template struct plait::overlap<1>;
 #else
-constexpr std::int64_t chunks = overlap<0>::chunks;
+template struct plait::overlap<0>;
 #endif
-static_assert(chunks != 7);

@@ -189,6 +189,7 @@ struct transformer_specs {
   using head = policy<residual, weight<typename S::vocabulary, hidden>, logits>;
   /// How the weight of a norm of the residual is stored.
   using norm_weight = stored<weight<hidden>>;
+  static_assert(sizeof(detail::overlap_requirements<S>) > 0);
   static_assert(detail::check_overlap<S, query, attention_output, up, down>());
 };
 
