@@ -414,7 +414,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
     CHECK(of[step_op::reduce][0].end - of[step_op::reduce][0].start >= 60);
     CHECK(of[step_op::reduce][0].start >= measured.ranks[r].back().end - 5);
     REQUIRE(of[step_op::norm].size() == 1);
-    CHECK(of[step_op::norm][0].start >= of[step_op::reduce][0].end - 1);  // without what it waited
+    CHECK(of[step_op::norm][0].start >= of[step_op::reduce][0].end - 30);  // without what it waited
     REQUIRE(of[step_op::update].size() == 1);
     CHECK(of[step_op::update][0].end - of[step_op::update][0].start >= 10);
     CHECK(measured.ranks[r].size() == 4);
@@ -429,7 +429,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
     for (const timed_entry& e : simulated.beside[r])
       if (e.entry.op == step_op::reduce) {
         CHECK(e.end - e.start >= 60);
-        CHECK(e.end - e.start < 200);
+        CHECK(e.end - e.start < 1000);
       }
   // Two backward passes of each rank, one after the other along the pipeline, a reduction and an update.
   CHECK(simulated.end() - simulated.begin() >= 3 * 20 + 60 + 10);
