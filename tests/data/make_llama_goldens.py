@@ -32,6 +32,8 @@ CASES = {
     "rope_scaling": dict(num_key_value_heads=2, rope_theta=500000.0, rope_scaling=LLAMA3_SCALING),
     "smollm": dict(hidden_size=48, intermediate_size=128, num_attention_heads=3, num_key_value_heads=1,
                    rms_norm_eps=1e-6, tie_word_embeddings=True),
+    "padding": dict(hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=4, vocab_size=29,
+                    pad_token_id=7, tie_word_embeddings=True),
 }
 BATCH, SEQ, IGNORE = 2, 24, -100
 
@@ -144,7 +146,8 @@ def make_golden(folder: pathlib.Path, model: torch.nn.Module, seq: int, generato
 
 def check_scaling(model: LlamaForCausalLM, case: dict) -> None:
     inv_freq = model.model.rotary_emb.inv_freq
-    plain = 1.0 / case.get("rope_theta", BASE["rope_theta"]) ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    width = {**BASE, **case}["hidden_size"] // {**BASE, **case}["num_attention_heads"]
+    plain = 1.0 / case.get("rope_theta", BASE["rope_theta"]) ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     scaled = not torch.allclose(inv_freq, plain, rtol=1e-12)
     assert inv_freq.dtype == torch.float64
     assert scaled == ("rope_scaling" in case), "the configuration's rope scaling did not reach the model"
@@ -156,7 +159,10 @@ def make_case(root: pathlib.Path, name: str, case: dict, seed: int) -> None:
     model = read_model(folder)
     randomise(model, generator)
     check_scaling(model, case)
-    make_golden(folder, model, SEQ, generator)
+    golden = make_golden(folder, model, SEQ, generator)
+    if "pad_token_id" in case:
+        assert (golden["input_ids"] == case["pad_token_id"]).any(), "no token is padding"
+        assert model.model.embed_tokens.padding_idx == case["pad_token_id"]
 
 
 def main() -> None:

@@ -178,6 +178,10 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
   if (length > safetensors_max_header) {
+    if (static_cast<char>(file[0]) == '{')
+      fail({source,
+            ": it begins with {, as JSON does, and is no safetensors file; a model in shards is read by naming "
+            "the folder that has its index"});
     fail({source, ": the safetensors header claims ", length, " bytes; legal are up to ", safetensors_max_header});
   }
   if (length > file.size() - 8) {

@@ -3,13 +3,11 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
-#include "plait/kernels/rope_frequencies.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/models/llama_config.hpp"
@@ -95,9 +93,10 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
             ctx, config.vocab, checked(ctx, config, options, part),
             {options.keep, options.attention.documents, options.dropout, options.loss}, first_stage,
             [&] {
-              return typename layers::embedding(
-                  ctx, config.vocab, table_name,
-                  {.init = {0, config.initializer_range}, .tied_across_stages = config.tie_embeddings && !part.last});
+              return typename layers::embedding(ctx, config.vocab, table_name,
+                                                {.init = {0, config.initializer_range},
+                                                 .tied_across_stages = config.tie_embeddings && !part.last,
+                                                 .padding_row = config.pad_token});
             },
             [&](std::int64_t i) { return make_block(ctx, config, options, i); },
             [&](const parameter_ptr<Precision, Device>& table) { return make_head(ctx, config, options, table); }),
@@ -163,14 +162,6 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
     return typename layers::head(
         typename layers::norm(ctx, config.rms_eps, "model.norm", layout_v<typename specs::norm_weight>),
         output(ctx, config.tie_embeddings ? table_name : "lm_head", std::move(how)));
-  }
-
-  static std::vector<double> rotary_frequencies(const llama_config& config) {
-    std::optional<kernels::llama3_rope_scaling> scaling;
-    if (config.rope.kind == rope_kind::llama3)
-      scaling = {config.rope.factor, config.rope.low_freq_factor, config.rope.high_freq_factor,
-                 static_cast<double>(config.rope.original_max_position)};
-    return kernels::rope_inverse_frequencies(config.head_dim, config.rope_theta, scaling);
   }
 
   llama_config config_;

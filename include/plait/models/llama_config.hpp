@@ -5,11 +5,14 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/kernels/rope_frequencies.hpp"
 
 namespace plait {
 
@@ -50,6 +53,7 @@ struct llama_config {
   bool mlp_bias = false;        ///< on gate, up and down
   std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
+  std::int64_t pad_token = -1;  ///< looking it up gives its row of the embedding no gradient; -1: there is none
 
   bool operator==(const llama_config&) const = default;
 };
@@ -89,6 +93,9 @@ inline void validate(const llama_config& c, const std::string& source) {
   if (c.sliding_window < 0 || c.sliding_window > std::int64_t{1} << 31) {
     fail({source, ": sliding_window is ", c.sliding_window, "; legal are 0 (none) to 2147483648"});
   }
+  if (c.pad_token < -1 || c.pad_token >= c.vocab) {
+    fail({source, ": pad_token_id is ", c.pad_token, "; legal are -1 (none) to ", c.vocab - 1});
+  }
   positive("rms_norm_eps", c.rms_eps);
   positive("rope_theta", c.rope_theta);
   positive("initializer_range", c.initializer_range);
@@ -105,6 +112,15 @@ inline void validate(const llama_config& c, const std::string& source) {
     }
     within("rope_scaling.original_max_position_embeddings", r.original_max_position, std::int64_t{1} << 31);
   }
+}
+
+/// The inverse frequencies of the rotary positions, head_dim / 2 of them.
+inline std::vector<double> rotary_frequencies(const llama_config& c) {
+  std::optional<kernels::llama3_rope_scaling> scaling;
+  if (c.rope.kind == rope_kind::llama3)
+    scaling = {c.rope.factor, c.rope.low_freq_factor, c.rope.high_freq_factor,
+               static_cast<double>(c.rope.original_max_position)};
+  return kernels::rope_inverse_frequencies(c.head_dim, c.rope_theta, scaling);
 }
 
 /// Number of trained values. A tied output projection is counted once.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,102 +16,37 @@
 
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/json_reader.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/models/config_keys.hpp"
+#include "plait/models/config_reader.hpp"
 #include "plait/models/llama_config.hpp"
 
 namespace plait {
 
 namespace detail {
 
-/// Most levels of objects and lists in each other in a config.json; models on the hub have up to four.
-inline constexpr int max_config_depth = 64;
-
-/// Typed access to one JSON object; every complaint names the file and the key.
-class config_reader {
- public:
-  config_reader(const nlohmann::json& object, std::string source, std::string prefix = "")
-      : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {}
-
-  /// Present, null or not.
-  bool given(const char* key) const { return object_.contains(key); }
-  /// Present and not null.
-  bool has(const char* key) const {
-    const auto found = object_.find(key);
-    return found != object_.end() && !found->is_null();
-  }
-  std::int64_t integer(const char* key) const {
-    const nlohmann::json& value = at(key);
-    if (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) bad(key, value, "a smaller whole number");
-    if (value.is_number_integer()) return value.get<std::int64_t>();
-    bad(key, value, "a whole number");
-  }
-  std::int64_t integer(const char* key, std::int64_t fallback) const { return has(key) ? integer(key) : fallback; }
-  double number(const char* key) const {
-    const nlohmann::json& value = at(key);
-    if (!value.is_number()) bad(key, value, "a number");
-    return value.get<double>();
-  }
-  double number(const char* key, double fallback) const { return has(key) ? number(key) : fallback; }
-  bool boolean(const char* key, bool fallback) const {
-    if (!has(key)) return fallback;
-    const nlohmann::json& value = at(key);
-    if (!value.is_boolean()) bad(key, value, "true or false");
-    return value.get<bool>();
-  }
-  std::string string(const char* key) const {
-    const nlohmann::json& value = at(key);
-    if (!value.is_string()) bad(key, value, "a string");
-    return value.get<std::string>();
-  }
-  std::vector<std::string> strings(const char* key) const {
-    const nlohmann::json& value = at(key);
-    const auto is_string = [](const nlohmann::json& element) { return element.is_string(); };
-    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_string)) bad(key, value, "a list of strings");
-    return value.get<std::vector<std::string>>();
-  }
-  config_reader object(const char* key) const {
-    const nlohmann::json& value = at(key);
-    if (!value.is_object()) bad(key, value, "an object");
-    return {value, source_, cat({prefix_, key, "."})};
-  }
-  /// Refuses any value but `legal`, if the key is there.
-  void only(const char* key, const nlohmann::json& legal) const {
-    if (has(key) && at(key) != legal) bad(key, at(key), legal.dump());
-  }
-  [[noreturn]] void bad(const char* key, const nlohmann::json& value, const std::string& legal) const {
-    fail({source_, ": key '", prefix_, key, "' is ", excerpt(value), "; legal is ", legal});
-  }
-
- private:
-  const nlohmann::json& at(const char* key) const {
-    if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
-    return *object_.find(key);
-  }
-  static std::string excerpt(const nlohmann::json& value) {
-    std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    if (text.size() > 60) text = text.substr(0, 57) + "...";
-    return text;
-  }
-
-  const nlohmann::json& object_;
-  std::string source_;
-  std::string prefix_;
-};
-
-/// `rope` is the old "rope_scaling" or the new "rope_parameters".
-inline rope_scaling parse_rope_scaling(const config_reader& rope) {
+/// `rope` is the old "rope_scaling" or the new "rope_parameters", `c` what it is a key of. Without a type it is the
+/// default; an original length at the top level goes before the one inside, and max_position_embeddings, `longest`,
+/// stands in for both.
+inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_reader& c, std::int64_t longest) {
   const char* key = rope.has("rope_type") ? "rope_type" : "type";
-  if (!rope.has(key)) rope.bad("rope_type", nullptr, "\"default\" or \"llama3\"");
-  const std::string type = rope.string(key);
-  if (type == "default") return {};
-  if (type != "llama3")
+  const std::string type = rope.has(key) ? rope.string(key) : "default";
+  if (type != "default" && type != "llama3")
     rope.bad(key, type, "\"default\" or \"llama3\"; linear, dynamic, yarn and longrope are not supported");
+  rope.only("partial_rotary_factor", 1.0);
+  rope.each_key([&](const std::string& name) {
+    const bool known = type == "default" ? is_among(default_rope_keys, name) : is_among(llama3_rope_keys, name);
+    if (!known) rope.unknown(name, cat({"with the rope_type \"", type, "\" it has no effect, so take it out"}));
+  });
+  if (type == "default") return {};
+  constexpr const char* original = "original_max_position_embeddings";
   return {.kind = rope_kind::llama3,
           .factor = rope.number("factor"),
           .low_freq_factor = rope.number("low_freq_factor"),
           .high_freq_factor = rope.number("high_freq_factor"),
-          .original_max_position = rope.integer("original_max_position_embeddings")};
+          .original_max_position = c.has(original) ? c.integer(original) : rope.integer(original, longest)};
 }
 
 /// A Hugging Face model type that is a Llama with or without some of its variants, and what it takes absent keys for.
@@ -138,8 +74,13 @@ inline const llama_family* find_llama_family(std::string_view model_type) {
 
 /// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
 inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
+  // transformers' Llama has none, whatever the keys say; a Mistral that calls itself a Llama would lose its own.
+  if (model_type == "llama" && c.has("sliding_window") &&
+      c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
+    c.bad("sliding_window", c.integer("sliding_window"),
+          "null, as a llama has no window; if the model has one, its model_type is mistral");
   const bool mistral = model_type == "mistral", qwen = model_type == "qwen2" || model_type == "qwen3";
-  std::int64_t window = 0;  // transformers' Llama has none, whatever the keys say
+  std::int64_t window = 0;
   if (mistral || (qwen && c.boolean("use_sliding_window", false))) {
     window = c.given("sliding_window") ? c.integer("sliding_window", 0) : 4096;
     if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
@@ -174,38 +115,31 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
   return window;
 }
 
+/// The token whose row of the embedding gets no gradient, or -1. As in PyTorch, a negative one counts from the end.
+inline std::int64_t parse_pad_token(const config_reader& c, std::int64_t vocab) {
+  if (!c.has("pad_token_id")) return -1;
+  const std::int64_t token = c.integer("pad_token_id");
+  if (token >= vocab || token < -vocab)
+    c.bad("pad_token_id", token, cat({"null, or a token of the vocabulary, 0 to ", vocab - 1}));
+  return token < 0 ? vocab + token : token;
+}
+
 }  // namespace detail
 
 /// The model described by the text of a Hugging Face `config.json` of the type llama (Llama 2 and 3, SmolLM), mistral,
-/// qwen2 or qwen3; absent keys mean what they mean to transformers. Keys that do not shape the computation are ignored;
-/// keys that ask for what plait does not compute are refused. Throws `error` whose text starts with `source`, the name
-/// of the file, and names the key.
+/// qwen2 or qwen3; absent keys mean what they mean to transformers. Every key is read, known to change no number, or
+/// refused (models/config_keys.hpp). Throws `error` whose text starts with `source`, the name of the file, and names
+/// the key.
 inline llama_config parse_llama_config(std::string_view text, const std::string& source) {
-  nlohmann::json json;
-  // What prints a value that is refused calls itself for each level.
-  const auto not_too_deep = [&](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
-    if (depth > detail::max_config_depth)
-      fail({source, ": the JSON has more than ", detail::max_config_depth,
-            " levels of objects and lists in each other"});
-    return true;
-  };
-  try {
-    json = nlohmann::json::parse(text, not_too_deep);
-  } catch (const nlohmann::json::exception& e) {
-    fail({source, ": malformed JSON: ", e.what()});
-  }
+  const nlohmann::json json = parse_json(text, source);
   if (!json.is_object()) fail({source, ": the JSON is no object; a config.json of a Llama is expected"});
   const detail::config_reader c(json, source);
 
   const std::string type = c.string("model_type");
   const detail::llama_family* const family = detail::find_llama_family(type);
   if (!family) c.bad("model_type", type, "\"llama\", \"mistral\", \"qwen2\" or \"qwen3\"");
-  c.only("hidden_act", "silu");
-  c.only("pretraining_tp", 1);
-  c.only("attention_dropout", 0.0);
-  c.only("partial_rotary_factor", 1.0);
-  c.only("quantization_config", nullptr);
-  c.only("use_mrope", false);
+  detail::check_config_keys(c);
+  if (c.has("hidden_act") && c.string("hidden_act") != "swish") c.only("hidden_act", "silu");  // two names for one
 
   llama_config out;
   out.vocab = c.integer("vocab_size");
@@ -239,19 +173,18 @@ inline llama_config parse_llama_config(std::string_view text, const std::string&
   c.only("qkv_bias", out.qkv_bias);
   c.only("qk_norm", out.qk_norm);
 
+  out.pad_token = detail::parse_pad_token(c, out.vocab);
+
   out.rope_theta = c.number("rope_theta", 10000.0);
-  if (c.has("rope_scaling") && c.has("rope_parameters")) {
+  const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
+  if (old_rope && c.has("rope_parameters")) {
     fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
   }
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!c.has(key)) continue;
+  if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
     const auto rope = c.object(key);
-    rope.only("partial_rotary_factor", 1.0);
-    out.rope = detail::parse_rope_scaling(rope);
+    out.rope = detail::parse_rope_scaling(rope, c, out.max_position);
     out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before that of the top level
   }
-  if (out.rope.kind == rope_kind::llama3)
-    c.only("original_max_position_embeddings", out.rope.original_max_position);  // may go before the one inside
   validate(out, source);
   return out;
 }
@@ -264,6 +197,9 @@ inline llama_config read_llama_config(const std::string& path, const std::string
 /// Reads what `--model` takes: the name of a preset, or a path (it has a '/' or ends in ".json") of a `config.json`.
 inline llama_config load_llama_config(const std::string& name_or_path, const std::string& knob = "--model") {
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
+  if (const auto file = std::filesystem::path(name_or_path) / "config.json"; std::filesystem::exists(file))
+    fail({knob, ": '", name_or_path, "' is the folder of a model; its shape alone, to begin from random weights, is '",
+          file.string(), "', and with its weights it is opened by --init-from (open_model_directory)"});
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return read_llama_config(name_or_path, knob);
   fail({knob, ": unknown model '", name_or_path, "'; presets are ", llama_preset_names(),
@@ -309,6 +245,7 @@ inline std::string llama_config_text(const llama_config& config, const std::stri
   if (llama) json.add("mlp_bias", config.mlp_bias);
   json.add("model_type", family.model_type).add("num_attention_heads", config.heads);
   json.add("num_hidden_layers", config.layers).add("num_key_value_heads", config.kv_heads);
+  if (config.pad_token >= 0) json.add("pad_token_id", config.pad_token);
   if (llama) json.add("pretraining_tp", 1);
   json.add("rms_norm_eps", config.rms_eps);
   if (config.rope.kind == rope_kind::llama3) {

@@ -45,6 +45,8 @@ struct embedding_options {
   initializer init{};
   parameter_memory<Precision> memory{};
   bool tied_across_stages = false;
+  /// The row of a token that stands for nothing: looking it up adds no gradient to it. -1: there is none.
+  std::int64_t padding_row = -1;
 };
 
 /// Token embedding under a policy that names `input` (the ids), `weight` (the table: vocabulary first) and `output`. A
@@ -78,6 +80,7 @@ class embedding {
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
       : names_(name),
         vocab_(vocab),
+        padding_row_(how.padding_row),
         resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
         unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
@@ -85,6 +88,8 @@ class embedding {
     const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const std::int64_t padded = used.global[0];
     if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
+    if (padding_row_ < -1 || padding_row_ >= vocab_)
+      fail({name, ": padding_row = ", padding_row_, ", must be -1 (none) to ", vocab_ - 1});
     first_ = used.offset[0];
     rows_ = used.local[0];
     width_ = used.local[1];
@@ -141,7 +146,10 @@ class embedding {
     }
     mb.on_weights([this, &on, ids, d, resolved = std::move(resolved)] {
       const range weights_shown(on, names_.weights());
-      kernels::embedding_backward(on, ids, d, table_->used_gradient(on), tokens_, width_, first_, rows_, vocab_);
+      auto* const gradient = table_->used_gradient(on);
+      keeping_padding_row(on, gradient, [&] {
+        kernels::embedding_backward(on, ids, d, gradient, tokens_, width_, first_, rows_, vocab_);
+      });
     });
   }
 
@@ -152,8 +160,21 @@ class embedding {
   }
 
  private:
+  /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
+  /// have added to it.
+  template <class Gradient, class Add>
+  void keeping_padding_row(Device& on, Gradient* gradient, Add&& add) const {
+    const std::int64_t row = padding_row_ - first_;
+    if (padding_row_ < 0 || row < 0 || row >= rows_) return add();
+    const auto bytes = static_cast<std::size_t>(width_) * sizeof(Gradient);
+    auto kept = make_buffer<Gradient>(on, static_cast<std::size_t>(width_));
+    on.copy(kept.data(), gradient + row * width_, bytes, on.main_stream());
+    add();
+    on.copy(gradient + row * width_, kept.data(), bytes, on.main_stream());
+  }
+
   range_names names_;
-  std::int64_t vocab_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
+  std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
   parameter_ptr<Precision, Device> table_;
 };

@@ -3,7 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "support/temp_folder.hpp"
@@ -142,7 +147,8 @@ TEST_CASE("sliding windows: all layers or none") {
         of("mistral", R"("sliding_window": null)"));
   CHECK(of("mistral", R"("sliding_window": 7, "layer_types": ["sliding_attention", "sliding_attention"])")
             .sliding_window == 7);
-  CHECK(of("llama", R"("sliding_window": 7)").sliding_window == 0);  // as in transformers
+  CHECK(of("llama", R"("sliding_window": 2048)").sliding_window == 0);  // no position is so far away
+  CHECK_ERROR(of("llama", R"("sliding_window": 2047)"), "'sliding_window' is 2047", "model_type is mistral");
   for (const char* type : {"qwen2", "qwen3"}) {
     CAPTURE(type);
     const std::string used = R"("use_sliding_window": true, "sliding_window": 7)";
@@ -214,12 +220,9 @@ TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scalin
     CHECK(rope(R"("rope_type": "llama3", "partial_rotary_factor": 1.0, )" + values) == scaled);
     CHECK_ERROR(rope(R"("rope_type": "default", "partial_rotary_factor": 0.5)"),
                 "'" + std::string(key) + ".partial_rotary_factor' is 0.5");
+    CHECK_ERROR(rope(R"("factor": 2.0)"), "'" + std::string(key) + ".factor' is 2.0", "\"default\" it has no effect");
+    CHECK_ERROR(rope(R"("rope_type": "llama3", "mscale": 2, )" + values), ".mscale' is 2", "\"llama3\" it has no");
   }
-  const std::string inside = R"(, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", )" + values + "}";
-  CHECK(parse_config(with(R"("original_max_position_embeddings": 4096)" + inside)) == scaled);
-  CHECK(parse_config(with(R"("original_max_position_embeddings": 64)")) == c);
-  CHECK_ERROR(parse_config(with(R"("original_max_position_embeddings": 64)" + inside)),
-              "'original_max_position_embeddings' is 64; legal is 4096");
 }
 
 TEST_CASE("what is not supported is refused by key") {
@@ -254,11 +257,87 @@ TEST_CASE("what is not supported is refused by key") {
     CHECK_ERROR(parse_config(with(rope)), "'rope_scaling.type'", type, "llama3");
   }
   CHECK_ERROR(parse_config(with(R"("rope_parameters": {"rope_type": "yarn"})")), "'rope_parameters.rope_type'", "yarn");
-  CHECK_ERROR(parse_config(with(R"("rope_scaling": {"factor": 2.0})")), "'rope_scaling.rope_type'");
   CHECK_ERROR(parse_config(with(R"("rope_scaling": {"rope_type": "llama3"})")), "'rope_scaling.factor' is missing");
   CHECK_ERROR(parse_config(with(R"("rope_scaling": "llama3")")), "'rope_scaling'", "an object");
   CHECK_ERROR(parse_config(with(R"("rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"})")),
               "both");
+}
+
+TEST_CASE("what transformers makes of rotary keys, padding and names of functions is what is read") {
+  const auto goldens =
+      nlohmann::json::parse(plait::read_file(std::string(PLAIT_TEST_DATA) + "/llama_configs.json", ""));
+  REQUIRE(goldens["read"].size() >= 20);
+  for (const auto& golden : goldens["read"]) {
+    auto file = goldens["small"];
+    file.update(golden["config"]);
+    CAPTURE(file.dump());
+    const llama_config c = parse_config(file.dump());
+    const auto frequencies = plait::rotary_frequencies(c);
+    const auto expected = golden["inv_freq"].get<std::vector<double>>();
+    REQUIRE(frequencies.size() == expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      CHECK(std::abs(frequencies[i] - expected[i]) <= 1e-12 * expected[i]);
+    CHECK(c.pad_token == (golden["padding_idx"].is_null() ? -1 : golden["padding_idx"].get<std::int64_t>()));
+  }
+  for (const int token : {31, -32}) {
+    auto file = goldens["small"];
+    file["pad_token_id"] = token;
+    CHECK_ERROR(parse_config(file.dump()), "'pad_token_id' is " + std::to_string(token), "0 to 30");
+  }
+}
+
+TEST_CASE("each key is read, or harmless, or refused, and those of transformers' own classes are known") {
+  const auto goldens =
+      nlohmann::json::parse(plait::read_file(std::string(PLAIT_TEST_DATA) + "/llama_configs.json", ""));
+  const auto is_refused = [](const std::string& key) {
+    return std::any_of(plait::refused_config_keys.begin(), plait::refused_config_keys.end(),
+                       [&](const auto& refused) { return refused.key == key; });
+  };
+  std::set<std::string> seen;
+  for (const auto& [type, keys] : goldens["defaults"].items()) {
+    CAPTURE(type);
+    CHECK(keys["model_type"] == type);
+    CHECK(keys.size() >= 30);
+    CHECK(parse_config(keys.dump()).hidden == keys["hidden_size"].get<std::int64_t>());
+    for (const auto& [key, value] : keys.items()) {
+      CAPTURE(key);
+      seen.insert(key);
+      const int lists = plait::detail::is_among(plait::used_config_keys, key) +
+                        plait::detail::is_among(plait::harmless_config_keys, key) + is_refused(key);
+      CHECK(lists == 1);
+    }
+  }
+  CHECK(seen.size() >= 38);
+  // One that is read is checked, whatever else the file says; one that is harmless is not looked at.
+  for (const std::string_view name : plait::used_config_keys) {
+    const std::string key(name);
+    CAPTURE(key);
+    CHECK(!plait::detail::is_among(plait::harmless_config_keys, key));
+    auto file = nlohmann::json::parse(mistral);
+    if (key == "rope_theta" || key.starts_with("use_") || key.starts_with("max_w") || key == "layer_types")
+      file["sliding_window"] = 4096;
+    if (key == "use_sliding_window" || key == "max_window_layers") file["model_type"] = "qwen2";
+    if (key == "max_window_layers") file["use_sliding_window"] = true;
+    if (key == "original_max_position_embeddings")
+      file["rope_scaling"] = {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}};
+    file[key] = nlohmann::json::parse(R"({"wrong": 1})");
+    CHECK_ERROR(parse_config(file.dump()), "'" + key);
+  }
+  for (const std::string_view name : plait::harmless_config_keys) {
+    CHECK(!is_refused(std::string(name)));
+    CHECK(parse_config(with("\"" + std::string(name) + R"(": {"any": ["value"]})")) == parse_config(minimal));
+  }
+  for (const auto& refused : plait::refused_config_keys) {
+    const std::string key = "\"" + std::string(refused.key) + "\": ";
+    CHECK(parse_config(with(key + std::string(refused.legal))) == parse_config(minimal));
+    CHECK(parse_config(with(key + "null")) == parse_config(minimal));
+    CHECK_ERROR(parse_config(with(key + "\"another\"")), "'" + std::string(refused.key) + "' is \"another\"",
+                "legal is " + std::string(refused.legal));
+  }
+  CHECK_ERROR(parse_config(with(R"("residual_scale": 0.5)")), "config.json: key 'residual_scale' is 0.5",
+              "what it means is not known", "take it out");
+  CHECK(parse_config(with(R"("residual_scale": null)")) == parse_config(minimal));
+  CHECK_ERROR(parse_config(R"({"model_type": "llama", "model_type": "qwen2"})"), "'model_type' appears twice");
 }
 
 TEST_CASE("malformed files are refused by name") {
@@ -295,10 +374,10 @@ TEST_CASE("a file may nest its objects and lists only so deep") {
     return minimal.substr(0, minimal.size() - 1) + ", \"" + key + "\": " + value + "}";
   };
   for (bool objects : {true, false}) {
-    CHECK(parse_config(nested("ignored", 63, objects)) == parse_config(minimal));  // the file itself is one level
-    CHECK_ERROR(parse_config(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is \"silu\"");
+    CHECK(parse_config(nested("id2label", 63, objects)) == parse_config(minimal));  // the file itself is one level
+    CHECK_ERROR(parse_config(nested("hidden_act", 63, objects)), "'hidden_act' is ", "legal is a string");
     for (std::size_t depth : {std::size_t{64}, std::size_t{1000000}})
-      for (const char* key : {"ignored", "hidden_act", "hidden_size"})
+      for (const char* key : {"id2label", "hidden_act", "num_key_value_heads"})
         CHECK_ERROR(parse_config(nested(key, depth, objects)),
                     "config.json: the JSON has more than 64 levels of objects and lists in each other");
   }
@@ -314,6 +393,7 @@ TEST_CASE("files and presets; what is written reads back") {
   }
   llama_config odd{.head_dim = 6, .rms_eps = 1.1e-7, .rope_theta = 12345.678, .attention_bias = true, .mlp_bias = true};
   odd.initializer_range = 1.0 / 24;
+  odd.pad_token = 255;
   CHECK(parse_llama_config(plait::llama_config_text(odd), "text") == odd);
   CHECK(contains(plait::llama_config_text(odd), "\"rope_scaling\": null"));
   CHECK(contains(plait::llama_config_text(plait::llama_preset_config("llama-3.2-1b")), "\"factor\": 32.0"));
@@ -335,6 +415,8 @@ TEST_CASE("files and presets; what is written reads back") {
   CHECK_ERROR(plait::llama_config_text({.attention_bias = true, .mlp_bias = true, .sliding_window = 3}),
               "mistral, which does not have attention_bias, mlp_bias");
 
+  CHECK_ERROR(plait::load_llama_config(std::string(PLAIT_TEST_DATA) + "/llama_mha"), "--model",
+              "is the folder of a model", "llama_mha/config.json'", "--init-from");
   CHECK_ERROR(plait::load_llama_config("gigantic"), "--model", "'gigantic'", "tiny", "config.json");
   CHECK_ERROR(plait::load_llama_config(dir / "absent.json"), "--model", "absent.json", "No such file");
   CHECK_ERROR(plait::load_llama_config(dir.write("bad.json", "{")), "--model", "bad.json", "malformed JSON");

@@ -131,14 +131,14 @@ void check_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t t
 }  // namespace
 
 TEST_CASE("Llama and its variants equal Hugging Face's in logits, loss and gradients") {
-  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "smollm", "qwen2", "qwen3", "mistral"}) {
+  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "smollm", "padding", "qwen2", "qwen3", "mistral"}) {
     check_golden<float>(name, 1, 1);
     check_golden<float>(name, 2, 1);
   }
 }
 
 TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv heads and a padded vocabulary") {
-  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "qwen2", "qwen3", "mistral"}) {
+  for (const char* name : {"mha", "gqa_tied", "rope_scaling", "padding", "qwen2", "qwen3", "mistral"}) {
     check_golden<float>(name, 1, 2);
     check_golden<float>(name, 2, 4);
   }

@@ -1,0 +1,149 @@
+// Opens all tensors of a folder as Hugging Face lays it out: one model.safetensors, or shards and an index that says
+// which tensor is where. It knows no model: models/hugging_face_directory.hpp does. Next: safetensors_reader.hpp.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/core/error.hpp"
+#include "plait/io/json_reader.hpp"
+
+namespace plait {
+
+inline constexpr const char* safetensors_file_name = "model.safetensors";
+inline constexpr const char* safetensors_index_name = "model.safetensors.index.json";
+
+/// The files of a folder that have tensors, open. The entries point into the mapped files, so that no byte is read
+/// before somebody looks at it, and live as long as any copy of this object.
+class safetensors_directory {
+ public:
+  /// Throws `error`, its text starting with `knob` and `path`: where the folder has no weights, or a file of one is
+  /// named instead; where a shard is missing or is malformed; where two tensors have one name; and where a shard and
+  /// the index do not say the same. Names in the index must be those of files in the folder itself.
+  explicit safetensors_directory(const std::string& path, const std::string& knob = "--load")
+      : path_(path), knob_(knob) {
+    require_folder();
+    const bool file = exists(safetensors_file_name), index = exists(safetensors_index_name);
+    if (file && index)
+      bad(cat({"has both ", safetensors_file_name, " and ", safetensors_index_name,
+               ", which may hold different weights; take one out"}));
+    if (file)
+      open(safetensors_file_name);
+    else if (index)
+      open_shards();
+    else
+      no_weights();
+  }
+
+  const std::string& path() const { return path_; }
+  /// What messages about the tensors begin with.
+  std::string source() const { return cat({knob_, ": '", path_, "'"}); }
+  /// All tensors, file by file, in the order of their data.
+  const std::vector<safetensors_entry>& entries() const { return entries_; }
+  /// The name of the file that has the tensor `name`; `error` if none has.
+  const std::string& file_of(const std::string& name) const {
+    if (const auto found = file_of_.find(name); found != file_of_.end()) return found->second;
+    bad(cat({"has no tensor '", name, "' among its ", entries_.size()}));
+  }
+
+ private:
+  [[noreturn]] void bad(const std::string& what) const { fail({source(), " ", what}); }
+  std::string within(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
+  bool exists(const std::string& name) const {
+    std::error_code ignored;
+    return std::filesystem::exists(within(name), ignored);
+  }
+
+  void require_folder() const {
+    struct stat status {};
+    if (::stat(path_.c_str(), &status) != 0) fail({knob_, ": cannot open '", path_, "': ", std::strerror(errno)});
+    if (S_ISDIR(status.st_mode)) return;
+    const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+    bad(cat({"is a file; name the folder that has the model's config.json and weights",
+             path_.ends_with(".safetensors") || path_.ends_with(".json")
+                 ? cat({", '", folder.empty() ? "." : folder.string(), "'"})
+                 : std::string()}));
+  }
+  [[noreturn]] void no_weights() const {
+    std::string shards;
+    bool pickled = false;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.ends_with(".safetensors")) shards += (shards.empty() ? "'" : "', '") + name;
+      pickled = pickled || (name.starts_with("pytorch_model") && name.ends_with(".bin"));
+    }
+    bad(cat({"has neither ", safetensors_file_name, " nor ", safetensors_index_name,
+             shards.empty() ? "" : cat({"; it has '", shards.substr(1), "', and no index that says what is in them"}),
+             pickled ? "; its pytorch_model.bin can run any code when it is read: save the model again with "
+                       "transformers, which writes safetensors"
+                     : ""}));
+  }
+
+  void open(const std::string& name) {
+    files_.emplace_back(within(name), knob_);
+    for (const safetensors_entry& entry : files_.back().entries()) {
+      const auto [other, is_new] = file_of_.emplace(entry.name, name);
+      if (!is_new) bad(cat({"has the tensor '", entry.name, "' twice, in ", other->second, " and in ", name}));
+      entries_.push_back(entry);
+    }
+  }
+
+  void open_shards() {
+    const std::map<std::string, std::string> index = read_index();
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : index) names.insert(file);
+    std::string missing;
+    for (const std::string& name : names)
+      if (!exists(name)) missing += (missing.empty() ? "'" : "', '") + name;
+    if (!missing.empty()) bad(cat({"lacks files that ", safetensors_index_name, " names: ", missing, "'"}));
+    for (const std::string& name : names) open(name);
+    for (const auto& [tensor, file] : file_of_) {
+      const auto said = index.find(tensor);
+      if (said == index.end())
+        bad(cat({"has the tensor '", tensor, "' in ", file, ", and ", safetensors_index_name, " does not name it"}));
+      if (said->second != file)
+        bad(cat({"has the tensor '", tensor, "' in ", file, ", and ", safetensors_index_name, " says that it is in ",
+                 said->second}));
+    }
+    for (const auto& [tensor, file] : index)
+      if (!file_of_.contains(tensor))
+        bad(cat({"has no tensor '", tensor, "' in ", file, ", where ", safetensors_index_name, " says that it is"}));
+  }
+
+  /// The file of each tensor, as the index says.
+  std::map<std::string, std::string> read_index() const {
+    const std::string from = cat({knob_, ": '", within(safetensors_index_name), "'"});
+    const nlohmann::json json = parse_json(read_file(within(safetensors_index_name), knob_), from);
+    const auto map = json.is_object() ? json.find("weight_map") : json.end();
+    if (map == json.end() || !map->is_object())
+      fail({from, ": it has no weight_map, an object from the names of tensors to those of files"});
+    std::map<std::string, std::string> out;
+    for (const auto& [tensor, file] : map->items()) {
+      const std::string name = file.is_string() ? file.get<std::string>() : std::string();
+      if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
+        fail({from, ": the file of tensor '", tensor, "' is ",
+              file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
+              "; legal is the name of a .safetensors file in the same folder"});
+      out.emplace(tensor, name);
+    }
+    return out;
+  }
+
+  std::string path_, knob_;
+  std::vector<safetensors_reader> files_;
+  std::vector<safetensors_entry> entries_;
+  std::map<std::string, std::string> file_of_;
+};
+
+}  // namespace plait

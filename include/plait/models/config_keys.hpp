@@ -1,0 +1,169 @@
+// The keys of a Hugging Face config.json of a Llama and its relatives, each in one of three lists: what shapes the
+// model, what changes no number, and what plait computes for one value alone. Next: models/llama_config_json.hpp.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "plait/models/config_reader.hpp"
+
+namespace plait {
+
+/// Keys that `parse_llama_config` reads into a `llama_config`.
+inline constexpr std::array used_config_keys = std::to_array<std::string_view>({"attention_bias",
+                                                                                "head_dim",
+                                                                                "hidden_act",
+                                                                                "hidden_size",
+                                                                                "initializer_range",
+                                                                                "intermediate_size",
+                                                                                "layer_types",
+                                                                                "max_position_embeddings",
+                                                                                "max_window_layers",
+                                                                                "mlp_bias",
+                                                                                "model_type",
+                                                                                "num_attention_heads",
+                                                                                "num_hidden_layers",
+                                                                                "num_key_value_heads",
+                                                                                "original_max_position_embeddings",
+                                                                                "pad_token_id",
+                                                                                "qk_norm",
+                                                                                "qkv_bias",
+                                                                                "rms_norm_eps",
+                                                                                "rope_parameters",
+                                                                                "rope_scaling",
+                                                                                "rope_theta",
+                                                                                "sliding_window",
+                                                                                "tie_word_embeddings",
+                                                                                "use_sliding_window",
+                                                                                "vocab_size"});
+
+/// Keys that change neither loss nor gradient of a text: names, versions, what generation, classification and
+/// pipelines of other tools take, and how the weights beside the file are stored.
+inline constexpr std::array harmless_config_keys = std::to_array<std::string_view>({"_attn_implementation",
+                                                                                    "_attn_implementation_autoset",
+                                                                                    "_attn_implementation_internal",
+                                                                                    "_commit_hash",
+                                                                                    "_flash_attn_2_enabled",
+                                                                                    "_name_or_path",
+                                                                                    "architectures",
+                                                                                    "attn_implementation",
+                                                                                    "auto_map",
+                                                                                    "bad_words_ids",
+                                                                                    "begin_suppress_tokens",
+                                                                                    "bos_token_id",
+                                                                                    "chunk_size_feed_forward",
+                                                                                    "cross_attention_hidden_size",
+                                                                                    "custom_pipelines",
+                                                                                    "decoder_start_token_id",
+                                                                                    "diversity_penalty",
+                                                                                    "do_sample",
+                                                                                    "dtype",
+                                                                                    "early_stopping",
+                                                                                    "encoder_no_repeat_ngram_size",
+                                                                                    "eos_token_id",
+                                                                                    "exponential_decay_length_penalty",
+                                                                                    "finetuning_task",
+                                                                                    "forced_bos_token_id",
+                                                                                    "forced_eos_token_id",
+                                                                                    "id2label",
+                                                                                    "is_decoder",
+                                                                                    "keys_to_ignore_at_inference",
+                                                                                    "label2id",
+                                                                                    "length_penalty",
+                                                                                    "max_length",
+                                                                                    "max_new_tokens",
+                                                                                    "max_sequence_length",
+                                                                                    "min_length",
+                                                                                    "neftune_noise_alpha",
+                                                                                    "no_repeat_ngram_size",
+                                                                                    "num_beam_groups",
+                                                                                    "num_beams",
+                                                                                    "num_labels",
+                                                                                    "num_return_sequences",
+                                                                                    "output_attentions",
+                                                                                    "output_hidden_states",
+                                                                                    "output_scores",
+                                                                                    "prefix",
+                                                                                    "problem_type",
+                                                                                    "remove_invalid_values",
+                                                                                    "repetition_penalty",
+                                                                                    "return_dict",
+                                                                                    "return_dict_in_generate",
+                                                                                    "sep_token_id",
+                                                                                    "suppress_tokens",
+                                                                                    "task_specific_params",
+                                                                                    "temperature",
+                                                                                    "tf_legacy_loss",
+                                                                                    "tokenizer_class",
+                                                                                    "top_k",
+                                                                                    "top_p",
+                                                                                    "torch_dtype",
+                                                                                    "torchscript",
+                                                                                    "transformers_version",
+                                                                                    "typical_p",
+                                                                                    "unk_token_id",
+                                                                                    "unsloth_fixed",
+                                                                                    "unsloth_version",
+                                                                                    "use_bfloat16",
+                                                                                    "use_cache"});
+
+/// A key that asks for something which plait does not compute, unless it has one value.
+struct refused_config_key {
+  std::string_view key;
+  std::string_view legal;  ///< as JSON
+};
+
+/// Keys that are refused unless their value is the legal one, or null.
+inline constexpr std::array refused_config_keys =
+    std::to_array<refused_config_key>({{"add_cross_attention", "false"},
+                                       {"attention_dropout", "0.0"},
+                                       {"attention_multiplier", "null"},
+                                       {"attn_logit_softcapping", "null"},
+                                       {"clip_qkv", "null"},
+                                       {"embedding_multiplier", "1.0"},
+                                       {"final_logit_softcapping", "null"},
+                                       {"is_encoder_decoder", "false"},
+                                       {"logits_scaling", "1.0"},
+                                       {"no_rope_layers", "null"},
+                                       {"num_experts", "null"},
+                                       {"num_local_experts", "null"},
+                                       {"partial_rotary_factor", "1.0"},
+                                       {"pretraining_tp", "1"},
+                                       {"pruned_heads", "{}"},
+                                       {"quantization_config", "null"},
+                                       {"residual_multiplier", "1.0"},
+                                       {"rope_interleaved", "false"},
+                                       {"tie_encoder_decoder", "false"},
+                                       {"use_mrope", "false"},
+                                       {"use_qk_norm", "false"}});
+
+namespace detail {
+
+/// Keys of "rope_scaling" and "rope_parameters" that each rope type has beside its name.
+inline constexpr std::array default_rope_keys =
+    std::to_array<std::string_view>({"partial_rotary_factor", "rope_theta", "rope_type", "type"});
+inline constexpr std::array llama3_rope_keys = std::to_array<std::string_view>(
+    {"factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings", "partial_rotary_factor",
+     "rope_theta", "rope_type", "type"});
+
+inline bool is_among(std::span<const std::string_view> keys, std::string_view key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+/// Refuses the keys of refused_config_keys by value, and a key of none of the lists that is not null.
+inline void check_config_keys(const config_reader& c) {
+  for (const refused_config_key& refused : refused_config_keys)
+    c.only(std::string(refused.key).c_str(), nlohmann::json::parse(refused.legal));
+  c.each_key([&](const std::string& key) {
+    const auto same = [&](const refused_config_key& refused) { return refused.key == key; };
+    if (is_among(used_config_keys, key) || is_among(harmless_config_keys, key) ||
+        std::any_of(refused_config_keys.begin(), refused_config_keys.end(), same))
+      return;
+    c.unknown(key, "if it changes no number, take it out");
+  });
+}
+
+}  // namespace detail
+}  // namespace plait

@@ -1,0 +1,92 @@
+// A model directory of Hugging Face as one value: the shape from config.json, and all weights under the names that a
+// `llama` has for its parameters. It makes no model: checkpoint/load_weights.hpp fills one from it.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_directory.hpp"
+#include "plait/core/error.hpp"
+#include "plait/models/llama_config_json.hpp"
+
+namespace plait {
+
+/// What `open_model_directory` found. The entries point into mapped files, which any copy keeps open.
+struct model_directory {
+  llama_config config;
+  std::vector<safetensors_entry> entries;
+  safetensors_directory files;
+
+  /// What messages about the weights begin with.
+  std::string source() const { return files.source(); }
+};
+
+namespace detail {
+
+inline constexpr std::string_view head_name = "lm_head.weight", table_name = "model.embed_tokens.weight";
+
+inline safetensors_entry* entry_of(std::vector<safetensors_entry>& entries, std::string_view name) {
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; });
+  return found == entries.end() ? nullptr : &*found;
+}
+
+/// Tensors of old files that are computed from the configuration.
+inline bool is_rotary_buffer(const safetensors_entry& entry) {
+  return entry.name.ends_with(".rotary_emb.inv_freq") || entry.name.ends_with(".rotary_emb.cos_cached") ||
+         entry.name.ends_with(".rotary_emb.sin_cached");
+}
+
+/// A base model (transformers' LlamaModel) has its tensors without the prefix, and no head: one that is tied is whole.
+inline void name_base_model(model_directory& d) {
+  if (!entry_of(d.entries, "embed_tokens.weight")) return;
+  for (safetensors_entry& e : d.entries) {
+    if (e.name.starts_with("model."))
+      fail({d.source(), ": it has the tensors 'embed_tokens.weight', of a base model, and '", e.name,
+            "', of a language model; legal is the one or the other"});
+    if (e.name != head_name) e.name = "model." + e.name;
+  }
+  if (!d.config.tie_embeddings && !entry_of(d.entries, head_name))
+    fail({d.source(),
+          ": this is a base model without a head (no name begins with 'model.', and there is no 'lm_head.weight'), and "
+          "its config.json does not tie one to the embedding; save it with its head, as transformers' "
+          "AutoModelForCausalLM does"});
+}
+
+/// Where the configuration ties the head: a stored head that equals the embedding is left out, one that differs unties
+/// the model, as in transformers, and one that is there alone is both.
+inline void settle_head(model_directory& d) {
+  safetensors_entry* const head = entry_of(d.entries, head_name);
+  if (!d.config.tie_embeddings || !head) return;
+  const safetensors_entry* const table = entry_of(d.entries, table_name);
+  if (!table) {
+    head->name = table_name;
+  } else if (table->dtype == head->dtype && table->shape == head->shape &&
+             std::equal(table->bytes.begin(), table->bytes.end(), head->bytes.begin(), head->bytes.end())) {
+    d.entries.erase(d.entries.begin() + (head - d.entries.data()));
+  } else {
+    d.config.tie_embeddings = false;
+  }
+}
+
+}  // namespace detail
+
+/// Opens the directory `path`: config.json, and model.safetensors or shards with an index. Buffers of old files are
+/// left out, names of a base model are completed, and whether the head is tied is settled by what is stored. Nothing is
+/// read but headers, and both tables where a tied head is stored too. Errors as `safetensors_directory` and
+/// `parse_llama_config`, naming `knob`.
+inline model_directory open_model_directory(const std::string& path, const std::string& knob = "--init-from") {
+  safetensors_directory files(path, knob);
+  const std::string config = (std::filesystem::path(path) / "config.json").string();
+  model_directory d{read_llama_config(config, knob), {}, std::move(files)};
+  for (const safetensors_entry& e : d.files.entries())
+    if (!detail::is_rotary_buffer(e)) d.entries.push_back(e);
+  detail::name_base_model(d);
+  detail::settle_head(d);
+  return d;
+}
+
+}  // namespace plait

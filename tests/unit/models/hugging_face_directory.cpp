@@ -1,0 +1,167 @@
+// program: files
+#include "plait/models/hugging_face_directory.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_writer.hpp"
+#include "support/temp_folder.hpp"
+
+namespace {
+
+using plait::model_directory;
+using plait::open_model_directory;
+using plait::safetensors_directory;
+using plait::safetensors_entry;
+
+/// Tensors of one dim by name, filled with a value.
+using values = std::map<std::string, std::pair<std::int64_t, float>>;
+
+void write_file(const std::string& path, const values& tensors) {
+  std::vector<std::vector<float>> memory;
+  std::vector<safetensors_entry> entries;
+  memory.reserve(tensors.size());
+  for (const auto& [name, what] : tensors) {
+    memory.emplace_back(static_cast<std::size_t>(what.first), what.second);
+    entries.push_back(
+        {name, plait::safetensors_dtype::f32, {what.first}, std::as_bytes(std::span(std::as_const(memory.back())))});
+  }
+  plait::write_safetensors(path, entries);
+}
+std::string index_of(const std::string& map) {
+  return R"({"metadata": {"total_size": 4}, "weight_map": {)" + map + "}}";
+}
+
+const std::string shape = R"("model_type": "llama", "vocab_size": 4, "hidden_size": 4, "num_hidden_layers": 1,
+  "num_attention_heads": 2, "intermediate_size": 8})";
+const std::string untied = "{" + shape, tied = R"({"tie_word_embeddings": true, )" + shape;
+
+void open_files(const std::string& path, const std::string& knob = "--load") { safetensors_directory(path, knob); }
+/// Opens a directory of one file.
+model_directory opened(const std::string& text, const values& tensors) {
+  const temp_folder dir;
+  dir.write("config.json", text);
+  write_file(dir / "model.safetensors", tensors);
+  return open_model_directory(dir / "");
+}
+std::string names_of(const model_directory& d) {
+  std::string names;
+  for (const auto& entry : d.entries) names += (names.empty() ? "" : " ") + entry.name;
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a directory of one file, as transformers writes it") {
+  const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_qwen3";
+  const model_directory d = open_model_directory(folder);
+  CHECK(d.config == plait::read_llama_config(folder + "/config.json"));
+  const plait::safetensors_reader file(folder + "/model.safetensors");
+  REQUIRE(d.entries.size() == file.entries().size());
+  for (const auto& entry : d.entries)
+    CHECK(std::equal(entry.bytes.begin(), entry.bytes.end(), file.at(entry.name).bytes.begin()));
+  CHECK(d.source() == "--init-from: '" + folder + "'");
+  CHECK(d.files.file_of("model.norm.weight") == "model.safetensors");
+}
+
+TEST_CASE("shards are merged by their index, and each tensor is where the index says, once") {
+  const temp_folder dir;
+  const auto refused = [&](const std::string& index) {
+    dir.write("model.safetensors.index.json", index_of(index));
+    return error_of([&] { open_files(dir / "", "--knob"); });
+  };
+  write_file(dir / "one.safetensors", {{"a", {2, 1}}, {"b", {3, 2}}});
+  write_file(dir / "two.safetensors", {{"c", {1, 3}}});
+  const std::string whole = R"("a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors")";
+  dir.write("model.safetensors.index.json", index_of(whole));
+  const safetensors_directory files(dir / "", "--knob");
+  REQUIRE(files.entries().size() == 3);
+  CHECK(files.entries()[2].name == "c");
+  CHECK(files.file_of("b") == "one.safetensors");
+  CHECK_ERROR(files.file_of("d"), "--knob", "no tensor 'd' among its 3");
+
+  CHECK(contains(refused(R"("a": "one.safetensors", "c": "two.safetensors")"), "tensor 'b' in one.safetensors"));
+  CHECK(contains(refused(whole + R"(, "d": "two.safetensors")"), "no tensor 'd' in two.safetensors"));
+  CHECK(contains(refused(R"("a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors")"),
+                 "tensor 'b' in one.safetensors, and model.safetensors.index.json says that it is in two.safetensors"));
+  CHECK(contains(refused(whole + R"(, "d": "six.safetensors", "e": "ten.safetensors")"),
+                 "lacks files that model.safetensors.index.json names: 'six.safetensors', 'ten.safetensors'"));
+  CHECK(contains(refused(whole + R"(, "a": "two.safetensors")"), "the key 'a' appears twice"));
+  for (const char* name : {"../one.safetensors", "/tmp/one.safetensors", "sub/one.safetensors", "..", "", "one.bin",
+                           "a\\\\one.safetensors", "one.safetensors\\u0000.safetensors"})
+    CHECK(contains(refused(R"("a": ")" + std::string(name) + "\""),
+                   "legal is the name of a .safetensors file in the same folder"));
+  for (const char* text : {"{}", "[]", "7", R"({"weight_map": []})"}) {
+    dir.write("model.safetensors.index.json", text);
+    CHECK_ERROR(open_files(dir / ""), "index.json': it has no weight_map");
+  }
+  dir.write("model.safetensors.index.json", "{\"weight_map\": {\"a\": 7}}");
+  CHECK_ERROR(open_files(dir / ""), "the file of tensor 'a' is 7");
+  dir.write("model.safetensors.index.json", std::string(100000, '['));
+  CHECK_ERROR(open_files(dir / ""), "more than 64 levels");
+
+  write_file(dir / "two.safetensors", {{"a", {2, 9}}, {"c", {1, 3}}});
+  CHECK(contains(refused(whole), "has the tensor 'a' twice, in one.safetensors and in two.safetensors"));
+  write_file(dir / "model.safetensors", {{"a", {2, 9}}});
+  CHECK(contains(refused(whole), "has both model.safetensors and model.safetensors.index.json"));
+}
+
+TEST_CASE("a file where a directory is needed, and the reverse") {
+  const temp_folder dir;
+  write_file(dir / "model-1.safetensors", {{"a", {2, 1}}});
+  dir.write("model.safetensors.index.json", index_of(R"("a": "model-1.safetensors")"));
+  const std::string folder = std::filesystem::path(dir / "").parent_path().string();
+  for (const char* name : {"model-1.safetensors", "model.safetensors.index.json"})
+    CHECK_ERROR(open_files(dir / name), "is a file; name the folder", "'" + folder + "'");
+  CHECK_ERROR(plait::safetensors_reader(dir / "model.safetensors.index.json"), "it begins with {, as JSON does",
+              "naming the folder that has its index");
+  CHECK_ERROR(plait::safetensors_reader{folder}, "is a folder; name a file");
+  CHECK_ERROR(open_files(dir / "absent"), "cannot open", "absent", "No such file");
+  std::filesystem::remove(dir / "model.safetensors.index.json");
+  CHECK_ERROR(open_files(folder), "has neither model.safetensors nor model.safetensors.index.json",
+              "it has 'model-1.safetensors', and no index");
+  std::filesystem::remove(dir / "model-1.safetensors");
+  dir.write("pytorch_model.bin", "pickle");
+  CHECK_ERROR(open_files(folder), "pytorch_model.bin can run any code");
+  write_file(dir / "model.safetensors", {{"a", {2, 1}}});
+  CHECK_ERROR(open_model_directory(folder), "--init-from", "config.json", "No such file");
+}
+
+TEST_CASE("buffers of old files, base models and heads that are tied") {
+  const values whole = {
+      {"lm_head.weight", {4, 1}}, {"model.embed_tokens.weight", {4, 1}}, {"model.norm.weight", {4, 2}}};
+  values old = whole;
+  old["model.layers.0.self_attn.rotary_emb.inv_freq"] = {2, 3};
+  CHECK(names_of(opened(untied, old)) == "lm_head.weight model.embed_tokens.weight model.norm.weight");
+
+  // A tied head that is stored too: equal, different, or alone.
+  const model_directory equal = opened(tied, whole);
+  CHECK(names_of(equal) == "model.embed_tokens.weight model.norm.weight");
+  CHECK(equal.config.tie_embeddings);
+  values differs = whole;
+  differs["lm_head.weight"] = {4, 5};
+  const model_directory separate = opened(tied, differs);
+  CHECK(names_of(separate) == "lm_head.weight model.embed_tokens.weight model.norm.weight");
+  CHECK(!separate.config.tie_embeddings);
+  const model_directory alone = opened(tied, {{"lm_head.weight", {4, 1}}, {"model.norm.weight", {4, 2}}});
+  CHECK(names_of(alone) == "model.embed_tokens.weight model.norm.weight");
+  CHECK(alone.config.tie_embeddings);
+  CHECK(!opened(untied, whole).config.tie_embeddings);  // nothing ties what the file keeps apart
+
+  const values base = {{"embed_tokens.weight", {4, 1}}, {"norm.weight", {4, 2}}};
+  CHECK(names_of(opened(tied, base)) == "model.embed_tokens.weight model.norm.weight");
+  CHECK_ERROR(opened(untied, base), "a base model without a head", "'lm_head.weight'", "AutoModelForCausalLM");
+  values with_head = base;
+  with_head["lm_head.weight"] = {4, 5};
+  CHECK(names_of(opened(untied, with_head)) == "model.embed_tokens.weight lm_head.weight model.norm.weight");
+  values mixed = base;
+  mixed["model.norm.weight"] = {4, 2};
+  CHECK_ERROR(opened(untied, mixed), "'embed_tokens.weight', of a base model, and 'model.norm.weight'");
+}
