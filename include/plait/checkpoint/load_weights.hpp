@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/box_runs.hpp"
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/hash.hpp"
 #include "plait/nn/parameter.hpp"
 
 namespace plait {
@@ -28,45 +33,58 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
   return cat({"[", text, "]"});
 }
 
-inline const safetensors_entry* find_entry(std::span<const safetensors_entry> entries, std::string_view name) {
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; });
-  return found == entries.end() ? nullptr : &*found;
-}
-
 constexpr bool floating(safetensors_dtype type) {
   return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
          type == safetensors_dtype::bf16;
 }
 
-/// Calls f(global index, local index, count) for each run of `part` that is contiguous in the global row-major tensor.
-template <class F>
-void each_run(const box& part, F&& f) {
-  std::int64_t run = 1, rows = 1, stride = 1;
-  int outer = part.dims;  // dims from here on are one run
-  while (outer > 0) {
-    const auto d = static_cast<std::size_t>(--outer);
-    run *= part.local[d];
-    if (part.local[d] != part.global[d]) break;
-  }
-  for (int d = 0; d < outer; ++d) rows *= part.local[static_cast<std::size_t>(d)];
-  for (std::int64_t row = 0; row < rows; ++row) {
-    std::int64_t rest = row, at = 0;
-    stride = 1;
-    for (std::size_t d = static_cast<std::size_t>(part.dims); d-- > 0;) {
-      std::int64_t index = part.offset[d];
-      if (static_cast<int>(d) < outer) index += rest % part.local[d], rest /= part.local[d];
-      at += index * stride;
-      stride *= part.global[d];
+/// The tensors of a file by their names. Throws where two have one.
+inline std::unordered_map<std::string_view, const safetensors_entry*> entries_by_name(
+    std::span<const safetensors_entry> entries, const std::string& source) {
+  std::unordered_map<std::string_view, const safetensors_entry*> by_name;
+  for (const safetensors_entry& e : entries)
+    if (!by_name.emplace(e.name, &e).second) fail({source, ": two tensors are called '", e.name, "'"});
+  return by_name;
+}
+
+/// What the parameters of some stages ask of a file.
+struct wanted_tensors {
+  std::set<std::uint64_t> names;  ///< hashed, of all parameters
+  std::vector<std::string> missing, misfits;
+
+  /// Adds those of the other stages. Collective along the pipeline.
+  template <compute_device Device>
+  void add_stages(Device& device, any_communicator& along) {
+    for (const auto& theirs : gather_records(device, along, std::vector(names.begin(), names.end())))
+      names.insert(theirs.begin(), theirs.end());
+    for (std::vector<std::string>* list : {&missing, &misfits}) {
+      std::string lines;
+      for (const std::string& text : *list) append(lines, {text, "\n"});
+      list->clear();
+      for (const std::string& theirs : gather_texts(device, along, lines))
+        for (std::size_t at = 0, end = 0; at < theirs.size(); at = end + 1) {
+          end = theirs.find('\n', at);
+          const std::string text = theirs.substr(at, end - at);  // a tied parameter is on two stages
+          if (std::find(list->begin(), list->end(), text) == list->end()) list->push_back(text);
+        }
     }
-    f(at, row * run, run);
   }
+};
+
+/// Names in quotes, the first twenty of them.
+inline std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 20); ++i)
+    append(text, {i == 0 ? "'" : ", '", names[i], "'"});
+  if (names.size() > 20) append(text, {" and ", names.size() - 20, " more"});
+  return text;
 }
 
 }  // namespace detail
 
 /// Fills parameter `p` with what this rank stores of `full`, a whole tensor without padding, converted to its master
-/// type; rows of padding become zero. Throws `error` that starts with `source` and names the
-/// tensor if its shape is not the parameter's or its elements are no floating-point numbers.
+/// type; rows of padding become zero. Of a file that is mapped no other bytes are read. Throws `error` that starts with
+/// `source` and names the tensor if its shape is not the parameter's or its elements are no floating-point numbers.
 template <class Precision, compute_device Device>
 void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p, const safetensors_entry& full,
                     const std::string& source) {
@@ -77,14 +95,10 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
   const auto width = static_cast<std::size_t>(size_of(full.dtype));
   std::vector<T> values(static_cast<std::size_t>(p.size()));
   try {
-    detail::each_run(p.part(), [&](std::int64_t from, std::int64_t to, std::int64_t count) {
-      const std::int64_t there = std::clamp<std::int64_t>(full.size() - from, 0, count);
-      safetensors_entry piece{full.name, full.dtype, {there}, {}};
-      if (there > 0)
-        piece.bytes =
-            full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(there) * width);
-      copy_elements(piece, values.data() + to);
-      std::fill(values.data() + to + there, values.data() + to + count, T{});
+    detail::each_run_of(p.part(), p.piece(), full.size(), [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+      const auto bytes =
+          full.bytes.subspan(static_cast<std::size_t>(from) * width, static_cast<std::size_t>(count) * width);
+      copy_elements({full.name, full.dtype, {count}, bytes}, values.data() + to);
     });
   } catch (const error& e) {
     fail({source, ": ", e.what()});
@@ -94,38 +108,52 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
   });
 }
 
-/// Fills every parameter that `model.visit` yields from the whole tensors of a checkpoint, on whatever mesh the model
-/// lies: each rank reads its own part. Strict: throws `error`, its text starting with `source`, before anything is
-/// changed if a parameter has no tensor or one of another shape, or a tensor belongs to no parameter. A tensor under
-/// the first name of an alias may be absent; where it is present it must hold the same as the second.
+/// Fills every parameter of `model` from the whole tensors of a checkpoint, on whatever mesh it lies: each rank reads
+/// its own part. For a `pipeline` this is collective along it, and `entries` are those of the whole model. Strict:
+/// throws `error` with all names, its text starting with `source`, before anything is changed if a parameter of any
+/// stage has no tensor or one of another shape, or a tensor belongs to no parameter of any. A tensor under the first
+/// name of an alias may be absent; where it is present it must hold the same as the second.
 template <compute_device Device, class Model>
 void load_weights(const context<Device>& ctx, Model& model, std::span<const safetensors_entry> entries,
                   const std::string& source, const parameter_aliases& aliases = {}) {
-  std::vector<std::string> names;
-  std::string missing;
+  const auto by_name = detail::entries_by_name(entries, source);
+  const auto find = [&](const std::string& name) {
+    const auto found = by_name.find(name);
+    return found == by_name.end() ? nullptr : found->second;
+  };
+  detail::wanted_tensors wanted;
   model.visit([&](auto& p) {
-    names.push_back(p.name());
-    const safetensors_entry* const entry = detail::find_entry(entries, p.name());
+    wanted.names.insert(fnv1a(p.name()));
+    const safetensors_entry* const entry = find(p.name());
     if (!entry)
-      missing += (missing.empty() ? "'" : "', '") + p.name();
+      wanted.missing.push_back(p.name());
     else if (entry->shape != p.info().shape)
-      fail({source, ": tensor '", entry->name, "' has the shape ", detail::shape_text(entry->shape),
-            ", and the model needs ", detail::shape_text(p.info().shape)});
+      wanted.misfits.push_back(cat({"tensor '", entry->name, "' has the shape ", detail::shape_text(entry->shape),
+                                    ", and the model needs ", detail::shape_text(p.info().shape)}));
     else if (!detail::floating(entry->dtype))
-      fail({source, ": tensor '", entry->name, "' holds ", name_of(entry->dtype),
-            " elements; weights are F64, F32, F16 or BF16"});
+      wanted.misfits.push_back(cat({"tensor '", entry->name, "' holds ", name_of(entry->dtype),
+                                    " elements; weights are F64, F32, F16 or BF16"}));
   });
-  if (!missing.empty()) fail({source, ": the model needs tensors that are missing: ", missing, "'"});
+  if constexpr (requires { model.executor().along(); }) wanted.add_stages(ctx.device, model.executor().along());
+  std::vector<std::string> unexpected;
   for (const safetensors_entry& e : entries) {
-    if (std::find(names.begin(), names.end(), e.name) != names.end()) continue;
+    if (wanted.names.contains(fnv1a(e.name))) continue;
     const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const auto& a) { return a.first == e.name; });
-    if (alias == aliases.end()) fail({source, ": tensor '", e.name, "' belongs to no parameter of the model"});
-    const safetensors_entry* const same = detail::find_entry(entries, alias->second);
-    if (!same || same->dtype != e.dtype || same->shape != e.shape ||
-        !std::equal(e.bytes.begin(), e.bytes.end(), same->bytes.begin(), same->bytes.end()))
-      fail({source, ": tensor '", e.name, "' differs from '", alias->second, "', to which the model ties it"});
+    const safetensors_entry* const same = alias == aliases.end() ? nullptr : find(alias->second);
+    if (alias == aliases.end())
+      unexpected.push_back(e.name);
+    else if (!same || same->dtype != e.dtype || same->shape != e.shape ||
+             !std::equal(e.bytes.begin(), e.bytes.end(), same->bytes.begin(), same->bytes.end()))
+      wanted.misfits.push_back(
+          cat({"tensor '", e.name, "' differs from '", alias->second, "', to which the model ties it"}));
   }
-  model.visit([&](auto& p) { load_parameter(ctx, p, *detail::find_entry(entries, p.name()), source); });
+  std::string problems;
+  const auto add = [&](const std::string& text) { append(problems, {problems.empty() ? ": " : "; ", text}); };
+  if (!wanted.missing.empty()) add(cat({"the model needs tensors that are missing: ", detail::quoted(wanted.missing)}));
+  if (!unexpected.empty()) add(cat({"tensors that belong to no parameter of the model: ", detail::quoted(unexpected)}));
+  for (std::size_t i = 0; i < std::min<std::size_t>(wanted.misfits.size(), 20); ++i) add(wanted.misfits[i]);
+  if (!problems.empty()) fail(source + problems);
+  model.visit([&](auto& p) { load_parameter(ctx, p, *find(p.name()), source); });
 }
 
 /// Names that a Llama's checkpoint may hold beside its parameters.

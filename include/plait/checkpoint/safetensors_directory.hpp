@@ -4,7 +4,8 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>

@@ -1,0 +1,75 @@
+// Shares out tensors to safetensors files of a limited size: names, headers, and where the elements of each tensor go.
+// It writes nothing, so that every rank knows the same. Next: checkpoint/write_weights.hpp, safetensors_writer.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_directory.hpp"
+#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/io/json_writer.hpp"
+
+namespace plait {
+
+/// Files of tensors that are shared out in the given order.
+class safetensors_shards {
+ public:
+  struct file {
+    std::string name;
+    std::string header;       ///< the first bytes of the file
+    std::uint64_t bytes = 0;  ///< of the whole file
+  };
+  struct place {
+    std::size_t file = 0;
+    std::uint64_t offset = 0;  ///< of the first element, in that file
+  };
+
+  /// A file has at most `most` bytes of tensors, or one tensor. One file is called model.safetensors, several
+  /// model-00001-of-00003.safetensors and so on. Errors as `safetensors_header_text`, starting with `source`.
+  safetensors_shards(const std::vector<safetensors_shape>& tensors, std::uint64_t most, const std::string& source) {
+    std::vector<std::vector<safetensors_shape>> parts(1);
+    std::uint64_t bytes = 0;
+    for (const safetensors_shape& t : tensors) {
+      const std::uint64_t own = safetensors_bytes(t.shape, t.dtype).value_or(0);
+      if (!parts.back().empty() && bytes + own > most) parts.emplace_back(), bytes = 0;
+      places_[t.name] = {parts.size() - 1, bytes};
+      parts.back().push_back(t);
+      bytes += own;
+      total_ += own;
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      file& f = files_.emplace_back();
+      f.name = parts.size() == 1 ? safetensors_file_name
+                                 : cat({"model-", five(i + 1), "-of-", five(parts.size()), ".safetensors"});
+      f.header = safetensors_header_text(parts[i], {{"format", "pt"}}, source);  // without which transformers refuses
+      f.bytes = f.header.size();
+      for (const safetensors_shape& t : parts[i]) f.bytes += *safetensors_bytes(t.shape, t.dtype);
+    }
+    for (auto& [name, where] : places_) where.offset += files_[where.file].header.size();
+  }
+
+  const std::vector<file>& files() const { return files_; }
+  const place& of(const std::string& tensor) const { return places_.at(tensor); }
+  /// The text of model.safetensors.index.json, which several files need.
+  std::string index() const {
+    json_object map;
+    for (const auto& [name, where] : places_) map.add(name, files_[where.file].name);
+    return json_object().add("metadata", json_object().add("total_size", total_)).add("weight_map", map).lines();
+  }
+
+ private:
+  static std::string five(std::size_t n) {
+    const std::string digits = std::to_string(n);
+    return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
+  }
+
+  std::vector<file> files_;
+  std::map<std::string, place> places_;
+  std::uint64_t total_ = 0;
+};
+
+}  // namespace plait

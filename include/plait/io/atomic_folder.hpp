@@ -1,0 +1,85 @@
+// A folder that appears under its name with all its files, or not at all. Single files: io/atomic_file.hpp. Files that
+// several ranks write together: io/file_of_parts.hpp. Next: models/export_hugging_face.hpp.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// A new folder: files go into `temporary()`, beside where it will be, and `commit` renames that. Destroyed before
+/// `commit`, it leaves no trace.
+class atomic_folder {
+ public:
+  /// `knob` is what the user set to name this folder; every error text starts with it. Throws `error` when there is
+  /// something under that name but an empty folder, or its own folder does not exist or is not writable.
+  atomic_folder(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(normal(path)) {
+    if (path_.empty()) fail({knob_, ": the name of the folder to write is empty"});
+    require_absent();
+    static std::atomic<unsigned> count{0};
+    temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
+    std::error_code error;
+    if (!std::filesystem::create_directory(temporary_, error)) {
+      const std::string what = std::exchange(temporary_, {});
+      fail({knob_, ": cannot make the folder '", what, "': ", error ? error.message() : "it is there already"});
+    }
+  }
+  ~atomic_folder() {
+    std::error_code ignored;
+    if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
+  }
+  atomic_folder(const atomic_folder&) = delete;
+  atomic_folder& operator=(const atomic_folder&) = delete;
+
+  const std::string& temporary() const { return temporary_; }
+
+  /// Makes the folder visible under its name, once its files are on the disk. At most once.
+  void commit() {
+    sync(temporary_);
+    require_absent();
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with("cannot rename the finished folder to", path_);
+    temporary_.clear();
+    const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
+    sync(parent.empty() ? "." : parent.string());
+  }
+
+ private:
+  static std::string normal(const std::string& path) {
+    const std::filesystem::path plain = std::filesystem::path(path).lexically_normal();
+    return (plain.has_filename() ? plain : plain.parent_path()).string();
+  }
+  void require_absent() const {
+    std::error_code ignored;
+    const bool empty_folder =
+        std::filesystem::is_directory(path_, ignored) && std::filesystem::is_empty(path_, ignored);
+    if (!empty_folder && std::filesystem::exists(std::filesystem::symlink_status(path_, ignored)))
+      fail({knob_, ": '", path_, "' is there already; name a folder that is not, or is empty"});
+  }
+  void sync(const std::string& folder) const {
+    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) fail_with("cannot open the folder", folder);
+    const int synced = ::fsync(descriptor);
+    const int why = errno;
+    ::close(descriptor);
+    errno = why;
+    if (synced != 0) fail_with("cannot sync the folder", folder);
+  }
+  [[noreturn]] void fail_with(const char* what, const std::string& folder) const {
+    fail({knob_, ": ", what, " '", folder, "': ", std::strerror(errno)});
+  }
+
+  std::string knob_, path_, temporary_;
+};
+
+}  // namespace plait

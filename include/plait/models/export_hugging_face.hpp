@@ -1,0 +1,95 @@
+// Writes a model, on whatever mesh it lies, as a directory that transformers opens: config.json and safetensors. It
+// saves no training state, and converts no names. Reading one: models/hugging_face_directory.hpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "plait/checkpoint/write_weights.hpp"
+#include "plait/io/atomic_folder.hpp"
+#include "plait/models/llama_config_json.hpp"
+
+namespace plait {
+
+/// How `export_hugging_face` writes.
+struct export_options {
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file, as in transformers
+  std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: that of the master values
+  /// A model directory whose tokenizer, and whose keys of config.json that change no number (the tokens that end a
+  /// text, for instance), go into the new one; empty: none.
+  std::string like{};
+  std::string knob = "--export-hf";  ///< what the user set to name the directory; error texts start with it
+};
+
+namespace detail {
+
+/// Files of a model directory that are about text, not weights.
+inline constexpr std::array tokenizer_files = std::to_array<std::string_view>(
+    {"added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
+     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"});
+
+inline std::string_view torch_name(safetensors_dtype type) {
+  return type == safetensors_dtype::f64 ? "float64" : type == safetensors_dtype::f32 ? "float32" : "bfloat16";
+}
+
+/// The text of config.json, with the harmless keys of another, but those that the shape or the weights give.
+inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
+  const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
+  if (how.like.empty()) return text;
+  const std::string from = (std::filesystem::path(how.like) / "config.json").string();
+  nlohmann::json json = nlohmann::json::parse(text);
+  const nlohmann::json old = parse_json(read_file(from, how.knob), from);
+  for (const auto& [key, value] : old.items())
+    if (is_among(harmless_config_keys, key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
+      json[key] = value;
+  return json.dump(2) + "\n";
+}
+
+inline void write_beside_weights(const llama_config& config, safetensors_dtype dtype, const safetensors_shards& shards,
+                                 const std::string& folder, const export_options& how) {
+  const std::filesystem::path to(folder), like(how.like);
+  write_file_atomically((to / "config.json").string(), exported_config(config, dtype, how), how.knob);
+  if (shards.files().size() > 1)
+    write_file_atomically((to / safetensors_index_name).string(), shards.index(), how.knob);
+  for (const std::string_view name : tokenizer_files)
+    if (!how.like.empty() && std::filesystem::exists(like / name))
+      write_file_atomically((to / name).string(), read_file((like / name).string(), how.knob), how.knob);
+}
+
+}  // namespace detail
+
+/// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when all of it is written.
+/// Each rank writes its own parts of the master values, so that all ranks must see one file system; the files do not
+/// depend on the mesh. Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves
+/// nothing behind, where `path` is there already, the disk is full or no model type of Hugging Face has this shape.
+template <compute_device Device, class Model>
+void export_hugging_face(const context<Device>& ctx, any_communicator& all, Model& model, const llama_config& config,
+                         const std::string& path, const export_options& how = {}) {
+  using precision = typename Model::precision_type;
+  const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
+  const std::string source = cat({how.knob, ": '", path, "'"});
+  const safetensors_shards shards(shapes_of(ctx, model, dtype), how.shard_bytes, source);
+  std::optional<atomic_folder> folder;
+  agree(ctx.device, all, [&] {
+    if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
+    if (dtype != safetensors_dtype::f64 && dtype != safetensors_dtype::f32 && dtype != safetensors_dtype::bf16)
+      fail({source, ": dtype is ", name_of(dtype), "; legal are F64, F32 and BF16"});
+    if (all.rank() != 0) return;
+    folder.emplace(path, how.knob);
+    detail::write_beside_weights(config, dtype, shards, folder->temporary(), how);
+    create_files(shards, folder->temporary(), how.knob);
+  });
+  const std::string temporary = gather_texts(ctx.device, all, folder ? folder->temporary() : std::string())[0];
+  agree(ctx.device, all, [&] { write_weights(ctx, model, shards, dtype, temporary, how.knob); });
+  agree(ctx.device, all, [&] {
+    if (folder) folder->commit();
+  });
+}
+
+}  // namespace plait
