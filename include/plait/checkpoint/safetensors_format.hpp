@@ -19,6 +19,7 @@
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/precision.hpp"
 
 namespace plait {
 
@@ -148,25 +149,25 @@ void convert_elements(const safetensors_entry& entry, T* out, Convert&& convert)
 
 }  // namespace detail
 
-/// The elements of `entry` as `T`, row-major, `entry.size()` of them. To float and double: from F64 (rounded for
-/// float), F32, F16 and BF16. To integers: from BOOL and every integer type, values that do not fit throw `error`.
-/// Other pairs throw `error`; nothing is converted between integers and floating point.
+/// The elements of `entry` as `T`, row-major, `entry.size()` of them. To double, float and bf16: from F64, F32, F16 and
+/// BF16, rounded to nearest even (F64 to bf16 by way of float). To integers: from BOOL and every integer type, values
+/// that do not fit throw `error`. Other pairs throw `error`; nothing is converted between integers and floating point.
 template <class T>
-  requires(std::floating_point<T> || (std::integral<T> && !std::same_as<T, bool>))
+  requires(std::floating_point<T> || std::same_as<T, bf16> || (std::integral<T> && !std::same_as<T, bool>))
 void copy_elements(const safetensors_entry& entry, T* out) {
-  if constexpr (std::floating_point<T>) {
-    const auto widen = [](auto value) { return static_cast<T>(value); };
+  if constexpr (!std::integral<T>) {
+    const auto widen = [](auto value) { return converted<T>(value); };
     switch (entry.dtype) {
       case safetensors_dtype::f64:
         return detail::convert_elements<double>(entry, out, widen);
       case safetensors_dtype::f32:
         return detail::convert_elements<float>(entry, out, widen);
       case safetensors_dtype::f16:
-        return detail::convert_elements<std::uint16_t>(
-            entry, out, [](std::uint16_t b) { return static_cast<T>(float_from_f16(b)); });
+        return detail::convert_elements<std::uint16_t>(entry, out,
+                                                       [](std::uint16_t b) { return converted<T>(float_from_f16(b)); });
       case safetensors_dtype::bf16:
-        return detail::convert_elements<std::uint16_t>(
-            entry, out, [](std::uint16_t b) { return static_cast<T>(to_float(bf16{b})); });
+        return detail::convert_elements<std::uint16_t>(entry, out,
+                                                       [](std::uint16_t b) { return converted<T>(bf16{b}); });
       default:
         break;
     }

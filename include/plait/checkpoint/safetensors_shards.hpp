@@ -36,7 +36,8 @@ class safetensors_shards {
     for (const safetensors_shape& t : tensors) {
       const std::uint64_t own = safetensors_bytes(t.shape, t.dtype).value_or(0);
       if (!parts.back().empty() && bytes + own > most) parts.emplace_back(), bytes = 0;
-      places_[t.name] = {parts.size() - 1, bytes};
+      if (!places_.emplace(t.name, place{parts.size() - 1, bytes}).second)
+        fail({source, ": the name '", t.name, "' is used twice"});
       parts.back().push_back(t);
       bytes += own;
       total_ += own;

@@ -68,6 +68,10 @@ TEST_CASE("what is written reads back, aligned, in any order of dtypes") {
   CHECK(copy.read<float>("model.norm.weight") == floats);
   CHECK(copy.at("model.norm.weight").shape == std::vector<std::int64_t>{2, 3});
   CHECK(copy.read<double>("scalar") == doubles);
+  CHECK(copy.read<plait::bf16>("half").size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) CHECK(to_float(copy.read<plait::bf16>("half")[i]) == copy.read<float>("half")[i]);
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    CHECK(copy.read<plait::bf16>("model.norm.weight")[i].bits == plait::to_bf16(floats[i]).bits);
   CHECK(copy.at("scalar").shape.empty());
   CHECK(copy.read<std::int64_t>(odd_name) == longs);
   CHECK(copy.read<float>("half") == std::vector<float>{1, -2, std::numeric_limits<float>::infinity()});

@@ -1,0 +1,186 @@
+// Weights of a Llama as Megatron and as Meta keep them, brought to the names and orders of Hugging Face: fused
+// projections are split, and rotary pairs become halves. It opens no files: checkpoint/safetensors_reader.hpp does.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/safetensors_format.hpp"
+#include "plait/core/error.hpp"
+#include "plait/models/llama_config.hpp"
+
+namespace plait {
+
+/// Tensors under Hugging Face's names: those whose rows lie elsewhere are copies in `memory`, all others are still
+/// where they were. Moved, never copied, since the entries point into it.
+struct converted_weights {
+  std::vector<safetensors_entry> entries;
+  std::deque<std::vector<std::byte>> memory;
+
+  converted_weights() = default;
+  converted_weights(converted_weights&&) = default;
+  converted_weights& operator=(converted_weights&&) = default;
+};
+
+namespace detail {
+
+/// One place where a tensor of another tool goes.
+struct renamed_tensor {
+  std::string_view from, to;
+};
+
+/// Converts the tensors of one source, whose errors begin with `source`.
+class weight_converter {
+ public:
+  weight_converter(const llama_config& c, std::string source) : c_(c), source_(std::move(source)) {}
+
+  /// Keeps the tensor, under another name.
+  void keep(const safetensors_entry& e, std::string name) {
+    out_.entries.push_back(e);
+    out_.entries.back().name = std::move(name);
+  }
+  /// Adds a copy of some rows of a tensor, which must have `all` of them: row i of the copy is row `row_at(i)`.
+  template <class RowAt>
+  void add_rows(const safetensors_entry& e, std::string name, std::int64_t all, std::int64_t rows, RowAt&& row_at) {
+    if (e.shape.empty() || e.shape[0] != all)
+      fail({source_, ": tensor '", e.name, "' has ", e.shape.empty() ? 0 : e.shape[0], " rows, and the model needs ",
+            all});
+    const std::size_t bytes = e.bytes.size() / static_cast<std::size_t>(all);
+    auto& memory = out_.memory.emplace_back(bytes * static_cast<std::size_t>(rows));
+    for (std::int64_t i = 0; i < rows; ++i)
+      std::copy_n(e.bytes.begin() + row_at(i) * static_cast<std::int64_t>(bytes), bytes,
+                  memory.begin() + i * static_cast<std::int64_t>(bytes));
+    safetensors_entry part{std::move(name), e.dtype, e.shape, memory};
+    part.shape[0] = rows;
+    out_.entries.push_back(std::move(part));
+  }
+  /// Megatron's fused q, k and v: for each kv head, the queries that share it, its key, its value.
+  void split_qkv(const safetensors_entry& e, const std::string& prefix, const std::string& ending) {
+    const std::int64_t d = c_.head_dim, group = c_.heads / c_.kv_heads, fused = group + 2,
+                       all = c_.kv_heads * fused * d;
+    add_rows(e, prefix + "q_proj" + ending, all, c_.heads * d, [=](std::int64_t i) {
+      const std::int64_t head = i / d;
+      return (head / group * fused + head % group) * d + i % d;
+    });
+    for (const std::int64_t which : {0, 1})
+      add_rows(e, prefix + (which == 0 ? "k_proj" : "v_proj") + ending, all, c_.kv_heads * d,
+               [=](std::int64_t i) { return (i / d * fused + group + which) * d + i % d; });
+  }
+  /// Gate above up.
+  void split_gate_up(const safetensors_entry& e, const std::string& prefix, const std::string& ending) {
+    for (const std::int64_t which : {0, 1})
+      add_rows(e, prefix + (which == 0 ? "gate_proj" : "up_proj") + ending, 2 * c_.ffn, c_.ffn,
+               [&](std::int64_t i) { return which * c_.ffn + i; });
+  }
+  /// Rotary positions turn neighbours (2i, 2i + 1) of a head at Meta, and i with i + head_dim / 2 at Hugging Face.
+  void halves_from_pairs(const safetensors_entry& e, std::string name, std::int64_t heads) {
+    const std::int64_t d = c_.head_dim, half = d / 2;
+    add_rows(e, std::move(name), heads * d, heads * d,
+             [=](std::int64_t i) { return i / d * d + 2 * (i % d % half) + i % d / half; });
+  }
+  [[noreturn]] void unknown(const safetensors_entry& e, const char* tool) const {
+    fail({source_, ": tensor '", e.name, "' is none that ", tool, " has for a Llama"});
+  }
+
+  const llama_config& config() const { return c_; }
+  converted_weights take() { return std::move(out_); }
+
+ private:
+  const llama_config& c_;
+  std::string source_;
+  converted_weights out_;
+};
+
+/// "7.rest" after `prefix`: the layer, with its dot, and the rest; empty where `name` does not begin so.
+inline std::pair<std::string, std::string_view> layer_and_rest(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return {};
+  name.remove_prefix(prefix.size());
+  const std::size_t dot = name.find_first_not_of("0123456789");
+  if (dot == 0 || dot == name.npos || name[dot] != '.') return {};
+  return {std::string(name.substr(0, dot + 1)), name.substr(dot + 1)};
+}
+
+inline const renamed_tensor* find_renamed(std::span<const renamed_tensor> all, std::string_view name) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& r) { return r.from == name; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+}  // namespace detail
+
+/// Weights with the names of Megatron-LM (core), of one tensor- and pipeline-parallel rank: q, k and v in one tensor,
+/// gate and up in one. Throws `error`, its text starting with `source`, for a tensor that it does not know or that
+/// does not have the configuration's size.
+inline converted_weights weights_from_megatron(std::span<const safetensors_entry> entries, const llama_config& config,
+                                               const std::string& source) {
+  static constexpr detail::renamed_tensor top[] = {{"embedding.word_embeddings.weight", "model.embed_tokens.weight"},
+                                                   {"decoder.final_layernorm.weight", "model.norm.weight"},
+                                                   {"output_layer.weight", "lm_head.weight"}};
+  static constexpr detail::renamed_tensor inner[] = {
+      {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+      {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
+      {"self_attention.linear_proj.bias", "self_attn.o_proj.bias"},
+      {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight"},
+      {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight"},
+      {"input_layernorm.weight", "input_layernorm.weight"},
+      {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+      {"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"},
+      {"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
+      {"mlp.linear_fc2.bias", "mlp.down_proj.bias"}};
+  detail::weight_converter to(config, source);
+  for (const safetensors_entry& e : entries) {
+    const auto [layer, rest] = detail::layer_and_rest(e.name, "decoder.layers.");
+    const std::string block = "model.layers." + layer;
+    const std::string ending(e.name.substr(e.name.rfind('.') + 1));
+    if (const auto* whole = detail::find_renamed(top, e.name))
+      to.keep(e, std::string(whole->to));
+    else if (const auto* part = detail::find_renamed(inner, rest))
+      to.keep(e, block + std::string(part->to));
+    else if (rest == "self_attention.linear_qkv.weight" || rest == "self_attention.linear_qkv.bias")
+      to.split_qkv(e, block + "self_attn.", "." + ending);
+    else if (rest == "mlp.linear_fc1.weight" || rest == "mlp.linear_fc1.bias")
+      to.split_gate_up(e, block + "mlp.", "." + ending);
+    else
+      to.unknown(e, "Megatron");
+  }
+  return to.take();
+}
+
+/// Weights with the names of Meta's own files, of one model-parallel rank, whose q and k are for rotary pairs. The
+/// table of rotary frequencies is left out. Errors as `weights_from_megatron`.
+inline converted_weights weights_from_meta(std::span<const safetensors_entry> entries, const llama_config& config,
+                                           const std::string& source) {
+  static constexpr detail::renamed_tensor top[] = {{"tok_embeddings.weight", "model.embed_tokens.weight"},
+                                                   {"norm.weight", "model.norm.weight"},
+                                                   {"output.weight", "lm_head.weight"}};
+  static constexpr detail::renamed_tensor inner[] = {
+      {"attention.wv.weight", "self_attn.v_proj.weight"},  {"attention.wo.weight", "self_attn.o_proj.weight"},
+      {"attention_norm.weight", "input_layernorm.weight"}, {"ffn_norm.weight", "post_attention_layernorm.weight"},
+      {"feed_forward.w1.weight", "mlp.gate_proj.weight"},  {"feed_forward.w2.weight", "mlp.down_proj.weight"},
+      {"feed_forward.w3.weight", "mlp.up_proj.weight"}};
+  detail::weight_converter to(config, source);
+  for (const safetensors_entry& e : entries) {
+    if (e.name == "rope.freqs") continue;
+    const auto [layer, rest] = detail::layer_and_rest(e.name, "layers.");
+    const std::string block = "model.layers." + layer;
+    if (const auto* whole = detail::find_renamed(top, e.name))
+      to.keep(e, std::string(whole->to));
+    else if (const auto* part = detail::find_renamed(inner, rest))
+      to.keep(e, block + std::string(part->to));
+    else if (rest == "attention.wq.weight")
+      to.halves_from_pairs(e, block + "self_attn.q_proj.weight", config.heads);
+    else if (rest == "attention.wk.weight")
+      to.halves_from_pairs(e, block + "self_attn.k_proj.weight", config.kv_heads);
+    else
+      to.unknown(e, "Meta");
+  }
+  return to.take();
+}
+
+}  // namespace plait
