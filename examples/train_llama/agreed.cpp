@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/io/mapped_file.hpp"
+#include "plait/models/hugging_face_directory.hpp"
 #include "plait/schedule/csv.hpp"
 
 namespace {
@@ -33,6 +34,7 @@ constexpr struct {
     {"--products", compared::by_what_it_names},        // rank 0 writes it; all read it, maybe from other folders
     {"--model", compared::by_what_it_names},           // files may lie in other folders on other machines
     {"--data", compared::by_what_it_names},            // likewise
+    {"--init-from", compared::by_what_it_names},       // likewise
 };
 
 compared how_to_compare(std::string_view option) {
@@ -108,7 +110,24 @@ void add_model(std::vector<plait::knob>& knobs, const plait::llama_config& c) {
   add("tie_word_embeddings", c.tie_embeddings);
   add("attention_bias", c.attention_bias);
   add("mlp_bias", c.mlp_bias);
+  add("qkv_bias", c.qkv_bias);
+  add("qk_norm", c.qk_norm);
+  add("sliding_window", c.sliding_window);
+  add("pad_token_id", c.pad_token);
   add("initializer_range", c.initializer_range);
+}
+
+/// "21 tensors, digest 0123456789abcdef": of names, shapes, types and the first page of each.
+std::string weights_text(const plait::model_directory& weights) {
+  std::uint64_t digest = weights.entries.size();
+  const auto add = [&](std::string_view text) { digest = digest_of(std::as_bytes(std::span(text)), digest); };
+  for (const plait::safetensors_entry& e : weights.entries) {
+    add(e.name);
+    add(plait::name_of(e.dtype));
+    for (const std::int64_t extent : e.shape) add(std::to_string(extent));
+    digest = digest_of(e.bytes.first(std::min<std::size_t>(e.bytes.size(), 4096)), digest);
+  }
+  return fmt::format("{} tensors, digest {:016x}", weights.entries.size(), digest);
 }
 
 }  // namespace
@@ -122,6 +141,7 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
     if (how == compared::by_whether_it_is_given && value != "''") knobs.push_back({name, ""});
   }
   add_model(knobs, s.config);
+  knobs.push_back({"--init-from", s.weights ? weights_text(*s.weights) : std::string()});
   std::vector<std::string> files;
   for (const std::string& path : s.opt.data)
     for (std::string& file : files_of(path)) files.push_back(std::move(file));

@@ -8,8 +8,11 @@
 #include <utility>
 
 #include "model_run.hpp"
+#include "plait/checkpoint/load_weights.hpp"
 #include "plait/data/text.hpp"
 #include "plait/kernels/philox.hpp"
+#include "plait/models/export_hugging_face.hpp"
+#include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/observe/step_waits.hpp"
@@ -105,7 +108,10 @@ class llama_run final : public model_run {
             },
             s.parallel),
         optimizer_(optimizer_options_of(s.opt)) {
-    model_.visit([&](auto& p) { p.initialize(ctx_); });
+    if (s.weights)
+      plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source());
+    else
+      model_.visit([&](auto& p) { p.initialize(ctx_); });
     model_.gather_changed(ctx_);
     world_.stage().ledger().clear();
   }
@@ -177,6 +183,9 @@ class llama_run final : public model_run {
   }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
+  void write_model() override {
+    plait::export_hugging_face(ctx_, world_.root(), model_, s_.config, s_.opt.export_hf, {.like = s_.opt.init_from});
+  }
   double all_reduce(double value, plait::reduce_op op) override {
     return plait::all_reduce_scalar(device_, world_.root(), value, op);
   }

@@ -31,6 +31,8 @@ class model_run {
   /// The prompt and what the model makes of it, a byte per token; shorter if interrupted.
   virtual std::vector<std::int64_t> sample() = 0;
   virtual std::uint64_t weights_hash() = 0;
+  /// Writes the model as --export-hf says.
+  virtual void write_model() = 0;
   /// One number from those of all ranks of the run.
   virtual double all_reduce(double value, plait::reduce_op op) = 0;
 

@@ -145,6 +145,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "under torchrun, srun or mpirun, or all in this process")
       ->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
+  app.add_option("--init-from", opt.init_from,
+                 "a model directory of Hugging Face, for the model's shape and the weights to begin from");
+  app.add_option("--export-hf", opt.export_hf,
+                 "a new directory, to which the trained model is written as transformers opens it");
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
       ->capture_default_str();
   app.add_option(
@@ -279,6 +283,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.by_name = named_values(app);
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
+  if (!opt.init_from.empty() && app.count("--model") > 0)
+    plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
+                opt.model);
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
   one_of("--shard", opt.shard, {"even", "whole", "blocks"});

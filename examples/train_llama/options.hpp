@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,12 +19,17 @@
 #include "plait/schedule/schedule.hpp"
 #include "plait/train/optim/lr_schedule.hpp"
 
+namespace plait {
+struct model_directory;
+}
+
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";
   std::string device = "cpu";
   std::string backend = "threads";
   std::string model = "tiny";
+  std::string init_from, export_hf;  ///< model directories of Hugging Face; empty: none
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
   std::string shard = "even";
@@ -105,6 +111,7 @@ struct setup {
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
   plait::layer_recompute recompute{};
+  std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, mapped; null: random ones
 };
 
 /// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for

@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "plait/data/text.hpp"
+#include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/observe/json_log.hpp"
@@ -80,6 +82,20 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
   std::string sizes;
   for (const plait::stage_layers& part : stages) sizes += (sizes.empty() ? "" : ", ") + std::to_string(part.size());
   return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
+}
+
+/// Where the first weights come from, where that may not be what was meant; a line, or nothing.
+std::string weights_text(const setup& s) {
+  if (s.weights) return fmt::format("weights: {} tensors of '{}'\n", s.weights->entries.size(), s.opt.init_from);
+  const auto folder = std::filesystem::path(s.opt.model).parent_path();
+  std::error_code ignored;
+  for (const char* name : {plait::safetensors_file_name, plait::safetensors_index_name})
+    if (s.opt.model.ends_with(".json") && std::filesystem::exists(folder / name, ignored))
+      return fmt::format(
+          "weights: random ones (--seed {}), not those of '{}' beside --model, which --init-from {} would "
+          "load\n",
+          s.opt.seed, name, folder.empty() ? "." : folder.string());
+  return {};
 }
 
 /// Writes what the traced step looked like, and prints its bubble beside that of the simulation, in which each action
@@ -160,6 +176,7 @@ class reporter {
     fmt::print("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
                counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"),
                s.opt.seq, counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+    fmt::print("{}", weights_text(s));
     if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
     fmt::print("{}", use_.heading());
     std::fflush(stdout);
@@ -235,7 +252,7 @@ class reporter {
   }
   void draw() {
     plait::curve_chart chart;
-    chart.title = fmt::format("{} on {}", s_.opt.model, mesh_text(shape_));
+    chart.title = fmt::format("{} on {}", s_.weights ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
     chart.series.push_back(std::move(curve_));
     if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
     plait::write_curve(chart, s_.opt.plot, "--plot");
@@ -300,6 +317,13 @@ std::string train(const setup& s, model_run& run) {
   if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
     const std::vector<std::int64_t> text = run.sample();
     if (report) fmt::print("\nsampled text:\n{}\n", plait::decode_bytes(text));
+  }
+  if (!s.opt.export_hf.empty() && end.steps == s.opt.steps && problem.empty()) {
+    run.write_model();
+    if (report) fmt::print("the model is in '{}'\n", s.opt.export_hf);
+  } else if (!s.opt.export_hf.empty() && report) {
+    fmt::print("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps,
+               s.opt.steps);
   }
   return problem;
 }

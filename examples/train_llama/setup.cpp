@@ -13,11 +13,14 @@
 #include "plait/data/token_source.hpp"
 #include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
+#include "plait/io/atomic_folder.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/mesh/parse.hpp"
+#include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
+#include "plait/models/tensor_ranks.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/schedule/parse.hpp"
 
@@ -33,16 +36,6 @@ void divides(const char* knob, std::int64_t value, const std::string& by, std::i
   const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
                                          : fmt::format("the nearest that are: {} and {}", below, above);
   plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", knob, value, by, parts, nearest));
-}
-
-/// `value`, a size of the model, must be a multiple of the extent of `axis`.
-void splits(const char* key, std::int64_t value, const char* axis, std::int64_t extent) {
-  if (value % extent == 0) return;
-  std::string legal;
-  for (std::int64_t d = 1; d <= std::min<std::int64_t>(value, 64); ++d)
-    if (value % d == 0) legal += (legal.empty() ? "" : ", ") + std::to_string(d);
-  plait::fail(fmt::format("--mesh: {}={} does not divide the model's {}, which is {}; extents up to 64 that do: {}",
-                          axis, extent, key, value, legal));
 }
 
 /// A file that is written at the end must be writable at the beginning. Leaves no trace.
@@ -75,12 +68,20 @@ void check_files(const options& opt) {
   for (const std::string& path : opt.data)
     for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
   inputs.emplace_back("--model", opt.model);
+  std::error_code ignored;
+  if (!opt.init_from.empty())
+    for (const auto& file : std::filesystem::directory_iterator(opt.init_from, ignored))
+      inputs.emplace_back("--init-from", file.path().string());
   if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, input] : inputs)
       if (!path->empty() && same_file(*path, input))
         plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
   for (const auto& [knob, path] : outputs) writable(knob, *path);
+  if (!opt.export_hf.empty()) {
+    plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
+    outputs.emplace_back("--export-hf", &opt.export_hf);
+  }
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, same] : outputs)
       if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
@@ -198,7 +199,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   const std::int64_t all = given.size();
 
   setup s{opt,
-          plait::load_llama_config(opt.model),
+          {},
           {},
           {},
           {},
@@ -214,10 +215,15 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
+  if (opt.init_from.empty()) {
+    s.config = plait::load_llama_config(opt.model);
+  } else {
+    s.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(opt.init_from));
+    s.config = s.weights->config;
+  }
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";
-  splits("num_attention_heads", c.heads, "tp", tp);
-  splits("intermediate_size", c.ffn, "tp", tp);
+  plait::check_tensor_ranks(c, tp, "--mesh");
   if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
   if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
   if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp"))
@@ -233,13 +239,6 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               opt.device == "cuda" ? "GPU" : "process", most));
   }
   const plait::tensor_extents t = plait::split_tensor_ranks(tp, c.kv_heads);
-  const std::int64_t local_heads = c.heads / tp, group = c.heads / c.kv_heads;
-  if (local_heads % group != 0 && group % local_heads != 0)
-    plait::fail(
-        fmt::format("--mesh: with tp={}, each rank has {} of {} heads, which are neither whole groups nor a whole part "
-                    "of one group of {} "
-                    "(num_key_value_heads is {}); choose a tp that divides num_key_value_heads or a multiple of it",
-                    tp, local_heads, c.heads, group, c.kv_heads));
   if (opt.seq > c.max_position)
     plait::fail(fmt::format("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, c.max_position));
   s.mesh.add(plait::axis_of<plait::dp>, dp);

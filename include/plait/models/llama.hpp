@@ -11,6 +11,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/models/llama_config.hpp"
+#include "plait/models/tensor_ranks.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/mlp.hpp"
@@ -119,8 +120,10 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
       fail({"llama: layers ", part.begin, " to ", part.end, " of a model of ", config.layers});
     if (options.attention.documents && !documents_fit)
       fail("llama: packed documents need a strategy that shards the vocabulary over the axes of the heads");
-    const axis_list axes = union_of(detail::sharding_axes(layout_v<typename specs::query_dims>),
-                                    detail::sharding_axes(layout_v<typename specs::ffn_dims>));
+    const axis_list by_heads = detail::sharding_axes(layout_v<typename specs::query_dims>),
+                    by_ffn = detail::sharding_axes(layout_v<typename specs::ffn_dims>),
+                    axes = union_of(by_heads, by_ffn);
+    if (by_heads == by_ffn) check_tensor_ranks(config, ctx.ranks.shape().size(axes), "llama");
     if (options.overlap > 1 && ctx.ranks.shape().size(axes) == 1)
       fail({"llama: overlap in ", options.overlap, " chunks hides nothing: there is one rank along ", describe(axes),
             ", so that linears send nothing; legal is 1, or more ranks there"});

@@ -1,11 +1,13 @@
 // program: files
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <limits>
 #include <set>
 #include <string>
 
 #include "plait/models/llama_config.hpp"
+#include "plait/models/tensor_ranks.hpp"
 #include "plait/plan/flops.hpp"
 #include "support/temp_folder.hpp"
 
@@ -146,4 +148,25 @@ TEST_CASE("values that make no model are refused by key") {
   refuse_rope([](auto& r) { r.low_freq_factor = 0; }, "rope_scaling.low_freq_factor");
   refuse_rope([](auto& r) { r.high_freq_factor = 1; }, "rope_scaling.high_freq_factor", "larger");
   refuse_rope([](auto& r) { r.original_max_position = 0; }, "original_max_position_embeddings");
+}
+
+TEST_CASE("the extents of tp that suit a model's sizes are said, since a checkpoint's sizes are fixed") {
+  const auto legal = [](const char* name) { return plait::legal_tensor_ranks(plait::llama_preset_config(name)); };
+  CHECK(legal("llama-3-8b") == "1, 2, 4, 8, 16, 32");
+  CHECK(legal("smollm-135m") == "1, 3");   // nine ranks do not divide the inner width
+  CHECK(legal("qwen2.5-0.5b") == "1, 2");  // 14 heads in groups of 7
+  const auto refused = [](const char* name, std::int64_t tp) {
+    return error_of([&] { check_tensor_ranks(plait::llama_preset_config(name), tp, "--mesh"); });
+  };
+  plait::check_tensor_ranks(plait::llama_preset_config("llama-3-8b"), 16, "--mesh");
+  CHECK(refused("llama-3-8b", 3) ==
+        "--mesh: tp=3 does not divide the model's num_attention_heads, which is 32; the model's sizes are what they "
+        "are, and the extents of tp up to 64 that suit all of them are 1, 2, 4, 8, 16, 32");
+  CHECK(contains(refused("smollm-135m", 9), "tp=9 does not divide the model's intermediate_size, which is 1536"));
+  const llama_config three{.heads = 12, .kv_heads = 3, .head_dim = 8, .ffn = 96};
+  CHECK(error_of([&] { check_tensor_ranks(three, 2, "--mesh"); }) ==
+        "--mesh: with tp=2, each rank has 6 of 12 heads, which are neither whole groups nor a whole part of one group "
+        "of 4 (num_key_value_heads is 3); the model's sizes are what they are, and the extents of tp up to 64 that "
+        "suit all of them are 1, 3, 6, 12");
+  CHECK(contains(refused("llama-3-8b", 64), "that suit all of them are 1, 2,"));
 }

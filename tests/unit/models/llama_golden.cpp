@@ -127,8 +127,8 @@ TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv he
 
 TEST_CASE("ranks that do not divide a size are refused, naming both") {
   // Three heads divide by three ranks, an inner width of 128 does not.
-  CHECK_ERROR(run_golden<float>("smollm", 2, 3), text_of(layout_error::does_not_divide),
-              "ffn is 128, sharded over tp_rep=3");
+  CHECK_ERROR(run_golden<float>("smollm", 2, 3), "llama: tp=3 does not divide the model's intermediate_size",
+              "which is 128; ", "the extents of tp up to 64 that suit all of them are 1");
 }
 
 namespace {

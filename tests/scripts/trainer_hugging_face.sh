@@ -1,0 +1,82 @@
+#!/bin/sh
+# Model directories of Hugging Face: training begins from one on any mesh, pipelines too, and ends with one.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+models=$SOURCE/tests/data
+
+# begun NAME DIRECTORY ARGUMENTS...: trains from a directory; NAME.jsonl and NAME.out are left.
+begun() {
+  name=$1 from=$2
+  shift 2
+  timeout 60 "$trainer" --init-from "$from" --data "$text" --seq 32 --global-batch 8 --sample 0 --log "$name.jsonl" \
+    "$@" >"$name.out" 2>"$name.err" || fail "$name ($*) ended with $?: $(cat "$name.err")"
+}
+same_tensors() { python3 "$here/lib/tensors.py" "$@" || fail "$* have other tensors"; }
+hash_of() { logs get "$1.jsonl" weights_hash; }
+
+# What is read is what is written, from any mesh.
+for model in mha gqa_tied qwen2 qwen3; do
+  for mesh in tp=1 dp=2,pp=2,tp=2 pp=2,tp=4 pp=2,cp=2; do
+    case $model:$mesh in qwen*:*tp=4) continue ;; esac
+    out=${model}_$mesh
+    begun "$out" "$models/llama_$model" --steps 0 --mesh "$mesh" --export-hf "$out"
+    grep -q "^weights: [0-9]* tensors of '$models/llama_$model'" "$out.out" || fail "no source: $(cat "$out.out")"
+    grep -q "^the model is in '$out'" "$out.out" || fail "no directory: $(cat "$out.out")"
+    same_tensors "$models/llama_$model" "$out"
+  done
+done
+
+# Training from one, on several meshes, equals one rank; and going on from what it exports begins with those weights.
+begun one "$models/llama_gqa_tied" --steps 3 --export-hf trained_one
+logs check one.jsonl 3
+n=0
+for mesh in "dp=2,pp=2,tp=2" "pp=2 --schedule zb_h1" "dp=2,pp=2 --data-parallel zero3" "dp=2,tp=2 --data-parallel zero1"; do
+  n=$((n + 1))
+  # shellcheck disable=SC2086  # a list of options
+  begun "mesh$n" "$models/llama_gqa_tied" --steps 3 --export-hf "trained$n" --mesh $mesh
+  logs same one.jsonl "mesh$n.jsonl" 1e-5
+  begun "again$n" "trained$n" --steps 0 --export-hf "again$n" --mesh pp=2
+  [ "$(hash_of "mesh$n")" = "$(hash_of "again$n")" ] || fail "$mesh: other weights were exported than were trained"
+  same_tensors "trained$n" "again$n"
+done
+[ "$(hash_of one)" != "$(hash_of gqa_tied_tp=1)" ] || fail "training changed no weight"
+
+# In bf16 without masters the weights are exported as they are kept.
+begun few "$models/llama_mha" --steps 1 --precision bf16-no-masters --mesh pp=2 --export-hf few
+grep -q '"torch_dtype": "bfloat16"' few/config.json || fail "the weights are not in bf16: $(cat few/config.json)"
+begun few_again few --steps 0 --precision bf16-no-masters --export-hf few_again
+same_tensors few few_again
+
+# A config.json with weights beside it says that they are not used.
+train beside --model "$models/llama_mha/config.json" --sample 0 --steps 1
+grep -q "^weights: random ones (--seed 1), not those of 'model.safetensors' beside --model, which --init-from .*llama_mha would load" \
+  beside.out || fail "nothing is said of the weights: $(cat beside.out)"
+train alone --sample 0 --steps 1
+grep -q '^weights:' alone.out && fail "there are no weights: $(cat alone.out)"
+
+# refused TEXT ARGUMENTS...
+refused() {
+  expected=$1
+  shift
+  if timeout 20 "$trainer" --data "$text" --seq 32 --steps 1 --sample 0 "$@" >stdout 2>stderr; then
+    fail "$* was accepted"
+  fi
+  grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+}
+mha=$models/llama_mha
+refused '--init-from .* leave out --model tiny' --init-from "$mha" --model tiny
+refused "is a file; name the folder that has the model's config.json and weights, '.*llama_mha'" \
+  --init-from "$mha/model.safetensors"
+refused "is the folder of a model; .*llama_mha/config.json', and with its weights .*--init-from" --model "$mha"
+refused "tp=3 does not divide .*num_attention_heads, which is 4; .* are 1, 2, 4" --init-from "$mha" --mesh tp=3
+refused "--export-hf: 'trained_one' is there already" --init-from "$mha" --export-hf trained_one
+refused "--export-hf: cannot make the folder 'absent/new" --export-hf absent/new
+refused "--log and --export-hf both name 'twice'" --export-hf twice --log twice
+mkdir fewer
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer/config.json
+cp "$mha/model.safetensors" fewer/config.tmp && mv fewer/config.tmp fewer/model.safetensors
+refused "--init-from: 'fewer': the model needs tensors that are missing: 'model.layers.2.input_layernorm.weight'" \
+  --init-from fewer --mesh pp=2
+refused "--log would overwrite 'fewer/config.json', which --init-from reads" --init-from "$mha" --init-from fewer \
+  --log fewer/config.json
+[ -z "$(find . -name '*.tmp-*')" ] || fail "left behind: $(find . -name '*.tmp-*')"
