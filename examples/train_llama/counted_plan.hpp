@@ -22,6 +22,7 @@ struct counted_stages {
   counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                  const plait::pipeline_options& how)
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
+        device(offloads(s.opt)),
         ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
             s.opt.seed},
         model(
@@ -61,18 +62,22 @@ run_plan plan_for(const setup& s, Counted& counted) {
   using master = plait::master_of<Precision>;
   using gradient = plait::gradient_of<Precision>;
   const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
+  double& optimizers = offloads(s.opt) ? plan.on_host : plan.optimizer;
   model.visit([&](auto& p) {
     // What a step holds for a while, such as gathered parameters, is among what it keeps.
     const auto piece = static_cast<double>(p.piece().size()), used = static_cast<double>(p.used_size());
     const bool moves = !p.gather_plan().trivial(), cut = p.home() != nullptr && !p.home()->axes().empty();
     const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
     plan.weights += (away ? (rounded ? piece : 0) : used) * sizeof(weight);
-    if (moves || rounded || away) plan.weights += piece * sizeof(master);
+    if (rounded)
+      optimizers += piece * sizeof(master);
+    else if (moves || away)
+      plan.weights += piece * sizeof(master);
     if (cut && level != plait::zero_level::optimizer)
       plan.gradients += piece * sizeof(gradient);
     else
       plan.gradients += (used + (moves ? piece : 0)) * sizeof(gradient);
-    plan.moments += static_cast<double>(plait::moment_bytes<Precision>(
+    optimizers += static_cast<double>(plait::moment_bytes<Precision>(
         optimizer, p.info(), p.piece().size(), (p.array_offset() + p.piece().begin) % plait::kernels::moment_block));
     plan.parameters.push_back({p.name(), plait::describe(p.stored()),
                                plait::equivalent(p.stored(), p.used()) ? "" : plait::describe(p.used())});

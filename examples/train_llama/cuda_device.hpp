@@ -12,7 +12,9 @@ bool has_nccl();
 void check_gpu(int index);
 
 /// A rank's GPU as the options ask for it.
-inline plait::cuda::options device_options(const setup& s, int index) { return {.device = index, .tf32 = s.opt.tf32}; }
+inline plait::cuda::options device_options(const setup& s, int index) {
+  return {.device = index, .tf32 = s.opt.tf32, .offload_optimizer = offloads(s.opt)};
+}
 
 /// cuDNN's attention for a rank's GPU, if it is built and may be used; else null.
 std::unique_ptr<plait::attention_library> attention_library_for(const options& opt);

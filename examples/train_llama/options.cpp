@@ -209,6 +209,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "of AdamW, for each element two: full (floats; with --precision double doubles), bf16 or int8 (8 bits, "
          "and a scale for each 256), rounded stochastically")
       ->capture_default_str();
+  app.add_option(
+         "--offload", opt.offload,
+         "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, or optimizer (moments, and "
+         "the float masters of bf16); an update waits for the bus, and no bit of it changes")
+      ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute,
                  "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
@@ -356,6 +361,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
         "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
         "and --precision float, double and bf16");
   one_of("--moments", opt.moments, {"full", "bf16", "int8"});
+  one_of("--offload", opt.offload, {"none", "optimizer"});
+  if (offloads(opt) && opt.device == "cpu")
+    plait::fail(
+        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, "
+        "and --device cuda");
   if (opt.optimizer == "muon" && opt.moments != "full")
     plait::fail("--moments " + opt.moments + " is for --optimizer adamw; with muon, full is legal");
   if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")

@@ -52,6 +52,7 @@ struct options {
   std::uint64_t seed = 1;
   std::string precision = "float";
   std::string moments = "full";
+  std::string offload = "none";
   std::string recompute = "none";
   double lr = 3e-3;
   std::int64_t warmup = -1;  ///< -1: a tenth of the steps
@@ -125,6 +126,9 @@ inline plait::mesh_shape stage_mesh(const setup& s) {
     if (!(axis == plait::axis_of<plait::pp>)) rest.add(axis, s.mesh.extent(axis));
   return rest;
 }
+
+/// Whether what optimizers alone use lies in the host's memory.
+inline bool offloads(const options& opt) { return opt.offload == "optimizer"; }
 
 /// Which step --trace and --timeline show: one that is warmed up, where there is one.
 inline std::int64_t traced_step(const options& opt) { return std::min<std::int64_t>(2, opt.steps - 1); }

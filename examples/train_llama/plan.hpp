@@ -27,9 +27,10 @@ struct run_plan {
   // Bytes of a rank between a forward and a backward pass.
   double weights = 0;    ///< as they are stored, and as they are used where that is something else
   double gradients = 0;  ///< likewise
-  double moments = 0;
-  double kept = 0;  ///< activations
-  double bytes() const { return weights + gradients + moments + kept; }
+  double optimizer = 0;  ///< moments or momenta, and master weights where layers use rounded ones
+  double kept = 0;       ///< activations
+  double bytes() const { return weights + gradients + optimizer + kept; }
+  double on_host = 0;  ///< what is offloaded of the optimizer's
 };
 
 /// Of a rank with these types; counted_plan.hpp has the two, and the build a file for each precision and strategy.

@@ -404,9 +404,12 @@ void print_plan(const setup& s, const run_plan& plan) {
     }
   }
   fmt::print("  bytes sent in a step, by axis: {}\n", sent.text());
-  fmt::print(
-      "\nmemory of a rank\n  weights      {:>12}\n  gradients    {:>12}\n  moments      {:>12}\n  activations  "
-      "{:>12}\n  in all       {:>12}\n",
-      size_text(plan.weights), size_text(plan.gradients), size_text(plan.moments), size_text(plan.kept),
-      size_text(plan.bytes()));
+  fmt::print("\nmemory of a rank\n");
+  const auto row = [](const char* what, double bytes) { fmt::print("  {:12} {:>12}\n", what, size_text(bytes)); };
+  row("weights", plan.weights);
+  row("gradients", plan.gradients);
+  row("optimizer", plan.optimizer);
+  row("activations", plan.kept);
+  row("in all", plan.bytes());
+  if (plan.on_host > 0) row("on the host", plan.on_host);
 }

@@ -6,93 +6,41 @@
 
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/train/graph_step.hpp"
-#include "support/llama_parity.hpp"
+#include "small_training.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
-
-scenario small_scenario() {
-  scenario s;
-  s.config = small_config(4, 2);
-  s.config.head_dim = 8;
-  s.batch = 4;
-  s.seq = 8;
-  s.microbatches = 2;
-  return s;
-}
-
-using model_type = llama<bf16, megatron_sp, cuda>;
-
-/// Runs body(context) on in-process ranks that share a GPU, a microbatch of `batch` samples in all.
-template <class Body>
-void on_gpu(const scenario& s, std::int64_t ranks, std::int64_t batch, const Body& body) {
-  threads::run(static_cast<int>(ranks), cuda::options{}, [&](threads::communicator c, cuda& device) {
-    world mesh(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
-    body(context<cuda>{device, mesh, llama_sizes<megatron_sp>(s.config, mesh.shape(), batch, s.seq), 7});
-  });
-}
-
-/// The losses of six steps, and the weights after them. With `interrupted`, all weights are set anew before the fifth.
-std::pair<std::vector<double>, std::uint64_t> train(const scenario& s, bool as_graph, bool interrupted = false) {
-  std::pair<std::vector<double>, std::uint64_t> out;
-  on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
-    model_type model(ctx, s.config, s.options);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    chosen_optimizer<bf16, cuda> optimizer(s.optimizer);
-    training_step step(ctx, model, optimizer, s.microbatches, 1.0);
-    graph_step replayed(ctx, step);
-    for (std::int64_t i = 0; i < 6; ++i) {
-      if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
-      step.load(ctx, i * s.batch, [&](std::int64_t m, auto& ids, auto& labels) {
-        fill_tokens(s, i * s.batch + m * s.batch / s.microbatches, ids, labels);
-      });
-      optimizer.begin_step(ctx, 1e-3 * static_cast<double>(i + 1));
-      if (as_graph)
-        replayed.run(ctx);
-      else
-        step.run(ctx);
-      out.first.push_back(step.result(ctx).loss);
-    }
-    CHECK(replayed.replaying() == as_graph);
-    out.second = weights_hash(ctx, model);
-  });
-  return out;
-}
-
-}  // namespace
-
 TEST_CASE("a replayed step has the same bits as the step") {
   scenario s = small_scenario();
-  for (const optimizer_options& optimizer : {optimizer_options(adamw_options{}), optimizer_options(muon_options{})}) {
+  for (const optimizer_options& optimizer : every_optimizer()) {
     s.optimizer = optimizer;
-    const auto plain = train(s, false), graph = train(s, true);
-    CHECK(graph.first == plain.first);
-    CHECK(graph.second == plain.second);
-    CHECK(plain.first.back() != plain.first.front());
+    const auto plain = train_small(s, false), graph = train_small(s, true);
+    CHECK(graph.losses == plain.losses);
+    CHECK(graph.weights == plain.weights);
+    CHECK(plain.losses.back() != plain.losses.front());
   }
 }
 
 TEST_CASE("values that somebody sets between replays are those of the next step") {
   const scenario s = small_scenario();
-  const auto plain = train(s, false, true), graph = train(s, true, true);
-  CHECK(graph.first == plain.first);
-  CHECK(graph.second == plain.second);
-  CHECK(plain.first != train(s, false).first);
+  const auto plain = train_small(s, false, true), graph = train_small(s, true, true);
+  CHECK(graph.losses == plain.losses);
+  CHECK(graph.weights == plain.weights);
+  CHECK(plain.losses != train_small(s, false).losses);
 }
 
 TEST_CASE("dropout is refused") {
   scenario s = small_scenario();
   s.options.dropout = 0.1;
-  CHECK_THROWS_WITH_AS(train(s, true), doctest::Contains("graph_step: dropout = 0.1"), plait::error);
+  CHECK_THROWS_WITH_AS(train_small(s, true), doctest::Contains("graph_step: dropout = 0.1"), plait::error);
 }
 
 TEST_CASE("in-process ranks are refused") {
   const scenario s = small_scenario();
   CHECK_THROWS_WITH_AS(on_gpu(s, 2, 4,
                               [&](const context<cuda>& ctx) {
-                                model_type model(ctx, s.config, s.options);
+                                small_model model(ctx, s.config, s.options);
                                 adamw<bf16, cuda> optimizer;
                                 training_step step(ctx, model, optimizer, 1, 1.0);
                                 graph_step replayed(ctx, step);
@@ -163,7 +111,7 @@ TEST_CASE("a model whose attention the GPU cannot run is refused when it is made
   scenario s = small_scenario();
   s.config.head_dim = 256;
   ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);
-  CHECK_THROWS_WITH_AS(on_gpu(s, 1, 4, [&](const context<cuda>& ctx) { model_type model(ctx, s.config, s.options); }),
+  CHECK_THROWS_WITH_AS(on_gpu(s, 1, 4, [&](const context<cuda>& ctx) { small_model model(ctx, s.config, s.options); }),
                        doctest::Contains("head_dim = 256 in bf16 needs 135936 bytes of shared memory"), plait::error);
   ::unsetenv("PLAIT_STAND_IN_SHARED_KB");
 }

@@ -225,6 +225,9 @@ TEST_CASE(
     if (level == zero_level::replicated) replicated = losses;
     for (std::size_t i = 0; i < losses.size(); ++i) CHECK(std::abs(losses[i] - replicated[i]) <= 1e-5 * replicated[i]);
   }
+  pipeline_options delayed;
+  delayed.parallel = {.level = zero_level::gradients, .delayed_norm = true};
+  check_recorded_pipeline<one_f_one_b>(shape, delayed);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN

@@ -32,6 +32,9 @@ refused '--graph on needs --device cuda' "$trainer" --graph on --device cpu
 refused '--products needs --device cuda' "$trainer" --products p.txt --device cpu
 refused '--attention-kernel own needs --device cuda' "$trainer" --attention-kernel own --device cpu
 refused '--attention-sums any needs --device cuda' "$trainer" --attention-sums any --device cpu
+refused '--offload optimizer: with --device cpu the optimizer.s state is in the host.s memory' "$trainer" --offload optimizer \
+  --device cpu
+refused "--offload 'all' is unknown; legal are none, optimizer" "$trainer" --offload all
 refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
 
 # A program that cannot use a GPU says why.
@@ -49,13 +52,18 @@ plan="--model bench-128 --seq 128 --mesh dp=2,tp=2 --dry-run"
 "$trainer" $plan >plan.float || fail "the plan in float"
 grep -q '^operations: .* GFLOP a token' plan.bf16 || fail "the plan on cuda lacks the operations: $(cat plan.bf16)"
 ! grep -q '^operations' plan.float || fail "the plan on the CPU has operations"
-python3 - "$(planned weights plan.float)" "$(planned weights plan.bf16)" "$(planned moments plan.float)" \
-  "$(planned moments plan.bf16)" "$(planned activations plan.float)" "$(planned activations plan.bf16)" <<'PYTHON' ||
+python3 - "$(planned weights plan.float)" "$(planned weights plan.bf16)" "$(planned optimizer plan.float)" \
+  "$(planned optimizer plan.bf16)" "$(planned activations plan.float)" "$(planned activations plan.bf16)" <<'PYTHON' ||
 import sys
 f, b, mf, mb, af, ab = (float(text.split()[0]) for text in sys.argv[1:])
-sys.exit(0 if abs(b / f - 1.5) < 0.01 and mf == mb and 0.49 < ab / af < 0.6 else f"not as expected: {sys.argv[1:]}")
+ok = abs(b / f - 0.5) < 0.01 and abs(mb / mf - 1.5) < 0.01 and 0.49 < ab / af < 0.6
+sys.exit(0 if ok else f"not as expected: {sys.argv[1:]}")
 PYTHON
   fail "the memory of the plans"
+# shellcheck disable=SC2086
+"$trainer" $plan --device cuda --precision bf16 --offload optimizer >plan.offload || fail "the plan that offloads"
+[ "$(planned 'on the host' plan.offload)" = "$(planned optimizer plan.bf16)" ] || fail "another plan: $(cat plan.offload)"
+[ "$(planned optimizer plan.offload)" = "0 B" ] || fail "the optimizer's state is on both sides: $(cat plan.offload)"
 
 # Utilisation on the CPU, against a peak that is given: 6 times the weights that multiply, and attention.
 train mfu --sample 0 --peak-tflops 0.5 --mesh dp=2,tp=2
@@ -101,6 +109,8 @@ gpu="--device cuda --held-out 0.001"
   grep -q 'MFU' plain.err || fail "no MFU on the GPU: $(cat plain.err)"
   grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
   [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
+  train offload --device cuda --precision bf16 --sample 0 --graph on --offload optimizer
+  [ "$(logs get offload.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "--offload computes otherwise"
 
   # Products measured in the first step, and used from a file by another run.
   PLAIT_STAND_IN_DEVICES=2 train measured $gpu --mesh dp=2 --backend nccl --sample 0 --products products.txt

@@ -16,7 +16,7 @@ if took > 10 or peak > 300e6:
 PYTHON
 for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'residual .*shard<seq, cp, tp' \
   'layers.0.self_attn.q_proj.weight .*shard<heads, tp' 'lm_head.weight .*shard<vocab, tp' 'tp .*all_gather .* calls, ' \
-  'tp .*reduce_scatter' 'dp .*all_reduce' '^memory of a rank' 'weights .*B$' 'gradients' 'moments' 'activations' 'in all'; do
+  'tp .*reduce_scatter' 'dp .*all_reduce' '^memory of a rank' 'weights .*B$' 'gradients' 'optimizer' 'activations' 'in all'; do
   grep -q "$line" plan.out || fail "the plan lacks '$line': $(cat plan.out)"
 done
 ! grep -q 'layers.1\.' plan.out || fail "the plan lists layers that look alike"
@@ -44,11 +44,11 @@ compare --mesh dp=2,tp=2 --data-parallel zero1 --reduce-in bf16 --micro-batch 2
 
 # Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
 # In 8 bits, each 256 elements at most have two scales of a byte.
-moments() { "$trainer" --model config.json --seq 32 --dry-run "$@" | sed -n 's/^  moments *//p'; }
+optimizers_bytes() { "$trainer" --model config.json --seq 32 --dry-run "$@" | sed -n 's/^  optimizer *//p'; }
 keeps() {
   kept=$1
   shift
-  [ "$(moments "$@")" = "$kept" ] || fail "$*: the optimizer keeps $(moments "$@")"
+  [ "$(optimizers_bytes "$@")" = "$kept" ] || fail "$*: the optimizer keeps $(optimizers_bytes "$@")"
 }
 keeps "280 kB" --optimizer adamw
 keeps "206 kB" --optimizer muon

@@ -265,7 +265,9 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void move_in(const context<Device>& ctx, const std::shared_ptr<parameter_bucket>& self) {
     const bool apart = rounded || level_ == zero_level::parameters;
     if (apart) {
-      own_masters_ = make_collective_buffer<master_type>(ctx.device, static_cast<std::size_t>(piece_));
+      const auto n = static_cast<std::size_t>(piece_);
+      own_masters_ = rounded ? make_optimizer_buffer<master_type>(ctx.device, n)
+                             : make_collective_buffer<master_type>(ctx.device, n);
       masters_ = own_masters_.template data<master_type>();
     }
     if (rounded && level_ == zero_level::parameters) {

@@ -115,6 +115,12 @@ class caching_allocator {
     live_.erase(used);
   }
 
+  /// Whether a block is in use that begins there.
+  bool owns(void* pointer) const {
+    const std::lock_guard lock(mutex_);
+    return live_.contains(pointer);
+  }
+
   /// Returns every cached block to the source.
   void release_cache() {
     const std::lock_guard lock(mutex_);

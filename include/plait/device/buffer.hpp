@@ -26,6 +26,14 @@ class buffer {
       return buffer(device, bytes);
     }
   }
+  /// Memory that optimizers alone use, on the main stream: the host's where the device offloads them.
+  static buffer for_optimizers(Device& device, std::size_t bytes) {
+    if constexpr (requires { device.allocate_for_optimizers(bytes); }) {
+      return buffer(device, bytes, device.allocate_for_optimizers(bytes));
+    } else {
+      return buffer(device, bytes);
+    }
+  }
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(buffer&& other) noexcept {
     buffer(std::move(other)).swap(*this);
@@ -75,6 +83,11 @@ buffer<Device> make_buffer(Device& device, std::size_t count) {
 template <class T, compute_device Device>
 buffer<Device> make_collective_buffer(Device& device, std::size_t count) {
   return buffer<Device>::for_collectives(device, count * sizeof(T));
+}
+/// Makes a buffer for `count` elements that optimizers alone use (`buffer::for_optimizers`).
+template <class T, compute_device Device>
+buffer<Device> make_optimizer_buffer(Device& device, std::size_t count) {
+  return buffer<Device>::for_optimizers(device, count * sizeof(T));
 }
 
 }  // namespace plait

@@ -36,7 +36,8 @@ class counting_device {
     bool done() const { return true; }
   };
 
-  counting_device() = default;
+  /// Where `offload_optimizer` is set, what optimizers alone use is the host's (`cuda::options::offload_optimizer`).
+  explicit counting_device(bool offload_optimizer = false) : offloads_(offload_optimizer) {}
   counting_device(const counting_device&) = delete;
   counting_device& operator=(const counting_device&) = delete;
 
@@ -45,7 +46,10 @@ class counting_device {
   void synchronize() const {}
 
   void* allocate(std::size_t bytes, stream = {}) { return allocator_.allocate(bytes); }
-  void release(void* pointer, stream = {}) { allocator_.release(pointer); }
+  void* allocate_for_optimizers(std::size_t bytes) { return (offloads_ ? on_host_ : allocator_).allocate(bytes); }
+  void release(void* pointer, stream = {}) {
+    (offloads_ && on_host_.owns(pointer) ? on_host_ : allocator_).release(pointer);
+  }
   void copy(void*, const void*, std::size_t, stream = {}) const {}
   void zero(void*, std::size_t, stream = {}) const {}
   void upload(void*, const void*, std::size_t, stream = {}) const {}
@@ -55,6 +59,8 @@ class counting_device {
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
+  /// Bytes of the host's memory that are offloaded to, and not released.
+  std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
   /// The multiplications and additions of matrix products and of attention's forward passes so far.
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
@@ -75,7 +81,8 @@ class counting_device {
     }
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }
   };
-  caching_allocator<address_space> allocator_;
+  bool offloads_;
+  caching_allocator<address_space> allocator_, on_host_;
   double operations_ = 0;
 };
 

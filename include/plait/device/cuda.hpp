@@ -22,6 +22,7 @@
 #include "plait/device/device.hpp"
 #include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
+#include "plait/device/pinned_memory.hpp"
 #include "plait/device/registered_memory.hpp"
 #include "plait/device/upload_ring.hpp"
 
@@ -41,6 +42,10 @@ class cuda {
     cudaStream_t main = nullptr;                          ///< a stream of the caller's to work on; null: an own one
     std::vector<int>
         peers{};  ///< GPUs of the same process that may read and write this device's memory, as NCCL has them do
+    /// Whether what optimizers alone use lies in pinned memory of the host, which their kernels read and write over the
+    /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
+    /// takes as long as the bus needs for those bytes, both ways at a time.
+    bool offload_optimizer = false;
   };
 
   class event;
@@ -163,11 +168,18 @@ class cuda {
   void* allocate_for_collectives(std::size_t bytes) {
     return allocator_.allocate(bytes, pool_.key_for_collectives(key(main_)));
   }
+  /// As `allocate` on the main stream, for what optimizers alone use (`options::offload_optimizer`).
+  void* allocate_for_optimizers(std::size_t bytes) {
+    return options_.offload_optimizer ? on_host_.allocate(bytes, key(main_)) : allocate(bytes);
+  }
   /// Gives the device memory that a communication library has registered. Throws where it has some.
   void serve_collectives(registered_memory memory) { pool_.serve_collectives(std::move(memory)); }
   /// That memory; empty where there is none.
   const registered_memory& served_to_collectives() const { return pool_.served_to_collectives(); }
-  void release(void* pointer, stream s) { allocator_.release(pointer, key(s)); }
+  void release(void* pointer, stream s) {
+    if (options_.offload_optimizer && on_host_.owns(pointer)) return on_host_.release(pointer, key(s));
+    allocator_.release(pointer, key(s));
+  }
   void release(void* pointer) { release(pointer, main_); }
 
   void copy(void* to, const void* from, std::size_t bytes, stream s) const {
@@ -206,6 +218,8 @@ class cuda {
   std::size_t peak_bytes() const { return allocator_.peak_bytes() - own_bytes_; }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
+  /// Bytes of the host's memory that `options::offload_optimizer` has taken, and that have not been released.
+  std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
   /// Returns released blocks to the driver, for NCCL's communicators, libraries and other programs: nothing else takes
   /// them from the device. Waits for the GPU.
   void release_cache() {
@@ -308,6 +322,7 @@ class cuda {
   std::string name_;
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
+  caching_allocator<detail::pinned_memory> on_host_;  ///< what is offloaded
   mutable detail::upload_ring uploads_;
   cublaslt_gemm gemm_;
   attention_choice attention_;

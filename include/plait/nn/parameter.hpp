@@ -346,7 +346,7 @@ class parameter {
     if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
       const auto n = static_cast<std::size_t>(size());
       stored_value_ =
-          rounded ? make_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
+          rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
     }
     return stored_value_.template data<master_type>();
   }

@@ -30,7 +30,7 @@ class optimizer_state {
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
     kept& state = kept_[name];
     if (state.memory.empty()) {
-      state.memory = make_buffer<std::byte>(ctx.device, bytes);
+      state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
       state.size = n;
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
     }
