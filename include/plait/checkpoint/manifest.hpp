@@ -2,6 +2,7 @@
 // checkpoint/manifest_json.hpp reads and writes them, checkpoint/manifest_check.hpp says what is consistent.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/box.hpp"
+#include "plait/core/text.hpp"
 
 namespace plait {
 
@@ -38,8 +40,15 @@ struct stored_tensor {
   std::vector<std::int64_t> shape;
   std::vector<stored_box> boxes;
 
-  /// Returns a box in the numbers that the rest of plait counts in: its `global` is the tensor's shape.
-  box box_of(const stored_box& stored) const;
+  /// Returns a box as the rest of plait counts: its `global` is the tensor's shape.
+  box box_of(const stored_box& part) const {
+    box out;
+    out.dims = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), out.global.begin());
+    out.offset = part.offset;
+    out.local = part.extent;
+    return out;
+  }
   friend bool operator==(const stored_tensor&, const stored_tensor&) = default;
 };
 
@@ -63,6 +72,7 @@ struct stored_file {
 /// `std::uint64_t`; a double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
 
+/// Everything that a committed step holds.
 struct manifest {
   std::uint64_t step = 0;
   std::string layout;  ///< the layout of the writer in words; nothing reads it but people
@@ -72,5 +82,20 @@ struct manifest {
   std::vector<stored_tensor> tensors;
   friend bool operator==(const manifest&, const manifest&) = default;
 };
+
+/// Returns a box as people read it, "[0:2, 4:8]"; "[]" for that of a scalar.
+inline std::string text_of_box(const stored_tensor& tensor, const stored_box& part) {
+  std::string out = "[";
+  for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+    append(out, {d == 0 ? "" : ", ", part.offset[d], ":", part.offset[d] + part.extent[d]});
+  }
+  return out + "]";
+}
+
+/// Returns the name of a box in its data file: the tensor's if the box is all of it, else with the box behind it.
+inline std::string entry_name(const stored_tensor& tensor, const stored_box& part) {
+  const bool whole = std::equal(tensor.shape.begin(), tensor.shape.end(), part.extent.begin());
+  return whole ? tensor.name : tensor.name + text_of_box(tensor, part);
+}
 
 }  // namespace plait
