@@ -129,10 +129,12 @@ inline std::string read_whole(file_system& files, const std::string& path) {
   return text;
 }
 
-/// Puts a file under its name in one step: written and synced as `path`.tmp, renamed, the directory synced.
+/// Puts a file under its name in one step: written and synced as `name`.tmp, which may be left from a writer that
+/// died, renamed, the directory synced. For the one writer of a directory.
 inline void write_whole(file_system& files, const std::string& directory, const std::string& name,
                         std::string_view contents) {
   const std::string path = directory + "/" + name, temporary = path + ".tmp";
+  if (files.kind_of(temporary)) files.remove_file(temporary);
   {
     const auto file = files.create(temporary);
     file->write(0, std::as_bytes(std::span(contents)));
