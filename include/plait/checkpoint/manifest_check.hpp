@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <unordered_set>
+#include <variant>
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"

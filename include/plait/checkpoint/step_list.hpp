@@ -2,12 +2,16 @@
 // only, with no lock: checkpoint/step_directory.hpp writes. What is in the data files: checkpoint/verify.hpp.
 #pragma once
 
+#include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 

@@ -6,8 +6,11 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
