@@ -94,13 +94,6 @@ struct safetensors_entry {
   std::int64_t size() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
 };
 
-/// A tensor of a file without its elements.
-struct safetensors_shape {
-  std::string name;
-  safetensors_dtype dtype = safetensors_dtype::f32;
-  std::vector<std::int64_t> shape;
-};
-
 using safetensors_metadata = std::vector<std::pair<std::string, std::string>>;
 
 /// The longest header that readers of the format accept.

@@ -108,8 +108,7 @@ class safetensors_header {
   bool end_array() { return go(place::tensor); }
   template <class Exception>
   bool parse_error(std::size_t, const std::string&, const Exception& e) {
-    bad(std::string("malformed JSON: ") + e.what());
-    return false;
+    bad(cat({"malformed JSON: ", std::string_view(e.what()).substr(0, 300)}));
   }
 
   [[noreturn]] void bad(const std::string& what) const { fail({source_, ": safetensors header: ", what}); }
@@ -178,10 +177,10 @@ inline safetensors_contents parse_safetensors(std::span<const std::byte> file, c
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
   if (length > safetensors_max_header) {
-    if (static_cast<char>(file[0]) == '{')
+    if (std::to_integer<char>(file[0]) == '{')
       fail({source,
-            ": it begins with {, as JSON does, and is no safetensors file; a model in shards is read by naming "
-            "the folder that has its index"});
+            ": this is JSON, an index or a config.json perhaps; name a .safetensors file, or the folder that has the "
+            "index of a model in shards"});
     fail({source, ": the safetensors header claims ", length, " bytes; legal are up to ", safetensors_max_header});
   }
   if (length > file.size() - 8) {

@@ -29,28 +29,29 @@ class safetensors_shards {
   };
 
   /// A file has at most `most` bytes of tensors, or one tensor. One file is called model.safetensors, several
-  /// model-00001-of-00003.safetensors and so on. Errors as `safetensors_header_text`, starting with `source`.
-  safetensors_shards(const std::vector<safetensors_shape>& tensors, std::uint64_t most, const std::string& source) {
-    std::vector<std::vector<safetensors_shape>> parts(1);
+  /// model-00001-of-00003.safetensors and so on. Throws as `plan_safetensors` does, with `source`.
+  safetensors_shards(const std::vector<safetensors_declaration>& tensors, std::uint64_t most,
+                     const std::string& source) {
+    std::vector<std::vector<safetensors_declaration>> parts(1);
     std::uint64_t bytes = 0;
-    for (const safetensors_shape& t : tensors) {
+    for (const safetensors_declaration& t : tensors) {
       const std::uint64_t own = safetensors_bytes(t.shape, t.dtype).value_or(0);
       if (!parts.back().empty() && bytes + own > most) parts.emplace_back(), bytes = 0;
-      if (!places_.emplace(t.name, place{parts.size() - 1, bytes}).second)
-        fail({source, ": the name '", t.name, "' is used twice"});
       parts.back().push_back(t);
       bytes += own;
       total_ += own;
     }
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      file& f = files_.emplace_back();
-      f.name = parts.size() == 1 ? safetensors_file_name
-                                 : cat({"model-", five(i + 1), "-of-", five(parts.size()), ".safetensors"});
-      f.header = safetensors_header_text(parts[i], {{"format", "pt"}}, source);  // without which transformers refuses
-      f.bytes = f.header.size();
-      for (const safetensors_shape& t : parts[i]) f.bytes += *safetensors_bytes(t.shape, t.dtype);
+      const std::string name = parts.size() == 1
+                                   ? safetensors_file_name
+                                   : cat({"model-", five(i + 1), "-of-", five(parts.size()), ".safetensors"});
+      // Without this metadata transformers refuses the file.
+      safetensors_plan plan = plan_safetensors(parts[i], {{"format", "pt"}}, source);
+      for (std::size_t k = 0; k < parts[i].size(); ++k)
+        if (!places_.emplace(parts[i][k].name, place{i, plan.positions[k]}).second)
+          fail({source, ": the name '", parts[i][k].name, "' is used twice"});
+      files_.push_back({name, std::move(plan.header), plan.file_bytes});
     }
-    for (auto& [name, where] : places_) where.offset += files_[where.file].header.size();
   }
 
   const std::vector<file>& files() const { return files_; }

@@ -31,9 +31,9 @@ inline std::string line_of(const parameter_info& info) {
   for (std::int64_t n : info.shape) append(line, {line.back() == '\t' ? "" : ",", n});
   return line + '\n';
 }
-inline safetensors_shape shape_of_line(std::string_view line, safetensors_dtype dtype) {
+inline safetensors_declaration shape_of_line(std::string_view line, safetensors_dtype dtype) {
   const std::size_t tab = line.rfind('\t');
-  safetensors_shape out{std::string(line.substr(0, tab)), dtype, {}};
+  safetensors_declaration out{std::string(line.substr(0, tab)), dtype, {}};
   const char *at = line.data() + tab + 1, *const end = line.data() + line.size();
   while (at < end) {
     std::int64_t extent = 0;
@@ -76,7 +76,7 @@ void convert_into(safetensors_dtype type, std::vector<std::byte>& out, const Fro
 /// Returns the names and logical shapes of all parameters, sorted by name, as the same list on every rank: those of all
 /// stages of a `pipeline`, along which this is collective.
 template <compute_device Device, class Model>
-std::vector<safetensors_shape> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {
+std::vector<safetensors_declaration> shapes_of(const context<Device>& ctx, Model& model, safetensors_dtype dtype) {
   std::string lines;
   model.visit([&](auto& p) {
     if (p.counts()) lines += detail::line_of(p.info());
@@ -84,7 +84,7 @@ std::vector<safetensors_shape> shapes_of(const context<Device>& ctx, Model& mode
   std::vector<std::string> stages{lines};
   if constexpr (requires { model.executor().along(); })
     stages = gather_texts(ctx.device, model.executor().along(), lines);
-  std::vector<safetensors_shape> all;
+  std::vector<safetensors_declaration> all;
   for (const std::string& text : stages)
     for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
       end = text.find('\n', at);

@@ -140,6 +140,7 @@ TEST_CASE("what is malformed is named") {
   };
   CHECK_ERROR(parse("1234567"), "x: ", "7 bytes");
   CHECK_ERROR(parse(std::string(8, '\xff')), "claims 18446744073709551615", "100000000");
+  CHECK_ERROR(parse("{\n  \"metadata\": {}\n}"), "x: this is JSON", "name a .safetensors file");
   CHECK_ERROR(parse(file_of("{}", 0).replace(0, 1, "\x03")), "truncated", "claims 3", "2 are left");
   refuse("", 0, "start with {");
   refuse("[]", 0, "start with {");
@@ -176,6 +177,8 @@ TEST_CASE("what is malformed is named") {
   refuse(entry("\"F32\"", "[4611686018427387904]", "[0,0]"), 0, "more than 2^63");
   refuse(entry("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, "more than 2^63");
   refuse("{" + tensor_b + "}", 32, "'b'", "[24, 32]", "end at 0", "holes");
+  refuse("{" + tensor_a + R"(,"c":{"dtype":"U8","shape":[4],"data_offsets":[28,32]}})", 32, "'c'", "[28, 32]",
+         "end at 24", "holes");
   refuse("{" + tensor_a + R"(,"c":{"dtype":"U8","shape":[8],"data_offsets":[20,28]}})", 28, "'c'", "[20, 28]",
          "end at 24", "overlaps");
 }

@@ -16,8 +16,8 @@ namespace {
 
 using plait::atomic_folder;
 using plait::file_of_parts;
+using plait::safetensors_declaration;
 using plait::safetensors_dtype;
-using plait::safetensors_shape;
 using plait::safetensors_shards;
 
 void make_folder(const std::string& path) { atomic_folder(path, "--out"); }
@@ -26,11 +26,11 @@ void make_file(const std::string& path) { file_of_parts::create(path, 8, "--out"
 }  // namespace
 
 TEST_CASE("tensors are shared out in order, and written in parts by offset") {
-  const std::vector<safetensors_shape> tensors = {{"a", safetensors_dtype::f32, {2, 3}},
-                                                  {"b", safetensors_dtype::bf16, {4}},
-                                                  {"c", safetensors_dtype::f64, {5}},
-                                                  {"d", safetensors_dtype::f32, {0, 7}},
-                                                  {"e", safetensors_dtype::f32, {}}};
+  const std::vector<safetensors_declaration> tensors = {{"a", safetensors_dtype::f32, {2, 3}},
+                                                        {"b", safetensors_dtype::bf16, {4}},
+                                                        {"c", safetensors_dtype::f64, {5}},
+                                                        {"d", safetensors_dtype::f32, {0, 7}},
+                                                        {"e", safetensors_dtype::f32, {}}};
   for (const auto& [most, count] : {std::pair{1000, 1}, {40, 3}, {32, 3}, {1, 5}}) {
     CAPTURE(most);
     const temp_folder dir;

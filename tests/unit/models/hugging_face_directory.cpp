@@ -120,8 +120,8 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   const std::string folder = std::filesystem::path(dir / "").parent_path().string();
   for (const char* name : {"model-1.safetensors", "model.safetensors.index.json"})
     CHECK_ERROR(open_files(dir / name), "is a file; name the folder", "'" + folder + "'");
-  CHECK_ERROR(plait::safetensors_reader(dir / "model.safetensors.index.json"), "it begins with {, as JSON does",
-              "naming the folder that has its index");
+  CHECK_ERROR(plait::safetensors_reader(dir / "model.safetensors.index.json"), "this is JSON",
+              "or the folder that has the index of a model in shards");
   CHECK_ERROR(plait::safetensors_reader{folder}, "is a folder; name a file");
   CHECK_ERROR(open_files(dir / "absent"), "cannot open", "absent", "No such file");
   std::filesystem::remove(dir / "model.safetensors.index.json");

@@ -1,0 +1,119 @@
+// Reads a whole committed step and compares every checksum: what is bad is named by tensor, box, file and offset. It
+// repairs nothing and loads nothing. Next: checkpoint/step_list.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/step_list.hpp"
+#include "plait/core/error.hpp"
+#include "plait/io/crc32c.hpp"
+#include "plait/io/file_system.hpp"
+
+namespace plait {
+
+/// Returns the checksum of a range of a file, which is read in pieces. Throws `error` if the file ends before.
+inline std::uint32_t crc32c_of(const file_handle& file, std::uint64_t position, std::uint64_t bytes) {
+  constexpr std::uint64_t piece = 1 << 20;
+  std::vector<std::byte> buffer(std::min(bytes, piece));
+  std::uint32_t sum = 0;
+  for (std::uint64_t done = 0; done < bytes;) {
+    const auto some = std::span(buffer).first(std::min(bytes - done, piece));
+    file.read(position + done, some);
+    sum = crc32c(some, sum);
+    done += some.size();
+  }
+  return sum;
+}
+
+namespace detail {
+
+/// Reads the ranges of a step's files and puts what is wrong into words.
+class step_verifier {
+ public:
+  step_verifier(file_system& files, const std::string& path) : files_(files), path_(path) {}
+
+  std::vector<std::string> run() {
+    try {
+      manifest_ = read_step(files_, path_);
+    } catch (const error& e) {
+      return {e.what()};
+    }
+    for (const stored_file& file : manifest_.files) open(file);
+    for (const stored_blob& blob : manifest_.blobs) {
+      check(blob.stored, [&] { return cat({"blob '", blob.name, "'"}); });
+    }
+    for (const stored_tensor& tensor : manifest_.tensors) {
+      for (const stored_box& part : tensor.boxes) {
+        check(part.stored, [&] { return cat({"tensor '", tensor.name, "' box ", text_of_box(tensor, part)}); });
+      }
+    }
+    return std::move(found_);
+  }
+
+ private:
+  void open(const stored_file& file) {
+    opened_.emplace_back();
+    const std::string full = path_in(path_, file.path);
+    try {
+      auto handle = files_.open(full);
+      if (const std::uint64_t size = handle->size(); size != file.bytes) {
+        found_.push_back(cat({"'", full, "' has ", size, " bytes, and the manifest says ", file.bytes,
+                              size < file.bytes ? ": it is truncated" : ""}));
+      }
+      opened_.back() = std::move(handle);
+    } catch (const error& e) {
+      found_.push_back(e.what());
+      return;
+    }
+    check({static_cast<std::uint32_t>(opened_.size() - 1), file.header_crc32c, 0, file.header_bytes},
+          [] { return std::string("the header"); });
+  }
+  /// `name` says what the bytes are, if it comes to that.
+  template <class Name>
+  void check(const stored_bytes& stored, Name&& name) {
+    const auto& file = opened_[stored.file];
+    const auto where = [&] {
+      return cat({name(), " (bytes ", stored.position, " to ", stored.position + stored.bytes, " of '",
+                  path_in(path_, manifest_.files[stored.file].path), "')"});
+    };
+    if (!file) {
+      found_.push_back(where() + " cannot be read");
+      return;
+    }
+    try {
+      const std::uint32_t sum = crc32c_of(*file, stored.position, stored.bytes);
+      if (sum == stored.crc32c) return;
+      char sums[64];
+      std::snprintf(sums, sizeof sums, "%08" PRIx32 ", and in the manifest %08" PRIx32, sum, stored.crc32c);
+      found_.push_back(cat({where(), " is damaged: its CRC-32C is ", sums}));
+    } catch (const error& e) {
+      found_.push_back(cat({where(), " cannot be read: ", e.what()}));
+    }
+  }
+
+  file_system& files_;
+  const std::string& path_;
+  manifest manifest_;
+  std::vector<std::unique_ptr<file_handle>> opened_;
+  std::vector<std::string> found_;
+};
+
+}  // namespace detail
+
+/// Returns all that is wrong with a step, each in a sentence; nothing if it is exactly what was saved. Reads every byte
+/// of it once.
+inline std::vector<std::string> verify_step(file_system& files, const std::string& path) {
+  return detail::step_verifier(files, path).run();
+}
+
+}  // namespace plait

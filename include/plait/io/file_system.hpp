@@ -1,0 +1,154 @@
+// The few operations on files that saving and loading need, as an abstract class, so that tests can crash between any
+// two of them. What the machine does: io/posix_file_system.hpp; the order that survives a crash:
+// checkpoint/step_directory.hpp. Single small files are written by io/atomic_file.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+/// Throws the `error` of an operation on a file: "cannot sync '/a/b': Input/output error".
+[[noreturn]] inline void fail_file(std::string_view operation, const std::string& path, int system_error) {
+  fail({"cannot ", operation, " '", path, "': ", std::strerror(system_error)});
+}
+
+/// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap.
+/// Destroyed, it is closed; what was not synced then may be lost.
+class file_handle {
+ public:
+  virtual ~file_handle() = default;
+
+  /// Writes all of `bytes` from `offset` on, however many calls of the system that takes.
+  void write(std::uint64_t offset, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const std::size_t written = write_some(offset, bytes);
+      if (written == 0) fail({"cannot write '", path_, "': the system took none of ", bytes.size(), " bytes"});
+      offset += written;
+      bytes = bytes.subspan(written);
+    }
+  }
+  /// Fills `bytes` from `offset` on; throws `error` where the file ends before.
+  void read(std::uint64_t offset, std::span<std::byte> bytes) const {
+    const std::uint64_t end = offset + bytes.size();
+    while (!bytes.empty()) {
+      const std::size_t got = read_some(offset, bytes);
+      if (got == 0) fail({"'", path_, "' is truncated: it ends at byte ", offset, " and should have ", end});
+      offset += got;
+      bytes = bytes.subspan(got);
+    }
+  }
+  /// Returns the length of the file in bytes.
+  virtual std::uint64_t size() const = 0;
+  /// Returns when all that was written is on the disk. A sync that failed may have lost data that a second would call
+  /// safe, so every call after it throws.
+  void sync() {
+    if (sync_failed_) fail({"cannot sync '", path_, "': a sync of it failed before, and what it held may be lost"});
+    sync_failed_ = true;
+    sync_once();
+    sync_failed_ = false;
+  }
+  /// Returns the system's descriptor, for io_uring and its like; -1 if there is none.
+  virtual int descriptor() const { return -1; }
+  const std::string& path() const { return path_; }
+
+ protected:
+  explicit file_handle(std::string path) : path_(std::move(path)) {}
+  file_handle(const file_handle&) = delete;
+  file_handle& operator=(const file_handle&) = delete;
+
+  /// Writes some bytes, at least one, and returns how many; throws with `fail_file`.
+  virtual std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  /// Reads some bytes and returns how many, none at the end of the file; throws with `fail_file`.
+  virtual std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const = 0;
+  virtual void sync_once() = 0;
+
+ private:
+  std::string path_;
+  bool sync_failed_ = false;
+};
+
+/// Held as long as no other writer may use a directory; released when destroyed, or when the process ends.
+class directory_lock {
+ public:
+  virtual ~directory_lock() = default;
+};
+
+enum class file_kind : std::uint8_t { regular, directory, other };
+
+struct directory_entry {
+  std::string name;
+  file_kind kind = file_kind::regular;
+  friend bool operator==(const directory_entry&, const directory_entry&) = default;
+};
+
+/// Every operation either does what it says or throws `error` naming the operation, the path and the system's reason.
+/// Nothing is on the disk before it is synced: the bytes of a file by `file_handle::sync`, and that it has its name by
+/// `sync_directory` of the directory that holds it.
+class file_system {
+ public:
+  virtual ~file_system() = default;
+
+  /// Creates a file to write and read; it must not exist.
+  virtual std::unique_ptr<file_handle> create(const std::string& path) = 0;
+  /// Opens a regular file to read.
+  virtual std::unique_ptr<file_handle> open(const std::string& path) = 0;
+  /// Returns what has this name (a symbolic link is followed), or nothing if there is nothing.
+  virtual std::optional<file_kind> kind_of(const std::string& path) = 0;
+  /// Returns the entries of a directory, sorted by name, without "." and "..".
+  virtual std::vector<directory_entry> list(const std::string& path) = 0;
+  /// Makes a directory, which must not exist, in one that does.
+  virtual void make_directory(const std::string& path) = 0;
+  /// Gives a file or directory another name on the same disk, in one step. A file takes the place of another; a
+  /// directory only of an empty one.
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+  virtual void remove_file(const std::string& path) = 0;
+  /// Removes an empty directory.
+  virtual void remove_directory(const std::string& path) = 0;
+  /// Returns when the names in a directory are on the disk.
+  virtual void sync_directory(const std::string& path) = 0;
+  /// Takes the one lock of a directory by a file `.lock` in it; throws `error` at once if another writer has it.
+  virtual std::unique_ptr<directory_lock> lock_directory(const std::string& path) = 0;
+};
+
+/// Returns the bytes of a whole file.
+inline std::string read_whole(file_system& files, const std::string& path) {
+  const auto file = files.open(path);
+  std::string text(file->size(), '\0');
+  file->read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// Puts a file under its name in one step: written and synced as `name`.tmp, which may be left from a writer that
+/// died, renamed, the directory synced. For the one writer of a directory.
+inline void write_whole(file_system& files, const std::string& directory, const std::string& name,
+                        std::string_view contents) {
+  const std::string path = directory + "/" + name, temporary = path + ".tmp";
+  if (files.kind_of(temporary)) files.remove_file(temporary);
+  {
+    const auto file = files.create(temporary);
+    file->write(0, std::as_bytes(std::span(contents)));
+    file->sync();
+  }
+  files.rename(temporary, path);
+  files.sync_directory(directory);
+}
+
+/// Removes a file, or a directory with all that is in it. A symbolic link is removed, not followed.
+inline void remove_all(file_system& files, const std::string& path, file_kind kind) {
+  if (kind != file_kind::directory) return files.remove_file(path);
+  for (const directory_entry& entry : files.list(path)) remove_all(files, path + "/" + entry.name, entry.kind);
+  files.remove_directory(path);
+}
+
+}  // namespace plait

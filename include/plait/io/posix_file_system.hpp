@@ -1,0 +1,196 @@
+// The file operations of io/file_system.hpp by the system's calls. Interrupted calls go on; everything else that fails
+// is an error. Next: tests/unit/io/file_system.cpp.
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/io/file_system.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// Calls until the call is not interrupted.
+template <class Call>
+auto uninterrupted(Call&& call) {
+  for (;;) {
+    const auto result = call();
+    if (result != -1 || errno != EINTR) return result;
+  }
+}
+
+/// A descriptor that is closed when destroyed.
+class posix_descriptor {
+ public:
+  posix_descriptor(const std::string& path, int flags, const char* operation)
+      : value_(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
+    if (value_ < 0) fail_file(operation, path, errno);
+  }
+  ~posix_descriptor() { ::close(value_); }
+  posix_descriptor(const posix_descriptor&) = delete;
+  posix_descriptor& operator=(const posix_descriptor&) = delete;
+  int value() const { return value_; }
+
+  /// Refuses what is no regular file, before a read or a map of it waits forever.
+  void require_regular(const std::string& path) const {
+    struct stat status {};
+    if (::fstat(value_, &status) != 0) fail_file("examine", path, errno);
+    if (!S_ISREG(status.st_mode)) fail({"cannot open '", path, "': it is no regular file"});
+  }
+
+ private:
+  int value_;
+};
+
+class posix_file final : public file_handle {
+ public:
+  posix_file(const std::string& path, int flags, const char* operation)
+      : file_handle(path), descriptor_(path, flags, operation) {
+    descriptor_.require_regular(path);
+  }
+  std::uint64_t size() const override {
+    struct stat status {};
+    if (::fstat(descriptor_.value(), &status) != 0) fail_file("examine", path(), errno);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+  int descriptor() const override { return descriptor_.value(); }
+
+ private:
+  std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const ssize_t written = uninterrupted(
+        [&] { return ::pwrite(descriptor_.value(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+    if (written < 0) fail_file("write", path(), errno);
+    return static_cast<std::size_t>(written);
+  }
+  std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
+    const ssize_t got = uninterrupted(
+        [&] { return ::pread(descriptor_.value(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+    if (got < 0) fail_file("read", path(), errno);
+    return static_cast<std::size_t>(got);
+  }
+  void sync_once() override {
+    if (::fsync(descriptor_.value()) != 0) fail_file("sync", path(), errno);
+  }
+
+  posix_descriptor descriptor_;
+};
+
+class posix_lock final : public directory_lock {
+ public:
+  explicit posix_lock(const std::string& directory)
+      : descriptor_(directory + "/.lock", O_RDWR | O_CREAT | O_NONBLOCK | O_NOFOLLOW, "lock") {
+    descriptor_.require_regular(directory + "/.lock");
+    if (uninterrupted([&] { return ::flock(descriptor_.value(), LOCK_EX | LOCK_NB); }) == 0) {
+      note_owner();
+      return;
+    }
+    if (errno != EWOULDBLOCK) fail_file("lock", directory, errno);
+    fail({"cannot lock '", directory, "': another writer, ", owner(),
+          ", is at work in it; give each its own directory"});
+  }
+
+ private:
+  // Who has the lock, for the message of the next; the lock itself does not depend on it.
+  void note_owner() const {
+    char host[256] = "";
+    if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+    const std::string text = cat({"process ", static_cast<std::int64_t>(::getpid()), " on ", host, "\n"});
+    if (::ftruncate(descriptor_.value(), 0) != 0) return;
+    [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_.value(), text.data(), text.size(), 0);
+  }
+  std::string owner() const {
+    char text[300];
+    const ssize_t got = ::pread(descriptor_.value(), text, sizeof text, 0);
+    const std::string all(text, got > 0 ? static_cast<std::size_t>(got) : 0);
+    const std::string line = all.substr(0, all.find('\n'));
+    return line.empty() ? "of unknown process" : line;
+  }
+
+  posix_descriptor descriptor_;
+};
+
+}  // namespace detail
+
+/// The files of this machine. It has no state: any number of objects and threads may work at once. A lock is one of the
+/// system (flock), so it goes with the process that holds it, however that ends.
+class posix_file_system final : public file_system {
+ public:
+  std::unique_ptr<file_handle> create(const std::string& path) override {
+    return std::make_unique<detail::posix_file>(path, O_RDWR | O_CREAT | O_EXCL, "create");
+  }
+  std::unique_ptr<file_handle> open(const std::string& path) override {
+    return std::make_unique<detail::posix_file>(path, O_RDONLY | O_NONBLOCK, "open");
+  }
+  std::optional<file_kind> kind_of(const std::string& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) == 0) return kind_of_mode(status.st_mode);
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    fail_file("examine", path, errno);
+  }
+  std::vector<directory_entry> list(const std::string& path) override {
+    struct closer {
+      void operator()(DIR* directory) const { ::closedir(directory); }
+    };
+    const std::unique_ptr<DIR, closer> directory(::opendir(path.c_str()));
+    if (!directory) fail_file("list", path, errno);
+    std::vector<directory_entry> out;
+    for (;;) {
+      errno = 0;
+      const struct dirent* entry = ::readdir(directory.get());
+      if (entry == nullptr) break;
+      const std::string name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      struct stat status {};
+      if (::fstatat(::dirfd(directory.get()), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) continue;  // removed since
+        fail_file("examine", path + "/" + name, errno);
+      }
+      out.push_back({name, kind_of_mode(status.st_mode)});
+    }
+    if (errno != 0) fail_file("list", path, errno);
+    std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    return out;
+  }
+  void make_directory(const std::string& path) override {
+    if (::mkdir(path.c_str(), 0777) != 0) fail_file("make the directory", path, errno);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail_file("rename", from + "' to '" + to, errno);
+  }
+  void remove_file(const std::string& path) override {
+    if (::unlink(path.c_str()) != 0) fail_file("remove", path, errno);
+  }
+  void remove_directory(const std::string& path) override {
+    if (::rmdir(path.c_str()) != 0) fail_file("remove the directory", path, errno);
+  }
+  void sync_directory(const std::string& path) override {
+    const detail::posix_descriptor directory(path, O_RDONLY | O_DIRECTORY, "sync the directory");
+    if (::fsync(directory.value()) != 0) fail_file("sync the directory", path, errno);
+  }
+  std::unique_ptr<directory_lock> lock_directory(const std::string& path) override {
+    return std::make_unique<detail::posix_lock>(path);
+  }
+
+ private:
+  static file_kind kind_of_mode(mode_t mode) {
+    return S_ISREG(mode) ? file_kind::regular : S_ISDIR(mode) ? file_kind::directory : file_kind::other;
+  }
+};
+
+}  // namespace plait

@@ -1,0 +1,179 @@
+// program: steps
+// timeout: 240
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/verify.hpp"
+#include "support/memory_file_system.hpp"
+#include "support/small_step.hpp"
+
+namespace {
+
+using plait::test::crashed;
+using plait::test::fault;
+using plait::test::keep;
+using plait::test::memory_file_system;
+
+/// Saves the steps that `steps` names, and keeps the newest `last`.
+void save(memory_file_system& files, const std::vector<std::uint64_t>& steps, std::uint64_t last = 2) {
+  plait::step_root root(files, "r");
+  root.remove_leftovers();
+  for (const std::uint64_t step : steps) {
+    plait::test::save_small_step(files, root, step);
+    if (last > 0) root.retain({.last = last});
+  }
+}
+
+/// The committed steps, each of which must be whole and itself.
+std::set<std::uint64_t> whole_steps(memory_file_system& files) {
+  std::set<std::uint64_t> out;
+  if (!files.kind_of("r")) return out;
+  for (const plait::committed_step& step : plait::list_steps(files, "r").committed) {
+    const auto faults = plait::verify_step(files, step.path);
+    CHECK_MESSAGE(faults.empty(), faults.front());
+    const plait::manifest m = plait::read_step(files, step.path);
+    CHECK(std::get<std::int64_t>(m.scalars[0].second) == static_cast<std::int64_t>(step.step));
+    out.insert(step.step);
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most the step that was not there yet") {
+  std::size_t first = 0, all = 0;
+  {
+    memory_file_system files;
+    save(files, {1, 2});
+    first = files.operations();
+    save(files, {3});
+    all = files.operations();
+    CHECK(whole_steps(files) == std::set<std::uint64_t>{2, 3});
+  }
+  REQUIRE(all > first + 60);
+  std::set<std::set<std::uint64_t>> seen;
+  for (const keep mode : plait::test::all_keeps) {
+    const unsigned seeds = mode == keep::none || mode == keep::all ? 1 : 6;
+    for (std::size_t at = 0; at <= all; ++at) {
+      memory_file_system files;
+      files.crash_at(at);
+      bool saved[2] = {false, false};
+      try {
+        save(files, {1, 2});
+        saved[0] = true;
+        save(files, {3});
+        saved[1] = true;
+      } catch (const crashed&) {
+      }
+      for (unsigned seed = 0; seed < seeds; ++seed) {
+        CAPTURE(static_cast<int>(mode));
+        CAPTURE(at);
+        CAPTURE(seed);
+        const auto after = files.after_crash(mode, seed + 1000 * static_cast<unsigned>(at));
+        const std::set<std::uint64_t> found = whole_steps(*after);
+        seen.insert(found);
+        if (saved[0]) CHECK(found.count(2) == 1);  // never the older one
+        if (saved[1]) CHECK(found.count(3) == 1);
+        const auto newest = after->kind_of("r") ? plait::newest_step(*after, "r") : std::nullopt;
+        if (saved[0]) CHECK(newest.has_value());
+        if (newest) CHECK(found.count(newest->step) == 1);
+        // What was found can be gone on from: the next writer removes what is left, and saves.
+        {
+          plait::step_root root(*after, "r");
+          root.remove_leftovers();
+          plait::test::save_small_step(*after, root, 9);
+        }
+        CHECK(plait::list_steps(*after, "r").leftovers.empty());
+        std::set<std::uint64_t> then = found;
+        then.insert(9);
+        CHECK(whole_steps(*after) == then);
+      }
+    }
+  }
+  // All that there can be, so the crashes were where they should be.
+  CHECK(seen == std::set<std::set<std::uint64_t>>{{}, {1}, {1, 2}, {1, 2, 3}, {2, 3}});
+}
+
+TEST_CASE("an operation that fails ends in an error and leaves what was saved, after a crash too") {
+  std::size_t refused = 0, went_on = 0;
+  for (const std::uint64_t last : {2, 0}) {  // 0: nothing is removed, and nothing is done after the save
+    std::size_t first = 0, all = 0;
+    {
+      memory_file_system files;
+      save(files, {1, 2});
+      first = files.operations();
+      save(files, {3}, last);
+      all = files.operations();
+    }
+    for (const fault kind : {fault::io_error, fault::no_space, fault::short_write}) {
+      for (std::size_t at = first; at < all; ++at) {
+        CAPTURE(static_cast<int>(kind));
+        CAPTURE(at);
+        memory_file_system files;
+        save(files, {1, 2});
+        REQUIRE(files.operations() == first);
+        files.fail_at(at, kind);
+        bool saved = false;
+        try {
+          save(files, {3}, last);
+          saved = true;
+        } catch (const plait::error& e) {
+          ++refused;
+          const std::string text = e.what();
+          CHECK(text.find("'r") != text.npos);
+          CHECK((text.find("Input/output error") != text.npos || text.find("No space left") != text.npos));
+        }
+        if (saved && files.fault_happened()) ++went_on;
+        for (const keep mode : plait::test::all_keeps) {
+          const auto after = files.after_crash(mode, static_cast<unsigned>(at));
+          const std::set<std::uint64_t> found = whole_steps(*after);
+          CHECK(found.count(2) == 1);
+          if (saved) CHECK(found.count(3) == 1);
+        }
+        CHECK(whole_steps(files).count(2) == 1);
+      }
+    }
+  }
+  CHECK(refused > 150);
+  CHECK(went_on > 0);  // LATEST
+}
+
+TEST_CASE("a failure and then a crash at any later operation") {
+  std::size_t first = 0, all = 0;
+  {
+    memory_file_system files;
+    save(files, {1, 2});
+    first = files.operations();
+    save(files, {3});
+    all = files.operations();
+  }
+  for (std::size_t at = first; at < all; ++at) {
+    for (std::size_t later = 1; later < 40; later += 1 + at % 3) {
+      CAPTURE(at);
+      CAPTURE(later);
+      memory_file_system files;
+      save(files, {1, 2});
+      files.fail_at(at, fault::io_error);
+      files.crash_at(at + later);
+      try {
+        save(files, {3});
+      } catch (const plait::error&) {
+        try {
+          save(files, {4});  // the user starts again
+        } catch (const crashed&) {
+        } catch (const plait::error&) {
+        }
+      } catch (const crashed&) {
+      }
+      for (const keep mode : {keep::none, keep::some, keep::garbage}) {
+        const auto after = files.after_crash(mode, static_cast<unsigned>(1000 * at + later));
+        const std::set<std::uint64_t> found = whole_steps(*after);
+        CHECK((found.count(2) == 1 || (found.count(3) == 1 && found.count(4) == 1)));  // the newest two
+      }
+    }
+  }
+}
