@@ -288,6 +288,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.by_name = named_values(app);
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
+  for (const auto& [knob, folder] : {std::pair{"--init-from", &opt.init_from}, {"--export-hf", &opt.export_hf}})
+    if (app.count(knob) > 0 && folder->empty())
+      plait::fail(fmt::format("{} is empty; name a folder, or leave it out", knob));
   if (!opt.init_from.empty() && app.count("--model") > 0)
     plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
                 opt.model);

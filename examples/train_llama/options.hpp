@@ -102,8 +102,8 @@ struct setup {
   plait::chosen_policy context = plait::chosen_policy::ring;
   bool zigzag = true;
   std::int64_t microbatches = 1;
-  std::int64_t sequences = 1;  ///< in a microbatch over the whole mesh
-  std::optional<plait::sampler> data{};
+  std::int64_t sequences = 1;            ///< in a microbatch over the whole mesh
+  std::optional<plait::sampler> data{};  ///< nothing where no step is made
   plait::lr_schedule rate;
   double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on

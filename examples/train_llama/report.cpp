@@ -310,7 +310,7 @@ std::string train(const setup& s, model_run& run) {
     end.longest_wait = run.longest_wait(most->axes);
   end.sent = traffic_of(s, run, end.steps);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
-  if (problem.empty() && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
+  if (problem.empty() && s.data && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
   end.traced = run.traced();
   if (report) report->finish(end);

@@ -46,14 +46,22 @@ void writable(const char* knob, const std::string& path) {
   if (!path.empty() && !in_place) plait::atomic_file(path, knob);
 }
 
+/// The path without links, "." and ".."; there need not be a file.
+std::filesystem::path plain(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+}
+
 /// Whether two paths lead to one file, which need not be there.
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
-  if (std::filesystem::equivalent(a, b, ignored)) return true;
-  const auto plain = [&](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
-  };
-  return plain(a) == plain(b);
+  return std::filesystem::equivalent(a, b, ignored) || plain(a) == plain(b);
+}
+
+/// Whether `path` is `folder` or in it.
+bool is_within(const std::string& path, const std::string& folder) {
+  const std::filesystem::path way = plain(path).lexically_relative(plain(folder));
+  return !way.empty() && *way.begin() != "..";
 }
 
 /// Every file that is written can be, and is none that is read, nor written twice.
@@ -78,14 +86,17 @@ void check_files(const options& opt) {
       if (!path->empty() && same_file(*path, input))
         plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
   for (const auto& [knob, path] : outputs) writable(knob, *path);
-  if (!opt.export_hf.empty()) {
-    plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
-    outputs.emplace_back("--export-hf", &opt.export_hf);
-  }
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, same] : outputs)
       if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
         plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
+  if (opt.export_hf.empty()) return;
+  plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
+  for (const auto& [knob, path] : outputs)
+    if (!path->empty() && is_within(*path, opt.export_hf))
+      plait::fail(
+          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", knob,
+                      *path, opt.export_hf));
 }
 
 /// The schedule and who has which layers.
@@ -184,6 +195,28 @@ void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) 
                     opt.tensor_overlap, tokens, tokens));
 }
 
+/// Opens --data, for so many data ranks.
+void open_data(setup& s, std::int64_t dp) {
+  const options& opt = s.opt;
+  plait::token_source source(
+      {.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = s.config.vocab});
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (s.weights && opt.data_format == "auto" && source.format() == plait::token_format::bytes &&
+        std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
+      plait::fail(
+          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
+                      "files (.bin) that it made, or --data-format bytes if bytes are meant",
+                      opt.data.front(), opt.init_from, name));
+  source.check_tokens();
+  s.entropy = plait::unigram_entropy(source);
+  s.data.emplace(source, plait::sampler_config{.seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out});
+  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
+    plait::fail(fmt::format(
+        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
+        "dp={}); keep a larger fraction, or 0",
+        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+}
+
 }  // namespace
 
 setup prepare(const options& opt, std::int64_t ranks) {
@@ -268,20 +301,10 @@ setup prepare(const options& opt, std::int64_t ranks) {
   plan_stages(s, pp);
   set_parallel(s, dp, cp);
   check_tensor_overlap(opt, cp, tp);
-  if (opt.data.empty()) {
-    if (!opt.dry_run) plait::fail("--data is missing: name a text file, or token files (.bin)");
-    return s;
-  }
-  plait::token_source source(
-      {.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = c.vocab});
-  source.check_tokens();
-  s.entropy = plait::unigram_entropy(source);
-  s.data.emplace(source, plait::sampler_config{.seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out});
-  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
-    plait::fail(fmt::format(
-        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
-        "dp={}); keep a larger fraction, or 0",
-        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+  if (!opt.data.empty())
+    open_data(s, dp);
+  else if (!opt.dry_run && opt.steps > 0)
+    plait::fail("--data is missing: name a text file, or token files (.bin)");
   if (opt.dry_run) return s;
   for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())
     if (byte >= c.vocab)

@@ -71,7 +71,26 @@ refused "is the folder of a model; .*llama_mha/config.json', and with its weight
 refused "tp=3 does not divide .*num_attention_heads, which is 4; .* are 1, 2, 4" --init-from "$mha" --mesh tp=3
 refused "--export-hf: 'trained_one' is there already" --init-from "$mha" --export-hf trained_one
 refused "--export-hf: cannot make the folder 'absent/new" --export-hf absent/new
-refused "--log and --export-hf both name 'twice'" --export-hf twice --log twice
+refused "--log names 'twice', where --export-hf twice makes a new folder" --export-hf twice --log twice
+mkdir full
+refused "--plot names './full/loss.svg', where --export-hf full/ makes a new folder" \
+  --init-from "$mha" --export-hf full/ --plot ./full/loss.svg
+refused "--export-hf: '.' is the folder that this runs in" --init-from "$mha" --export-hf .
+refused "--init-from is empty; name a folder" --init-from ""
+refused "--export-hf is empty; name a folder" --export-hf ""
+refused "--init-from: cannot open 'meta-llama/Llama-3.2-1B': No such file .* is downloaded first" \
+  --init-from meta-llama/Llama-3.2-1B
+mkdir words
+cp "$mha/config.json" "$mha/model.safetensors" words && touch words/tokenizer.json
+refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.json of its own" --init-from words
+timeout 60 "$trainer" --init-from words --data "$text" --data-format bytes --seq 32 --steps 1 --sample 0 >bytes.out ||
+  fail "bytes were asked for"
+
+# A conversion takes no data, and the tokenizer along.
+timeout 60 "$trainer" --init-from words --seq 32 --steps 0 --sample 0 --mesh pp=2 --export-hf converted >converted.out ||
+  fail "a conversion ended with $?"
+same_tensors words converted
+[ -f converted/tokenizer.json ] || fail "the tokenizer stayed behind"
 mkdir fewer
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer/config.json
 cp "$mha/model.safetensors" fewer/config.tmp && mv fewer/config.tmp fewer/model.safetensors

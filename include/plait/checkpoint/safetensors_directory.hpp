@@ -67,7 +67,9 @@ class safetensors_directory {
 
   void require_folder() const {
     struct stat status {};
-    if (::stat(path_.c_str(), &status) != 0) fail({knob_, ": cannot open '", path_, "': ", std::strerror(errno)});
+    if (::stat(path_.c_str(), &status) != 0)
+      fail({knob_, ": cannot open '", path_, "': ", std::strerror(errno),
+            "; it is a folder on this machine, to which a model of Hugging Face's hub is downloaded first"});
     if (S_ISDIR(status.st_mode)) return;
     const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
     bad(cat({"is a file; name the folder that has the model's config.json and weights",

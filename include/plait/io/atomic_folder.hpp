@@ -26,14 +26,16 @@ class atomic_folder {
   /// something under that name but an empty folder, or its own folder does not exist or is not writable.
   atomic_folder(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(normal(path)) {
     if (path_.empty()) fail({knob_, ": the name of the folder to write is empty"});
+    const std::filesystem::path name = std::filesystem::path(path_).filename();
+    if (name == "." || name == "..")  // renaming would take it away from under this process
+      fail({knob_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
     require_absent();
     static std::atomic<unsigned> count{0};
-    temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
     std::error_code error;
-    if (!std::filesystem::create_directory(temporary_, error)) {
-      const std::string what = std::exchange(temporary_, {});
-      fail({knob_, ": cannot make the folder '", what, "': ", error ? error.message() : "it is there already"});
-    }
+    do {  // ranks on other machines, and runs that were killed, may have had this process's number
+      temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
+    } while (!std::filesystem::create_directory(temporary_, error) && !error);
+    if (error) fail({knob_, ": cannot make the folder '", path_, "': ", error.message()});
   }
   ~atomic_folder() {
     std::error_code ignored;

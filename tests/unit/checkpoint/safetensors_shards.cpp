@@ -79,6 +79,14 @@ TEST_CASE("a folder appears whole or not at all") {
     CHECK(dir.entries() == 1);
   }
   CHECK(dir.entries() == 0);
+  {  // Another process of this number is at it, whose count may be a little further.
+    const std::string own = atomic_folder(dir / "model", "--out").temporary();
+    const std::size_t dash = own.rfind('-') + 1;
+    const int count = std::stoi(own.substr(dash));
+    for (int i = 1; i < 4; ++i) std::filesystem::create_directory(own.substr(0, dash) + std::to_string(count + i));
+    CHECK(atomic_folder(dir / "model", "--out").temporary() == own.substr(0, dash) + std::to_string(count + 4));
+    for (int i = 1; i < 4; ++i) std::filesystem::remove(own.substr(0, dash) + std::to_string(count + i));
+  }
   for (const char* name : {"model", "empty", "slash/"}) {
     if (name == std::string("empty")) std::filesystem::create_directory(dir / name);
     atomic_folder folder(dir / name, "--out");
@@ -92,6 +100,8 @@ TEST_CASE("a folder appears whole or not at all") {
   for (const char* name : {"model", "model/", "file", "link"})
     CHECK_ERROR(make_folder(dir / name), "--out: '", "is there already; name a folder that is not, or is empty");
   CHECK_ERROR(make_folder(""), "--out: the name of the folder to write is empty");
+  for (const char* name : {".", "./", "..", "../.."})
+    CHECK_ERROR(make_folder(name), "' is the folder that this runs in, or one above it; name a new one");
   CHECK_ERROR(make_folder(dir / "absent/model"), "--out: cannot make the folder", "absent/model", "No such file");
   atomic_folder late(dir / "late", "--out");
   dir.write("late", "");

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Models that transformers saves, through the trainer on a mesh of 2 x 2 x 2 and back: transformers finds the same bits,
+# and generates the same tokens.
+# timeout: 300
+. "$(dirname "$0")/lib/common.sh"
+python3 -c 'import torch, transformers' 2>/dev/null || { echo "SKIPPED: there is no transformers"; exit 77; }
+
+convert() {
+  timeout 60 "$trainer" --init-from "$1" --seq 32 --steps 0 --sample 0 --mesh dp=2,pp=2,tp=2 --export-hf "$2" >out 2>err ||
+    fail "$1 ended with $?: $(cat err)"
+}
+HF_HUB_OFFLINE=1 python3 "$here/lib/saved_models.py" save models >log 2>&1 || fail "no models: $(tail -n 3 log)"
+mkdir back
+for model in models/*; do
+  convert "$model" "back/${model#models/}"
+done
+HF_HUB_OFFLINE=1 python3 "$here/lib/saved_models.py" compare models back >log 2>&1 || fail "$(tail -n 3 log)"
