@@ -24,6 +24,26 @@ namespace plait {
 inline constexpr const char* safetensors_file_name = "model.safetensors";
 inline constexpr const char* safetensors_index_name = "model.safetensors.index.json";
 
+/// Returns the file of each tensor, as the text of a model.safetensors.index.json says. Throws `error`, its text
+/// starting with `source`, where it has no weight_map, or one that names something else than .safetensors files of the
+/// same folder.
+inline std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source) {
+  const nlohmann::json json = parse_json(text, source);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object())
+    fail({source, ": it has no weight_map, an object from the names of tensors to those of files"});
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, file] : map->items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : std::string();
+    if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
+      fail({source, ": the file of tensor '", tensor, "' is ",
+            file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
+            "; legal is the name of a .safetensors file in the same folder"});
+    out.emplace(tensor, name);
+  }
+  return out;
+}
+
 /// The files of a folder that have tensors, open. The entries point into the mapped files, so that no byte is read
 /// before somebody looks at it, and live as long as any copy of this object.
 class safetensors_directory {
@@ -61,8 +81,10 @@ class safetensors_directory {
   [[noreturn]] void bad(const std::string& what) const { fail({source(), " ", what}); }
   std::string within(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
   bool exists(const std::string& name) const {
-    std::error_code ignored;
-    return std::filesystem::exists(within(name), ignored);
+    std::error_code why;
+    const bool found = std::filesystem::exists(within(name), why);
+    if (why) fail({knob_, ": cannot look for '", within(name), "': ", why.message()});
+    return found;
   }
 
   void require_folder() const {
@@ -124,23 +146,9 @@ class safetensors_directory {
         bad(cat({"has no tensor '", tensor, "' in ", file, ", where ", safetensors_index_name, " says that it is"}));
   }
 
-  /// The file of each tensor, as the index says.
   std::map<std::string, std::string> read_index() const {
-    const std::string from = cat({knob_, ": '", within(safetensors_index_name), "'"});
-    const nlohmann::json json = parse_json(read_file(within(safetensors_index_name), knob_), from);
-    const auto map = json.is_object() ? json.find("weight_map") : json.end();
-    if (map == json.end() || !map->is_object())
-      fail({from, ": it has no weight_map, an object from the names of tensors to those of files"});
-    std::map<std::string, std::string> out;
-    for (const auto& [tensor, file] : map->items()) {
-      const std::string name = file.is_string() ? file.get<std::string>() : std::string();
-      if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
-        fail({from, ": the file of tensor '", tensor, "' is ",
-              file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
-              "; legal is the name of a .safetensors file in the same folder"});
-      out.emplace(tensor, name);
-    }
-    return out;
+    const std::string path = within(safetensors_index_name);
+    return parse_safetensors_index(read_file(path, knob_), cat({knob_, ": '", path, "'"}));
   }
 
   std::string path_, knob_;

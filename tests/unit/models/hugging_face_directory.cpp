@@ -123,7 +123,10 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   CHECK_ERROR(plait::safetensors_reader(dir / "model.safetensors.index.json"), "this is JSON",
               "or the folder that has the index of a model in shards");
   CHECK_ERROR(plait::safetensors_reader{folder}, "is a folder; name a file");
-  CHECK_ERROR(open_files(dir / "absent"), "cannot open", "absent", "No such file");
+  CHECK_ERROR(open_files(dir / "absent"), "cannot open", "absent", "No such file", "a folder on this machine");
+  std::filesystem::create_symlink("model.safetensors", dir / "model.safetensors");  // to itself
+  CHECK_ERROR(open_files(folder), "cannot look for '", "/model.safetensors'", "symbolic links");
+  std::filesystem::remove(dir / "model.safetensors");
   std::filesystem::remove(dir / "model.safetensors.index.json");
   CHECK_ERROR(open_files(folder), "has neither model.safetensors nor model.safetensors.index.json",
               "it has 'model-1.safetensors', and no index");
