@@ -79,6 +79,23 @@ $odd_one -n 2 $ours --log one.jsonl : -n 2 $ours --lr 3e-3 --data elsewhere/kjv.
   --threads 2 --peak-tflops 1 >same.out 2>same.err || fail "the same options in other words: $(cat same.err)"
 [ "$(logs get one.jsonl steps)" = 5 ] || fail "the same options in other words: not 5 steps"
 
+# Model directories, of the same weights in whatever folder: every process reads its parts and writes them.
+convert="$trainer --backend mpi --seq 32 --steps 0 --sample 0 --mesh pp=2,tp=2"
+model=$SOURCE/tests/data/llama_mha
+mkdir copied
+for file in config.json model.safetensors; do cat "$model/$file" >"copied/$file"; done
+# shellcheck disable=SC2086
+$odd_one -n 2 $convert --init-from $model --export-hf exported : -n 2 $convert --init-from copied --export-hf exported \
+  >convert.out 2>convert.err || fail "a conversion: $(cat convert.err)"
+python3 "$here/lib/tensors.py" "$model" exported || fail "other tensors were exported"
+[ "$(grep -c "^the model is in 'exported'" convert.out)" = 1 ] || fail "not said once: $(cat convert.out)"
+printf '\001' | dd of=copied/model.safetensors bs=1 seek="$(($(wc -c <copied/model.safetensors) - 1))" conv=notrunc 2>/dev/null
+# shellcheck disable=SC2086
+! $odd_one -n 2 $convert --init-from $model : -n 2 $convert --init-from copied >convert.out 2>convert.err ||
+  fail "ranks begin with different weights"
+grep -q "^train_llama: ranks 2, 3 were started with --init-from '21 tensors, digest [0-9a-f]*', ranks 0, 1 with" convert.err ||
+  fail "different weights: $(cat convert.err)"
+
 # Forgotten --backend mpi: four trainings of one rank each, into the same files. Each process finds out by itself.
 # shellcheck disable=SC2086
 ! $launch --backend threads --data "$text" --log bad.jsonl >bad.out 2>bad.err || fail "lonely processes train"
