@@ -335,6 +335,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   parse_recompute(opt.recompute);
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);
+  if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))
+    plait::fail(fmt::format("{} shows a step, and --steps 0 has none; leave it out",
+                            opt.trace.empty() ? "--timeline" : "--trace"));
   within("--seq", opt.seq, 1, std::int64_t{1} << 31);
   within("--micro-batch", opt.micro_batch, 1, 1 << 20);
   within("--global-batch", opt.global_batch, 0, 1 << 24);

@@ -236,7 +236,10 @@ class reporter {
                e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
                communication_text(e), e.hash, use_.ending());
     if (!s_.opt.plot.empty()) draw();
-    if (!e.traced.empty()) show(s_, e.traced);
+    if (!e.traced.empty() && e.steps > traced_step(s_.opt))
+      show(s_, e.traced);
+    else if (!e.traced.empty())
+      fmt::print("nothing is traced: the run ended before step {}\n", traced_step(s_.opt) + 1);
     std::fflush(stdout);
   }
 

@@ -303,7 +303,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   check_tensor_overlap(opt, cp, tp);
   if (!opt.data.empty())
     open_data(s, dp);
-  else if (!opt.dry_run && opt.steps > 0)
+  else if (!opt.dry_run && (opt.steps > 0 || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
   if (opt.dry_run) return s;
   for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())

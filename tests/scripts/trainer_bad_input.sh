@@ -253,6 +253,7 @@ refused "--attention 'fast' is unknown; legal are ring" --attention fast
 refused "--attention ring:contiguous is built for .* --strategy sp alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp
 refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
 refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json
+refused '--timeline shows a step, and --steps 0 has none' --steps 0 --timeline out/t.svg
 refused "--trace and --timeline both name 'out/same'" --trace out/same --timeline out/same
 
 # A log that is there stays as it is, whatever is wrong with the rest.

@@ -91,6 +91,8 @@ timeout 60 "$trainer" --init-from words --seq 32 --steps 0 --sample 0 --mesh pp=
   fail "a conversion ended with $?"
 same_tensors words converted
 [ -f converted/tokenizer.json ] || fail "the tokenizer stayed behind"
+timeout 20 "$trainer" --init-from words --seq 32 --steps 0 --held-out 0.1 >stdout 2>stderr && fail "nothing is held out"
+grep -q "^train_llama: --data is missing" stderr || fail "nothing to hold out: $(cat stderr)"
 mkdir fewer
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer/config.json
 cp "$mha/model.safetensors" fewer/config.tmp && mv fewer/config.tmp fewer/model.safetensors
