@@ -25,16 +25,17 @@ constexpr struct {
   std::string_view option;
   compared how;
 } exceptions[] = {
-    {"--log", compared::not_at_all},                   // rank 0 writes it
-    {"--plot", compared::not_at_all},                  // likewise
-    {"--peak-tflops", compared::not_at_all},           // rank 0 reports by it
-    {"--threads", compared::not_at_all},               // machines may have more or fewer cores; no result depends on it
-    {"--trace", compared::by_whether_it_is_given},     // rank 0 writes it, but every rank looks at the step
-    {"--timeline", compared::by_whether_it_is_given},  // likewise
-    {"--products", compared::by_what_it_names},        // rank 0 writes it; all read it, maybe from other folders
-    {"--model", compared::by_what_it_names},           // files may lie in other folders on other machines
-    {"--data", compared::by_what_it_names},            // likewise
-    {"--init-from", compared::by_what_it_names},       // likewise
+    {"--log", compared::not_at_all},          // rank 0 writes it
+    {"--plot", compared::not_at_all},         // likewise
+    {"--peak-tflops", compared::not_at_all},  // rank 0 reports by it
+    {"--threads", compared::not_at_all},      // machines may have more or fewer cores; no result depends on it
+    {"--checkpoint-dir", compared::by_whether_it_is_given},  // rank 0's is taken, which all must be able to write to
+    {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank looks at the step
+    {"--timeline", compared::by_whether_it_is_given},        // likewise
+    {"--products", compared::by_what_it_names},              // rank 0 writes it; all read it, maybe from other folders
+    {"--model", compared::by_what_it_names},                 // files may lie in other folders on other machines
+    {"--data", compared::by_what_it_names},                  // likewise
+    {"--init-from", compared::by_what_it_names},             // likewise
 };
 
 compared how_to_compare(std::string_view option) {

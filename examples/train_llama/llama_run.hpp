@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
 #include "model_run.hpp"
+#include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/load_weights.hpp"
+#include "plait/checkpoint/saver.hpp"
 #include "plait/data/text.hpp"
 #include "plait/kernels/philox.hpp"
 #include "plait/models/export_hugging_face.hpp"
@@ -119,9 +122,10 @@ class llama_run final : public model_run {
   plait::step_result step(std::int64_t index) override {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
+      if (norm_) step_->keep_norm(ctx_, *norm_);
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
-    const std::int64_t first = index * s_.microbatches * s_.sequences;
+    const std::int64_t first = samples_before(index);
     step_->load(ctx_, first, [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels) {
       fill(ids, labels,
            [&](std::int64_t row, auto... rest) { s_.data->fill(first + i * s_.sequences + row, rest...); });
@@ -180,6 +184,51 @@ class llama_run final : public model_run {
       if (stop_asked()) break;
     }
     return text;
+  }
+
+  std::int64_t resume() override {
+    if (!s_.opt.checkpoint_dir.empty())
+      saver_.emplace(device_, world_.root(),
+                     plait::saver_options{.directory = s_.opt.checkpoint_dir,
+                                          .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
+                                                   .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
+                                          .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
+                                                    s_.opt.schedule + ", " + s_.opt.precision});
+    std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
+    std::optional<plait::committed_step> newest;  // of those that this run adds to
+    try {
+      if (rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::detail::require_no_complaint(device_, world_.root(), problem, "--checkpoint-dir: ");
+    newest_saved_ =
+        static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
+    if (s_.opt.resume == "auto" && newest_saved_ >= 0) path = s_.opt.checkpoint_dir;
+    if (!path.empty()) load(path);
+    if (newest_saved_ > steps_before_)
+      problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved_, " already, and this run begins ",
+                            "after step ", steps_before_, "; --resume auto goes on from the newest, and another ",
+                            "directory takes what this run saves"});
+    plait::detail::require_no_complaint(device_, world_.root(), problem, "--checkpoint-dir: ");
+    return steps_before_;
+  }
+  std::int64_t newest_saved() override { return newest_saved_; }
+  std::vector<plait::finished_save> save(std::int64_t steps) override {
+    plait::saved_scalars scalars{{"train.steps", steps},
+                                 {"train.samples", samples_before(steps)},
+                                 {"train.seed", static_cast<std::int64_t>(s_.opt.seed)},
+                                 {"train.seq", s_.opt.seq}};
+    if (const auto kept = step_ ? step_->kept_norm(ctx_) : norm_) {
+      scalars.emplace_back("train.clip.norm", kept->norm);
+      scalars.emplace_back("train.clip.factor", kept->factor);
+      scalars.emplace_back("train.clip.update", kept->update);
+    }
+    return saver_->save(ctx_, model_, optimizer_, static_cast<std::uint64_t>(steps), {.scalars = std::move(scalars)});
+  }
+  std::vector<plait::finished_save> ended_saves(bool wait) override {
+    if (!saver_) return {};
+    return wait ? saver_->wait(device_) : saver_->finished(device_);
   }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
@@ -256,6 +305,33 @@ class llama_run final : public model_run {
     return result;
   }
 
+  /// Loads the state of the newest step in `path`, or of `path` itself.
+  void load(const std::string& path) {
+    const plait::loaded_state loaded = plait::load_state(ctx_, world_.root(), model_, optimizer_, path);
+    world_.stage().ledger().clear();
+    for (const plait::invalid_step& i : loaded.passed_over)
+      std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);
+    const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
+      const auto there = loaded.scalar<std::int64_t>(scalar);
+      if (there != here)
+        throw plait::error_of_all(plait::cat({option, " is ", here, ", and '", loaded.path, "' was saved with ", there,
+                                              ", by which it knows its place in the data; legal is ", there}));
+    };
+    same("--seed", "train.seed", static_cast<std::int64_t>(s_.opt.seed));
+    same("--seq", "train.seq", s_.opt.seq);
+    steps_before_ = loaded.scalar<std::int64_t>("train.steps");
+    samples_before_ = loaded.scalar<std::int64_t>("train.samples");
+    for (const auto& [name, value] : loaded.scalars)
+      if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")
+        norm_ = {loaded.scalar<double>("train.clip.norm"), loaded.scalar<double>("train.clip.factor"),
+                 loaded.scalar<double>("train.clip.update")};
+  }
+
+  /// The samples that were trained on before step `index`.
+  std::int64_t samples_before(std::int64_t index) const {
+    return samples_before_ + (index - steps_before_) * s_.microbatches * s_.sequences;
+  }
+
   /// Whether the run was interrupted on any rank: an answer that all ranks share.
   bool stop_asked() { return all_reduce(interrupted.load(), plait::reduce_op::max) != 0; }
 
@@ -312,6 +388,10 @@ class llama_run final : public model_run {
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step
   std::int64_t counted_ = 0;
+  std::optional<plait::checkpoint_saver> saver_;
+  std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
+  std::int64_t newest_saved_ = -1;                      ///< in --checkpoint-dir, at the beginning
+  std::optional<plait::kernels::clip_numbers> norm_;    ///< as it was then, where the norm is delayed
 };
 
 /// Whether the program can also leave the sequence in its original order: every instantiation takes its time to

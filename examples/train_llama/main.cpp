@@ -24,7 +24,7 @@
 #include "plait/comm/mpi.hpp"
 #endif
 
-std::atomic<int> interrupted = 0;
+std::atomic<int> interrupted = 0, save_asked = 0;
 
 namespace {
 
@@ -63,9 +63,10 @@ void on_interrupt(int signal) {
 }
 
 /// mpirun asks its processes to end by SIGTERM, when it is interrupted itself.
-void watch_signals() {
+void watch_signals(const options& opt) {
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
+  if (!opt.checkpoint_dir.empty()) std::signal(SIGUSR1, [](int) { save_asked = 1; });
 }
 
 void complain(const char* why) {
@@ -89,7 +90,7 @@ int plan_or_train(const setup& s, bool speaks, Run&& run) {
     if (speaks) print_plan(s, plan_of(s));
     return 0;
   }
-  watch_signals();
+  watch_signals(s.opt);
   return finish(run(), speaks);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "options.hpp"
+#include "plait/checkpoint/finished_save.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/axis_times.hpp"
 #include "plait/comm/ledger.hpp"
@@ -33,6 +34,16 @@ class model_run {
   virtual std::uint64_t weights_hash() = 0;
   /// Writes the model as --export-hf says.
   virtual void write_model() = 0;
+
+  /// Loads what --resume names, and returns how many steps there were before: 0 where it names nothing.
+  virtual std::int64_t resume() = 0;
+  /// The newest step that was in --checkpoint-dir at the beginning, or -1.
+  virtual std::int64_t newest_saved() = 0;
+  /// Saves the state after so many steps, in the background, and returns the saves that it had to wait for.
+  virtual std::vector<plait::finished_save> save(std::int64_t steps) = 0;
+  /// The saves that have ended since it was last asked; all others too, if it shall wait.
+  virtual std::vector<plait::finished_save> ended_saves(bool wait) = 0;
+
   /// One number from those of all ranks of the run.
   virtual double all_reduce(double value, plait::reduce_op op) = 0;
 

@@ -220,6 +220,19 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "input), every:K (each K-th layer in full), or budget:SIZE (the cheapest with which a rank's layers "
                  "keep no more than, for instance, 512M)")
       ->capture_default_str();
+  app.add_option("--checkpoint-dir", opt.checkpoint_dir,
+                 "where the training state is saved, at the end and when a signal ends the run; SIGUSR1 saves at once");
+  app.add_option("--save-every", opt.save_every,
+                 "save every so many steps, while training goes on; 0: not before the end")
+      ->capture_default_str();
+  app.add_option("--keep", opt.keep, "how many of the newest saved steps stay")->capture_default_str();
+  app.add_option("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them")
+      ->capture_default_str();
+  app.add_option(
+         "--resume", opt.resume,
+         "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
+         "there is one), on whatever mesh and with whatever layout it was saved")
+      ->capture_default_str();
   app.add_option("--lr", opt.lr, "peak learning rate")->capture_default_str();
   app.add_option("--warmup", opt.warmup, "warm-up steps; -1: a tenth of the steps")->capture_default_str();
   app.add_option("--min-lr-ratio", opt.min_lr_ratio, "last learning rate over the peak")->capture_default_str();
@@ -367,6 +380,19 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
         "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
         "and --precision float, double and bf16");
   one_of("--moments", opt.moments, {"full", "bf16", "int8"});
+  if (opt.checkpoint_dir.empty()) {
+    const auto needs = [](const char* option) {
+      plait::fail(std::string(option) + " needs --checkpoint-dir, which names where the training state is saved");
+    };
+    if (app.count("--save-every") != 0) needs("--save-every");
+    if (app.count("--keep") != 0) needs("--keep");
+    if (app.count("--keep-every") != 0) needs("--keep-every");
+    if (opt.resume == "auto") needs("--resume auto");
+  }
+  if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
+  if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
+  if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));
+  if (opt.resume.empty()) plait::fail("--resume is empty; legal are none, auto, a saved step, or a folder of them");
   one_of("--offload", opt.offload, {"none", "optimizer"});
   if (offloads(opt) && opt.device == "cpu")
     plait::fail(

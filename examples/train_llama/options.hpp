@@ -77,6 +77,10 @@ struct options {
   std::string attention_sums = "fixed";
   double peak_tflops = 0;  ///< 0: what is known of the device
   std::string log, plot, trace, timeline;
+  std::string checkpoint_dir;   ///< empty: nothing is saved
+  std::int64_t save_every = 0;  ///< steps; 0: at the end alone
+  std::int64_t keep = 3, keep_every = 0;
+  std::string resume = "none";
   std::string products;  ///< the file of measured products; empty: nothing is measured
   std::int64_t sample = 200;
   double temperature = 0.8;

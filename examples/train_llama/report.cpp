@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "keeper.hpp"
 #include "plait/data/text.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -171,16 +172,22 @@ const plait::axis_communication* most_waited(const std::vector<plait::axis_commu
 /// Rank 0's outputs.
 class reporter {
  public:
-  reporter(const setup& s, model_run& run) : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
-    if (!s.opt.log.empty()) log_.emplace(s.opt.log);
+  /// The run goes on after `resumed` steps of others.
+  reporter(const setup& s, model_run& run, std::int64_t resumed) : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
+    if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
     fmt::print("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
                counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"),
                s.opt.seq, counted(s.microbatches, "microbatch", "es"), s.opt.precision);
     fmt::print("{}", weights_text(s));
     if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
     fmt::print("{}", use_.heading());
+    if (resumed > 0)
+      fmt::print("goes on from step {}\n", resumed);
+    else if (s.opt.resume == "auto")
+      fmt::print("--resume auto: nothing is saved in '{}' yet\n", s.opt.checkpoint_dir);
     std::fflush(stdout);
-    display_.emplace(plait::progress_config{.steps = s.opt.steps, .every = steps_between_lines(s)});
+    display_.emplace(
+        plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
   }
 
   void step(plait::step_record record) {
@@ -192,8 +199,26 @@ class reporter {
     curve_.points.push_back({static_cast<double>(record.step), record.loss});
   }
 
+  /// What became of a save; it has its time on a rank, and all ranks' bytes.
+  void saved(const plait::finished_save& s, double bytes) {
+    plait::json_object line;
+    line.add("step", s.step).add("bytes", bytes).add("stall", s.stall).add("background", s.background);
+    if (!s.failure.empty()) line.add("failure", s.failure);
+    if (!s.warning.empty()) line.add("warning", s.warning);
+    if (log_) log_->write(plait::json_object().add("save", line));
+    display_->finish();  // a line of its own
+    if (s.failure.empty())
+      fmt::print("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms\n", s.step,
+                 size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall);
+    else
+      fmt::print(stderr, "train_llama: step {} is NOT saved: {}\n", s.step, s.failure);
+    if (!s.warning.empty()) fmt::print(stderr, "train_llama: saving step {}: {}\n", s.step, s.warning);
+    std::fflush(stdout);
+  }
+
   struct ending {
-    std::int64_t steps = 0;
+    std::int64_t steps = 0;    ///< in all
+    std::int64_t resumed = 0;  ///< of them, in runs before
     std::int64_t skipped = 0;
     double last_loss = 0;
     double seconds = 0;
@@ -212,6 +237,7 @@ class reporter {
     display_->finish();
     plait::json_object summary;
     summary.add("steps", e.steps).add("loss", e.last_loss).add("parameters", plait::parameter_count(s_.config));
+    if (e.resumed > 0) summary.add("resumed_at", e.resumed);
     summary.add("seconds", e.seconds);
     if (e.held_out) summary.add("held_out_loss", *e.held_out);
     summary.add("skipped_steps", e.skipped);
@@ -225,9 +251,9 @@ class reporter {
                e.diverged          ? "diverged: "
                : interrupted_early ? "interrupted: "
                                    : "",
-               counted(e.steps, "step"),
+               counted(e.steps - e.resumed, "step"),
                e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
-    if (e.steps > 0) fmt::print(", last loss {:.4f}", e.last_loss);
+    if (e.steps > e.resumed) fmt::print(", last loss {:.4f}", e.last_loss);
     if (e.skipped > 0) fmt::print(", {} skipped", counted(e.skipped, "step"));
     if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
     if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
@@ -247,11 +273,11 @@ class reporter {
   /// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
   static std::string communication_text(const ending& e) {
     const plait::axis_communication* most = most_waited(e.communication);
-    if (most == nullptr || e.steps == 0) return {};
+    if (most == nullptr || e.steps == e.resumed) return {};
     return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step{}{}\n",
                        plait::format_hidden(e.communication), most->axes,
-                       1e3 * most->waited / static_cast<double>(e.steps), e.longest_wait.empty() ? "" : "; ",
-                       e.longest_wait);
+                       1e3 * most->waited / static_cast<double>(e.steps - e.resumed),
+                       e.longest_wait.empty() ? "" : "; ", e.longest_wait);
   }
   void draw() {
     plait::curve_chart chart;
@@ -274,14 +300,26 @@ class reporter {
 
 std::string train(const setup& s, model_run& run) {
   plait::world& w = run.world();
+  std::int64_t resumed = 0;
+  try {
+    resumed = run.resume();
+  } catch (const plait::error_of_all& e) {
+    return e.what();
+  }
+  if (resumed > s.opt.steps)
+    return fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps,
+                       resumed, s.opt.resume);
   std::optional<reporter> report;
-  if (run.rank() == 0) report.emplace(s, run);
+  if (run.rank() == 0) report.emplace(s, run, resumed);
 
   const auto begin = clock_type::now();
-  reporter::ending end{.last_loss = std::numeric_limits<double>::quiet_NaN()};
+  reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
   plait::communication_clock whole(w.ledger()), one = whole;
-  for (std::int64_t step = 0; step < s.opt.steps; ++step) {
+  keeper saves(s, run, [&](const plait::finished_save& save, double bytes) {
+    if (report) report->saved(save, bytes);
+  });
+  for (std::int64_t step = end.resumed; step < s.opt.steps; ++step) {
     if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
@@ -305,13 +343,15 @@ std::string train(const setup& s, model_run& run) {
           r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
       break;
     }
+    saves.after(end.steps);
   }
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
+  saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.weights));
   if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
   if (const plait::axis_communication* most = most_waited(end.communication))
     end.longest_wait = run.longest_wait(most->axes);
-  end.sent = traffic_of(s, run, end.steps);
+  end.sent = traffic_of(s, run, end.steps - end.resumed);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
   if (problem.empty() && s.data && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
@@ -328,6 +368,7 @@ std::string train(const setup& s, model_run& run) {
     fmt::print("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps,
                s.opt.steps);
   }
+  if (problem.empty() && !saves.failure().empty()) problem = "the last state is not saved: " + saves.failure();
   return problem;
 }
 

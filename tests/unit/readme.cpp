@@ -3,8 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <vector>
 
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/combinators.hpp"
@@ -15,6 +18,7 @@
 #include "plait/schedule/verified.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
+#include "support/temp_folder.hpp"
 
 namespace pl = plait;
 using pl::batch, pl::dp, pl::ffn, pl::hidden, pl::seq, pl::tp;
@@ -118,6 +122,41 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     up.forward(context, my_activations, my_output);
     CHECK(output == expected);
   });
+}
+
+TEST_CASE("a training state, saved by four ranks and loaded by two") {
+  const temp_folder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder / "");
+  const auto weights_on = [](pl::mesh_shape shape, std::uint64_t step, std::int64_t samples) {
+    std::vector<float> weights;
+    on_ranks(shape, [&, samples](pl::world& world, pl::context<pl::cpu>& context) mutable {
+      pl::cpu& device = context.device;
+      pl::any_communicator& ranks = world.root();
+      pl::linear<float, up_projection> model(context, "up");
+      pl::adamw<float> optimizer;
+      model.visit([&](auto& p) { p.initialize(context); });
+      if (step > 0) {
+        model.weight()->value()[0] = 1.5f;
+        const auto report = [](const pl::finished_save& save) { CHECK(save.failure == ""); };
+        pl::checkpoint_saver saver(device, ranks, {.directory = "steps", .keep = {.last = 3}});
+        saver.save(context, model, optimizer, step, {.scalars = {{"samples", samples}}});  // copies, and returns
+        for (const auto& save : saver.wait(device)) report(save);                          // or finished(), once a step
+      } else {
+        const auto loaded = pl::load_state(context, ranks, model, optimizer, "steps");  // on any layout
+        samples = loaded.scalar<std::int64_t>("samples");
+        CHECK(samples == 96);
+        CHECK(loaded.step == 7);
+      }
+      const auto whole = pl::gather_whole(context, *model.weight(), std::as_const(*model.weight()).value());
+      if (ranks.rank() == 0) weights = whole;
+    });
+    return weights;
+  };
+  const auto saved = weights_on(up_projection::mesh(2, 2).shape(), 7, 96);
+  CHECK(saved.at(0) == 1.5f);
+  CHECK(weights_on(up_projection::mesh(1, 2).shape(), 0, 0) == saved);
+  std::filesystem::current_path(before);
 }
 
 TEST_CASE("a pipeline of long sequences") {

@@ -71,13 +71,15 @@ struct stored_file {
 /// A scalar keeps its type and every bit: whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
 /// `std::uint64_t`; a double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
+/// What is saved beside tensors, by name: the position in the data, a seed, settings.
+using saved_scalars = std::vector<std::pair<std::string, stored_scalar>>;
 
 /// Everything that a committed step holds.
 struct manifest {
   std::uint64_t step = 0;
   std::string layout;  ///< the layout of the writer in words; nothing reads it but people
   std::vector<stored_file> files;
-  std::vector<std::pair<std::string, stored_scalar>> scalars;
+  saved_scalars scalars;
   std::vector<stored_blob> blobs;
   std::vector<stored_tensor> tensors;
   friend bool operator==(const manifest&, const manifest&) = default;

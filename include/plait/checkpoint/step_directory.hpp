@@ -23,9 +23,9 @@ namespace plait {
 
 /// Which steps are kept: the newest `last` of them, those that `every` divides, and `best`.
 struct retention {
-  std::uint64_t last = 3;             ///< at least 1
-  std::uint64_t every = 0;            ///< 0: none for this reason
-  std::optional<std::uint64_t> best;  ///< a step that is kept whatever its age
+  std::uint64_t last = 3;               ///< at least 1
+  std::uint64_t every = 0;              ///< 0: none for this reason
+  std::optional<std::uint64_t> best{};  ///< a step that is kept whatever its age
 };
 
 /// What `step_root::retain` did.
@@ -174,13 +174,15 @@ class step_root {
 
   const std::string& path() const { return root_; }
 
-  /// Makes the directory of a step that is to be written. Throws `error` if the step is there already, whole or not.
+  /// Makes the directory of a step that is to be written. Throws `error` if the step is there already; a directory that
+  /// has its name and is no whole step is put aside, as "step-00000100.damaged-" and digits, for people to look at.
   step_in_progress begin(std::uint64_t step) {
     const std::string final = detail::path_in(root_, step_name(step));
     if (files_->kind_of(final)) {
-      const std::string fault = detail::commit_fault(*files_, {step, final});
-      fail({"step ", step, " is in '", root_, "' already", fault.empty() ? "" : ", though invalid: ", fault,
-            "; discard it first, or save into another directory"});
+      if (detail::commit_fault(*files_, {step, final}).empty())
+        fail({"step ", step, " is in '", root_, "' already; discard it first, or save into another directory"});
+      files_->rename(final, cat({final, ".damaged-", detail::unguessable_suffix()}));
+      files_->sync_directory(root_);
     }
     const std::string path = cat({final, detail::temporary_mark, detail::unguessable_suffix()});
     files_->make_directory(path);

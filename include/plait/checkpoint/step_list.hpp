@@ -147,10 +147,14 @@ inline step_list list_steps(file_system& files, const std::string& root) {
   return out;
 }
 
-/// Returns the newest committed step of a root, if there is one; reads no more manifests than it needs.
-inline std::optional<committed_step> newest_step(file_system& files, const std::string& root) {
+/// Returns the newest committed step of a root, if there is one; reads no more manifests than it needs. Newer ones that
+/// cannot be loaded are added to `passed_over`.
+inline std::optional<committed_step> newest_step(file_system& files, const std::string& root,
+                                                 std::vector<invalid_step>* passed_over = nullptr) {
   for (const committed_step& step : detail::steps_by_name(files.list(root), root)) {
-    if (detail::commit_fault(files, step).empty()) return step;
+    std::string fault = detail::commit_fault(files, step);
+    if (fault.empty()) return step;
+    if (passed_over != nullptr) passed_over->push_back({step.path, std::move(fault)});
   }
   return std::nullopt;
 }

@@ -27,10 +27,10 @@ struct knob {
   bool operator==(const knob&) const = default;
 };
 
-/// `require_agreement` throws this with the same text on every rank, so one rank may report it for all.
-class disagreement : public error {
+/// What `require_agreement` throws.
+class disagreement : public error_of_all {
  public:
-  using error::error;
+  using error_of_all::error_of_all;
 };
 
 namespace detail {

@@ -17,6 +17,12 @@ class error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// An error that every rank of a run throws, with the same text, so that one of them may report it for all.
+class error_of_all : public error {
+ public:
+  using error::error;
+};
+
 /// Throws `error(text)` unless `condition` holds. `text` is evaluated by the caller: pass literals, or build it in the
 /// failing branch with `fail`.
 inline void require(bool condition, const char* text) {

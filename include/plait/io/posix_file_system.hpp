@@ -193,4 +193,10 @@ class posix_file_system final : public file_system {
   }
 };
 
+/// Returns the files of this machine, for whoever was given no others.
+inline file_system& machine_files() {
+  static posix_file_system files;
+  return files;
+}
+
 }  // namespace plait

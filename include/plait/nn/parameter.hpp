@@ -98,11 +98,15 @@ class parameter {
     if (home_ && !home_->axes().empty())
       fail({"parameter ", info_.name, ": this rank has elements ", piece().begin, " to ", piece().end, " of ", size(),
             ", because data parallelism cuts it; change its values by fill_values(ctx, fill)"});
-    set_changed();
-    return master();
+    return changed_piece();
   }
   /// Master values of this rank's piece.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
+  /// Those, for whoever changes them: the parameter is stale then.
+  master_type* changed_piece() {
+    set_changed();
+    return master();
+  }
   /// Whether somebody but an optimizer has changed values since the last gather.
   bool values_changed() const { return changed_; }
   /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
@@ -112,9 +116,8 @@ class parameter {
     auto whole = make_buffer<master_type>(ctx.device, static_cast<std::size_t>(size()));
     fill(whole.template data<master_type>());
     const parameter_piece own = piece();
-    ctx.device.copy(master(), whole.template data<master_type>() + own.begin,
+    ctx.device.copy(changed_piece(), whole.template data<master_type>() + own.begin,
                     static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
-    set_changed();
   }
   /// The gradient of this rank's piece: complete after `reduce`, and nothing to read before.
   const gradient_type* gradient() const { return const_cast<parameter*>(this)->stored_gradient(); }
@@ -237,9 +240,7 @@ class parameter {
                 : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, "
                   "then reduce(ctx)"});
     if (home_)
-      fail(
-          {"parameter ", info_.name,
-           ": data parallelism keeps it together with others, whose gradients are reduced together; the step does it"});
+      fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     clear_unused_gradient(ctx.device);
     gradient_type* const out = stored_gradient();
     if (!reduce_.trivial() || out != summed()) reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
@@ -282,7 +283,6 @@ class parameter {
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
   const executor& gather_plan() const { return gather_; }
-  const executor& reduce_plan() const { return reduce_; }
 
   /// Returns the stream of random numbers of a parameter with this name.
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }

@@ -38,10 +38,12 @@ inline json_object communication_object(const std::vector<axis_communication>& c
 /// returns, so a killed run keeps all lines but the one being written.
 class json_log {
  public:
-  /// Starts an empty log; a file that is there is replaced. Throws `error` naming `knob` when it cannot be written.
-  explicit json_log(std::string path, std::string knob = "--log") : path_(std::move(path)), knob_(std::move(knob)) {
+  /// Starts an empty log; a file that is there is replaced, or, where the run `goes_on` from an earlier one, continued.
+  /// Throws `error` naming `knob` when it cannot be written.
+  explicit json_log(std::string path, std::string knob = "--log", bool goes_on = false)
+      : path_(std::move(path)), knob_(std::move(knob)) {
     errno = 0;
-    out_.open(path_, std::ios::binary | std::ios::trunc);
+    out_.open(path_, std::ios::binary | (goes_on ? std::ios::app : std::ios::trunc));
     check("cannot write");
   }
 

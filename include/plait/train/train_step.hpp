@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -137,6 +138,19 @@ class training_step {
   pipeline_type& model() const { return model_; }
   /// Whether the next step does what all that follow do: with a delayed norm, the first does not.
   bool steady() const { return !delays_norm() || has_norm_; }
+
+  /// What the next step clips by, where that is the norm of a step before (`data_parallel::delayed_norm`), for whoever
+  /// saves it; nothing otherwise, and before the first step. Waits for the device.
+  std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) const {
+    if (!delays_norm() || !has_norm_) return {};
+    kernels::clip_numbers clipped;
+    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
+    return clipped;
+  }
+  void keep_norm(const context<device>& ctx, const kernels::clip_numbers& clipped) {
+    ctx.device.upload(clipped_.data(), &clipped, sizeof clipped, ctx.device.main_stream());
+    has_norm_ = true;
+  }
 
  private:
   bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }

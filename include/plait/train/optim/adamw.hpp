@@ -121,7 +121,7 @@ class adamw {
                      g.size(),
                      decay_of(p.info().decays),
                      p.name(),
-                     (p.array_offset() + piece.begin) % kernels::moment_block,
+                     place_of(p),
                      {kernels::run_map::of(p.part()), piece.begin, p.stream_of(p.name())}});
     }
     run(ctx, all);
@@ -152,6 +152,23 @@ class adamw {
   }
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return step_; }
+  /// Goes on as after so many steps: for whoever loads what `visit_state` shows.
+  void resume(std::int64_t step) { step_ = step; }
+  /// Calls f(optimizer_tensor) for both moments of this rank's piece of `p`; they are zero where there was no step yet.
+  template <class F>
+  void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
+    using code = optimizer_tensor::code;
+    const std::int64_t n = p.piece().size(), place = place_of(p);
+    if (n == 0) return;
+    const kernels::moment_places at = kernels::places_of(options_.moments, sizeof(A), n, place);
+    std::byte* const memory = moments_.find(ctx, p.name(), n, at.bytes);
+    const bool coded = options_.moments == moment_type::int8;
+    const dtype type = options_.moments == moment_type::full ? dtype_of<A> : coded ? dtype::u8 : dtype::bf16;
+    f(optimizer_tensor{"exp_avg", coded ? code::first_moment : code::none, type, memory,
+                       coded ? memory + at.first_scales : nullptr, place, n});
+    f(optimizer_tensor{"exp_avg_sq", coded ? code::second_moment : code::none, type, memory + at.second,
+                       coded ? memory + at.second_scales : nullptr, place, n});
+  }
   /// Returns the numbers of the step, in the device's memory, for an optimizer that leaves parameters to this one.
   /// Valid from the first step on, as long as this object.
   const kernels::adamw_scalars* scalars() const { return scalars_.template data<kernels::adamw_scalars>(); }
@@ -159,6 +176,10 @@ class adamw {
  private:
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
+  /// The place of the first element of a parameter's piece in a block of moments.
+  static std::int64_t place_of(const parameter<Precision, Device>& p) {
+    return (p.array_offset() + p.piece().begin) % kernels::moment_block;
+  }
   double decay_of(bool decays) const { return decays ? options_.weight_decay : 0; }
 
   /// What a step knows of one tensor, or of the piece that this rank updates.

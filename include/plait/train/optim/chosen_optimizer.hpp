@@ -52,6 +52,13 @@ class chosen_optimizer {
   std::int64_t step() const {
     return std::visit([](const auto& one) { return one.step(); }, one_);
   }
+  void resume(std::int64_t step) {
+    std::visit([&](auto& one) { one.resume(step); }, one_);
+  }
+  template <class F>
+  void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
+    std::visit([&](auto& one) { one.visit_state(ctx, p, f); }, one_);
+  }
 
  private:
   /// Muon's updates are not rounded stochastically, so that it needs masters.

@@ -49,6 +49,17 @@ class muon {
   void forget_step() { others_.forget_step(); }
   /// How many steps there were, without skipped ones.
   std::int64_t step() const { return others_.step(); }
+  /// See `adamw::resume`.
+  void resume(std::int64_t step) { others_.resume(step); }
+  /// Calls f(optimizer_tensor) for the momentum of a hidden matrix, and for others as `adamw::visit_state`.
+  template <class F>
+  void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
+    if (!is_hidden_matrix(p.info())) return others_.visit_state(ctx, p, f);
+    const std::int64_t n = p.piece().size();
+    if (n == 0) return;
+    f(optimizer_tensor{"momentum_buffer", optimizer_tensor::code::none, dtype_of<M>,
+                       momenta_.find(ctx, p.name(), n, static_cast<std::size_t>(n) * sizeof(M)), nullptr, 0, n});
+  }
 
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together. Collective over the axes that shard hidden matrices.

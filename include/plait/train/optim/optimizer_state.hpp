@@ -1,5 +1,6 @@
-// What an optimizer keeps of each parameter from one step to the next, by the parameter's name. It computes nothing,
-// and no checkpoint holds it. Next: train/optim/adamw.hpp and train/optim/muon.hpp, which keep theirs so.
+// What an optimizer keeps of each parameter from one step to the next, by the parameter's name. It computes nothing.
+// Next: train/optim/adamw.hpp and train/optim/muon.hpp, which keep theirs so; checkpoint/held_state.hpp, which saves
+// it.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +8,24 @@
 #include <string>
 #include <unordered_map>
 
+#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {
+
+/// One tensor of what an optimizer keeps of a parameter's piece, in the device's memory, as checkpoints see it.
+struct optimizer_tensor {
+  const char* name;  ///< as PyTorch's optimizers call it, such as "exp_avg"
+  /// How an element is kept: as a number of `type`, or in 8 bits with a scale for each block (kernels/moments.hpp).
+  enum class code : std::uint8_t { none, first_moment, second_moment } coded = code::none;
+  dtype type = dtype::f32;
+  std::byte* values = nullptr;
+  std::byte* scales = nullptr;  ///< of coded ones
+  std::int64_t place = 0;       ///< of the first element in its block
+  std::int64_t size = 0;        ///< elements
+};
 
 /// Bytes for each parameter on this rank, zero at first. They belong to a parameter by its name, so that any of them
 /// may be left out of any step.
@@ -28,6 +42,26 @@ class optimizer_state {
   /// second update in one step, and where the parameter had another size.
   std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     if (begun_ == 0) fail({optimizer_, ": begin_step comes before the first update"});
+    kept& state = of(ctx, name, n, bytes);
+    if (state.updated_in == begun_)
+      fail({optimizer_, ": ", name,
+            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
+    state.updated_in = begun_;
+    return state.memory.template data<std::byte>();
+  }
+  /// Returns them for whoever saves or loads them, at any time.
+  std::byte* find(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
+    return of(ctx, name, n, bytes).memory.template data<std::byte>();
+  }
+
+ private:
+  struct kept {
+    buffer<Device> memory;
+    std::int64_t size = 0;
+    std::int64_t updated_in = 0;  ///< the step that was begun then
+  };
+
+  kept& of(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     kept& state = kept_[name];
     if (state.memory.empty()) {
       state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
@@ -37,19 +71,8 @@ class optimizer_state {
     if (state.size != n)
       fail({optimizer_, ": ", name, " has ", n, " elements on this rank, and its state is of ", state.size,
             ": two parameters have this name, or its layout has changed"});
-    if (state.updated_in == begun_)
-      fail({optimizer_, ": ", name,
-            " is updated twice in one step: two parameters have this name, or begin_step was not called"});
-    state.updated_in = begun_;
-    return state.memory.template data<std::byte>();
+    return state;
   }
-
- private:
-  struct kept {
-    buffer<Device> memory;
-    std::int64_t size = 0;
-    std::int64_t updated_in = 0;  ///< the step that was begun then
-  };
 
   const char* optimizer_;
   std::unordered_map<std::string, kept> kept_;

@@ -1,0 +1,209 @@
+// checkpoint_save [--megabytes N] [--rounds N] [--directory DIR]
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/saver.hpp"
+#include "plait/comm/threads.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
+#include "timing.hpp"
+
+/// Saving and loading of a training state by four in-process ranks, beside what the memory and the disk allow: in each
+/// round the same bytes are copied, written in the same blocks with the same sync, and read, without plait. Files are
+/// dropped from the page cache before they are read. State: matrices that tp shares out, and dp has twice.
+namespace {
+
+using namespace plait;
+
+constexpr std::int64_t rows = 1024, columns = 4096;
+constexpr std::size_t block = std::size_t{8} << 20;
+
+struct matrices_of {
+  matrices_of(const context<cpu>& ctx, std::int64_t matrices) : parts(static_cast<std::size_t>(matrices)) {
+    const std::int64_t ranks = ctx.ranks.shape().extent(axis_of<tp>);
+    where.dims = 2;
+    where.global = {rows, columns};
+    where.local = {rows / ranks, columns};
+    where.offset = {ctx.ranks.coordinate(axis_of<tp>) * rows / ranks, 0};
+    for (auto& part : parts) part.assign(static_cast<std::size_t>(where.local_size()), 0.5F);
+  }
+  std::vector<held_tensor> held() {
+    std::vector<held_tensor> all;
+    for (auto& part : parts) {
+      held_tensor& h = all.emplace_back();
+      h.name = "matrix." + std::to_string(all.size());
+      h.shape = {rows, columns};
+      h.part = where;
+      h.end = where.local_size();
+      h.copies = axis_list(axis_of<dp>);
+      h.type = dtype::f32;
+      h.read = [&part](std::int64_t from, std::int64_t to, std::byte* out) {
+        std::memcpy(out, part.data() + from, static_cast<std::size_t>(to - from) * sizeof(float));
+      };
+      h.write = [&part](const std::byte* in) { std::memcpy(part.data(), in, part.size() * sizeof(float)); };
+    }
+    return all;
+  }
+  box where;
+  std::vector<std::vector<float>> parts;
+};
+
+/// Calls body(context, all ranks) on dp x tp ranks.
+template <class Body>
+void on_ranks(int dp_ranks, int tp_ranks, const Body& body) {
+  mesh_shape shape;
+  shape.add(axis_of<dp>, dp_ranks);
+  shape.add(axis_of<tp>, tp_ranks);
+  threads::run(dp_ranks * tp_ranks, [&](threads::communicator c) {
+    world ranks(shape, any_communicator(c));
+    cpu device;
+    const context<cpu> ctx{device, ranks, {}, 1};
+    body(ctx, ranks.root());
+  });
+}
+
+/// Waits until the disk is at rest, and drops the files from the cache.
+void forget(const std::string& directory) {
+  ::sync();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // what was removed is given back behind the scenes
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (!entry.is_regular_file()) continue;
+    const int file = ::open(entry.path().c_str(), O_RDONLY);
+    if (file < 0 || ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) != 0) fail("cannot drop what is in the cache");
+    ::close(file);
+  }
+}
+
+struct times {
+  std::vector<double> copy, stall, write, save, read, load, reshard;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::int64_t megabytes = 768, rounds = 5;
+  std::string directory = "build/benchmark-checkpoint";
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    if (option == "--megabytes")
+      megabytes = std::atoll(argv[i + 1]);
+    else if (option == "--rounds")
+      rounds = std::atoll(argv[i + 1]);
+    else if (option == "--directory")
+      directory = argv[i + 1];
+    else
+      return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
+  }
+  const std::int64_t matrices = std::max<std::int64_t>(1, megabytes * (1 << 20) / (rows * columns * 4));
+  std::filesystem::remove_all(directory);
+  std::filesystem::create_directories(directory + "/raw");
+  times t;
+  double balance = 0;
+  file_system& files = machine_files();
+  for (std::int64_t round = 0; round <= rounds; ++round) {  // the first warms up
+    const bool counts = round > 0;
+    double saved_bytes = 0;
+    on_ranks(2, 2, [&](const context<cpu>& ctx, any_communicator& ranks) {
+      const auto longest = [&](double s) { return all_reduce_scalar(ctx.device, ranks, s, reduce_op::max); };
+      const auto add = [&](std::vector<double>& to, double s) {
+        s = longest(s);
+        if (ranks.rank() == 0 && counts) to.push_back(s);
+      };
+      matrices_of mine(ctx, matrices);
+      static std::vector<std::byte> staged[4];
+      std::vector<std::byte>& to = staged[ranks.rank()];
+      const std::size_t bytes = mine.parts.size() * mine.parts[0].size() * sizeof(float) / 2;
+      to.resize(bytes);
+      const std::string raw = directory + "/raw/" + std::to_string(ranks.rank());
+
+      checkpoint_saver saver(ctx.device, ranks, {.directory = directory + "/steps", .keep = {.last = 1}});
+      const auto number = static_cast<std::uint64_t>(2 * round + 1);
+      saver.save(ctx, number, {.tensors = mine.held()});  // makes the arenas
+      saver.wait(ctx.device);
+      if (ranks.rank() == 0) forget(directory);
+      longest(0);
+      saver.save(ctx, number + 1, {.tensors = mine.held()});
+      const auto ended = saver.wait(ctx.device);
+      if (!ended.at(0).failure.empty()) fail(ended[0].failure);
+      add(t.stall, ended[0].stall);
+      add(t.save, ended[0].background);
+      const double most = longest(static_cast<double>(ended[0].bytes));
+      const double all = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended[0].bytes), reduce_op::sum);
+      if (ranks.rank() == 0) balance = 4 * most / all, saved_bytes = all;
+
+      if (ranks.rank() == 0) forget(directory);
+      longest(0);
+      add(t.copy, bench::seconds([&] {
+            std::size_t at = 0;
+            const std::size_t half = mine.parts[0].size() * sizeof(float) / 2;
+            for (const auto& part : mine.parts) std::memcpy(to.data() + at, part.data(), half), at += half;
+          }));
+      add(t.write, bench::seconds([&] {
+            if (files.kind_of(raw)) files.remove_file(raw);
+            const auto file = files.create(raw);
+            for (std::size_t at = 0; at < bytes; at += block)
+              file->write(at, std::span<const std::byte>(to).subspan(at, std::min(block, bytes - at)));
+            file->sync();
+          }));
+      if (ranks.rank() == 0) forget(directory);
+      longest(0);
+      add(t.read, bench::seconds([&] {
+            const auto file = files.open(raw);
+            for (std::size_t at = 0; at < bytes; at += block)
+              file->read(at, std::span<std::byte>(to).subspan(at, std::min(block, bytes - at)));
+          }));
+      if (ranks.rank() == 0) forget(directory);
+      longest(0);
+      add(t.load, bench::seconds([&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held()}); }));
+      if (ranks.rank() == 0) forget(directory);
+    });
+    on_ranks(1, 4, [&](const context<cpu>& ctx, any_communicator& ranks) {
+      matrices_of mine(ctx, matrices);
+      double s = bench::seconds([&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held()}); });
+      s = all_reduce_scalar(ctx.device, ranks, s, reduce_op::max);
+      if (ranks.rank() == 0 && counts) t.reshard.push_back(s);
+    });
+    if (!counts) {
+      std::printf("%.0f MB by four ranks, %lld matrices of %lld x %lld floats; medians of %lld rounds\n\n",
+                  saved_bytes * 1e-6, static_cast<long long>(matrices), static_cast<long long>(rows),
+                  static_cast<long long>(columns), static_cast<long long>(rounds));
+    }
+  }
+  std::filesystem::remove_all(directory);
+
+  const double gigabytes = static_cast<double>(matrices * rows * columns * 4) * 1e-9;
+  const auto line = [&](const char* what, const std::vector<double>& of) {
+    const double s = bench::median(of);
+    std::printf("%-46s %8.3f s %7.2f GB/s\n", what, s, gigabytes / s);
+    return s;
+  };
+  const double copy = line("copy of a rank's share", t.copy);
+  const double stall = line("save: training waits", t.stall);
+  const double write = line("write and sync, raw", t.write);
+  const double save = line("save: behind the training, until committed", t.save);
+  const double read = line("read, raw, cold", t.read);
+  const double load = line("load on the same layout, cold", t.load);
+  const double reshard = line("load on tp=4 instead of dp=2, tp=2, cold", t.reshard);
+  int missed = 0;
+  const auto target = [&](const char* what, double value, double limit, bool at_most) {
+    const bool met = at_most ? value <= limit : value >= limit;
+    missed += met ? 0 : 1;
+    std::printf("%-46s %8.2f   (%s %.2f)%s\n", what, value, at_most ? "at most" : "at least", limit,
+                met ? "" : "  MISSED");
+  };
+  std::printf("\n");
+  target("stall over copy", stall / copy, 1.25, true);
+  target("write: of the disk's rate", write / save, 0.90, false);
+  target("read: of the disk's rate", read / load, 0.85, false);
+  target("resharded load over load", reshard / load, 1.2, true);
+  target("bytes of a writer, most over mean", balance, 1.05, true);
+  return missed == 0 ? 0 : 1;
+}

@@ -1,0 +1,179 @@
+// What a rank holds of a training state, tensor by tensor, read and written through host memory: weights and whatever
+// the optimizer keeps of them. It opens no file. Next: checkpoint/saver.hpp, checkpoint/load_state.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+#include "plait/kernels/moments.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/train/optim/optimizer_state.hpp"
+
+namespace plait {
+
+/// What a rank holds of a tensor: elements [begin, end), counted row-major, of a part. It refers to the model, the
+/// optimizer and the context that it was made from.
+struct held_tensor {
+  std::string name;                 ///< a parameter's, or "optim.NAME.exp_avg" and the like
+  std::vector<std::int64_t> shape;  ///< global, without padding
+  box part;                         ///< in the dims of its layout, with padding
+  std::int64_t begin = 0, end = 0;
+  axis_list copies;    ///< axes of the stage's mesh whose ranks hold the same elements
+  bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
+  dtype type{};        ///< of its elements in a checkpoint
+  std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;  ///< [from, to) of the part's elements
+  std::function<void(const std::byte* in)> write;                                ///< all of them
+
+  std::int64_t size() const { return end - begin; }
+  std::size_t element_bytes() const { return size_of(type); }
+};
+
+/// What a program saves beside a model and its optimizer.
+struct saved_extras {
+  saved_scalars scalars{};                                   ///< equal on all ranks; rank 0's are written
+  std::vector<std::pair<std::string, std::string>> blobs{};  ///< names and bytes; likewise
+  std::vector<held_tensor> tensors{};                        ///< of the program's own, such as an average of weights
+};
+
+namespace detail {
+
+/// Moments in 8 bits as numbers in bf16, which has every one of them: codes are small floating-point numbers below a
+/// scale that is a power of 2.
+inline void decode_moments(const optimizer_tensor& t, const std::uint8_t* codes, const std::uint8_t* scales,
+                           std::int64_t from, std::int64_t to, bf16* out) {
+  const bool first = t.coded == optimizer_tensor::code::first_moment;
+  for (std::int64_t i = from; i < to; ++i) {
+    const std::uint8_t code = codes[i], scale = scales[(t.place + i) / kernels::moment_block];
+    *out++ = to_bf16(first ? kernels::first_moment(code, scale) : kernels::second_moment(code, scale));
+  }
+}
+/// The codes and scales of numbers, which are rounded to the nearest: what `decode_moments` has made keeps its value.
+inline void encode_moments(const optimizer_tensor& t, const bf16* in, std::uint8_t* codes, std::uint8_t* scales) {
+  constexpr std::uint32_t nearest = 0x8000;
+  const bool first = t.coded == optimizer_tensor::code::first_moment;
+  for (std::int64_t begin = 0; begin < t.size;) {
+    const std::int64_t block = (t.place + begin) / kernels::moment_block;
+    const std::int64_t end = std::min((block + 1) * kernels::moment_block - t.place, t.size);
+    float most = 0;
+    for (std::int64_t i = begin; i < end; ++i) most = std::max(most, std::abs(to_float(in[i])));
+    const std::uint8_t scale = scales[block] = kernels::moment_scale(most);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float x = to_float(in[i]);
+      codes[i] = first ? kernels::first_moment_code(x, scale, nearest) : kernels::second_moment_code(x, scale, nearest);
+    }
+    begin = end;
+  }
+}
+
+/// Whole blocks and parts of them that a piece of an optimizer's tensor meets.
+inline std::int64_t scales_of(const optimizer_tensor& t) {
+  return (t.place + t.size + kernels::moment_block - 1) / kernels::moment_block;
+}
+
+template <compute_device Device>
+void read_optimizer(const context<Device>& ctx, const optimizer_tensor& t, std::int64_t from, std::int64_t to,
+                    std::byte* out) {
+  const auto stream = ctx.device.main_stream();
+  const std::size_t width = size_of(t.type);
+  if (t.coded == optimizer_tensor::code::none)
+    return ctx.device.download(out, t.values + static_cast<std::size_t>(from) * width,
+                               static_cast<std::size_t>(to - from) * width, stream);
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(t.size)), scales(static_cast<std::size_t>(scales_of(t)));
+  ctx.device.download(codes.data(), t.values, codes.size(), stream);
+  ctx.device.download(scales.data(), t.scales, scales.size(), stream);
+  decode_moments(t, codes.data(), scales.data(), from, to, reinterpret_cast<bf16*>(out));
+}
+template <compute_device Device>
+void write_optimizer(const context<Device>& ctx, const optimizer_tensor& t, const std::byte* in) {
+  const auto stream = ctx.device.main_stream();
+  if (t.coded == optimizer_tensor::code::none)
+    return ctx.device.upload(t.values, in, static_cast<std::size_t>(t.size) * size_of(t.type), stream);
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(t.size)), scales(static_cast<std::size_t>(scales_of(t)));
+  encode_moments(t, reinterpret_cast<const bf16*>(in), codes.data(), scales.data());
+  ctx.device.upload(t.values, codes.data(), codes.size(), stream);
+  ctx.device.upload(t.scales, scales.data(), scales.size(), stream);
+}
+
+/// Describes what there is of one parameter: where it lies, and on which ranks the same.
+template <class Precision, compute_device Device>
+held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+  held_tensor held;
+  held.shape = p.info().shape;
+  held.part = p.part();
+  held.begin = p.piece().begin;
+  held.end = p.piece().end;
+  const mesh_shape& mesh = ctx.ranks.shape();
+  const axis_list sharding = sharding_axes(p.stored(), mesh);
+  for (const axis_id axis : mesh.axes)
+    if (mesh.extent(axis) > 1 && !sharding.contains(axis) && !(p.home() && p.home()->axes().contains(axis)))
+      held.copies.push_back(axis);
+  held.counts = p.counts();
+  return held;
+}
+
+}  // namespace detail
+
+/// Lists what this rank holds of every parameter that `model.visit` yields, by the parameter's name: its master values.
+/// Weights that are used rounded are not listed, since they follow from these.
+template <compute_device Device, class Model>
+std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) {
+  std::vector<held_tensor> all;
+  model.visit([&]<class Precision>(parameter<Precision, Device>& p) {
+    using M = master_of<Precision>;
+    held_tensor& held = all.emplace_back(detail::held_part(ctx, p));
+    held.name = p.name();
+    held.type = dtype_of<M>;
+    held.read = [&ctx, &p](std::int64_t from, std::int64_t to, std::byte* out) {
+      ctx.device.download(out, std::as_const(p).value() + (from - p.piece().begin),
+                          static_cast<std::size_t>(to - from) * sizeof(M), ctx.device.main_stream());
+    };
+    held.write = [&ctx, &p](const std::byte* in) {
+      ctx.device.upload(p.changed_piece(), in, static_cast<std::size_t>(p.piece().size()) * sizeof(M),
+                        ctx.device.main_stream());
+    };
+  });
+  return all;
+}
+
+/// Lists what `optimizer` keeps of every trainable parameter, as "optim.PARAMETER.exp_avg" and the like. An optimizer
+/// of the caller's takes part with `visit_state`, as `adamw` has it. Moments in 8 bits are listed as the numbers that
+/// they stand for, in bf16.
+template <compute_device Device, class Model, class Optimizer>
+std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model, Optimizer& optimizer) {
+  std::vector<held_tensor> all;
+  model.visit([&]<class Precision>(parameter<Precision, Device>& p) {
+    if (!p.trainable()) return;
+    optimizer.visit_state(ctx, p, [&](const optimizer_tensor& t) {
+      held_tensor& held = all.emplace_back(detail::held_part(ctx, p));
+      held.name = "optim." + p.name() + "." + t.name;
+      held.type = t.coded == optimizer_tensor::code::none ? t.type : dtype::bf16;
+      held.read = [&ctx, t, first = held.begin](std::int64_t from, std::int64_t to, std::byte* out) {
+        detail::read_optimizer(ctx, t, from - first, to - first, out);
+      };
+      held.write = [&ctx, t](const std::byte* in) { detail::write_optimizer(ctx, t, in); };
+    });
+  });
+  return all;
+}
+
+/// Returns which of the elements that the ranks of `held.copies` all hold this one writes and reads: as many as each
+/// other, one after the other.
+template <compute_device Device>
+std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, const held_tensor& held) {
+  const mesh_shape& mesh = ctx.ranks.shape();
+  const std::int64_t copies = mesh.size(held.copies), own = mesh.index_in(ctx.ranks.rank(), held.copies);
+  return {held.begin + held.size() * own / copies, held.begin + held.size() * (own + 1) / copies};
+}
+
+}  // namespace plait

@@ -1,0 +1,390 @@
+// Loads a saved training state into a model and its optimizer, on whatever mesh, with whatever schedule, policy of data
+// parallelism and precision they have. Whole tensors of other programs: checkpoint/load_weights.hpp. Next:
+// checkpoint/saver.hpp, checkpoint/held_state.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/part_boxes.hpp"
+#include "plait/checkpoint/read_boxes.hpp"
+#include "plait/checkpoint/step_list.hpp"
+#include "plait/io/byte_buffer.hpp"
+#include "plait/io/crc32c.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/tensor/broadcast_text.hpp"
+
+namespace plait {
+
+/// A state that has been loaded.
+struct loaded_state {
+  std::uint64_t step = 0;
+  std::string path;                                          ///< the directory of the step
+  saved_scalars scalars{};                                   ///< as they were saved
+  std::vector<std::pair<std::string, std::string>> blobs{};  ///< likewise, on every rank
+  std::uint64_t bytes = 0;                                   ///< that this rank has read
+  std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
+
+  /// Returns a scalar of this type. Throws `error` naming it where there is none.
+  template <class T>
+  T scalar(std::string_view name) const {
+    for (const auto& [key, value] : scalars)
+      if (key == name)
+        if (const T* const found = std::get_if<T>(&value)) return *found;
+    fail({"'", path, "' has no scalar '", name, "' of this type"});
+  }
+  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
+  const std::string& blob(std::string_view name) const {
+    for (const auto& [key, bytes_of_it] : blobs)
+      if (key == name) return bytes_of_it;
+    fail({"'", path, "' has no blob '", name, "'"});
+  }
+};
+
+/// How a step's tensors become those of a model where the two are not the same. Names are a parameter's or
+/// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
+struct load_rules {
+  std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
+  std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
+  std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
+  std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
+};
+
+namespace detail {
+
+/// Throws on every rank alike where some rank has something to complain of: what the first few of them say.
+template <compute_device Device>
+void require_no_complaint(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
+  std::string all, last;
+  bool said = mine.empty();
+  for (int round = 0; round < 16; ++round) {
+    const double next =
+        all_reduce_scalar(device, ranks, said ? -1e18 : -static_cast<double>(ranks.rank()), reduce_op::max);
+    if (next < -1e17) break;
+    const int who = static_cast<int>(-next);
+    const std::string text = broadcast_text(device, ranks, mine, who);
+    said = said || who == ranks.rank() || mine == text;  // ranks of one stage say the same
+    append(all, {all.empty() ? "" : "; ", text});
+  }
+  if (!all.empty()) throw error_of_all(what + all);
+}
+
+/// "'a', 'b' and 3 more".
+inline std::string names_of(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 8;
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < most; ++i) append(text, {i == 0 ? "'" : ", '", names[i], "'"});
+  if (names.size() > most) append(text, {" and ", names.size() - most, " more"});
+  return text;
+}
+
+/// `n` elements of a file as the elements of a held tensor.
+inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
+                          const std::string& name) {
+  const auto count = static_cast<std::size_t>(n);
+  if (safetensors_dtype_of(to) == from) {
+    std::memcpy(out, in, count * size_of(to));
+    return;
+  }
+  const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
+  if (to == dtype::f64) {
+    std::vector<double> values(count);
+    copy_elements(entry, values.data());
+    std::memcpy(out, values.data(), count * sizeof(double));
+    return;
+  }
+  std::vector<float> values(count);
+  copy_elements(entry, values.data());
+  if (to == dtype::f32) {
+    std::memcpy(out, values.data(), count * sizeof(float));
+  } else {
+    std::vector<bf16> rounded(count);
+    for (std::size_t i = 0; i < count; ++i) rounded[i] = to_bf16(values[i]);
+    std::memcpy(out, rounded.data(), count * sizeof(bf16));
+  }
+}
+
+/// The directory of a step: `path` itself, or the newest one in it.
+inline std::string step_path(file_system& files, const std::string& path, std::vector<invalid_step>& passed_over) {
+  const auto kind = files.kind_of(path);
+  if (!kind) fail({"there is no '", path, "'"});
+  if (kind != file_kind::directory) fail({"'", path, "' is a file; legal are a saved step and a folder of them"});
+  if (files.kind_of(path + "/COMMIT")) return path;
+  if (const auto newest = newest_step(files, path, &passed_over)) return newest->path;
+  std::string why = passed_over.empty() ? "" : " that is whole";
+  for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
+  fail({"'", path, "' is no saved step and has none", why});
+}
+
+/// Reads and exchanges what the ranks hold.
+template <compute_device Device>
+class state_loader {
+ public:
+  state_loader(const context<Device>& ctx, any_communicator& ranks, file_system& files, const std::string& path,
+               load_rules rules)
+      : ctx_(ctx), ranks_(ranks), rules_(std::move(rules)) {
+    std::string problem;
+    try {
+      if (ranks.rank() == 0) path_ = step_path(files, path, passed_over_);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    complain(problem);
+    path_ = broadcast_text(ctx.device, ranks, path_);
+    try {
+      saved_ = read_step(files, path_);
+      for (const stored_tensor& t : saved_.tensors) by_name_[t.name] = &t;
+      reader_.emplace(files, path_, saved_);
+      for (const stored_blob& b : saved_.blobs) blobs_.emplace_back(b.name, reader_->read(b));
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    complain(problem);
+  }
+
+  loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, reader_->bytes(), passed_over_}; }
+
+  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own.
+  void load(std::vector<held_tensor> held) {
+    for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
+    check(held);
+    std::vector<std::size_t> begin{0};
+    for (const held_tensor& h : held) {
+      const auto [from, to] = own_share(ctx_, h);
+      begin.push_back(begin.back() + (static_cast<std::size_t>(to - from) * h.element_bytes() + 63) / 64 * 64);
+    }
+    std::string problem;
+    byte_buffer shares;
+    try {
+      shares.grow(begin.back());
+      for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], shares.data() + begin[i]);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    complain(problem);
+    check_partly_read();
+    for (std::size_t i = 0; i < held.size(); ++i) exchange(held[i], shares.data() + begin[i]);
+  }
+
+ private:
+  void complain(const std::string& problem) { require_no_complaint(ctx_.device, ranks_, problem, "checkpoint: "); }
+
+  std::string stored_name(const held_tensor& h) const {
+    return rules_.stored_name ? rules_.stored_name(h.name) : h.name;
+  }
+  /// Leaves those in `held` that the step has.
+  void check(std::vector<held_tensor>& held) {
+    std::vector<std::string> missing, unexpected;
+    std::string wrong;
+    std::vector<std::uint64_t> met(saved_.tensors.size(), 0);
+    std::vector<held_tensor> found_ones;
+    for (held_tensor& h : held) {
+      const std::string name = stored_name(h);
+      const auto found = by_name_.find(name);
+      if (found == by_name_.end()) {
+        if (rules_.may_miss && rules_.may_miss(h.name)) continue;
+        missing.push_back(name);
+        continue;
+      }
+      found_ones.push_back(h);
+      const stored_tensor& t = *found->second;
+      met[static_cast<std::size_t>(&t - saved_.tensors.data())] = 1;
+      if (t.shape != h.shape)
+        append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' has the shape ", text_of(t.shape),
+                       ", and the model needs ", text_of(h.shape)});
+      else if (!floating(t.dtype))
+        append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' holds ", name_of(t.dtype),
+                       " elements; legal are F64, F32, F16 and BF16"});
+    }
+    const std::size_t count = met.size();
+    const std::vector<std::uint64_t> all = gather_all(ctx_.device, ranks_, std::move(met), count);
+    for (std::size_t i = 0; i < count; ++i) {
+      bool known = false;
+      for (std::size_t r = 0; r < all.size() / count; ++r) known = known || all[r * count + i] != 0;
+      const std::string& name = saved_.tensors[i].name;
+      if (!known && !(rules_.may_ignore && rules_.may_ignore(name))) unexpected.push_back(name);
+    }
+    std::string problem;
+    if (!missing.empty()) problem = cat({"the model needs ", names_of(missing), ", which it has not"});
+    if (!unexpected.empty())
+      append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", names_of(unexpected)});
+    if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
+    require_no_complaint(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
+    held = std::move(found_ones);
+  }
+  static std::string text_of(const std::vector<std::int64_t>& shape) {
+    std::string text;
+    for (const std::int64_t n : shape) append(text, {text.empty() ? "" : ", ", n});
+    return "[" + text + "]";
+  }
+  static bool floating(safetensors_dtype type) {
+    return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
+           type == safetensors_dtype::bf16;
+  }
+
+  void read_share(const held_tensor& h, std::byte* values) {
+    const stored_tensor& t = *by_name_.at(stored_name(h));
+    const auto [begin, end] = own_share(ctx_, h);
+    const bool same = safetensors_dtype_of(h.type) == t.dtype;
+    const std::vector<placed_box> boxes = boxes_of_part(h.part, begin, end, h.shape, h.name);
+    std::int64_t stored = 0;
+    for (const placed_box& b : boxes) stored += b.where.local_size();
+    if (stored < end - begin)
+      std::memset(values, 0, static_cast<std::size_t>(end - begin) * h.element_bytes());  // padding
+    for (const placed_box& b : boxes) {
+      std::byte* const out = values + static_cast<std::size_t>(b.at) * h.element_bytes();
+      if (same) {
+        reader_->read(t, b.where, out);
+        continue;
+      }
+      raw_.grow(static_cast<std::size_t>(b.where.local_size()) * size_of(t.dtype));
+      reader_->read(t, b.where, raw_.data());
+      convert_saved(t.dtype, h.type, raw_.data(), out, b.where.local_size(), h.name);
+    }
+    for (const partly_read& part : reader_->take_partly_read()) {
+      if (!h.counts) continue;  // another stage reads the same
+      const auto tensor = static_cast<std::uint64_t>(part.tensor - saved_.tensors.data());
+      partly& sum = sums_[{tensor << 32 | part.box, crc32c(std::as_bytes(std::span(h.name)))}];
+      sum.sum ^= part.sum;
+      sum.bytes += part.bytes;
+    }
+  }
+  /// Compares the checksums of boxes that no rank has read whole: together they have read all of each, mostly.
+  void check_partly_read() {
+    constexpr std::size_t width = 4;  // the box, for whom it was read, sum, bytes
+    std::vector<std::uint64_t> mine;
+    for (const auto& [key, sum] : sums_) mine.insert(mine.end(), {key.first, key.second, sum.sum, sum.bytes});
+    sums_.clear();
+    const double most = all_reduce_scalar(ctx_.device, ranks_, static_cast<double>(mine.size()), reduce_op::max);
+    if (most == 0) return;
+    const std::vector<std::uint64_t> all =
+        gather_all(ctx_.device, ranks_, std::move(mine), static_cast<std::size_t>(most));
+    for (std::size_t i = 0; i < all.size(); i += width) {
+      if (all[i + 3] == 0) continue;  // added to have as many as the others
+      auto& sum = sums_[{all[i], all[i + 1]}];
+      sum.sum ^= static_cast<std::uint32_t>(all[i + 2]);
+      sum.bytes += all[i + 3];
+    }
+    std::string problem;
+    std::size_t turn = 0;
+    try {
+      for (const auto& [key, sum] : sums_) {
+        const stored_tensor& t = saved_.tensors[key.first >> 32];
+        const auto box = static_cast<std::uint32_t>(key.first);
+        const stored_box& b = t.boxes[box];
+        if (sum.bytes == b.stored.bytes) {
+          if (sum.sum != b.stored.crc32c) reader_->damaged(t, b);
+        } else if (turn++ % static_cast<std::size_t>(ranks_.size()) == static_cast<std::size_t>(ranks_.rank())) {
+          reader_->verify(t, box);  // nobody needs the rest
+        }
+      }
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    sums_.clear();
+    complain(problem);
+  }
+  /// Makes all that a rank holds of its share and those of the others that hold the same, and hands it over.
+  void exchange(const held_tensor& h, const std::byte* share) {
+    const mesh_shape& mesh = ctx_.ranks.shape();
+    const std::int64_t copies = mesh.size(h.copies), own = mesh.index_in(ctx_.ranks.rank(), h.copies);
+    if (copies == 1 || h.size() == 0) return h.write(share);
+    const auto width = static_cast<std::int64_t>(h.element_bytes());
+    const auto first = [&](std::int64_t i) { return h.size() * i / copies * width; };  // byte of the i-th share
+    const std::int64_t most = (h.size() + copies - 1) / copies * width;
+    const auto all_bytes = static_cast<std::size_t>(most * copies);
+    if (!there_ || there_->bytes() < all_bytes) {
+      there_.reset();
+      there_.emplace(make_collective_buffer<std::byte>(ctx_.device, all_bytes));
+    }
+    std::byte* all = there_->template data<std::byte>();
+    const auto stream = ctx_.device.main_stream();
+    ctx_.device.upload(all + own * most, share, static_cast<std::size_t>(first(own + 1) - first(own)), stream);
+    ctx_.ranks.group(h.copies).all_gather(all + own * most, all, static_cast<std::size_t>(most), dtype::u8);
+    if constexpr (!std::is_same_v<Device, cpu>) {
+      raw_.grow(all_bytes);
+      ctx_.device.download(raw_.data(), all, all_bytes, stream);
+      all = raw_.data();
+    }
+    if (most * copies != h.size() * width)  // shares differ in length by an element: close the gaps
+      for (std::int64_t i = 1; i < copies; ++i)
+        std::memmove(all + first(i), all + i * most, static_cast<std::size_t>(first(i + 1) - first(i)));
+    h.write(all);
+  }
+
+  struct partly {
+    std::uint32_t sum = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  const context<Device>& ctx_;
+  any_communicator& ranks_;
+  load_rules rules_;
+  std::string path_;
+  std::vector<invalid_step> passed_over_;
+  std::vector<std::pair<std::string, std::string>> blobs_;
+  manifest saved_;
+  std::map<std::string, const stored_tensor*> by_name_;
+  std::optional<box_reader> reader_;
+  byte_buffer raw_;
+  std::optional<buffer<Device>> there_;                             ///< shares of those that hold the same
+  std::map<std::pair<std::uint64_t, std::uint64_t>, partly> sums_;  ///< by box, and by what it was read for
+};
+
+}  // namespace detail
+
+/// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
+/// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
+/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing, where a tensor is
+/// missing on any stage, is there and wanted by none, has another shape, cannot be read or is damaged.
+template <compute_device Device, class Model, class Optimizer>
+loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
+                        const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {
+  detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
+  std::vector<held_tensor> held = held_weights(ctx, model);
+  for (held_tensor& h : held_optimizer(ctx, model, optimizer)) held.push_back(std::move(h));
+  const auto steps = loader.state().template scalar<std::int64_t>("optimizer.step");
+  loader.load(std::move(held));
+  if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
+  optimizer.resume(steps);
+  return loader.state();
+}
+
+/// Loads weights alone, the same way; the optimizer's tensors in the step are left alone.
+template <compute_device Device, class Model>
+loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator ranks, Model& model,
+                                  const std::string& path, load_rules rules = {},
+                                  file_system& files = machine_files()) {
+  rules.may_ignore = [others = std::move(rules.may_ignore)](const std::string& name) {
+    return name.starts_with("optim.") || (others && others(name));
+  };
+  detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
+  loader.load(held_weights(ctx, model));
+  if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
+  return loader.state();
+}
+
+/// Loads what a program holds and saved without a model: `rules.tensors`.
+template <compute_device Device>
+loaded_state load_tensors(const context<Device>& ctx, any_communicator ranks, const std::string& path, load_rules rules,
+                          file_system& files = machine_files()) {
+  detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
+  loader.load({});
+  return loader.state();
+}
+
+}  // namespace plait

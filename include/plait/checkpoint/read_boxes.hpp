@@ -1,0 +1,226 @@
+// Reads parts of the tensors of a saved step, whatever boxes they were written in. It knows ranges of a tensor and no
+// ranks: checkpoint/load_state.hpp does. Next: checkpoint/manifest.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/boxes.hpp"
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/core/error.hpp"
+#include "plait/io/byte_buffer.hpp"
+#include "plait/io/crc32c.hpp"
+#include "plait/io/file_system.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// Where an element of a tensor, by its place in each dim, lies in a box of it that is stored row-major.
+inline std::int64_t place_in(const box& stored, const std::array<std::int64_t, max_dims>& at) {
+  std::int64_t place = 0;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(stored.dims); ++d)
+    place = place * stored.local[d] + (at[d] - stored.offset[d]);
+  return place;
+}
+
+/// How many elements of `part` lie without a gap in both `a` and `b`, and the dims before those that these cover.
+inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, const box& b) {
+  std::int64_t run = 1;
+  int outer = part.dims;
+  while (outer > 0) {
+    const auto d = static_cast<std::size_t>(--outer);
+    run *= part.local[d];
+    if (part.local[d] != a.local[d] || part.local[d] != b.local[d]) break;
+  }
+  return {run, outer};
+}
+
+/// Calls f(place in `a`, place in `b`, elements) for each run of `part` that lies without a gap in both.
+template <class F>
+void each_common_run(const box& part, const box& a, const box& b, F&& f) {
+  const auto [run, outer] = common_run(part, a, b);
+  std::array<std::int64_t, max_dims> at = part.offset;
+  while (true) {
+    f(place_in(a, at), place_in(b, at), run);
+    int d = outer - 1;
+    for (; d >= 0; --d) {
+      const auto i = static_cast<std::size_t>(d);
+      if (++at[i] < part.offset[i] + part.local[i]) break;
+      at[i] = part.offset[i];
+    }
+    if (d < 0) return;
+  }
+}
+
+}  // namespace detail
+
+/// What was read of a box that was not read whole: where all of its elements were read once, by whatever readers, the
+/// sums of these add up (by exclusive or) to its checksum.
+struct partly_read {
+  const stored_tensor* tensor = nullptr;
+  std::uint32_t box = 0;    ///< index in `tensor->boxes`
+  std::uint32_t sum = 0;    ///< as if those of the box that were not read were zeros that leave no trace
+  std::uint64_t bytes = 0;  ///< how many
+};
+
+/// The data of a saved step. Used by one thread.
+class box_reader {
+ public:
+  /// `path` is the step's directory, whose manifest must outlive this.
+  box_reader(file_system& files, std::string path, const manifest& saved)
+      : files_(files), path_(std::move(path)), saved_(saved), open_(saved.files.size()) {}
+
+  /// Reads the elements of `wanted`, a box of the tensor, row-major, into `out`. Boxes that are needed whole are read
+  /// whole and their checksums compared; of others there are sums to compare (`take_partly_read`). Throws `error` that
+  /// names the tensor, the box, file and position where they differ, and the path where it cannot be read.
+  void read(const stored_tensor& tensor, const box& wanted, std::byte* out) {
+    const std::size_t width = size_of(tensor.dtype);
+    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
+      const stored_box& stored = tensor.boxes[i];
+      const box whole = tensor.box_of(stored);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common) continue;
+      const std::int64_t elements = common->local_size();
+      if (elements == whole.local_size() && detail::common_run(*common, whole, wanted).first == elements) {
+        read_checked(tensor, stored, out + static_cast<std::size_t>(detail::place_in(wanted, common->offset)) * width);
+      } else if (elements == whole.local_size()) {
+        scratch_.grow(stored.stored.bytes);
+        read_checked(tensor, stored, scratch_.data());
+        detail::each_common_run(*common, whole, wanted, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+          std::memcpy(out + static_cast<std::size_t>(to) * width,
+                      scratch_.data() + static_cast<std::size_t>(from) * width, static_cast<std::size_t>(n) * width);
+        });
+      } else {
+        partly_.push_back({&tensor, i, 0, 0});
+        read_part(stored, whole, wanted, *common, width, out);
+      }
+    }
+  }
+  /// Reads a box whole, for its checksum alone.
+  void verify(const stored_tensor& tensor, std::uint32_t box) {
+    scratch_.grow(tensor.boxes[box].stored.bytes);
+    read_checked(tensor, tensor.boxes[box], scratch_.data());
+  }
+  /// Throws the `error` of a box whose checksum is another.
+  [[noreturn]] void damaged(const stored_tensor& tensor, const stored_box& b) const {
+    damaged(b.stored, cat({"tensor '", tensor.name, "' box ", text_of_box(tensor, b)}));
+  }
+  /// Returns what was partly read since the last call.
+  std::vector<partly_read> take_partly_read() { return std::exchange(partly_, {}); }
+  /// Reads a blob. Throws `error` as for tensors.
+  std::string read(const stored_blob& blob) {
+    std::string text(blob.stored.bytes, '\0');
+    const auto bytes = std::as_writable_bytes(std::span(text));
+    file(blob.stored.file).read(blob.stored.position, bytes);
+    bytes_ += bytes.size();
+    if (crc32c(bytes) != blob.stored.crc32c) damaged(blob.stored, cat({"blob '", blob.name, "'"}));
+    return text;
+  }
+  /// Bytes read so far.
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  /// Runs at least so long are read one by one; shorter ones with what lies between them.
+  static constexpr std::int64_t long_run = 16 << 10;
+  static constexpr std::int64_t most_at_once = 4 << 20;
+
+  /// Reads a box whole and compares its checksum, while its bytes are in the cache.
+  void read_checked(const stored_tensor& tensor, const stored_box& stored, std::byte* out) {
+    constexpr std::uint64_t at_once = std::uint64_t{1} << 20;
+    const file_handle& from = file(stored.stored.file);
+    std::uint32_t sum = 0;
+    for (std::uint64_t at = 0; at < stored.stored.bytes; at += at_once) {
+      const std::span<std::byte> some(out + at, std::min(at_once, stored.stored.bytes - at));
+      from.read(stored.stored.position + at, some);
+      sum = crc32c(some, sum);
+    }
+    bytes_ += stored.stored.bytes;
+    if (sum != stored.stored.crc32c) damaged(tensor, stored);
+  }
+
+  /// Reads the runs of a box in the order of the file, several at a time where they are short, and sums them up in the
+  /// last of `partly_`.
+  void read_part(const stored_box& stored, const box& whole, const box& wanted, const box& common, std::size_t width,
+                 std::byte* out) {
+    const auto w = static_cast<std::int64_t>(width);
+    struct piece {
+      std::int64_t from, to, bytes;
+    };
+    std::vector<piece> together;
+    std::int64_t summed = 0, last_gap = -1;
+    std::uint32_t power = 0;
+    const auto zeros_to = [&](std::int64_t end) {  // runs that follow each other in equal steps share a power
+      if (end - summed != last_gap) power = detail::crc32c_power(static_cast<std::uint64_t>(last_gap = end - summed));
+      partly_.back().sum = detail::crc32c_multiply(power, partly_.back().sum);
+      summed = end;
+    };
+    const auto flush = [&] {
+      if (together.empty()) return;
+      const std::int64_t begin = together.front().from, end = together.back().from + together.back().bytes;
+      std::span<std::byte> into(out + together.front().to, static_cast<std::size_t>(end - begin));
+      if (together.size() > 1) {
+        scratch_.grow(static_cast<std::size_t>(end - begin));
+        into = scratch_.first(into.size());
+      }
+      file(stored.stored.file).read(stored.stored.position + static_cast<std::uint64_t>(begin), into);
+      bytes_ += into.size();
+      for (const piece& p : together) {
+        const auto bytes = std::span<const std::byte>(into).subspan(static_cast<std::size_t>(p.from - begin),
+                                                                    static_cast<std::size_t>(p.bytes));
+        zeros_to(p.from + p.bytes);
+        partly_.back().sum ^= crc32c(bytes);
+        partly_.back().bytes += bytes.size();
+        if (together.size() > 1) std::memcpy(out + p.to, bytes.data(), bytes.size());
+      }
+      together.clear();
+    };
+    detail::each_common_run(common, whole, wanted, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+      const piece next{from * w, to * w, n * w};
+      if (!together.empty() &&
+          (next.bytes >= long_run || next.from + next.bytes - together.front().from > most_at_once))
+        flush();
+      together.push_back(next);
+    });
+    flush();
+    zeros_to(static_cast<std::int64_t>(stored.stored.bytes));
+  }
+
+  const box_index& index_of(const stored_tensor& tensor) {
+    const auto [found, is_new] = indices_.try_emplace(&tensor);
+    if (is_new) {
+      std::vector<box> boxes;
+      for (const stored_box& b : tensor.boxes) boxes.push_back(tensor.box_of(b));
+      found->second = box_index(boxes);
+    }
+    return found->second;
+  }
+  const file_handle& file(std::uint32_t i) {
+    if (!open_[i]) open_[i] = files_.open(path_ + "/" + saved_.files[i].path);
+    return *open_[i];
+  }
+  [[noreturn]] void damaged(const stored_bytes& where, const std::string& what) const {
+    fail({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", what, ", ", where.bytes, " bytes from ",
+          where.position, " on, has another checksum than when it was written"});
+  }
+
+  file_system& files_;
+  std::string path_;
+  const manifest& saved_;
+  std::vector<std::unique_ptr<file_handle>> open_;
+  std::map<const stored_tensor*, box_index> indices_;
+  byte_buffer scratch_;
+  std::vector<partly_read> partly_;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace plait

@@ -1,0 +1,166 @@
+// The part of a step that one rank writes: staged in host memory, then a data file, and a note of what is in it, which
+// is all that rank 0 needs to write the manifest. Next: checkpoint/saver.hpp, who stages; checkpoint/manifest.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/safetensors_stream.hpp"
+#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/core/error.hpp"
+#include "plait/io/file_system.hpp"
+#include "plait/io/json_writer.hpp"
+
+namespace plait {
+
+/// One rank's boxes of a step. Their bytes follow each other in `bytes`, from its beginning, in this order; those of
+/// blobs come after them.
+struct staged_share {
+  struct staged_box {
+    std::string tensor;
+    safetensors_dtype dtype = safetensors_dtype::f32;
+    box where;
+  };
+  std::vector<staged_box> boxes;
+  std::vector<std::pair<std::string, std::uint64_t>> blobs{};  ///< names and bytes
+  std::span<const std::byte> bytes;
+};
+
+/// What a writer has written: its file, its boxes of each tensor, its blobs. `stored_bytes::file` is 0.
+struct written_share {
+  stored_file file;
+  std::vector<stored_tensor> tensors;
+  std::vector<stored_blob> blobs{};
+};
+
+namespace detail {
+
+/// "w00017", as in the name of the data file.
+inline std::string writer_name(std::uint32_t writer) {
+  const std::string file = data_file_name(writer);
+  const std::size_t begin = file.find('/') + 1;
+  return file.substr(begin, file.find('.') - begin);
+}
+/// The number in a name that begins so.
+inline std::size_t writer_of(const std::string& name) { return std::stoul(name.substr(1)); }
+
+}  // namespace detail
+
+/// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `file_system`.
+inline written_share write_share(file_system& files, const std::string& directory, std::uint32_t writer,
+                                 const staged_share& share) {
+  written_share done;
+  std::map<std::string_view, std::size_t> known;
+  std::vector<std::pair<std::size_t, std::size_t>> places;  // of each box: its tensor, and which of its boxes
+  std::vector<safetensors_declaration> entries;
+  for (const staged_share::staged_box& b : share.boxes) {
+    const auto dims = static_cast<std::size_t>(b.where.dims);
+    const auto [place, is_new] = known.try_emplace(b.tensor, done.tensors.size());
+    if (is_new)
+      done.tensors.push_back({b.tensor, b.dtype, {b.where.global.begin(), b.where.global.begin() + dims}, {}});
+    stored_tensor& tensor = done.tensors[place->second];
+    stored_box& part = tensor.boxes.emplace_back();
+    std::copy_n(b.where.offset.begin(), dims, part.offset.begin());
+    std::copy_n(b.where.local.begin(), dims, part.extent.begin());
+    places.emplace_back(place->second, tensor.boxes.size() - 1);
+    entries.push_back(
+        {entry_name(tensor, part), b.dtype, {b.where.local.begin(), b.where.local.begin() + b.where.dims}});
+  }
+  for (const auto& [name, bytes] : share.blobs)
+    entries.push_back({"blob." + name, safetensors_dtype::u8, {static_cast<std::int64_t>(bytes)}});
+
+  const std::string name = data_file_name(writer), path = directory + "/" + name;
+  safetensors_stream out(files, path, plan_safetensors(entries, {{"format", "plait checkpoint"}}, "'" + path + "'"));
+  constexpr std::size_t block = std::size_t{8} << 20;  // still in the cache when it is written after its checksum
+  for (std::size_t at = 0; at < share.bytes.size(); at += block)
+    out.append(share.bytes.subspan(at, std::min(block, share.bytes.size() - at)));
+  out.finish();
+
+  done.file = {name, out.plan().file_bytes, out.plan().header.size(), out.header_crc32c()};
+  const auto stored = [&](std::size_t i) {
+    return stored_bytes{0, out.crc32c_of_tensors()[i], out.plan().positions[i], out.plan().bytes[i]};
+  };
+  for (std::size_t i = 0; i < places.size(); ++i)
+    done.tensors[places[i].first].boxes[places[i].second].stored = stored(i);
+  for (std::size_t i = 0; i < share.blobs.size(); ++i)
+    done.blobs.push_back({share.blobs[i].first, stored(places.size() + i)});
+  return done;
+}
+
+/// The text of a writer's note, and back. Notes are read by the job that wrote them, and never again. They tell of no
+/// blobs, which rank 0 writes itself.
+inline std::string note_text(const written_share& share) {
+  std::string tensors;
+  for (const stored_tensor& t : share.tensors) {
+    std::string numbers;
+    for (const stored_box& b : t.boxes) {
+      for (std::size_t d = 0; d < t.shape.size(); ++d) append(numbers, {b.offset[d], ",", b.extent[d], ","});
+      append(numbers, {b.stored.position, ",", b.stored.bytes, ",", b.stored.crc32c, ","});
+    }
+    if (!numbers.empty()) numbers.pop_back();
+    std::string shape;
+    for (const std::int64_t n : t.shape) append(shape, {shape.empty() ? "" : ",", n});
+    append(tensors, {tensors.empty() ? "" : ",\n", "[", json_string(t.name), ",", json_string(name_of(t.dtype)), ",[",
+                     shape, "],[", numbers, "]]"});
+  }
+  const stored_file& f = share.file;
+  return cat(
+      {"[", json_string(f.path), ",", f.bytes, ",", f.header_bytes, ",", f.header_crc32c, ",[", tensors, "]]\n"});
+}
+inline written_share parse_note(const std::string& text) {
+  const nlohmann::json note = nlohmann::json::parse(text);
+  written_share share;
+  share.file = {note.at(0), note.at(1), note.at(2), note.at(3)};
+  for (const auto& t : note.at(4)) {
+    stored_tensor tensor{t.at(0), safetensors_dtype::f32, t.at(2), {}};
+    tensor.dtype = find_safetensors_dtype(t.at(1).get<std::string>()).value();
+    const std::vector<std::uint64_t> numbers = t.at(3);
+    for (std::size_t i = 0; i < numbers.size();) {
+      stored_box b;
+      for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+        b.offset[d] = static_cast<std::int64_t>(numbers.at(i++));
+        b.extent[d] = static_cast<std::int64_t>(numbers.at(i++));
+      }
+      b.stored.position = numbers.at(i++);
+      b.stored.bytes = numbers.at(i++);
+      b.stored.crc32c = static_cast<std::uint32_t>(numbers.at(i++));
+      tensor.boxes.push_back(b);
+    }
+    share.tensors.push_back(std::move(tensor));
+  }
+  return share;
+}
+
+/// Adds a writer's share to the manifest of its step. `known` has the places of tensors in it.
+inline void add_share(manifest& m, std::map<std::string, std::size_t>& known, const written_share& share) {
+  const auto file = static_cast<std::uint32_t>(m.files.size());
+  m.files.push_back(share.file);
+  for (const stored_tensor& t : share.tensors) {
+    const auto [place, is_new] = known.try_emplace(t.name, m.tensors.size());
+    if (is_new) m.tensors.push_back({t.name, t.dtype, t.shape, {}});
+    stored_tensor& all = m.tensors[place->second];
+    if (all.dtype != t.dtype || all.shape != t.shape)
+      fail({"checkpoint: '", t.name, "' is ", name_of(t.dtype), " on one rank and ", name_of(all.dtype),
+            " on another, or has another shape there"});
+    for (stored_box b : t.boxes) {
+      b.stored.file = file;
+      all.boxes.push_back(b);
+    }
+  }
+  for (stored_blob b : share.blobs) {
+    b.stored.file = file;
+    m.blobs.push_back(std::move(b));
+  }
+}
+
+}  // namespace plait

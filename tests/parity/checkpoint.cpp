@@ -1,0 +1,101 @@
+// timeout: 300
+// A training state that one layout has saved is, in every bit, what any other layout loads.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "support/saved_llama.hpp"
+#include "support/temp_folder.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+/// Every layout saves two steps of its own training, and every layout loads them, over other weights.
+template <class Precision = double>
+void check_all_pairs(const scenario& s, const std::vector<saved_layout>& layouts) {
+  for (std::size_t from = 0; from < layouts.size(); ++from) {
+    const temp_folder folder;
+    const state_digest saved = run_saved<Precision>(s, layouts[from], 1, [&](auto& run) {
+      run.train(0, 2);
+      run.save(folder / "steps", 2);
+    });
+    REQUIRE(saved.optimizer_steps == 2);
+    for (std::size_t to = 0; to < layouts.size(); ++to) {
+      CAPTURE(text_of(layouts[from]));
+      CAPTURE(text_of(layouts[to]));
+      const state_digest loaded = run_saved<Precision>(s, layouts[to], 2, [&](auto& run) {
+        const loaded_state got = load_state(run.ctx, run.ranks, run.model, run.optimizer, folder / "steps");
+        if (got.step != 2) fail("another step");
+      });
+      CHECK(loaded.optimizer_steps == saved.optimizer_steps);
+      CHECK(differences(loaded, saved) == "");
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("AdamW, an odd vocabulary: every layout loads what every layout saves") {
+  check_all_pairs(saved_scenario(), many_layouts());
+}
+
+TEST_CASE("Muon, a tied head: likewise, where matrices are whole") {
+  scenario s = saved_scenario();
+  s.config.tie_embeddings = true;
+  s.optimizer = muon_options{};
+  std::vector<saved_layout> whole;
+  for (saved_layout l : many_layouts()) {
+    if (l.parallel.parallel.level != zero_level::replicated) l.parallel.cut = bucket_cut::whole;
+    whole.push_back(l);
+  }
+  check_all_pairs(s, whole);
+}
+
+TEST_CASE(
+    "bf16 weights with float masters, moments in 16 and in 8 bits: the same, where blocks are of the same elements") {
+  std::vector<saved_layout> few;
+  for (std::size_t i : {0, 2, 5, 9, 13, 18, 19}) few.push_back(many_layouts().at(i));
+  scenario s = saved_scenario();
+  s.optimizer = adamw_options{.moments = moment_type::bf16};
+  check_all_pairs<bf16>(s, few);
+  // Blocks are counted in a rank's part, and 8 bits are rounded again where they have other elements.
+  s.optimizer = adamw_options{.moments = moment_type::int8};
+  for (const std::int64_t tp_ranks : {1, 2}) {
+    std::vector<saved_layout> alike;
+    for (saved_layout l : few) {
+      if (l.parallel.parallel.level != zero_level::replicated) l.parallel.cut = bucket_cut::blocks(256);
+      if (l.mesh.tp == tp_ranks) alike.push_back(l);
+    }
+    check_all_pairs<bf16>(s, alike);
+  }
+}
+
+TEST_CASE("the same layout goes on with the same bits, another to parity") {
+  const scenario s = saved_scenario();
+  const std::vector<saved_layout> all = many_layouts();
+  for (std::size_t i : {1, 4, 12, 15, 18}) {
+    const temp_folder folder;
+    const state_digest through = run_saved<double>(s, all[i], 1, [&](auto& run) {
+      run.train(0, 2);
+      run.save(folder / "steps", 2);
+      run.train(2, 4);
+    });
+    const auto resumed = [&](const saved_layout& how) {
+      return run_saved<double>(s, how, 2, [&](auto& run) {
+        load_state(run.ctx, run.ranks, run.model, run.optimizer, folder / "steps");
+        run.train(2, 4);
+      });
+    };
+    CAPTURE(text_of(all[i]));
+    const state_digest same = resumed(all[i]);
+    CHECK(differences(same, through) == "");
+    REQUIRE(same.losses.size() == 2);
+    CHECK(same.losses[0] == through.losses.at(2));
+    CHECK(same.losses[1] == through.losses.at(3));
+    const state_digest other = resumed(all[(i + 5) % all.size()]);
+    for (std::size_t k = 0; k < 2; ++k)
+      CHECK(std::abs(other.losses.at(k) - through.losses.at(k + 2)) <= 1e-10 * through.losses.at(k + 2));
+  }
+}

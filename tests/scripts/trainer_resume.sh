@@ -1,0 +1,199 @@
+#!/bin/sh
+# Training states: a run goes on from a saved step with the same bits on the same layout, and to parity on another; it
+# survives kill -9, signals save, old steps go, and what is wrong with a step or an option is said by name.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+
+hash_of() { logs get "$1.jsonl" weights_hash; }
+steps_in() { find "$1" -maxdepth 1 -name 'step-*' -printf '%f\n' | sort | tr '\n' ' '; }
+tail_of() { # tail_of LOG FIRST: the steps from FIRST on
+  python3 - "$1" "$2" <<'PY'
+import json, sys
+for line in open(sys.argv[1]):
+    r = json.loads(line)
+    if "step" in r and r["step"] >= int(sys.argv[2]): print(r["step"], repr(r["loss"]), repr(r["grad_norm"]), r["lr"])
+PY
+}
+# close A B: the same steps, losses to 1e-5.
+close() {
+  python3 - "$1" "$2" <<'PY' || fail "$1 and $2 differ: $(paste "$1" "$2")"
+import sys
+a, b = ([list(map(float, line.split())) for line in open(path)] for path in sys.argv[1:])
+assert a and len(a) == len(b)
+for x, y in zip(a, b): assert x[0] == y[0] and x[3] == y[3] and abs(x[1] - y[1]) <= 1e-5 * x[1], (x, y)
+PY
+}
+
+# The same layout: the same bits. Others: parity.
+n=0
+while read -r saved others; do
+  n=$((n + 1))
+  # shellcheck disable=SC2086  # a list of options
+  train "whole$n" --steps 6 --sample 0 $(echo "$saved" | tr '+' ' ') --checkpoint-dir "ck$n" --save-every 3
+  grep -q '^saved step 3: .* behind the training, which it stopped for ' "whole$n.out" || fail "$saved: step 3 is not saved"
+  tail_of "whole$n.jsonl" 4 >whole.tail
+  rm -f again.jsonl  # a resumed run adds to its log
+  # shellcheck disable=SC2086
+  train again --steps 6 --sample 0 $(echo "$saved" | tr '+' ' ') --resume "ck$n/step-00000003"
+  grep -q '^goes on from step 3$' again.out || fail "it does not say that it goes on: $(cat again.out)"
+  [ "$(hash_of again)" = "$(hash_of "whole$n")" ] || fail "$saved: other weights than of the run that went through"
+  tail_of again.jsonl 1 >again.tail
+  cmp -s whole.tail again.tail || fail "$saved: $(paste whole.tail again.tail)"
+  [ "$(logs get again.jsonl bytes_as_predicted)" = true ] || fail "$saved: the bytes are not as predicted"
+  for other in $others; do
+    rm -f other.jsonl
+    # shellcheck disable=SC2086
+    train other --steps 6 --sample 0 $(echo "$other" | tr '+' ' ') --resume "ck$n/step-00000003"
+    tail_of other.jsonl 1 >other.tail
+    close whole.tail other.tail
+  done
+done <<'LAYOUTS'
+--mesh+dp=2,tp=2+--data-parallel+zero1 --mesh+dp=1 --mesh+dp=2,pp=2+--data-parallel+zero3 --mesh+pp=2,cp=2+--schedule+zb_h1
+--mesh+pp=2,tp=2 --mesh+dp=4+--data-parallel+zero2+--micro-batch+2 --mesh+cp=2,tp=2+--data-parallel+zero3+--shard+whole
+--mesh+dp=2,pp=2+--data-parallel+zero1+--precision+bf16+--moments+int8+--shard+blocks
+--mesh+dp=2+--data-parallel+zero2+--precision+bf16-no-masters+--moments+bf16
+--mesh+dp=2,tp=2+--data-parallel+zero2+--optimizer+muon+--shard+whole --mesh+pp=2+--optimizer+muon --mesh+tp=4+--optimizer+muon
+--mesh+dp=2+--data-parallel+zero1+--clip-norm+delayed --mesh+dp=2,tp=2+--clip-norm+delayed
+LAYOUTS
+[ "$n" = 6 ] || fail "only $n layouts were tried"
+
+# Moments of one width as those of another.
+train narrow --steps 6 --sample 0 --mesh tp=2 --moments bf16 --resume ck1/step-00000003
+tail_of narrow.jsonl 1 >other.tail
+
+# kill -9: what was saved before is what the next run goes on from.
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --steps 1000000 \
+  --warmup 10 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
+watcher=$!
+for _ in $(seq 200); do
+  [ "$(steps_in killed 2>/dev/null | wc -w)" -ge 2 ] && break
+  sleep 0.1
+done
+program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
+kill -s KILL "$program"
+wait "$watcher" 2>/dev/null && fail "the killed run ended well"
+newest=$(find killed -maxdepth 1 -name 'step-????????' -printf '%f\n' | sort | tail -n 1)
+[ -n "$newest" ] || fail "nothing was saved before the kill: $(cat killed.out)"
+at=$(echo "$newest" | sed 's/step-0*//')
+train onwards --steps $((at + 2)) --warmup 10 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto --log killed.jsonl
+grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
+[ -z "$(find killed -name '*.tmp-*')" ] || fail "what was not finished is left: $(find killed -name '*.tmp-*')"
+# The log goes on too.
+[ "$(tail_of killed.jsonl $((at + 1)) | tail -n 2 | cut -d ' ' -f 1 | tr '\n' ' ')" = "$((at + 1)) $((at + 2)) " ] ||
+  fail "the log does not go on: $(tail -n 4 killed.jsonl)"
+
+# Retention: the newest two, and every third.
+train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1 --keep 2 --keep-every 3
+[ "$(steps_in kept)" = "step-00000003 step-00000006 step-00000007 step-00000008 " ] || fail "there are $(steps_in kept)"
+
+# Signals: SIGUSR1 saves and goes on, SIGTERM saves and ends.
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
+  --warmup 10 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
+watcher=$!
+for _ in $(seq 200); do
+  [ -s signals.jsonl ] && break
+  sleep 0.1
+done
+program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
+kill -s USR1 "$program"
+for _ in $(seq 200); do
+  grep -q '^saved step' signals.out && break
+  sleep 0.1
+done
+grep -q '^saved step' signals.out || fail "SIGUSR1 saves nothing: $(cat signals.out signals.err)"
+kill -s TERM "$program"
+code=0
+wait "$watcher" || code=$?
+[ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat signals.err)"
+last=$(logs get signals.jsonl steps)
+grep -q "^saved step $last: " signals.out || fail "SIGTERM does not save step $last: $(cat signals.out)"
+train onwards --steps $((last + 1)) --warmup 10 --sample 0 --checkpoint-dir signals --resume auto
+grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
+
+# A folder in which nothing is yet.
+train fresh --steps 2 --sample 0 --checkpoint-dir fresh --resume auto
+grep -q "^--resume auto: nothing is saved in 'fresh' yet" fresh.out || fail "it does not say so: $(cat fresh.out)"
+
+if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+  timeout 100 mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2 \
+    --data-parallel zero1 --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 \
+    --checkpoint-dir by_processes --resume ck1/step-00000003 --log mpi.jsonl >mpi.out 2>mpi.err ||
+    fail "four processes: $(tail -n 3 mpi.err)"
+  [ "$(hash_of mpi)" = "$(hash_of whole1)" ] || fail "four processes come to other weights"
+  train from_processes --steps 7 --sample 0 --mesh pp=2 --resume by_processes
+  grep -q '^goes on from step 6$' from_processes.out || fail "threads do not go on from processes"
+fi
+
+# refused TEXT ARGUMENTS...
+refused() {
+  expected=$1
+  shift
+  if timeout 20 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 "$@" \
+    >stdout 2>stderr; then
+    fail "$* was accepted"
+  fi
+  ! grep -q 'last operations' stderr || fail "$* talks of communication: $(cat stderr)"
+  grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+}
+step=ck1/step-00000003
+refused '--save-every needs --checkpoint-dir' --save-every 3
+refused '--keep is 0; at least 1' --checkpoint-dir x --keep 0
+refused '--resume auto needs --checkpoint-dir' --resume auto
+refused "there is no 'absent'" --resume absent
+refused "'config.json' is a file; legal are a saved step" --resume config.json
+refused "--seed is 2, and '.*' was saved with 1" --resume "$step" --seed 2
+refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
+refused "--steps is 2, and 3 are behind what --resume" --resume "$step" --steps 2
+refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_buffer'.* more, which it has not; nothing in the model is 'optim" \
+  --resume "$step" --optimizer muon
+refused "'ck1' has step 6 already, and this run begins after step 0; --resume auto" --checkpoint-dir ck1
+refused "'ck1' has step 6 already, and this run begins after step 3" --checkpoint-dir ck1 --resume "$step"
+refused "config.json" --checkpoint-dir config.json
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' config.json >deeper.json
+for mesh in tp=1 pp=3; do
+  refused "the model needs .*'model.layers.2.input_layernorm.weight'" --model deeper.json --resume "$step" --mesh $mesh
+done
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' config.json >flatter.json
+refused "nothing in the model is 'model.layers.1.self_attn.q_proj.weight'.* and [0-9]* more" --model flatter.json --resume "$step"
+sed 's/"intermediate_size": 64/"intermediate_size": 96/' config.json >wider.json
+refused "'model.layers.0.mlp.down_proj.weight' has the shape \[32, 64\], and the model needs \[32, 96\]" \
+  --model wider.json --resume "$step" --mesh dp=2
+
+# Another layout's copy of a step, without training; and a first step from a model directory.
+train copied --steps 3 --sample 0 --mesh pp=2 --resume "$step" --checkpoint-dir copied
+[ "$(steps_in copied)" = "step-00000003 " ] || fail "there are $(steps_in copied)"
+grep -q 'pp=2, replicated' copied/step-00000003/manifest.json || fail "the layout is not said: $(head -c 300 copied/step-00000003/manifest.json)"
+rm -f copied.jsonl
+train copied --steps 6 --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 --resume copied
+[ "$(hash_of copied)" = "$(hash_of whole1)" ] || fail "the copy of step 3 is another state"
+timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --mesh pp=2 --seq 32 --checkpoint-dir imported >imported.out 2>&1 ||
+  fail "a model directory as step 0: $(cat imported.out)"
+[ "$(steps_in imported)" = "step-00000000 " ] || fail "there are $(steps_in imported)"
+timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --seq 32 --resume imported --export-hf exported \
+  >exported.out 2>&1 || fail "step 0 as a model directory: $(cat exported.out)"
+python3 "$here/lib/tensors.py" "$SOURCE/tests/data/llama_mha" exported || fail "the model directory is not what it was"
+
+# A damaged step is named, and the one before is still good.
+damage() { # damage FILE: flips a bit in its middle
+  python3 -c '
+import pathlib, sys
+f = pathlib.Path(sys.argv[1]); b = bytearray(f.read_bytes()); b[len(b) * 3 // 4] ^= 4; f.write_bytes(b)' "$1"
+}
+file=$(find ck1/step-00000006/data -name '*.safetensors' | sort | head -n 1)
+damage "$file"
+refused "'$file' is damaged: tensor '.*' box \[.* another checksum" --resume ck1 --mesh dp=2,tp=2
+refused "'$file' is damaged" --resume ck1 --mesh pp=2
+truncate -s 1000 "$file"
+refused "$file" --resume ck1
+rm "$file"
+refused "$file" --resume ck1
+damage ck1/step-00000006/manifest.json
+train older --steps 6 --sample 0 --resume ck1
+grep -q '^goes on from step 3$' older.out || fail "a step without its manifest is not passed over: $(cat older.out)"
+grep -q "^train_llama: --resume passes over 'ck1/step-00000006': " older.err || fail "nothing is said of it: $(cat older.err)"
+[ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 0 ] || fail "reading changes the directory"
+train again6 --steps 6 --sample 0 --resume auto --checkpoint-dir ck1
+[ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 1 ] || fail "the damaged step is not put aside"
+train after6 --steps 6 --sample 0 --resume ck1
+grep -q '^goes on from step 6$' after6.out || fail "step 6 was not saved again"

@@ -1,0 +1,214 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "four_axes.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/saver.hpp"
+
+/// Small Llamas whose training state is saved on one layout and loaded on another.
+namespace plait::test {
+
+/// A layout: a mesh, a schedule, and where parameters and what belongs to them lie.
+struct saved_layout {
+  pipeline_mesh mesh;
+  int schedule = 0;  ///< see `some_schedule`
+  pipeline_options parallel{};
+  chosen_policy context = chosen_policy::ring;
+};
+
+/// What a training state is, by name: hashes of whole tensors without padding, and the numbers of steps.
+struct state_digest {
+  std::map<std::string, std::uint64_t> tensors;
+  std::int64_t optimizer_steps = 0;
+  std::vector<double> losses;  ///< of the steps that were run
+  friend bool operator==(const state_digest&, const state_digest&) = default;
+};
+
+/// The names of the tensors that are not the same in both.
+inline std::string differences(const state_digest& a, const state_digest& b) {
+  std::string names;
+  for (const auto& [name, hash] : a.tensors)
+    if (const auto found = b.tensors.find(name); found == b.tensors.end() || found->second != hash)
+      append(names, {names.empty() ? "" : " ", name});
+  for (const auto& [name, hash] : b.tensors)
+    if (!a.tensors.contains(name)) append(names, {" only ", name});
+  return names;
+}
+
+template <class Precision>
+using saved_strategy = context_parallel<megatron_sp, chosen<cp>, zigzag>;
+
+/// One rank's model and optimizer, as `body` sees them.
+template <class Precision>
+struct saved_run {
+  using stage_type = llama<Precision, saved_strategy<Precision>, cpu>;
+  const context<cpu>& ctx;
+  any_communicator& ranks;
+  pipeline<stage_type>& model;
+  chosen_optimizer<Precision, cpu>& optimizer;
+  training_step<stage_type>& step;
+  const scenario& s;
+  std::vector<double>& losses;
+
+  void train(std::int64_t from, std::int64_t to) {
+    const sequence_order order = sequence_order_of<saved_strategy<Precision>>(ctx.ranks.shape(), ctx.sizes);
+    const std::int64_t microbatch = s.batch / s.microbatches;
+    for (std::int64_t i = from; i < to; ++i) {
+      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
+        fill_tokens(s, i * s.batch + k * microbatch, ids, labels, order);
+        fill_starts(s, i * s.batch + k * microbatch, starts, order);
+      });
+      optimizer.begin_step(ctx, s.learning_rate);
+      step.run(ctx);
+      losses.push_back(step.result(ctx).loss);
+    }
+  }
+  void save(const std::string& directory, std::uint64_t number, saved_extras extras = {}) {
+    checkpoint_saver saver(ctx.device, ranks, {.directory = directory});
+    saver.save(ctx, model, optimizer, number, std::move(extras));
+    for (const finished_save& done : saver.wait(ctx.device)) {
+      if (!done.failure.empty()) fail(done.failure);
+    }
+  }
+};
+
+/// Runs body(saved_run&) on every rank of a layout, with weights of this `seed`, and returns the state that it leaves.
+template <class Precision, class Body>
+state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, const Body& body) {
+  s.options.attention.context = how.context;
+  s.parallel = how.parallel;
+  const tensor_extents split = split_tensor_ranks(how.mesh.tp, s.config.kv_heads);
+  mesh_shape shape;
+  shape.add(axis_of<dp>, how.mesh.dp);
+  shape.add(axis_of<pp>, how.mesh.pp);
+  shape.add(axis_of<cp>, how.mesh.cp);
+  shape.add(axis_of<tp>, split.tp);
+  shape.add(axis_of<tp_rep>, split.tp_rep);
+  const schedule plan = some_schedule(how.schedule, static_cast<int>(how.mesh.pp), static_cast<int>(s.microbatches),
+                                      static_cast<int>(s.config.layers));
+  state_digest digest;
+  std::mutex mutex;
+  threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
+    using run = saved_run<Precision>;
+    using stage_type = typename run::stage_type;
+    pipeline_world ranks(shape, any_communicator(c));
+    cpu device;
+    const context<cpu> ctx{
+        device, ranks.stage(),
+        llama_sizes<saved_strategy<Precision>>(s.config, ranks.stage().shape(), s.batch / s.microbatches, s.seq),
+        20260};
+    stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
+    const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
+    pipeline<stage_type> model(
+        ctx, ranks.along(), plan, parts,
+        [&](stage_layers part, stage_type* first) {
+          return std::make_unique<stage_type>(ctx, s.config, s.options, part, first);
+        },
+        s.parallel);
+    chosen_optimizer<Precision, cpu> optimizer(s.optimizer);
+    const context<cpu> seeded{device, ranks.stage(), ctx.sizes, seed};
+    model.visit([&](auto& p) { p.initialize(seeded); });
+    training_step<stage_type> step(ctx, model, optimizer, s.clip);
+    std::vector<double> losses;
+    run mine{ctx, ranks.root(), model, optimizer, step, s, losses};
+    body(mine);
+
+    std::map<std::string, std::uint64_t> tensors;
+    const auto add = [&](const std::string& name, const auto& p, const auto* values) {
+      const auto all = gather_whole(ctx, p, values);
+      std::size_t count = 1;
+      for (const std::int64_t n : p.info().shape) count *= static_cast<std::size_t>(n);
+      tensors[name] = fnv1a(std::string_view(reinterpret_cast<const char*>(all.data()), count * sizeof(all[0])));
+    };
+    std::map<std::string, held_tensor> held;
+    for (held_tensor& h : held_optimizer(ctx, model, optimizer)) held[h.name] = h;
+    model.visit([&](auto& p) {
+      add(p.name(), p, std::as_const(p).value());
+      std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
+      if (std::holds_alternative<muon_options>(s.optimizer) && is_hidden_matrix(p.info())) names = {"momentum_buffer"};
+      for (const std::string& name : names) {
+        const std::string full = "optim." + p.name() + "." + name;
+        const auto as = [&]<class T>(T) {
+          std::vector<T> values(static_cast<std::size_t>(p.piece().size()));
+          if (const auto found = held.find(full); found != held.end())  // none where this rank has no piece
+            found->second.read(found->second.begin, found->second.end, reinterpret_cast<std::byte*>(values.data()));
+          add(full, p, values.data());
+        };
+        const auto* adam = std::get_if<adamw_options>(&s.optimizer);
+        if constexpr (std::is_same_v<Precision, double>)
+          as(double{});
+        else if (adam && adam->moments != moment_type::full)
+          as(bf16{});
+        else
+          as(float{});
+      }
+    });
+    const std::lock_guard lock(mutex);
+    digest.tensors.insert(tensors.begin(), tensors.end());
+    digest.optimizer_steps = optimizer.step();
+    digest.losses = losses;
+  });
+  return digest;
+}
+
+/// Layouts of all kinds: data, pipeline, context and tensor parallel, every policy and cut, chunks in V.
+inline std::vector<saved_layout> many_layouts() {
+  const auto zero = [](zero_level level, bucket_cut cut = bucket_cut::even) {
+    pipeline_options how;
+    how.parallel.level = level;
+    how.cut = cut;
+    return how;
+  };
+  const auto hybrid = [&](zero_level level) {
+    pipeline_options how = zero(level);
+    how.axes.shard = axis_list(axis_of<dp>);
+    how.axes.replicate = axis_list(axis_of<cp>);
+    return how;
+  };
+  using enum zero_level;
+  return {
+      {{1, 1, 1, 1}, 0, {}},
+      {{2, 1, 1, 1}, 0, zero(replicated)},
+      {{2, 1, 1, 1}, 0, zero(optimizer)},
+      {{4, 1, 1, 1}, 0, zero(gradients)},
+      {{3, 1, 1, 1}, 0, zero(parameters)},
+      {{2, 1, 2, 1}, 0, zero(parameters, bucket_cut::blocks(128))},
+      {{1, 1, 4, 1}, 0, {}},
+      {{1, 1, 8, 1}, 0, {}},
+      {{1, 1, 1, 2}, 0, {}},
+      {{1, 1, 2, 2}, 0, zero(optimizer), chosen_policy::ulysses},
+      {{2, 1, 1, 2}, 0, zero(parameters), chosen_policy::all_gather_kv},
+      {{2, 1, 1, 2}, 0, hybrid(optimizer)},
+      {{2, 1, 2, 2}, 0, hybrid(parameters)},
+      {{1, 2, 1, 1}, 0, {}},
+      {{1, 3, 1, 1}, 1, {}},
+      {{1, 2, 2, 1}, 4, {}},
+      {{2, 2, 1, 1}, 5, zero(gradients)},
+      {{1, 2, 1, 1}, 6, {}},
+      {{2, 2, 2, 1}, 5, zero(parameters)},
+      {{2, 2, 2, 2}, 4, zero(optimizer, bucket_cut::whole)},
+      {{1, 4, 2, 1}, 3, {}},
+      {{2, 1, 4, 1}, 0, zero(gradients, bucket_cut::whole)},
+  };
+}
+
+inline std::string text_of(const saved_layout& l) {
+  return cat({"dp=", l.mesh.dp, ",pp=", l.mesh.pp, ",cp=", l.mesh.cp, ",tp=", l.mesh.tp, " schedule ", l.schedule,
+              " level ", static_cast<int>(l.parallel.parallel.level)});
+}
+
+inline scenario saved_scenario() {
+  scenario s = four_axes_scenario();
+  s.config.layers = 5;
+  s.batch = 48, s.microbatches = 4;
+  return s;
+}
+
+}  // namespace plait::test

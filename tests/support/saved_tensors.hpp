@@ -1,0 +1,230 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory_file_system.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/saver.hpp"
+#include "plait/comm/threads.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
+#include "temp_folder.hpp"
+
+/// Tensors that are no model's, saved by in-process ranks.
+namespace plait::test {
+
+/// Calls body(context, all ranks) on dp x tp ranks.
+inline void on_ranks(std::pair<int, int> mesh,
+                     const std::function<void(const context<cpu>&, any_communicator&)>& body) {
+  mesh_shape shape;
+  shape.add(axis_of<dp>, mesh.first);
+  shape.add(axis_of<tp>, mesh.second);
+  threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
+    any_communicator all(c);
+    world ranks(shape, any_communicator(c));
+    cpu device;
+    const context<cpu> ctx{device, ranks, {}, 1};
+    body(ctx, all);
+  });
+}
+
+/// Two tensors: rows that tensor-parallel ranks share out, the last ones short, and a vector that all of them hold.
+/// Every element follows from its place and a seed.
+struct own_tensors {
+  static constexpr std::int64_t height = 13, width = 6, elements = 15;
+  static constexpr double all_bytes = 4 * (height * width + elements);
+
+  own_tensors(const context<cpu>& ctx, std::uint64_t seed) : ctx_(ctx) {
+    const std::int64_t ranks = ctx.ranks.shape().extent(axis_of<tp>), rank = ctx.ranks.coordinate(axis_of<tp>);
+    const std::int64_t each = (height + ranks - 1) / ranks;
+    part_.dims = 2;
+    part_.global = {each * ranks, width};  // with padding
+    part_.local = {each, width};
+    part_.offset = {each * rank, 0};
+    rows.resize(static_cast<std::size_t>(each * width));
+    whole.resize(elements);
+    fill(seed);
+  }
+  void fill(std::uint64_t seed) {
+    const auto value = [&](std::int64_t i) { return static_cast<float>(i) + 0.125F * static_cast<float>(seed); };
+    for (std::int64_t i = 0; i < part_.local_size(); ++i) {
+      const std::int64_t at = part_.offset[0] * width + i;
+      rows[static_cast<std::size_t>(i)] = at < height * width ? value(at) : 0;
+    }
+    for (std::int64_t i = 0; i < elements; ++i) whole[static_cast<std::size_t>(i)] = value(1000 + i);
+  }
+  std::vector<held_tensor> held() {
+    held_tensor r = of(rows);
+    r.name = "rows";
+    r.shape = {height, width};
+    r.part = part_;
+    r.copies = axis_list(axis_of<dp>);
+    held_tensor w = of(whole);
+    w.name = "whole";
+    w.shape = {elements};
+    w.part.dims = 1;
+    w.part.global[0] = w.part.local[0] = elements;
+    w.copies = axis_list(axis_of<dp>, axis_of<tp>);
+    return {r, w};
+  }
+  friend bool operator==(const own_tensors& a, const own_tensors& b) { return a.rows == b.rows && a.whole == b.whole; }
+
+  std::vector<float> rows, whole;
+
+ private:
+  static held_tensor of(std::vector<float>& values) {
+    held_tensor h;
+    h.end = static_cast<std::int64_t>(values.size());
+    h.type = dtype::f32;
+    h.read = [&values](std::int64_t from, std::int64_t to, std::byte* out) {
+      std::memcpy(out, values.data() + from, static_cast<std::size_t>(to - from) * sizeof(float));
+    };
+    h.write = [&values](const std::byte* in) { std::memcpy(values.data(), in, values.size() * sizeof(float)); };
+    return h;
+  }
+
+  const context<cpu>& ctx_;
+  box part_;
+};
+
+inline std::vector<std::uint64_t> steps_in(file_system& files, const std::string& root) {
+  std::vector<std::uint64_t> steps;
+  for (const committed_step& s : list_steps(files, root).committed) steps.push_back(s.step);
+  return steps;
+}
+
+/// Another file system's files; what derives from it changes some operations.
+class other_files : public file_system {
+ public:
+  explicit other_files(file_system& files) : files_(files) {}
+  std::unique_ptr<file_handle> create(const std::string& path) override { return files_.create(path); }
+  std::unique_ptr<file_handle> open(const std::string& path) override { return files_.open(path); }
+  std::optional<file_kind> kind_of(const std::string& path) override { return files_.kind_of(path); }
+  std::vector<directory_entry> list(const std::string& path) override { return files_.list(path); }
+  void make_directory(const std::string& path) override { files_.make_directory(path); }
+  void rename(const std::string& from, const std::string& to) override { files_.rename(from, to); }
+  void remove_file(const std::string& path) override { files_.remove_file(path); }
+  void remove_directory(const std::string& path) override { files_.remove_directory(path); }
+  void sync_directory(const std::string& path) override { files_.sync_directory(path); }
+  std::unique_ptr<directory_lock> lock_directory(const std::string& path) override {
+    return files_.lock_directory(path);
+  }
+
+ private:
+  file_system& files_;
+};
+
+/// Data files are created only when the gate has been opened.
+class gated_files final : public other_files {
+ public:
+  using other_files::other_files;
+  /// Only files with this in their names wait.
+  void only(std::string part) { part_ = std::move(part); }
+  void open_gate() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_open_ = true;
+    }
+    opened_.notify_all();
+  }
+  std::unique_ptr<file_handle> create(const std::string& path) override {
+    if (path.ends_with(".safetensors") && path.find(part_) != path.npos) {
+      std::unique_lock lock(mutex_);
+      opened_.wait(lock, [&] { return is_open_; });
+    }
+    return other_files::create(path);
+  }
+
+ private:
+  std::string part_ = "w";
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool is_open_ = false;
+};
+
+/// Keeps what would be left if the machine crashed before any of its operations.
+class watched_files final : public other_files {
+ public:
+  explicit watched_files(memory_file_system& disk) : other_files(disk), disk_(disk) {}
+  void watch() { watches_ = true; }
+  const std::vector<std::unique_ptr<memory_file_system>>& crashes() const { return crashes_; }
+
+  std::unique_ptr<file_handle> create(const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    return std::make_unique<handle>(*this, path, other_files::create(path));
+  }
+  void make_directory(const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    other_files::make_directory(path);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    other_files::rename(from, to);
+  }
+  void remove_file(const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    other_files::remove_file(path);
+  }
+  void remove_directory(const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    other_files::remove_directory(path);
+  }
+  void sync_directory(const std::string& path) override {
+    const std::lock_guard lock(mutex_);
+    note();
+    other_files::sync_directory(path);
+  }
+
+ private:
+  class handle final : public file_handle {
+   public:
+    handle(watched_files& files, std::string path, std::unique_ptr<file_handle> file)
+        : file_handle(std::move(path)), files_(files), file_(std::move(file)) {}
+    std::uint64_t size() const override { return file_->size(); }
+
+   protected:
+    std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      const std::lock_guard lock(files_.mutex_);
+      files_.note();
+      file_->write(offset, bytes);
+      return bytes.size();
+    }
+    std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
+      file_->read(offset, bytes);
+      return bytes.size();
+    }
+    void sync_once() override {
+      const std::lock_guard lock(files_.mutex_);
+      files_.note();
+      file_->sync();
+    }
+
+   private:
+    watched_files& files_;
+    std::unique_ptr<file_handle> file_;
+  };
+
+  void note() {
+    if (!watches_) return;
+    for (const keep mode : all_keeps)
+      crashes_.push_back(disk_.after_crash(mode, static_cast<unsigned>(crashes_.size())));
+  }
+
+  memory_file_system& disk_;
+  std::mutex mutex_;
+  bool watches_ = false;
+  std::vector<std::unique_ptr<memory_file_system>> crashes_;
+};
+
+}  // namespace plait::test

@@ -1,0 +1,230 @@
+// program: saver
+#include "plait/checkpoint/saver.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plait/checkpoint/verify.hpp"
+#include "support/saved_tensors.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+TEST_CASE("a save takes what there was at the call, in every rank's part, and says what it cost") {
+  memory_file_system files;
+  on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 3);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    CHECK(saver
+              .save(ctx, 3,
+                    {.scalars = {{"seed", std::int64_t{5}}, {"loss", 2.5}, {"note", std::string("text")}},
+                     .blobs = {{"tokenizer", "a b"}, {"none", ""}},
+                     .tensors = mine.held()})
+              .empty());
+    mine.fill(4);  // training goes on
+    const auto ended = saver.wait(ctx.device);
+    CHECK(ended.size() == 1);
+    CHECK(ended.at(0).step == 3);
+    CHECK(ended.at(0).failure == "");
+    CHECK(ended.at(0).warning == "");
+    CHECK(ended.at(0).stall >= 0);
+    CHECK(ended.at(0).background > 0);
+    CHECK(saver.under_way() == 0);
+    // Every element once, and ranks that hold the same share the work.
+    const double bytes = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::sum);
+    CHECK(bytes == own_tensors::all_bytes + 3);
+    const double most = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::max);
+    CHECK(most <= bytes / 4 + 16);
+
+    own_tensors other(ctx, 0);
+    const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files);
+    CHECK(loaded.step == 3);
+    CHECK(loaded.path == "steps/step-00000003");
+    CHECK(loaded.scalar<std::int64_t>("seed") == 5);
+    CHECK(loaded.scalar<double>("loss") == 2.5);
+    CHECK(loaded.scalar<std::string>("note") == "text");
+    CHECK(loaded.blob("tokenizer") == "a b");
+    CHECK(loaded.blob("none") == "");
+    CHECK_ERROR(loaded.blob("some"), "has no blob 'some'");
+    CHECK_ERROR(loaded.scalar<double>("seed"), "has no scalar 'seed' of this type");
+    CHECK(other == own_tensors(ctx, 3));
+  });
+  CHECK(verify_step(files, "steps/step-00000003").empty());
+}
+
+TEST_CASE("two saves are under way at once, and a third waits for the first") {
+  memory_file_system disk;
+  gated_files files(disk);  // data files wait at the gate
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    mine.fill(2);
+    saver.save(ctx, 2, {.tensors = mine.held()});
+    mine.fill(3);
+    CHECK(saver.under_way() == 2);
+    CHECK(saver.finished(ctx.device).empty());  // nothing has passed the gate, and nobody waits
+    std::thread opener;
+    if (ranks.rank() == 0) {
+      opener = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        files.open_gate();
+      });
+    }
+    const auto first = saver.save(ctx, 3, {.tensors = mine.held()});
+    CHECK(first.size() >= 1);
+    CHECK(first.at(0).step == 1);
+    saver.wait(ctx.device);
+    if (opener.joinable()) opener.join();
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      own_tensors other(ctx, 0);
+      load_tensors(ctx, ranks, "steps/" + step_name(step), {.tensors = other.held()}, files);
+      CHECK(other == own_tensors(ctx, step));
+    }
+  });
+}
+
+TEST_CASE("what stays: the newest, every n-th, the best") {
+  memory_file_system files;
+  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 2, .every = 4}}, files);
+    for (std::uint64_t step = 1; step <= 7; ++step) {
+      if (step == 2) saver.keep_best(2);
+      saver.save(ctx, step, {.tensors = mine.held()});
+    }
+    saver.wait(ctx.device);
+  });
+  CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{7, 6, 4, 2});
+}
+
+TEST_CASE("a step that is there, a directory in use, and a rank that never writes are told on all ranks alike") {
+  memory_file_system files;
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    saver.wait(ctx.device);
+    CHECK_ERROR(saver.save(ctx, 1, {.tensors = mine.held()}), "step 1 is not saved", "step 1 is in 'steps' already");
+    CHECK_ERROR(checkpoint_saver(ctx.device, ranks, {.directory = "steps"}, files), "another writer");
+    CHECK_ERROR(checkpoint_saver(ctx.device, ranks, {.directory = "absent/steps"}, files), "absent");
+  });
+  gated_files gated(files);
+  gated.only("w00001");
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 2);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.05}, gated);
+    saver.save(ctx, 2, {.tensors = mine.held()});
+    std::thread opener;
+    if (ranks.rank() == 1) {
+      opener = std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        gated.open_gate();
+      });
+    }
+    const auto ended = saver.wait(ctx.device);
+    if (opener.joinable()) opener.join();
+    REQUIRE(ended.size() == 1);
+    CHECK(contains(ended[0].failure, "1 of 2 ranks, rank 1 among them"));
+    CHECK(contains(ended[0].failure, "saver_options::deadline"));
+  });
+  CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{1});
+}
+
+TEST_CASE("whatever operation fails, every rank is told the same, older steps stay, and the next save works") {
+  using enum fault;
+  int failures = 0, done = 0;
+  for (const fault kind : {io_error, no_space, short_write}) {
+    for (std::size_t n = 0;; ++n) {
+      memory_file_system files;
+      bool reached = false;
+      std::atomic<int> told = 0, warned = 0;
+      on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+        own_tensors mine(ctx, 1);
+        checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+        saver.save(ctx, 1, {.tensors = mine.held()});
+        saver.wait(ctx.device);
+        if (ranks.rank() == 0) files.fail_at(files.operations() + n, kind);
+        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+        mine.fill(2);
+        std::string why;
+        try {
+          saver.save(ctx, 2, {.tensors = mine.held()});
+          const auto ended = saver.wait(ctx.device);
+          REQUIRE(ended.size() == 1);
+          why = ended[0].failure;
+          if (!ended[0].warning.empty()) ++warned;
+        } catch (const error& e) {
+          why = e.what();
+        }
+        if (!why.empty()) ++told;
+        const std::string zero = broadcast_text(ctx.device, ranks, why);
+        CHECK(zero == why);
+        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+        if (ranks.rank() == 0) {
+          reached = files.fault_happened();
+          files.fail_at(0, kind);  // it is past
+        }
+        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+        mine.fill(3);
+        saver.save(ctx, 3, {.tensors = mine.held()});
+        CHECK(saver.wait(ctx.device).at(0).failure == "");
+        for (const std::uint64_t step : {1, 3}) {
+          own_tensors other(ctx, 0);
+          load_tensors(ctx, ranks, "steps/" + step_name(step), {.tensors = other.held()}, files);
+          CHECK(other == own_tensors(ctx, step));
+        }
+      });
+      CAPTURE(n);
+      const bool there = steps_in(files, "steps") == std::vector<std::uint64_t>{3, 2, 1};
+      CHECK((told == 0 || told == 2));
+      CHECK(there == (told == 0));
+      if (!reached) break;
+      ++(told > 0 ? failures : done);
+    }
+  }
+  CHECK(failures > 60);
+  CHECK(done > 0);  // LATEST, and what is left over
+}
+
+TEST_CASE("a crash at any operation of a save of two ranks leaves the new step or the one before it") {
+  memory_file_system disk;
+  watched_files files(disk);
+  std::size_t newer = 0, older = 0;
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    saver.wait(ctx.device);
+    mine.fill(2);
+    if (ranks.rank() == 0) files.watch();
+    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+    saver.save(ctx, 2, {.tensors = mine.held()});
+    saver.wait(ctx.device);
+  });
+  REQUIRE(files.crashes().size() > 100);
+  for (const auto& after : files.crashes()) {
+    const auto newest = newest_step(*after, "steps");
+    REQUIRE(newest);
+    REQUIRE((newest->step == 1 || newest->step == 2));
+    ++(newest->step == 2 ? newer : older);
+    REQUIRE(verify_step(*after, newest->path).empty());
+    REQUIRE(verify_step(*after, "steps/" + step_name(1)).empty());
+    on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+      own_tensors other(ctx, 0);
+      load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, *after);
+      CHECK(other == own_tensors(ctx, newest->step));
+      // The next job saves there, and nothing half done is left.
+      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, *after);
+      CHECK(list_steps(*after, "steps").leftovers.empty());
+      saver.save(ctx, 3, {.tensors = other.held()});
+      CHECK(saver.wait(ctx.device).at(0).failure == "");
+    });
+  }
+  CHECK(newer > 0);
+  CHECK(older > 0);
+}
