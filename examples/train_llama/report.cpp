@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../size_text.hpp"
 #include "keeper.hpp"
 #include "plait/data/text.hpp"
 #include "plait/models/hugging_face_directory.hpp"
@@ -32,17 +33,6 @@ using clock_type = std::chrono::steady_clock;
 
 double seconds(clock_type::time_point a, clock_type::time_point b) {
   return std::chrono::duration<double>(b - a).count();
-}
-
-/// 1234567 as "1.23 MB".
-std::string size_text(double bytes) {
-  const char* unit = "B";
-  for (const char* next : {"kB", "MB", "GB", "TB"}) {
-    if (bytes < 999.5) break;
-    bytes /= 1000;
-    unit = next;
-  }
-  return fmt::format("{:.{}f} {}", bytes, *unit == 'B' || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2, unit);
 }
 
 std::string counted(std::int64_t n, const char* what, const char* plural = "s") {

@@ -170,14 +170,17 @@ inline manifest read_step(file_system& files, const std::string& path) {
 
 /// Returns the first data file of a step that is missing or of another length than its manifest says, in words; nothing
 /// if there is none. What is in them is checked by `verify_step`.
-inline std::string missing_data(file_system& files, const std::string& path) {
-  for (const stored_file& file : read_step(files, path).files) {
+inline std::string missing_data(file_system& files, const std::string& path, const manifest& saved) {
+  for (const stored_file& file : saved.files) {
     const std::string full = detail::path_in(path, file.path);
     if (!files.kind_of(full)) return cat({"'", full, "' is missing"});
     const std::uint64_t bytes = files.open(full)->size();
     if (bytes != file.bytes) return cat({"'", full, "' has ", bytes, " bytes, and the manifest says ", file.bytes});
   }
   return {};
+}
+inline std::string missing_data(file_system& files, const std::string& path) {
+  return missing_data(files, path, read_step(files, path));
 }
 
 }  // namespace plait

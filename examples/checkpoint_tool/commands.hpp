@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+inline constexpr int exit_equal = 0, exit_found = 1, exit_error = 2;
+
+struct inspect_options {
+  std::string path;
+  bool tensors = false, files = false, json = false;
+};
+/// Tells what a step or a folder of steps holds.
+void inspect(const inspect_options& opt);
+
+/// Reads every byte of a step, or of all steps of a folder. Returns whether they are what was saved.
+bool verify(const std::string& path);

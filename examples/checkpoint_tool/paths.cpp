@@ -1,0 +1,45 @@
+#include "paths.hpp"
+
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include "plait/checkpoint/step_list.hpp"
+#include "plait/io/posix_file_system.hpp"
+
+namespace {
+
+bool has_step_name(std::string_view path) {
+  return plait::step_called(path.substr(path.find_last_of('/') + 1)).has_value();
+}
+
+}  // namespace
+
+place find_place(const std::string& argument, const std::string& path) {
+  if (path.empty()) plait::fail({argument, ": the path is empty; name a step or a folder of steps"});
+  const auto kind = about(argument, [&] { return plait::machine_files().kind_of(path); });
+  if (!kind) plait::fail({argument, ": there is no '", path, "'"});
+  if (*kind != plait::file_kind::directory)
+    plait::fail({argument, ": '", path, "' is no directory; name a step or a folder of steps"});
+  place out{path};
+  while (out.path.size() > 1 && out.path.back() == '/') out.path.pop_back();
+  if (has_step_name(out.path)) return {out.path, true};
+  std::error_code fault;  // "." and links have names of their own
+  const std::string full = std::filesystem::canonical(out.path, fault).string();
+  if (!fault && has_step_name(full)) return {full, true};
+  if (plait::machine_files().kind_of(out.path + "/manifest.json"))
+    plait::fail({argument, ": '", path, "' has a manifest, but not the name of its step, such as ",
+                 plait::step_name(100), "; give it back that name"});
+  return out;
+}
+
+opened_step open_step(const std::string& argument, const std::string& path) {
+  const place at = find_place(argument, path);
+  if (!at.is_step) {
+    const auto newest = about(argument, [&] { return plait::newest_step(plait::machine_files(), at.path); });
+    plait::fail({argument, ": '", path, "' is no step",
+                 newest ? "; name one of those in it, such as " + newest->path : ", and there is none in it"});
+  }
+  return about(argument, [&] { return opened_step{at.path, plait::read_step(plait::machine_files(), at.path)}; });
+}

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/core/error.hpp"
+
+/// What an argument of the command line names.
+struct place {
+  std::string path;      ///< without slashes at its end
+  bool is_step = false;  ///< else a folder, of steps as it may be
+};
+
+/// Throws `plait::error`, which begins with `argument`, unless the path is that of a directory.
+place find_place(const std::string& argument, const std::string& path);
+
+/// A step and what its manifest says.
+struct opened_step {
+  std::string path;
+  plait::manifest saved;
+};
+
+/// Throws `plait::error`, which begins with `argument`, unless the path is that of a step with a good manifest.
+opened_step open_step(const std::string& argument, const std::string& path);
+
+/// Runs f; an error of it begins with `argument`.
+template <class F>
+auto about(const std::string& argument, F&& f) {
+  try {
+    return f();
+  } catch (const plait::error& e) {
+    plait::fail({argument, ": ", e.what()});
+  }
+}

@@ -1,0 +1,66 @@
+#include "table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "plait/core/error.hpp"
+
+namespace {
+
+/// Characters of a text in UTF-8: its bytes without those that continue one.
+std::size_t width_of(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    // Terminals take U+0080 to U+009F, c2 80 to c2 9f in UTF-8, for commands too.
+    const bool upper = c == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (c == '\n')
+      out += "\\n";
+    else if (c < 0x20 || c == 0x7f || upper)
+      out += fmt::format("\\x{:02x}", c);
+    else
+      out += text[i];
+    if (upper) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
+  }
+  return out;
+}
+
+std::string counted(std::size_t n, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", n, n == 1 ? one : many);
+}
+
+void table::add(const std::vector<std::string>& cells) {
+  if (cells.size() != columns_.size()) plait::fail("a row of a table has another number of cells than it has columns");
+  std::vector<std::string>& row = rows_.emplace_back();
+  for (const std::string& cell : cells) row.push_back(printable(cell));
+}
+
+std::string table::text() const {
+  std::vector<std::size_t> widths;
+  for (std::size_t c = 0; c < columns_.size(); ++c) {
+    widths.push_back(width_of(columns_[c].title));
+    for (const auto& row : rows_) widths[c] = std::max(widths[c], width_of(row[c]));
+  }
+  std::string out;
+  const auto line = [&](auto&& cell) {
+    std::string text;
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      const std::string& content = cell(c);
+      const std::string gap(widths[c] - width_of(content), ' ');
+      if (c > 0) text += "  ";
+      text += columns_[c].side == align::right ? gap + content : content + gap;
+    }
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  };
+  line([&](std::size_t c) -> const std::string& { return columns_[c].title; });
+  for (const auto& row : rows_) line([&](std::size_t c) -> const std::string& { return row[c]; });
+  return out;
+}
