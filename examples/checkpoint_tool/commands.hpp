@@ -13,3 +13,17 @@ void inspect(const inspect_options& opt);
 
 /// Reads every byte of a step, or of all steps of a folder. Returns whether they are what was saved.
 bool verify(const std::string& path);
+
+struct diff_options {
+  std::string a, b;
+  double tolerance = 0;  ///< relative to the largest element of a tensor
+};
+/// Compares two steps, whatever layouts saved them. Returns whether they are equal.
+bool diff(const diff_options& opt);
+
+struct export_options {
+  std::string step, out;
+  bool weights_only = false;
+};
+/// Writes whole tensors of a step as one safetensors file, which must not exist.
+void export_safetensors(const export_options& opt);

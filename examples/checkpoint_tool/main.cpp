@@ -26,6 +26,22 @@ int run(int argc, char** argv) {
   CLI::App* const verifying = app.add_subcommand("verify", "Reads every byte of a step, and compares every checksum.");
   verifying->add_option("PATH", verified, "a step, or a folder of steps for all of them")->required();
 
+  diff_options compared;
+  CLI::App* const comparing = app.add_subcommand("diff", "Compares two steps, whatever layouts saved them.");
+  comparing->add_option("A", compared.a, "a step")->required();
+  comparing->add_option("B", compared.b, "another")->required();
+  comparing
+      ->add_option("--tolerance", compared.tolerance,
+                   "by how much elements may differ and count as equal, relative to the largest of their tensor")
+      ->capture_default_str();
+
+  export_options exported;
+  CLI::App* const exporting =
+      app.add_subcommand("export-safetensors", "Writes the whole tensors of a step as one safetensors file.");
+  exporting->add_option("STEP", exported.step, "a step")->required();
+  exporting->add_option("OUT", exported.out, "the file to write, which must not exist")->required();
+  exporting->add_flag("--weights-only", exported.weights_only, "leave out the optimizer's state");
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help
@@ -33,9 +49,12 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     plait::fail({e.what(), " (--help lists the commands and their options)"});
   }
-  if (app.get_subcommands().empty()) plait::fail("give a command: inspect or verify (--help tells more)");
+  if (app.get_subcommands().empty())
+    plait::fail("give a command: inspect, verify, diff or export-safetensors (--help tells more)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
+  if (comparing->parsed() && !diff(compared)) return exit_found;
+  if (exporting->parsed()) export_safetensors(exported);
   return exit_equal;
 }
 
