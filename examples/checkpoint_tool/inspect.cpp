@@ -1,11 +1,10 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <string>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -176,7 +175,10 @@ void print_step(const listed_step& s, const inspect_options& opt) {
   if (opt.files) {
     const std::vector<writer_total> writers = writers_of(m);
     table files({{"file"}, {"bytes", right}, {"header", right}, {"data", right}, {"boxes", right}, {"blobs", right}});
-    for (std::size_t i = 0; i < m.files.size(); ++i) {
+    std::vector<std::size_t> order(m.files.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](auto i, auto j) { return m.files[i].path < m.files[j].path; });
+    for (const std::size_t i : order) {
       files.add({m.files[i].path, bytes_text(m.files[i].bytes), bytes_text(m.files[i].header_bytes),
                  bytes_text(writers[i].data), std::to_string(writers[i].boxes), std::to_string(writers[i].blobs)});
     }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 /// Returns a text of unknown origin as it may be printed on a terminal, on one line: control characters are escaped.

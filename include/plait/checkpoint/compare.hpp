@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -11,7 +10,6 @@
 #include <cstring>
 #include <limits>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
@@ -38,19 +36,20 @@ struct tensor_difference {
 
 namespace detail {
 
-/// Adds one element. `gap` is |a - b| of numbers that are both finite.
-inline void add_element(double a, double b, double gap, bool same_bits, tensor_difference& into) {
-  const double size_a = std::abs(a), size_b = std::abs(b);
-  if (std::isfinite(a)) into.largest = std::max(into.largest, size_a);
-  if (std::isfinite(b)) into.largest = std::max(into.largest, size_b);
-  if (same_bits) return;
+inline void add_size(double x, tensor_difference& into) {
+  const double size = std::abs(x);
+  if (size <= std::numeric_limits<double>::max()) into.largest = std::max(into.largest, size);
+}
+
+/// Adds two elements that differ. `gap` is |a - b| of numbers that are both finite.
+inline void add_gap(double a, double b, double gap, tensor_difference& into) {
   ++into.differing;
   if (std::isnan(a) && std::isnan(b)) return;
   if (!std::isfinite(a) || !std::isfinite(b)) {
     into.absolute = into.relative = std::numeric_limits<double>::infinity();
   } else if (gap > 0) {
     into.absolute = std::max(into.absolute, gap);
-    into.relative = std::max(into.relative, gap / std::max(size_a, size_b));
+    into.relative = std::max(into.relative, gap / std::max(std::abs(a), std::abs(b)));
   }
 }
 
@@ -61,15 +60,18 @@ void add_elements(std::span<const std::byte> a, std::span<const std::byte> b, te
     Stored x, y;
     std::memcpy(&x, a.data() + at, sizeof(Stored));
     std::memcpy(&y, b.data() + at, sizeof(Stored));
-    const bool same_bits = std::memcmp(&x, &y, sizeof(Stored)) == 0;
+    const auto p = value(x), q = value(y);
+    add_size(static_cast<double>(p), into);
+    if (std::memcmp(&x, &y, sizeof(Stored)) == 0) continue;
+    add_size(static_cast<double>(q), into);
     double gap = 0;
-    if constexpr (std::integral<decltype(value(x))>) {  // exact in 64 bits too
-      const auto p = static_cast<std::uint64_t>(value(x)), q = static_cast<std::uint64_t>(value(y));
-      gap = static_cast<double>(value(x) > value(y) ? p - q : q - p);
+    if constexpr (std::integral<decltype(p)>) {  // exact in 64 bits too
+      const auto u = static_cast<std::uint64_t>(p), v = static_cast<std::uint64_t>(q);
+      gap = static_cast<double>(p > q ? u - v : v - u);
     } else {
-      gap = std::abs(static_cast<double>(value(x)) - static_cast<double>(value(y)));
+      gap = std::abs(static_cast<double>(p) - static_cast<double>(q));
     }
-    add_element(static_cast<double>(value(x)), static_cast<double>(value(y)), gap, same_bits, into);
+    add_gap(static_cast<double>(p), static_cast<double>(q), gap, into);
   }
   into.elements += a.size() / sizeof(Stored);
 }

@@ -1,0 +1,191 @@
+#!/bin/sh
+# Saved steps as checkpoint_tool sees them: what they hold, whether they are whole, how two of different layouts differ,
+# and whole tensors as a safetensors file; what is damaged or badly asked for is said by name, and nothing is overwritten.
+# timeout: 120
+. "$(dirname "$0")/lib/common.sh"
+tool=$BIN/checkpoint_tool
+[ -x "$tool" ] || fail "$tool is not there; build it first"
+
+steps() { python3 "$here/lib/steps.py" "$@" || fail "steps.py $*"; }
+# expect CODE ARGUMENTS...: runs the tool, leaving what it printed in out and err.
+expect() {
+  code=$1
+  shift
+  got=0
+  timeout 30 "$tool" "$@" >out 2>err || got=$?
+  [ "$got" = "$code" ] || fail "checkpoint_tool $* ended with $got, not $code: $(cat out err)"
+}
+# says FILE TEXT: FILE has a line with the text in it.
+says() { grep -qF -e "$2" "$1" || fail "'$2' is missing: $(cat out err)"; }
+# refused TEXT ARGUMENTS...: exit code 2, and one line that begins with the text.
+refused() {
+  text=$1
+  shift
+  expect 2 "$@"
+  [ "$(wc -l <err)" = 1 ] || fail "checkpoint_tool $*: not one line: $(cat err)"
+  case $(cat err) in
+    "checkpoint_tool: $text"*) ;;
+    *) fail "checkpoint_tool $* says '$(cat err)', not '$text'" ;;
+  esac
+}
+
+train tp --steps 4 --sample 0 --mesh tp=2 --checkpoint-dir tp --save-every 2
+train pp --steps 4 --sample 0 --mesh pp=2,tp=2 --resume tp/step-00000002 --checkpoint-dir pp
+train zero --steps 4 --sample 0 --mesh dp=2,tp=2 --data-parallel zero3 --resume tp/step-00000002 --checkpoint-dir zero
+two=tp/step-00000002 four=tp/step-00000004 piped=pp/step-00000004 cut=zero/step-00000004
+
+# What there is.
+expect 0 inspect tp
+[ "$(awk 'NR > 1 { print $1, $4, $5, $NF }' out | tr '\n' ' ')" = "4 63 2 yes 2 63 2 yes " ] ||
+  fail "inspect of a folder: $(cat out)"
+for step in $four $cut; do
+  expect 0 inspect "$step" --json --tensors --files
+  cp out inspected.json
+  steps inspected "$step" inspected.json
+done
+expect 0 inspect $cut/ --tensors --files
+says out "zero/step-00000004: step 4, "
+grep -q '^exp_avg_sq  F32 ' out || fail "there are no totals: $(cat out)"
+grep -Eq '^model.layers.1.mlp.up_proj.weight +F32 +64x32 +[2-9] +8.19 kB$' out || fail "no such tensor: $(cat out)"
+grep -Eq '^data/w00003.safetensors .* kB ' out || fail "no such file: $(cat out)"
+grep -Eq '^data of a writer: max/mean 1\.0[0-9]*$' out || fail "no balance: $(cat out)"
+says out "train.samples   32"
+
+# All of it is what was saved.
+expect 0 verify tp
+says out "2 steps whole: "
+says out "0 damaged, 0 faults"
+expect 0 verify $cut
+grep -Eq '^zero/step-00000004: whole, .* kB read in [0-9.]+ s, [0-9.]+ GB/s$' out || fail "no summary: $(cat out)"
+expect 0 verify "$work/tp/../zero/step-00000004//"
+
+# The same numbers in other boxes; others; and the tolerance that makes them alike.
+expect 0 diff $four $piped
+says out "tensors: 63 bit-identical, 0 different, 0 in one step only"
+[ "$(tail -n 1 out)" = equal ] || fail "diff says $(tail -n 1 out)"
+expect 1 diff $four $cut
+[ "$(tail -n 1 out)" = different ] || fail "diff says $(tail -n 1 out)"
+expect 0 diff $four $cut --tolerance 1e-4
+[ "$(tail -n 1 out)" = "equal, within the tolerance" ] || fail "diff says $(tail -n 1 out)"
+expect 1 diff $four $cut --tolerance 1e-12
+expect 1 diff $two $four --tolerance 1e-4
+grep -Eq '^train.samples +16 +32$' out || fail "scalars are not compared: $(cat out)"
+grep -Eq '^lm_head.weight +F32 +[0-9]+ +8192 ' out || fail "tensors are not compared: $(cat out)"
+
+# Other tensors and types.
+train bf16 --steps 1 --sample 0 --moments bf16 --checkpoint-dir bf16
+train muon --steps 1 --sample 0 --optimizer muon --checkpoint-dir muon
+expect 1 diff bf16/step-00000001 muon/step-00000001
+grep -Eq '^optim.lm_head.weight.exp_avg +BF16 256x32 +F32 256x32$' out || fail "types are not compared: $(cat out)"
+says out "only in A: tensor optim.model.layers.0.mlp.up_proj.weight.exp_avg_sq"
+expect 1 diff muon/step-00000001 bf16/step-00000001
+says out "only in B: tensor optim.model.layers.0.mlp.up_proj.weight.exp_avg_sq"
+
+# Whole tensors, for others.
+for step in $four $cut; do
+  rm -f all.safetensors weights.safetensors
+  expect 0 export-safetensors "$step" all.safetensors
+  says out "all.safetensors: 63 tensors, "
+  steps exported "$step" all.safetensors
+  expect 0 export-safetensors "$step" weights.safetensors --weights-only
+  steps exported "$step" weights.safetensors weights
+done
+cp weights.safetensors kept
+refused "OUT: there is 'weights.safetensors' already" export-safetensors $four weights.safetensors
+cmp -s weights.safetensors kept || fail "an existing file was changed"
+ln -s nowhere dangling
+refused "OUT: there is 'dangling' already" export-safetensors $four dangling
+refused "OUT: there is '.' already" export-safetensors $four .
+refused "OUT: there is '/dev/null' already" export-safetensors $four /dev/null
+refused "OUT: cannot create 'none/x.tmp-" export-safetensors $four none/x
+refused "OUT: the name of the file to write is empty" export-safetensors $four ''
+refused "OUT: 'tp/step-00000004/data/x' lies in the step itself" export-safetensors $four $four/data/x
+got=0
+(ulimit -f 100 && timeout 30 "$tool" export-safetensors $four limited >out 2>err) || got=$?
+[ "$got" = 2 ] || fail "a file size limit: $got"
+says err "OUT: cannot write 'limited.tmp-"
+[ -z "$(find . -name '*.tmp-*' -o -name limited)" ] || fail "what was not finished is left: $(ls)"
+
+# What is badly asked for.
+refused "PATH: there is no 'none'" inspect none
+refused "PATH: there is no 'none/step-00000001'" verify none/step-00000001
+refused "PATH: 'config.json' is no directory; name a step or a folder of steps" inspect config.json
+mkdir empty
+refused "PATH: 'empty' holds no steps" inspect empty
+refused "PATH: 'empty' holds no steps" verify empty
+refused "PATH: the path is empty" inspect ''
+refused "A: 'tp' is no step; name one of those in it, such as tp/step-00000004" diff tp $four
+refused "B: 'empty' is no step, and there is none in it" diff $four empty
+refused "STEP: 'tp' is no step" export-safetensors tp x
+refused "--tensors is for one step" inspect tp --tensors
+refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --tolerance -1
+refused "--tolerance is nan; legal" diff $four $cut --tolerance nan
+refused "Could not convert: --tolerance = x" diff $four $cut --tolerance x
+refused "B is required" diff $four
+refused "give a command: inspect, verify, diff or export-safetensors"
+refused "The following argument was not expected: list" list
+refused "The following argument was not expected: --frob" inspect tp --frob
+cp -r $two renamed
+refused "PATH: 'renamed' has a manifest, but not the name of its step" inspect renamed
+if "$tool" inspect tp >/dev/full 2>err; then fail "a full standard output goes unnoticed"; fi
+says err "what is printed cannot be written"
+expect 0 --help
+says out "export-safetensors"
+
+# A link to a step, the step as the folder to stand in, and a layout that would take hold of a terminal.
+ln -s $four best
+expect 0 verify best
+(cd $four && timeout 30 "$tool" verify . >/dev/null) || fail "verify does not take ."
+cp -r tp odd
+steps relabel odd/step-00000004 '"\u001b[2J\u009b31mdp=1\n"'
+for command in verify inspect; do
+  expect 0 $command odd
+  expect 0 $command odd/step-00000004
+  if LC_ALL=C grep -q "$(printf '[\033\233]')" out; then fail "$command prints control characters"; fi
+done
+says out 'layout: \x1b[2J\xc2\x9b31mdp=1\n'
+
+# Damage: verify names it, and nothing is made of it.
+cp -r tp bad
+box=$(steps flip bad/step-00000004 model.layers.0.mlp.down_proj.weight)
+expect 1 verify bad/step-00000004
+says out "tensor 'model.layers.0.mlp.down_proj.weight' box $box (bytes "
+says out "bad/step-00000004: 1 fault"
+expect 1 verify bad
+says out "1 step whole: "
+says out "1 damaged, 1 fault"
+expect 0 inspect bad # which reads no data
+expect 2 diff $four bad/step-00000004
+says err "is damaged: tensor 'model.layers.0.mlp.down_proj.weight' box $box"
+refused "STEP: 'bad/step-00000004/data/w0000" export-safetensors bad/step-00000004 damaged
+[ -z "$(find . -name 'damaged*')" ] || fail "a file is made of damaged tensors"
+
+truncate -s -1 bad/step-00000002/data/w00001.safetensors
+expect 1 verify bad
+says out "0 steps whole; 2 damaged, "
+says out "it is truncated"
+expect 0 inspect bad
+says out "no: 'bad/step-00000002/data/w00001.safetensors' has "
+rm bad/step-00000002/data/w00001.safetensors
+expect 1 verify bad/step-00000002
+says out "cannot open 'bad/step-00000002/data/w00001.safetensors'"
+expect 0 inspect bad/step-00000002
+says out "not whole: 'bad/step-00000002/data/w00001.safetensors' is missing"
+
+printf ' ' >>bad/step-00000004/manifest.json
+mkdir bad/step-00000006.tmp-0123
+refused "PATH: 'bad/step-00000004/COMMIT' is not that of its" inspect bad/step-00000004
+refused "B: 'bad/step-00000004/COMMIT' is not that of its" diff $four bad/step-00000004
+refused "STEP: 'bad/step-00000004/COMMIT' is not that of its" export-safetensors bad/step-00000004 x
+expect 0 inspect bad
+grep -Eq '^ +4 +- .* no: .*COMMIT. is not that of its directory and manifest' out || fail "a bad manifest: $(cat out)"
+says out "leftover of a writer: bad/step-00000006.tmp-0123"
+expect 0 inspect bad --json
+python3 -c '
+import json
+found = json.load(open("out"))
+assert [s["whole"] for s in found["steps"]] == [False, False], found
+assert found["leftovers"] == ["bad/step-00000006.tmp-0123"], found' || fail "inspect --json of a folder: $(cat out)"
+rm bad/step-00000004/COMMIT
+expect 1 verify bad/step-00000004
+says out "has no COMMIT: it was never finished"

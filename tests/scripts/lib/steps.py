@@ -1,0 +1,151 @@
+"""Looks into saved steps with Python's standard library alone.
+
+    steps.py exported STEP FILE [weights]    FILE is plain safetensors with every tensor of STEP (or only the weights),
+                                             whole, as STEP's boxes have it
+    steps.py flip STEP TENSOR                flips the last bit of a box of TENSOR, and prints the box, as in [0:2, 4:8]
+    steps.py relabel STEP LAYOUT             gives STEP another layout, which is a JSON string, and a COMMIT that fits
+    steps.py inspected STEP JSON             what checkpoint_tool inspect --json has printed is true of STEP
+"""
+
+import itertools
+import json
+import os
+import struct
+import sys
+
+SIZES = {"F32": 4, "BF16": 2, "F64": 8}
+
+
+def require(condition, text):
+    if not condition:
+        sys.exit(text)
+
+
+def manifest(step):
+    with open(f"{step}/manifest.json", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def boxes(tensor):
+    """Yields offset, extent, file, position, bytes of each box."""
+    n = len(tensor["shape"])
+    numbers = tensor["boxes"]
+    for at in range(0, len(numbers), 2 * n + 4):
+        some = numbers[at:at + 2 * n + 4]
+        yield some[:n], some[n:2 * n], some[2 * n], some[2 * n + 1], some[2 * n + 2]
+
+
+def gathered(step, saved, tensor):
+    """The bytes of a whole tensor, put together row by row."""
+    size, shape = SIZES[tensor["dtype"]], tensor["shape"]
+    out = bytearray(size * product(shape))
+    for offset, extent, file, position, length in boxes(tensor):
+        with open(f"{step}/{saved['files'][file][0]}", "rb") as data:
+            data.seek(position)
+            part = data.read(length)
+        row = size * (extent[-1] if extent else 1)
+        for i, place in enumerate(itertools.product(*(range(n) for n in extent[:-1]))):
+            to = 0
+            for at, begin, whole in zip([*place, 0], offset, shape):
+                to = to * whole + begin + at
+            out[size * to:size * to + row] = part[i * row:(i + 1) * row]
+    return bytes(out)
+
+
+def product(numbers):
+    out = 1
+    for n in numbers:
+        out *= n
+    return out
+
+
+def safetensors(path):
+    """Reads a file by the format's rules: names to dtype, shape, bytes."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    require(header.pop("__metadata__", {}).get("format") == "pt", f"{path}: it does not say how its tensors lie")
+    end, out = 0, {}
+    for name, entry in header.items():
+        begin, after = entry["data_offsets"]
+        require(begin == end, f"{path}: a gap before {name}")
+        require(after - begin == SIZES[entry["dtype"]] * product(entry["shape"]), f"{path}: the length of {name}")
+        out[name] = entry["dtype"], entry["shape"], data[begin:after]
+        end = after
+    require(end == len(data), f"{path}: bytes behind the last tensor")
+    return out
+
+
+def exported(step, path, what=""):
+    saved, found = manifest(step), safetensors(path)
+    expected = {n: t for n, t in saved["tensors"].items() if not what or not n.startswith("optim.")}
+    require(len(expected) > 10 and found.keys() == expected.keys(), f"{path}: it has {sorted(found)}")
+    require(any(len(list(boxes(t))) > 1 for t in expected.values()), f"{step}: all its tensors are single boxes")
+    for name, tensor in expected.items():
+        dtype, shape, data = found[name]
+        require([dtype, shape] == [tensor["dtype"], tensor["shape"]], f"{path}: {name} is {dtype} {shape}")
+        require(data == gathered(step, saved, tensor), f"{path}: {name} has other elements")
+
+
+def flip(step, name):
+    saved = manifest(step)
+    offset, extent, file, position, length = list(boxes(saved["tensors"][name]))[-1]
+    with open(f"{step}/{saved['files'][file][0]}", "r+b") as data:
+        data.seek(position + length - 1)
+        last = data.read(1)[0]
+        data.seek(position + length - 1)
+        data.write(bytes([last ^ 1]))
+    print("[" + ", ".join(f"{o}:{o + e}" for o, e in zip(offset, extent)) + "]")
+
+
+def relabel(step, layout):
+    with open(f"{step}/manifest.json", encoding="utf-8") as file:
+        text = file.read()
+    text = text.replace(json.dumps(manifest(step)["layout"]), layout, 1).encode()
+    require(json.loads(text)["layout"] == json.loads(layout), f"{step}: the layout stays")
+    crc = 0xffffffff
+    for byte in text:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    with open(f"{step}/manifest.json", "wb") as file:
+        file.write(text)
+    with open(f"{step}/COMMIT", encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    lines[2] = f"manifest.json {len(text)} bytes, CRC-32C {crc ^ 0xffffffff:08x}"
+    with open(f"{step}/COMMIT", "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+
+
+def inspected(step, path):
+    saved = manifest(step)
+    with open(path, encoding="utf-8") as file:
+        found = json.load(file)
+    require([found[k] for k in ("step", "layout", "scalars", "blobs", "whole")] ==
+            [saved["step"], saved["layout"], saved["scalars"], {}, True], f"{path}: {found}")
+    require(found["bytes"] == sum(os.path.getsize(f"{step}/{f[0]}") for f in saved["files"]), f"{path}: bytes")
+    listed = {t["name"]: t for t in found["tensor_list"]}
+    require(len(listed) == found["tensors"] and listed.keys() == saved["tensors"].keys(), f"{path}: {sorted(listed)}")
+    totals = {}
+    for name, tensor in saved["tensors"].items():
+        n, size = len(list(boxes(tensor))), sum(b[4] for b in boxes(tensor))
+        of = listed[name]
+        require([of["dtype"], of["shape"], of["boxes"], of["bytes"]] == [tensor["dtype"], tensor["shape"], n, size],
+                f"{path}: {of}")
+        kind = name.split(".")[-1] if name.startswith("optim.") else "weights"
+        require(of["kind"] == kind, f"{path}: {of}")
+        sums = totals.setdefault((kind, tensor["dtype"]), [0, 0, 0, 0])
+        for i, more in enumerate([1, n, product(tensor["shape"]), size]):
+            sums[i] += more
+    require({(t["kind"], t["dtype"]): [t[k] for k in ("tensors", "boxes", "elements", "bytes")]
+             for t in found["totals"]} == totals, f"{path}: {found['totals']}")
+    writers = [[f["path"], f["bytes"], f["header"], f["data"]] for f in found["file_list"]]
+    require(writers == [[f[0], f[1], f[2], f[1] - f[2]] for f in saved["files"]], f"{path}: {writers}")
+    data = [w[3] for w in writers]
+    require(abs(found["max_over_mean"] - max(data) * len(data) / sum(data)) < 1e-12, f"{path}: max_over_mean")
+    require(sum(f["boxes"] for f in found["file_list"]) == sum(s[1] for s in totals.values()), f"{path}: boxes")
+
+
+if __name__ == "__main__":
+    {"exported": exported, "flip": flip, "relabel": relabel, "inspected": inspected}[sys.argv[1]](*sys.argv[2:])
