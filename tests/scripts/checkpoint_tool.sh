@@ -80,6 +80,45 @@ grep -Eq '^optim.lm_head.weight.exp_avg +BF16 256x32 +F32 256x32$' out || fail "
 says out "only in A: tensor optim.model.layers.0.mlp.up_proj.weight.exp_avg_sq"
 expect 1 diff muon/step-00000001 bf16/step-00000001
 says out "only in B: tensor optim.model.layers.0.mlp.up_proj.weight.exp_avg_sq"
+train adamw --steps 1 --sample 0 --checkpoint-dir adamw
+expect 1 diff adamw/step-00000001 muon/step-00000001 --tolerance 100
+grep -Eq '^tensors: .* 0 different, [1-9][0-9]* in one step only$' out || fail "names are not compared: $(cat out)"
+
+# Scalars and blobs.
+expect 1 diff $two $four --tolerance 100
+grep -Eq '^tensors: .* 63 within 100, 0 different, 0 in one step only$' out || fail "the tolerance is not used: $(cat out)"
+says out "scalars: 2 equal, 0 within 100, 3 different, 0 in one step only"
+cp -r tp first
+cp -r tp second
+kept=first/step-00000004 changed=second/step-00000004
+steps set $kept scalars/noise 0.5
+expect 1 diff $kept $changed
+says out "only in A: scalar noise"
+steps set $changed scalars/noise 0.50001
+expect 1 diff $kept $changed
+grep -Eq '^noise +0.5 +0.50001$' out || fail "reals are not compared: $(cat out)"
+expect 0 diff $kept $changed --tolerance 1e-4
+steps set $kept scalars/noise '{"float64": "7ff8000000000000"}'
+expect 1 diff $kept $changed --tolerance 1e-4
+steps set $changed scalars/noise '{"float64": "7ff8000000000000"}'
+expect 0 diff $kept $changed
+expect 0 inspect $kept --json
+says out '"noise": "nan"'
+steps blob $kept vocabulary 'a b c'
+expect 1 diff $kept $changed
+says out "only in A: blob vocabulary"
+steps blob $changed vocabulary 'a b d'
+expect 0 verify $changed
+expect 0 inspect $changed
+grep -Eq '^vocabulary +5 B$' out || fail "blobs are not told: $(cat out)"
+expect 1 diff $kept $changed
+says out "blob vocabulary differs"
+steps blob $kept vocabulary2 x
+cp -r $kept third-step
+rm -r $changed
+mv third-step $changed
+expect 0 diff $kept $changed
+says out "blobs: 2 equal, 0 different, 0 in one step only"
 
 # Whole tensors, for others.
 for step in $four $cut; do
@@ -137,7 +176,7 @@ ln -s $four best
 expect 0 verify best
 (cd $four && timeout 30 "$tool" verify . >/dev/null) || fail "verify does not take ."
 cp -r tp odd
-steps relabel odd/step-00000004 '"\u001b[2J\u009b31mdp=1\n"'
+steps set odd/step-00000004 layout '"\u001b[2J\u009b31mdp=1\n"'
 for command in verify inspect; do
   expect 0 $command odd
   expect 0 $command odd/step-00000004

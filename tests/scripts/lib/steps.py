@@ -3,7 +3,8 @@
     steps.py exported STEP FILE [weights]    FILE is plain safetensors with every tensor of STEP (or only the weights),
                                              whole, as STEP's boxes have it
     steps.py flip STEP TENSOR                flips the last bit of a box of TENSOR, and prints the box, as in [0:2, 4:8]
-    steps.py relabel STEP LAYOUT             gives STEP another layout, which is a JSON string, and a COMMIT that fits
+    steps.py set STEP PLACE JSON             sets a member of STEP's manifest, as layout or scalars/seed, and commits it
+    steps.py blob STEP NAME TEXT             adds a blob, in a file of its own
     steps.py inspected STEP JSON             what checkpoint_tool inspect --json has printed is true of STEP
 """
 
@@ -99,23 +100,45 @@ def flip(step, name):
     print("[" + ", ".join(f"{o}:{o + e}" for o, e in zip(offset, extent)) + "]")
 
 
-def relabel(step, layout):
-    with open(f"{step}/manifest.json", encoding="utf-8") as file:
-        text = file.read()
-    text = text.replace(json.dumps(manifest(step)["layout"]), layout, 1).encode()
-    require(json.loads(text)["layout"] == json.loads(layout), f"{step}: the layout stays")
+def crc32c(data):
     crc = 0xffffffff
-    for byte in text:
+    for byte in data:
         crc ^= byte
         for _ in range(8):
             crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
+def commit(step, saved):
+    text = json.dumps(saved).encode()
     with open(f"{step}/manifest.json", "wb") as file:
         file.write(text)
     with open(f"{step}/COMMIT", encoding="utf-8") as file:
         lines = file.read().split("\n")
-    lines[2] = f"manifest.json {len(text)} bytes, CRC-32C {crc ^ 0xffffffff:08x}"
+    lines[2] = f"manifest.json {len(text)} bytes, CRC-32C {crc32c(text):08x}"
     with open(f"{step}/COMMIT", "w", encoding="utf-8") as file:
         file.write("\n".join(lines))
+
+
+def set_member(step, place, value):
+    saved = manifest(step)
+    *outer, last = place.split("/")
+    at = saved
+    for key in outer:
+        at = at[key]
+    at[last] = json.loads(value)
+    commit(step, saved)
+
+
+def blob(step, name, text):
+    saved, data, path = manifest(step), text.encode(), f"data/{name}.safetensors"
+    entry = json.dumps({name: {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    header = struct.pack("<Q", len(entry)) + entry
+    with open(f"{step}/{path}", "wb") as file:
+        file.write(header + data)
+    saved["blobs"][name] = [len(saved["files"]), len(header), len(data), crc32c(data)]
+    saved["files"].append([path, len(header) + len(data), len(header), crc32c(header)])
+    commit(step, saved)
 
 
 def inspected(step, path):
@@ -148,4 +171,5 @@ def inspected(step, path):
 
 
 if __name__ == "__main__":
-    {"exported": exported, "flip": flip, "relabel": relabel, "inspected": inspected}[sys.argv[1]](*sys.argv[2:])
+    commands = {"exported": exported, "flip": flip, "set": set_member, "blob": blob, "inspected": inspected}
+    commands[sys.argv[1]](*sys.argv[2:])
