@@ -1,4 +1,4 @@
-// checkpoint_save [--megabytes N] [--rounds N] [--directory DIR]
+// checkpoint_save [--megabytes N] [--rounds N] [--directory DIR] [--json FILE]
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -49,6 +49,7 @@ struct matrices_of {
         std::memcpy(out, part.data() + from, static_cast<std::size_t>(to - from) * sizeof(float));
       };
       h.write = [&part](const std::byte* in) { std::memcpy(part.data(), in, part.size() * sizeof(float)); };
+      h.target = [&part] { return reinterpret_cast<std::byte*>(part.data()); };
     }
     return all;
   }
@@ -90,7 +91,7 @@ struct times {
 
 int main(int argc, char** argv) {
   std::int64_t megabytes = 768, rounds = 5;
-  std::string directory = "build/benchmark-checkpoint";
+  std::string directory = "build/benchmark-checkpoint", json;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     if (option == "--megabytes")
@@ -99,6 +100,8 @@ int main(int argc, char** argv) {
       rounds = std::atoll(argv[i + 1]);
     else if (option == "--directory")
       directory = argv[i + 1];
+    else if (option == "--json")
+      json = argv[i + 1];
     else
       return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
   }
@@ -192,6 +195,11 @@ int main(int argc, char** argv) {
   const double read = line("read, raw, cold", t.read);
   const double load = line("load on the same layout, cold", t.load);
   const double reshard = line("load on tp=4 instead of dp=2, tp=2, cold", t.reshard);
+  if (std::FILE* file = json.empty() ? nullptr : std::fopen(json.c_str(), "w")) {
+    std::fprintf(file, "{\"stall\": %g, \"whole\": %g, \"load\": %g, \"reshard\": %g}\n", stall, stall + save, load,
+                 reshard);
+    std::fclose(file);
+  }
   int missed = 0;
   const auto target = [&](const char* what, double value, double limit, bool at_most) {
     const bool met = at_most ? value <= limit : value >= limit;

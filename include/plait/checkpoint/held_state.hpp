@@ -34,6 +34,8 @@ struct held_tensor {
   dtype type{};        ///< of its elements in a checkpoint
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;  ///< [from, to) of the part's elements
   std::function<void(const std::byte* in)> write;                                ///< all of them
+  /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
+  std::function<std::byte*()> target{};
 
   std::int64_t size() const { return end - begin; }
   std::size_t element_bytes() const { return size_of(type); }
@@ -79,6 +81,13 @@ inline void encode_moments(const optimizer_tensor& t, const bf16* in, std::uint8
 /// Whole blocks and parts of them that a piece of an optimizer's tensor meets.
 inline std::int64_t scales_of(const optimizer_tensor& t) {
   return (t.place + t.size + kernels::moment_block - 1) / kernels::moment_block;
+}
+
+/// Whether the optimizer's state lies in the host's memory, where no collective goes.
+template <compute_device Device>
+bool keeps_on_host(const Device& device) {
+  if constexpr (requires { device.host_bytes_in_use(); }) return device.host_bytes_in_use() > 0;
+  return false;
 }
 
 template <compute_device Device>
@@ -142,6 +151,7 @@ std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) 
       ctx.device.upload(p.changed_piece(), in, static_cast<std::size_t>(p.piece().size()) * sizeof(M),
                         ctx.device.main_stream());
     };
+    held.target = [&p] { return reinterpret_cast<std::byte*>(p.changed_piece()); };
   });
   return all;
 }
@@ -162,6 +172,8 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
         detail::read_optimizer(ctx, t, from - first, to - first, out);
       };
       held.write = [&ctx, t](const std::byte* in) { detail::write_optimizer(ctx, t, in); };
+      if (t.coded == optimizer_tensor::code::none && !detail::keeps_on_host(ctx.device))
+        held.target = [t] { return t.values; };
     });
   });
   return all;

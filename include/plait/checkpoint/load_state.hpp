@@ -306,13 +306,19 @@ class state_loader {
     const auto width = static_cast<std::int64_t>(h.element_bytes());
     const auto first = [&](std::int64_t i) { return h.size() * i / copies * width; };  // byte of the i-th share
     const std::int64_t most = (h.size() + copies - 1) / copies * width;
+    const bool even = most * copies == h.size() * width;
+    const auto stream = ctx_.device.main_stream();
+    if (even && h.target) {
+      std::byte* const to = h.target();
+      ctx_.device.upload(to + own * most, share, static_cast<std::size_t>(most), stream);
+      return ctx_.ranks.group(h.copies).all_gather(to + own * most, to, static_cast<std::size_t>(most), dtype::u8);
+    }
     const auto all_bytes = static_cast<std::size_t>(most * copies);
     if (!there_ || there_->bytes() < all_bytes) {
       there_.reset();
       there_.emplace(make_collective_buffer<std::byte>(ctx_.device, all_bytes));
     }
     std::byte* all = there_->template data<std::byte>();
-    const auto stream = ctx_.device.main_stream();
     ctx_.device.upload(all + own * most, share, static_cast<std::size_t>(first(own + 1) - first(own)), stream);
     ctx_.ranks.group(h.copies).all_gather(all + own * most, all, static_cast<std::size_t>(most), dtype::u8);
     if constexpr (!std::is_same_v<Device, cpu>) {
@@ -320,7 +326,7 @@ class state_loader {
       ctx_.device.download(raw_.data(), all, all_bytes, stream);
       all = raw_.data();
     }
-    if (most * copies != h.size() * width)  // shares differ in length by an element: close the gaps
+    if (!even)  // shares differ in length by an element: close the gaps
       for (std::int64_t i = 1; i < copies; ++i)
         std::memmove(all + first(i), all + i * most, static_cast<std::size_t>(first(i + 1) - first(i)));
     h.write(all);
