@@ -12,6 +12,12 @@ using namespace plait::test;
 
 namespace {
 
+#ifdef PLAIT_TEST_SANITIZED
+constexpr std::size_t stride = 5;  // every fifth pair, which are all kinds of layouts still
+#else
+constexpr std::size_t stride = 1;
+#endif
+
 /// Every layout saves two steps of its own training, and every layout loads them, over other weights.
 template <class Precision = double>
 void check_all_pairs(const scenario& s, const std::vector<saved_layout>& layouts) {
@@ -22,7 +28,7 @@ void check_all_pairs(const scenario& s, const std::vector<saved_layout>& layouts
       run.save(folder / "steps", 2);
     });
     REQUIRE(saved.optimizer_steps == 2);
-    for (std::size_t to = 0; to < layouts.size(); ++to) {
+    for (std::size_t to = from % stride; to < layouts.size(); to += stride) {
       CAPTURE(text_of(layouts[from]));
       CAPTURE(text_of(layouts[to]));
       const state_digest loaded = run_saved<Precision>(s, layouts[to], 2, [&](auto& run) {

@@ -40,7 +40,7 @@ struct own_tensors {
   static constexpr std::int64_t height = 13, width = 6, elements = 15;
   static constexpr double all_bytes = 4 * (height * width + elements);
 
-  own_tensors(const context<cpu>& ctx, std::uint64_t seed) : ctx_(ctx) {
+  own_tensors(const context<cpu>& ctx, std::uint64_t seed) {
     const std::int64_t ranks = ctx.ranks.shape().extent(axis_of<tp>), rank = ctx.ranks.coordinate(axis_of<tp>);
     const std::int64_t each = (height + ranks - 1) / ranks;
     part_.dims = 2;
@@ -89,7 +89,6 @@ struct own_tensors {
     return h;
   }
 
-  const context<cpu>& ctx_;
   box part_;
 };
 
