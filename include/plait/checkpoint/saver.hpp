@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -242,7 +243,7 @@ class checkpoint_saver {
       lock.unlock();
       write(*next);
       lock.lock();
-      next->background = seconds(next->staged, clock::now());
+      if (next->background == 0) next->background = seconds(next->staged, clock::now());
       next->ended = true;
       changed_.notify_all();
     }
@@ -255,15 +256,21 @@ class checkpoint_saver {
       if (writer == 0)
         commit(j, done);
       else
-        write_whole(files_, j.path, name + ".note", note_text(done));
+        leave(j.path, name + ".note", note_text(done));
     } catch (const std::exception& e) {
       j.failure = e.what();
       if (writer == 0) j.directory->abandon();
       try {
-        if (writer != 0) write_whole(files_, j.path, name + ".failed", j.failure);
+        if (writer != 0) leave(j.path, name + ".failed", j.failure);
       } catch (const std::exception&) {  // rank 0 learns of it when all ranks meet
       }
     }
+  }
+  /// Puts a text where rank 0 finds it whole. It is gone before the step is committed, and nobody syncs it.
+  void leave(const std::string& directory, const std::string& name, const std::string& text) {
+    const std::string path = directory + "/" + name;
+    files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
+    files_.rename(path + ".tmp", path);
   }
   void commit(job& j, const written_share& own) {
     manifest all;
@@ -273,11 +280,12 @@ class checkpoint_saver {
     std::map<std::string, std::size_t> known;
     add_share(all, known, own);
     const auto begin = clock::now();
+    const auto waited = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - begin); };
     std::vector<bool> have(static_cast<std::size_t>(ranks_.size()), false);
     have[0] = true;
     std::size_t missing = have.size() - 1;
     for (auto pause = std::chrono::milliseconds(1); missing > 0;
-         pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
+         pause = std::clamp<std::chrono::milliseconds>(waited() / 16, pause, std::chrono::milliseconds(100))) {
       for (const directory_entry& entry : files_.list(j.path)) {
         const std::string path = j.path + "/" + entry.name;
         if (entry.name.ends_with(".failed"))
@@ -297,6 +305,7 @@ class checkpoint_saver {
       if (changed_.wait_for(lock, pause, [&] { return gone_ == &j || ending_; })) fail(gave_up);
     }
     j.warning = j.directory->commit(all);
+    j.background = seconds(j.staged, clock::now());
     const retention keep = [&] {
       const std::lock_guard lock(mutex_);
       return options_.keep;
