@@ -192,7 +192,10 @@ class reporter {
   /// What became of a save; it has its time on a rank, and all ranks' bytes.
   void saved(const plait::finished_save& s, double bytes) {
     plait::json_object line;
-    line.add("step", s.step).add("bytes", bytes).add("stall", s.stall).add("background", s.background);
+    line.add("step", s.step)
+        .add("bytes", static_cast<std::uint64_t>(bytes))
+        .add("stall", s.stall)
+        .add("background", s.background);
     if (!s.failure.empty()) line.add("failure", s.failure);
     if (!s.warning.empty()) line.add("warning", s.warning);
     if (log_) log_->write(plait::json_object().add("save", line));
