@@ -10,39 +10,6 @@
 using namespace plait;
 using namespace plait::test;
 
-namespace {
-
-#ifdef PLAIT_TEST_SANITIZED
-constexpr std::size_t stride = 5;  // every fifth pair, which are all kinds of layouts still
-#else
-constexpr std::size_t stride = 1;
-#endif
-
-/// Every layout saves two steps of its own training, and every layout loads them, over other weights.
-template <class Precision = double>
-void check_all_pairs(const scenario& s, const std::vector<saved_layout>& layouts) {
-  for (std::size_t from = 0; from < layouts.size(); ++from) {
-    const temp_folder folder;
-    const state_digest saved = run_saved<Precision>(s, layouts[from], 1, [&](auto& run) {
-      run.train(0, 2);
-      run.save(folder / "steps", 2);
-    });
-    REQUIRE(saved.optimizer_steps == 2);
-    for (std::size_t to = from % stride; to < layouts.size(); to += stride) {
-      CAPTURE(text_of(layouts[from]));
-      CAPTURE(text_of(layouts[to]));
-      const state_digest loaded = run_saved<Precision>(s, layouts[to], 2, [&](auto& run) {
-        const loaded_state got = load_state(run.ctx, run.ranks, run.model, run.optimizer, folder / "steps");
-        if (got.step != 2) fail("another step");
-      });
-      CHECK(loaded.optimizer_steps == saved.optimizer_steps);
-      CHECK(differences(loaded, saved) == "");
-    }
-  }
-}
-
-}  // namespace
-
 TEST_CASE("AdamW, an odd vocabulary: every layout loads what every layout saves") {
   check_all_pairs(saved_scenario(), many_layouts());
 }

@@ -11,6 +11,7 @@
 #include "four_axes.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
+#include "temp_folder.hpp"
 
 /// Small Llamas whose training state is saved on one layout and loaded on another.
 namespace plait::test {
@@ -209,6 +210,29 @@ inline scenario saved_scenario() {
   s.config.layers = 5;
   s.batch = 48, s.microbatches = 4;
   return s;
+}
+
+/// Every layout saves two steps of its own training, and every layout loads them, over other weights.
+template <class Precision = double>
+void check_all_pairs(const scenario& s, const std::vector<saved_layout>& layouts) {
+  for (std::size_t from = 0; from < layouts.size(); ++from) {
+    const temp_folder folder;
+    const state_digest saved = run_saved<Precision>(s, layouts[from], 1, [&](auto& run) {
+      run.train(0, 2);
+      run.save(folder / "steps", 2);
+    });
+    REQUIRE(saved.optimizer_steps == 2);
+    for (std::size_t to = 0; to < layouts.size(); ++to) {
+      CAPTURE(text_of(layouts[from]));
+      CAPTURE(text_of(layouts[to]));
+      const state_digest loaded = run_saved<Precision>(s, layouts[to], 2, [&](auto& run) {
+        const loaded_state got = load_state(run.ctx, run.ranks, run.model, run.optimizer, folder / "steps");
+        if (got.step != 2) fail("another step");
+      });
+      CHECK(loaded.optimizer_steps == saved.optimizer_steps);
+      CHECK(differences(loaded, saved) == "");
+    }
+  }
 }
 
 }  // namespace plait::test

@@ -1,0 +1,21 @@
+// timeout: 300
+// What checkpoint.cpp tests of all layouts, of a few of each kind: the sanitizers look at this one.
+#include <vector>
+
+#include "support/saved_llama.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+TEST_CASE("a few layouts load what each other saves, with moments of all bits and of eight") {
+  scenario s = saved_scenario();
+  s.config.layers = 2;
+  std::vector<saved_layout> few;
+  for (std::size_t i : {5, 8, 13}) few.push_back(many_layouts().at(i));
+  check_all_pairs<double>(s, few);
+  s.optimizer = adamw_options{.moments = moment_type::int8};
+  few.pop_back();
+  few.front().parallel.cut = bucket_cut::blocks(256);
+  few.back().mesh = {1, 1, 2, 1};
+  check_all_pairs<double>(s, few);
+}
