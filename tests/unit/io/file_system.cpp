@@ -13,7 +13,7 @@
 
 namespace {
 
-std::span<const std::byte> bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 /// A file that writes and reads three bytes at a time and stops taking them at byte 20, and whose first sync fails.
 class small_steps final : public plait::file_handle {
@@ -44,13 +44,13 @@ class small_steps final : public plait::file_handle {
 
 TEST_CASE("short writes and reads go on, ends are told, a failed sync is final") {
   small_steps file;
-  file.write(0, bytes("abcdefghijk"));
+  file.write(0, bytes_of("abcdefghijk"));
   CHECK(file.text == "abcdefghijk");
   std::string back(7, ' ');
   file.read(2, std::as_writable_bytes(std::span(back)));
   CHECK(back == "cdefghi");
   CHECK_ERROR(file.read(6, std::as_writable_bytes(std::span(back))), "'small' is truncated", "byte 11", "have 13");
-  CHECK_ERROR(file.write(18, bytes("abcdef")), "cannot write 'small'", "none of 3 bytes");
+  CHECK_ERROR(file.write(18, bytes_of("abcdef")), "cannot write 'small'", "none of 3 bytes");
   CHECK_ERROR(file.sync(), "cannot sync 'small': Input/output error");
   CHECK_ERROR(file.sync(), "cannot sync 'small'", "failed before");
   CHECK(file.syncs == 1);
@@ -61,8 +61,8 @@ TEST_CASE("what the system's files do") {
   plait::posix_file_system files;
   {
     const auto file = files.create(dir / "a");
-    file->write(3, bytes("xyz"));
-    file->write(0, bytes("uvw"));
+    file->write(3, bytes_of("xyz"));
+    file->write(0, bytes_of("uvw"));
     file->sync();
     CHECK(file->size() == 6);
     CHECK(file->descriptor() >= 0);
@@ -71,7 +71,7 @@ TEST_CASE("what the system's files do") {
   CHECK(plait::read_whole(files, dir / "a") == "uvwxyz");
   CHECK_ERROR(files.create(dir / "a"), "cannot create '" + (dir / "a") + "': File exists");
   CHECK_ERROR(files.open(dir / "none"), "cannot open '", "none': No such file");
-  CHECK_ERROR(files.open(dir / "a")->write(0, bytes("x")), "cannot write '", "Bad file descriptor");
+  CHECK_ERROR(files.open(dir / "a")->write(0, bytes_of("x")), "cannot write '", "Bad file descriptor");
   files.make_directory(dir / "d");
   CHECK_ERROR(files.make_directory(dir / "d"), "cannot make the directory '", "exists");
   CHECK_ERROR(files.open(dir / "d"), "d': it is no regular file");
@@ -124,7 +124,7 @@ TEST_CASE("a limit on the size of files ends in words") {
   const auto old = std::signal(SIGXFSZ, SIG_IGN);
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
   const auto file = files.create(dir / "a");
-  const std::string text = error_of([&] { file->write(0, bytes(std::string(2000, 'x'))); });
+  const std::string text = error_of([&] { file->write(0, bytes_of(std::string(2000, 'x'))); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, old);
   CHECK(text == "cannot write '" + (dir / "a") + "': File too large");
