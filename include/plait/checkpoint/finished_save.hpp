@@ -1,4 +1,4 @@
-// What is known of a save of a training state when it has come to its end. Next: checkpoint/saver.hpp.
+// The outcome of a save of a training state. Next: checkpoint/saver.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a rank holds of a training state, tensor by tensor, read and written through host memory: weights and whatever
+// The part of a training state that a rank holds, by tensor, read and written through host memory: weights and whatever
 // the optimizer keeps of them. It opens no file. Next: checkpoint/saver.hpp, checkpoint/load_state.hpp.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace plait {
 
-/// What a rank holds of a tensor: elements [begin, end), counted row-major, of a part. It refers to the model, the
+/// The part of a tensor that a rank holds: elements [begin, end), counted row-major. It refers to the model, the
 /// optimizer and the context that it was made from.
 struct held_tensor {
   std::string name;                 ///< a parameter's, or "optim.NAME.exp_avg" and the like
@@ -41,7 +41,7 @@ struct held_tensor {
   std::size_t element_bytes() const { return size_of(type); }
 };
 
-/// What a program saves beside a model and its optimizer.
+/// Things that a program saves beside a model and its optimizer.
 struct saved_extras {
   saved_scalars scalars{};                                   ///< equal on all ranks; rank 0's are written
   std::vector<std::pair<std::string, std::string>> blobs{};  ///< names and bytes; likewise

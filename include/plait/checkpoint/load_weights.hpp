@@ -47,7 +47,7 @@ inline std::unordered_map<std::string_view, const safetensors_entry*> entries_by
   return by_name;
 }
 
-/// What the parameters of some stages ask of a file.
+/// The tensors that the parameters of some stages ask of a file.
 struct wanted_tensors {
   std::set<std::uint64_t> names;  ///< hashed, of all parameters
   std::vector<std::string> missing, misfits;

@@ -71,7 +71,7 @@ struct stored_file {
 /// A scalar keeps its type and every bit: whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
 /// `std::uint64_t`; a double may be infinite or a NaN.
 using stored_scalar = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
-/// What is saved beside tensors, by name: the position in the data, a seed, settings.
+/// Values that are saved beside tensors, by name: the position in the data, a seed, settings.
 using saved_scalars = std::vector<std::pair<std::string, stored_scalar>>;
 
 /// Everything that a committed step holds.

@@ -36,7 +36,7 @@ struct staged_share {
   std::span<const std::byte> bytes;
 };
 
-/// What a writer has written: its file, its boxes of each tensor, its blobs. `stored_bytes::file` is 0.
+/// The outcome of a writer's work: its file, its boxes of each tensor, its blobs. `stored_bytes::file` is 0.
 struct written_share {
   stored_file file;
   std::vector<stored_tensor> tensors;
