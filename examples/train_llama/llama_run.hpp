@@ -201,7 +201,7 @@ class llama_run final : public model_run {
     } catch (const std::exception& e) {
       problem = e.what();
     }
-    plait::detail::require_no_complaint(device_, world_.root(), problem, "--checkpoint-dir: ");
+    plait::agree_on(device_, world_.root(), problem, "--checkpoint-dir: ");
     newest_saved_ =
         static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
     if (s_.opt.resume == "auto" && newest_saved_ >= 0) path = s_.opt.checkpoint_dir;
@@ -210,7 +210,7 @@ class llama_run final : public model_run {
       problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved_, " already, and this run begins ",
                             "after step ", steps_before_, "; --resume auto goes on from the newest, and another ",
                             "directory takes what this run saves"});
-    plait::detail::require_no_complaint(device_, world_.root(), problem, "--checkpoint-dir: ");
+    plait::agree_on(device_, world_.root(), problem, "--checkpoint-dir: ");
     return steps_before_;
   }
   std::int64_t newest_saved() override { return newest_saved_; }

@@ -88,7 +88,7 @@ train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1
 
 # Signals: SIGUSR1 saves and goes on, SIGTERM saves and ends.
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
-  --warmup 10 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
+  --warmup 0 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
 watcher=$!
 for _ in $(seq 200); do
   [ -s signals.jsonl ] && break
@@ -107,7 +107,7 @@ wait "$watcher" || code=$?
 [ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat signals.err)"
 last=$(logs get signals.jsonl steps)
 grep -q "^saved step $last: " signals.out || fail "SIGTERM does not save step $last: $(cat signals.out)"
-train onwards --steps $((last + 1)) --warmup 10 --sample 0 --checkpoint-dir signals --resume auto
+train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signals --resume auto
 grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
 
 # A folder in which nothing is yet.

@@ -38,7 +38,20 @@ void agree(Device& device, any_communicator& ranks, Work&& work) {
   const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
   if (first == all.end()) return;
   const bool alike = std::all_of(all.begin(), all.end(), [&](const std::string& text) { return text == *first; });
-  fail(alike ? *first : cat({"rank ", first - all.begin(), ": ", *first}));
+  throw error_of_all(alike ? *first : cat({"rank ", first - all.begin(), ": ", *first}));
+}
+
+/// Throws on every rank where some rank has something to say: `what`, and then what the ranks say, each thing once and
+/// at most sixteen. Collective over `ranks`.
+template <compute_device Device>
+void agree_on(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
+  std::vector<std::string> said;
+  for (std::string& text : gather_texts(device, ranks, mine))
+    if (!text.empty() && said.size() < 16 && std::find(said.begin(), said.end(), text) == said.end())
+      said.push_back(std::move(text));
+  std::string all;
+  for (const std::string& text : said) append(all, {all.empty() ? "" : "; ", text});
+  if (!all.empty()) throw error_of_all(what + all);
 }
 
 }  // namespace plait

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "plait/checkpoint/boxes.hpp"
 #include "plait/core/box.hpp"
 #include "plait/nn/parameter/home.hpp"
 
@@ -14,25 +15,10 @@ namespace plait::detail {
 /// Calls f(global index, local index, count) for each run of `part` that is contiguous in the global row-major tensor.
 template <class F>
 void each_run(const box& part, F&& f) {
-  std::int64_t run = 1, rows = 1, stride = 1;
-  int outer = part.dims;  // dims from here on are one run
-  while (outer > 0) {
-    const auto d = static_cast<std::size_t>(--outer);
-    run *= part.local[d];
-    if (part.local[d] != part.global[d]) break;
-  }
-  for (int d = 0; d < outer; ++d) rows *= part.local[static_cast<std::size_t>(d)];
-  for (std::int64_t row = 0; row < rows; ++row) {
-    std::int64_t rest = row, at = 0;
-    stride = 1;
-    for (std::size_t d = static_cast<std::size_t>(part.dims); d-- > 0;) {
-      std::int64_t index = part.offset[d];
-      if (static_cast<int>(d) < outer) index += rest % part.local[d], rest /= part.local[d];
-      at += index * stride;
-      stride *= part.global[d];
-    }
-    f(at, row * run, run);
-  }
+  box whole = part;
+  whole.offset = {};
+  whole.local = part.global;
+  each_common_run(part, whole, part, std::forward<F>(f));
 }
 
 /// As `each_run`, for those elements of the part that are in `piece` and have a global index below `logical`, which is

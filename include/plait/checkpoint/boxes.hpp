@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "plait/core/box.hpp"
@@ -78,6 +79,49 @@ constexpr std::optional<box> intersection(const box& a, const box& b) {
   }
   return common;
 }
+
+namespace detail {
+
+/// Returns where an element of a tensor, by its place in each dim, lies in a box of it that is stored row-major.
+inline std::int64_t place_in(const box& stored, const std::array<std::int64_t, max_dims>& at) {
+  std::int64_t place = 0;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(stored.dims); ++d)
+    place = place * stored.local[d] + (at[d] - stored.offset[d]);
+  return place;
+}
+
+/// Returns how many elements of `part` lie without a gap in both `a` and `b`, and the dims before those that these
+/// cover.
+inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, const box& b) {
+  std::int64_t run = 1;
+  int outer = part.dims;
+  while (outer > 0) {
+    const auto d = static_cast<std::size_t>(--outer);
+    run *= part.local[d];
+    if (part.local[d] != a.local[d] || part.local[d] != b.local[d]) break;
+  }
+  return {run, outer};
+}
+
+/// Calls f(place in `a`, place in `b`, elements) for each run of `part` that lies without a gap in both.
+template <class F>
+void each_common_run(const box& part, const box& a, const box& b, F&& f) {
+  if (part.local_size() == 0) return;
+  const auto [run, outer] = common_run(part, a, b);
+  std::array<std::int64_t, max_dims> at = part.offset;
+  while (true) {
+    f(place_in(a, at), place_in(b, at), run);
+    int d = outer - 1;
+    for (; d >= 0; --d) {
+      const auto i = static_cast<std::size_t>(d);
+      if (++at[i] < part.offset[i] + part.local[i]) break;
+      at[i] = part.offset[i];
+    }
+    if (d < 0) return;
+  }
+}
+
+}  // namespace detail
 
 /// Finds which of many boxes of one tensor overlap another: O(n log n) to build; a query costs about as much as it
 /// finds, for boxes that tile the tensor. It is a tree of bounding boxes, halved where they spread most.

@@ -1,5 +1,5 @@
-// The part of a training state that a rank holds, by tensor, read and written through host memory: weights and whatever
-// the optimizer keeps of them. It opens no file. Next: checkpoint/saver.hpp, checkpoint/load_state.hpp.
+// The part of a training state that a rank holds, tensor by tensor, read and written through host memory: weights and
+// whatever the optimizer keeps of them. It opens no file. Next: checkpoint/saver.hpp, checkpoint/load_state.hpp.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 
 namespace plait {
 
-/// The part of a tensor that a rank holds: elements [begin, end), counted row-major. It refers to the model, the
-/// optimizer and the context that it was made from.
+/// The part of a tensor that a rank holds: elements [begin, end), counted row-major, of a box. It refers to the model,
+/// the optimizer and the context that it was made from.
 struct held_tensor {
   std::string name;                 ///< a parameter's, or "optim.NAME.exp_avg" and the like
   std::vector<std::int64_t> shape;  ///< global, without padding
@@ -78,12 +78,12 @@ inline void encode_moments(const optimizer_tensor& t, const bf16* in, std::uint8
   }
 }
 
-/// Whole blocks and parts of them that a piece of an optimizer's tensor meets.
+/// Returns how many blocks, whole or in part, a piece of an optimizer's tensor meets.
 inline std::int64_t scales_of(const optimizer_tensor& t) {
   return (t.place + t.size + kernels::moment_block - 1) / kernels::moment_block;
 }
 
-/// Whether the optimizer's state lies in the host's memory, where no collective goes.
+/// Returns whether the optimizer's state lies in the host's memory, where no collective goes.
 template <compute_device Device>
 bool keeps_on_host(const Device& device) {
   if constexpr (requires { device.host_bytes_in_use(); }) return device.host_bytes_in_use() > 0;

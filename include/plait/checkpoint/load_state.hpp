@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
@@ -55,7 +56,7 @@ struct loaded_state {
   }
 };
 
-/// How a step's tensors become those of a model where the two are not the same. Names are a parameter's or
+/// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
 /// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
 struct load_rules {
   std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
@@ -65,32 +66,6 @@ struct load_rules {
 };
 
 namespace detail {
-
-/// Throws on every rank alike where some rank has something to complain of: what the first few of them say.
-template <compute_device Device>
-void require_no_complaint(Device& device, any_communicator& ranks, const std::string& mine, const std::string& what) {
-  std::string all, last;
-  bool said = mine.empty();
-  for (int round = 0; round < 16; ++round) {
-    const double next =
-        all_reduce_scalar(device, ranks, said ? -1e18 : -static_cast<double>(ranks.rank()), reduce_op::max);
-    if (next < -1e17) break;
-    const int who = static_cast<int>(-next);
-    const std::string text = broadcast_text(device, ranks, mine, who);
-    said = said || who == ranks.rank() || mine == text;  // ranks of one stage say the same
-    append(all, {all.empty() ? "" : "; ", text});
-  }
-  if (!all.empty()) throw error_of_all(what + all);
-}
-
-/// "'a', 'b' and 3 more".
-inline std::string names_of(const std::vector<std::string>& names) {
-  constexpr std::size_t most = 8;
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < most; ++i) append(text, {i == 0 ? "'" : ", '", names[i], "'"});
-  if (names.size() > most) append(text, {" and ", names.size() - most, " more"});
-  return text;
-}
 
 /// `n` elements of a file as the elements of a held tensor.
 inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
@@ -181,7 +156,7 @@ class state_loader {
   }
 
  private:
-  void complain(const std::string& problem) { require_no_complaint(ctx_.device, ranks_, problem, "checkpoint: "); }
+  void complain(const std::string& problem) { agree_on(ctx_.device, ranks_, problem, "checkpoint: "); }
 
   std::string stored_name(const held_tensor& h) const {
     return rules_.stored_name ? rules_.stored_name(h.name) : h.name;
@@ -219,11 +194,11 @@ class state_loader {
       if (!known && !(rules_.may_ignore && rules_.may_ignore(name))) unexpected.push_back(name);
     }
     std::string problem;
-    if (!missing.empty()) problem = cat({"the model needs ", names_of(missing), ", which it has not"});
+    if (!missing.empty()) problem = cat({"the model needs ", quoted(missing), ", which it has not"});
     if (!unexpected.empty())
-      append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", names_of(unexpected)});
+      append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", quoted(unexpected)});
     if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
-    require_no_complaint(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
+    agree_on(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
   }
   static std::string text_of(const std::vector<std::int64_t>& shape) {

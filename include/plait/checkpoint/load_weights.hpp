@@ -71,15 +71,6 @@ struct wanted_tensors {
   }
 };
 
-/// Names in quotes, the first twenty of them.
-inline std::string quoted(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 20); ++i)
-    append(text, {i == 0 ? "'" : ", '", names[i], "'"});
-  if (names.size() > 20) append(text, {" and ", names.size() - 20, " more"});
-  return text;
-}
-
 }  // namespace detail
 
 /// Fills parameter `p` with what this rank stores of `full`, a whole tensor without padding, converted to its master

@@ -2,6 +2,7 @@
 // opened here: see checkpoint/safetensors_reader.hpp and checkpoint/safetensors_writer.hpp.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -197,4 +198,16 @@ void copy_elements(const safetensors_entry& entry, T* out) {
         std::floating_point<T> ? "floating point" : "integers"});
 }
 
+namespace detail {
+
+/// Returns names in quotes, the first twenty of them.
+inline std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 20); ++i)
+    append(text, {i == 0 ? "'" : ", '", names[i], "'"});
+  if (names.size() > 20) append(text, {" and ", names.size() - 20, " more"});
+  return text;
+}
+
+}  // namespace detail
 }  // namespace plait
