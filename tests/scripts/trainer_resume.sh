@@ -145,7 +145,7 @@ refused "'config.json' is a file; legal are a saved step" --resume config.json
 refused "--seed is 2, and '.*' was saved with 1" --resume "$step" --seed 2
 refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
 refused "--steps is 2, and 3 are behind what --resume" --resume "$step" --steps 2
-refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_buffer'.* more, which it has not; nothing in the model is 'optim" \
+refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_buffer'.*, which it has not; nothing in the model is 'optim.* and 8 more" \
   --resume "$step" --optimizer muon
 refused "'ck1' has step 6 already, and this run begins after step 0; --resume auto" --checkpoint-dir ck1
 refused "'ck1' has step 6 already, and this run begins after step 3" --checkpoint-dir ck1 --resume "$step"
