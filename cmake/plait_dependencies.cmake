@@ -10,7 +10,7 @@
 # /usr/local/cuda) or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages, which is looked for
 # beside the python3 in PATH).
 #
-#   plait_add_compiled(<folder>)       plait::compiled, a library of compiled.cpp there, built where it is linked with
+#   plait_add_compiled(<folder>)       plait::compiled, a library of compiled*.cpp there, built where it is linked with
 #   plait_add_compiled_cuda(<folder>)  plait::compiled_cuda, of compiled_cuda*.cu; the caller's project has enabled CUDA
 #
 # Each plait_find_* sets <missing> to the list of what was not found, empty if all is there.
@@ -166,7 +166,7 @@ function(plait_add_compiled folder)
   if(TARGET plait_compiled)
     return()
   endif()
-  add_library(plait_compiled STATIC EXCLUDE_FROM_ALL "${folder}/compiled.cpp")
+  add_library(plait_compiled STATIC EXCLUDE_FROM_ALL "${folder}/compiled.cpp" "${folder}/compiled_files.cpp")
   add_library(plait::compiled ALIAS plait_compiled)
   target_link_libraries(plait_compiled PUBLIC plait::cpu)
   target_compile_definitions(plait_compiled INTERFACE PLAIT_COMPILED)

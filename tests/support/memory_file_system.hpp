@@ -92,6 +92,22 @@ class memory_file_system final : public file_system {
     return out;
   }
 
+  /// All names and bytes as they are now: equal for file systems that nobody can tell apart before a crash.
+  std::string image() const {
+    const std::lock_guard lock(mutex_);
+    std::string all;
+    const auto add = [&](const auto& self, const node& n) -> void {
+      all += cat({n.directory ? "d" : "f", n.directory ? n.names.size() : n.now.size(), " "});
+      all += n.now;
+      for (const auto& [name, child] : n.names) {
+        all += cat({name.size(), " ", name});
+        self(self, *child);
+      }
+    };
+    add(add, *root_);
+    return all;
+  }
+
   /// The bytes of a file, to look at or to damage.
   std::string& contents(const std::string& path) { return file_at(path, "look at")->now; }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -67,6 +68,11 @@ struct stored_file {
   std::uint32_t header_crc32c = 0;  ///< of those
   friend bool operator==(const stored_file&, const stored_file&) = default;
 };
+
+/// The version of manifests that this plait writes, and the only one that it reads.
+inline constexpr std::uint64_t manifest_version = 1;
+/// The "format" of every manifest.
+inline constexpr std::string_view manifest_format = "plait checkpoint";
 
 /// A scalar keeps its type and every bit: whole numbers that fit 64 signed bits are `std::int64_t`, larger ones
 /// `std::uint64_t`; a double may be infinite or a NaN.

@@ -1,4 +1,4 @@
-// Reads the JSON of a manifest, strictly, without a tree of it. What is consistent beyond its shape:
+// Receives the JSON of a manifest from a parser, strictly, without a tree of it. What is consistent beyond its shape:
 // checkpoint/manifest_check.hpp; the text itself: checkpoint/manifest_json.hpp. Next:
 // tests/unit/checkpoint/manifest.cpp.
 #pragma once
@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -16,17 +15,12 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/manifest_check.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait {
 
-/// The version that this plait writes, and the only one that it reads.
-inline constexpr std::uint64_t manifest_version = 1;
-
 namespace detail {
 
-inline constexpr std::string_view manifest_format = "plait checkpoint";
 inline constexpr std::size_t manifest_hex_digits = 16;
 
 /// Receives the events of the JSON parser and accepts the one shape of a manifest. No tree is built.
@@ -338,15 +332,5 @@ class manifest_reader {
 };
 
 }  // namespace detail
-
-/// Reads the text of a manifest, strictly: the keys that `manifest_text` writes, each once, format and version first,
-/// and nothing else; checked by `check_manifest`. Throws `error` starting with `source`.
-inline manifest parse_manifest(std::string_view text, const std::string& source = "manifest") {
-  detail::manifest_reader reader(source);
-  if (text.find('\0') != text.npos) reader.bad("it contains a zero byte");  // the JSON parser would stop there
-  nlohmann::json::sax_parse(text.data(), text.data() + text.size(), &reader);
-  check_manifest(reader.out, source);
-  return std::move(reader.out);
-}
 
 }  // namespace plait

@@ -17,7 +17,6 @@
 
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/core/error.hpp"
-#include "plait/io/json_reader.hpp"
 
 namespace plait {
 
@@ -27,22 +26,7 @@ inline constexpr const char* safetensors_index_name = "model.safetensors.index.j
 /// Returns the file of each tensor, as the text of a model.safetensors.index.json says. Throws `error`, its text
 /// starting with `source`, where it has no weight_map, or one that names something else than .safetensors files of the
 /// same folder.
-inline std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source) {
-  const nlohmann::json json = parse_json(text, source);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (map == json.end() || !map->is_object())
-    fail({source, ": it has no weight_map, an object from the names of tensors to those of files"});
-  std::map<std::string, std::string> out;
-  for (const auto& [tensor, file] : map->items()) {
-    const std::string name = file.is_string() ? file.get<std::string>() : std::string();
-    if (!name.ends_with(".safetensors") || name.find_first_of(std::string_view("/\\\0", 3)) != name.npos)
-      fail({source, ": the file of tensor '", tensor, "' is ",
-            file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 200),
-            "; legal is the name of a .safetensors file in the same folder"});
-    out.emplace(tensor, name);
-  }
-  return out;
-}
+std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source);
 
 /// The files of a folder that have tensors, open. The entries point into the mapped files, so that no byte is read
 /// before somebody looks at it, and live as long as any copy of this object.
@@ -158,3 +142,7 @@ class safetensors_directory {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/checkpoint/safetensors_directory.ipp"  // IWYU pragma: keep
+#endif

@@ -3,17 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/safetensors_format.hpp"
@@ -21,145 +16,6 @@
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {
-
-namespace detail {
-
-/// Receives the events of the JSON parser and accepts the header's one shape:
-/// `{"__metadata__": {key: string, ..}, name: {"dtype": string, "shape": [..], "data_offsets": [begin, end]}, ..}`.
-/// No tree is built, so a hostile header costs a few bytes of memory for each of its own.
-class safetensors_header {
- public:
-  struct tensor {
-    std::string name;
-    std::optional<safetensors_dtype> dtype;
-    std::optional<std::vector<std::int64_t>> shape;
-    std::optional<std::vector<std::int64_t>> offsets;
-  };
-  std::vector<tensor> tensors;
-  safetensors_metadata metadata;
-
-  explicit safetensors_header(const std::string& source) : source_(source) {}
-
-  // The interface that nlohmann::json::sax_parse calls; each returns whether to go on.
-  bool null() { return unexpected("null"); }
-  bool boolean(bool) { return unexpected("true or false"); }
-  bool number_float(double, const std::string& text) { return unexpected(text); }
-  bool number_integer(std::int64_t value) { return unexpected(std::to_string(value)); }
-  bool number_unsigned(std::uint64_t value) {
-    if (place_ != place::numbers) return unexpected(std::to_string(value));
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-      return unexpected(std::to_string(value));
-    numbers_->push_back(static_cast<std::int64_t>(value));
-    return true;
-  }
-  template <class Binary>
-  bool binary(Binary&) {
-    return unexpected("binary data");
-  }
-  bool string(std::string& value) {
-    if (place_ == place::metadata) {
-      metadata.back().second = std::move(value);
-      return true;
-    }
-    if (place_ != place::field || field_ != "dtype") return unexpected(cat({"the string \"", value, "\""}));
-    tensor& t = tensors.back();
-    t.dtype = find_safetensors_dtype(value);
-    if (!t.dtype) bad(cat({"tensor '", t.name, "' has the unknown dtype \"", value, "\"; legal are ", legal_dtypes()}));
-    place_ = place::tensor;
-    return true;
-  }
-  bool start_object(std::size_t) {
-    if (place_ == place::before) return go(place::root);
-    if (place_ == place::value) return go(in_metadata_ ? place::metadata : place::tensor);
-    return unexpected("an object");
-  }
-  bool key(std::string& name) {
-    switch (place_) {
-      case place::root:
-        if (!names_.insert(name).second) bad(cat({"the name '", name, "' appears twice"}));
-        in_metadata_ = name == "__metadata__";
-        if (!in_metadata_) tensors.push_back({std::move(name), {}, {}, {}});
-        return go(place::value);
-      case place::metadata:
-        if (!metadata_keys_.insert(name).second) bad(cat({"the __metadata__ key '", name, "' appears twice"}));
-        metadata.emplace_back(std::move(name), "");
-        return true;
-      default:
-        field_ = std::move(name);
-        return check_field();
-    }
-  }
-  bool end_object() {
-    if (place_ == place::metadata) return go(place::root);
-    if (place_ == place::tensor) {
-      const tensor& t = tensors.back();
-      const char* missing = !t.dtype ? "dtype" : !t.shape ? "shape" : !t.offsets ? "data_offsets" : nullptr;
-      if (missing != nullptr) bad(cat({"tensor '", t.name, "' has no ", missing}));
-      return go(place::root);
-    }
-    return go(place::after);
-  }
-  bool start_array(std::size_t) {
-    if (place_ != place::field || field_ == "dtype") return unexpected("an array");
-    tensor& t = tensors.back();
-    numbers_ = &(field_ == "shape" ? t.shape : t.offsets).emplace();
-    return go(place::numbers);
-  }
-  bool end_array() { return go(place::tensor); }
-  template <class Exception>
-  bool parse_error(std::size_t, const std::string&, const Exception& e) {
-    bad(cat({"malformed JSON: ", std::string_view(e.what()).substr(0, 300)}));
-  }
-
-  [[noreturn]] void bad(const std::string& what) const { fail({source_, ": safetensors header: ", what}); }
-
- private:
-  enum class place { before, root, value, metadata, tensor, field, numbers, after };
-
-  bool go(place next) {
-    place_ = next;
-    return true;
-  }
-  bool unexpected(const std::string& what) const {
-    const std::string where =
-        place_ == place::before     ? "at the start, where { is legal"
-        : place_ == place::metadata ? "as a value of __metadata__, where a string is legal"
-        : in_metadata_              ? "as __metadata__, where an object is legal"
-        : place_ == place::field    ? cat({"as ", field_, " of tensor '", tensors.back().name, "'"})
-        : place_ == place::numbers
-            ? cat({"in ", field_, " of tensor '", tensors.back().name, "', where whole numbers from 0 are legal"})
-            : cat({"as tensor '", tensors.back().name, "', where an object is legal"});
-    bad(cat({"found ", what, " ", where}));
-  }
-  bool check_field() {
-    tensor& t = tensors.back();
-    const bool dtype = field_ == "dtype", shape = field_ == "shape", offsets = field_ == "data_offsets";
-    if (!dtype && !shape && !offsets) {
-      bad(cat({"tensor '", t.name, "' has the unknown key '", field_, "'; legal are dtype, shape, data_offsets"}));
-    }
-    if ((dtype && t.dtype) || (shape && t.shape) || (offsets && t.offsets)) {
-      bad(cat({"tensor '", t.name, "' has the key '", field_, "' twice"}));
-    }
-    return go(place::field);
-  }
-  static std::string legal_dtypes() {
-    std::string names;
-    for (const auto& row : safetensors_dtypes) {
-      names += names.empty() ? "" : ", ";
-      names += row.name;
-    }
-    return names;
-  }
-
-  const std::string& source_;
-  place place_ = place::before;
-  bool in_metadata_ = false;
-  std::string field_;
-  std::vector<std::int64_t>* numbers_ = nullptr;
-  std::unordered_set<std::string> names_, metadata_keys_;
-};
-
-}  // namespace detail
 
 /// The content of a safetensors file.
 struct safetensors_contents {
@@ -171,64 +27,7 @@ struct safetensors_contents {
 /// JSON is allowed, all else is strict: data of the tensors contiguous from 0 to the last byte of the file without
 /// holes or overlaps, each as long as its shape says, no name or key twice. The spans of the result point into `file`.
 /// Throws `error`, its text starting with `source` and naming the tensor.
-inline safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source) {
-  if (file.size() < 8)
-    fail({source, ": ", file.size(), " bytes are no safetensors file; it starts with 8 bytes of header length"});
-  std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), 8);
-  if (length > safetensors_max_header) {
-    if (std::to_integer<char>(file[0]) == '{')
-      fail({source,
-            ": this is JSON, an index or a config.json perhaps; name a .safetensors file, or the folder that has the "
-            "index of a model in shards"});
-    fail({source, ": the safetensors header claims ", length, " bytes; legal are up to ", safetensors_max_header});
-  }
-  if (length > file.size() - 8) {
-    fail({source, ": truncated: the safetensors header claims ", length, " bytes, and ", file.size() - 8, " are left"});
-  }
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
-  const std::span<const std::byte> data = file.subspan(8 + length);
-
-  detail::safetensors_header header(source);
-  const std::size_t start = text.find_first_not_of(" \t\r\n");
-  if (start == text.npos || text[start] != '{') header.bad("it does not start with {");
-  if (text.find('\0') != text.npos) header.bad("it contains a zero byte");  // the JSON parser would stop there
-  nlohmann::json::sax_parse(text.begin(), text.end(), &header);
-
-  safetensors_contents out;
-  out.metadata = std::move(header.metadata);
-  auto& tensors = header.tensors;
-  for (const auto& t : tensors) {
-    if (t.offsets->size() != 2) {
-      header.bad(cat({"tensor '", t.name, "' has ", t.offsets->size(), " data_offsets; legal are 2"}));
-    }
-  }
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const auto& a, const auto& b) { return *a.offsets < *b.offsets; });
-  std::uint64_t position = 0;
-  for (auto& t : tensors) {
-    const auto begin = static_cast<std::uint64_t>((*t.offsets)[0]), end = static_cast<std::uint64_t>((*t.offsets)[1]);
-    const std::string range = cat({"tensor '", t.name, "' has data_offsets [", begin, ", ", end, "]"});
-    if (begin != position) {
-      header.bad(cat({range, ", and the data before it end at ", position,
-                      "; tensors must follow each other without holes or overlaps"}));
-    }
-    if (end < begin) header.bad(range + ", which end before they begin");
-    if (end > data.size())
-      header.bad(cat({range, ", and the file has ", data.size(), " bytes of data; it is truncated"}));
-    const auto bytes = safetensors_bytes(*t.shape, *t.dtype);
-    if (!bytes || *bytes != end - begin) {
-      header.bad(cat({range, ", and its shape and dtype take ",
-                      bytes ? std::to_string(*bytes) : std::string("more than 2^63"), " bytes"}));
-    }
-    out.entries.push_back({std::move(t.name), *t.dtype, std::move(*t.shape), data.subspan(begin, end - begin)});
-    position = end;
-  }
-  if (position != data.size()) {
-    header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data.size()}));
-  }
-  return out;
-}
+safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source);
 
 /// An open safetensors file. The entries point into the mapped file and live as long as any copy of the reader.
 class safetensors_reader {
@@ -276,3 +75,7 @@ class safetensors_reader {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/checkpoint/safetensors_reader.ipp"  // IWYU pragma: keep
+#endif

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +18,6 @@
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/file_system.hpp"
-#include "plait/io/json_writer.hpp"
 
 namespace plait {
 
@@ -99,47 +97,8 @@ inline written_share write_share(file_system& files, const std::string& director
 
 /// The text of a writer's note, and back. Notes are read by the job that wrote them, and never again. They tell of no
 /// blobs, which rank 0 writes itself.
-inline std::string note_text(const written_share& share) {
-  std::string tensors;
-  for (const stored_tensor& t : share.tensors) {
-    std::string numbers;
-    for (const stored_box& b : t.boxes) {
-      for (std::size_t d = 0; d < t.shape.size(); ++d) append(numbers, {b.offset[d], ",", b.extent[d], ","});
-      append(numbers, {b.stored.position, ",", b.stored.bytes, ",", b.stored.crc32c, ","});
-    }
-    if (!numbers.empty()) numbers.pop_back();
-    std::string shape;
-    for (const std::int64_t n : t.shape) append(shape, {shape.empty() ? "" : ",", n});
-    append(tensors, {tensors.empty() ? "" : ",\n", "[", json_string(t.name), ",", json_string(name_of(t.dtype)), ",[",
-                     shape, "],[", numbers, "]]"});
-  }
-  const stored_file& f = share.file;
-  return cat(
-      {"[", json_string(f.path), ",", f.bytes, ",", f.header_bytes, ",", f.header_crc32c, ",[", tensors, "]]\n"});
-}
-inline written_share parse_note(const std::string& text) {
-  const nlohmann::json note = nlohmann::json::parse(text);
-  written_share share;
-  share.file = {note.at(0), note.at(1), note.at(2), note.at(3)};
-  for (const auto& t : note.at(4)) {
-    stored_tensor tensor{t.at(0), safetensors_dtype::f32, t.at(2), {}};
-    tensor.dtype = find_safetensors_dtype(t.at(1).get<std::string>()).value();
-    const std::vector<std::uint64_t> numbers = t.at(3);
-    for (std::size_t i = 0; i < numbers.size();) {
-      stored_box b;
-      for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
-        b.offset[d] = static_cast<std::int64_t>(numbers.at(i++));
-        b.extent[d] = static_cast<std::int64_t>(numbers.at(i++));
-      }
-      b.stored.position = numbers.at(i++);
-      b.stored.bytes = numbers.at(i++);
-      b.stored.crc32c = static_cast<std::uint32_t>(numbers.at(i++));
-      tensor.boxes.push_back(b);
-    }
-    share.tensors.push_back(std::move(tensor));
-  }
-  return share;
-}
+std::string note_text(const written_share& share);
+written_share parse_note(const std::string& text);
 
 /// Adds a writer's share to the manifest of its step. `known` has the places of tensors in it.
 inline void add_share(manifest& m, std::map<std::string, std::size_t>& known, const written_share& share) {
@@ -164,3 +123,7 @@ inline void add_share(manifest& m, std::map<std::string, std::size_t>& known, co
 }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/checkpoint/share.ipp"  // IWYU pragma: keep
+#endif

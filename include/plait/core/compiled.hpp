@@ -1,10 +1,10 @@
 // Macros that choose how code that names no user's type is compiled: with every file that includes it (the default), or
-// once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp, which
-// defines PLAIT_COMPILING. CUDA's kernels have PLAIT_COMPILED_CUDA and compiled_cuda.cu. The code itself is in the
-// `.ipp` beside a header, such as layout/describe.ipp, and in instantiations, as at the end of nn/parameter.hpp.
+// once, in a library. A program that links plait::compiled defines PLAIT_COMPILED; that library is compiled.cpp and
+// compiled_files.cpp, which define PLAIT_COMPILING and PLAIT_COMPILING_FILES; CUDA's is compiled_cuda.cu. The code is
+// in the `.ipp` beside a header, such as layout/describe.ipp, and in instantiations, as in nn/parameter.hpp.
 #pragma once
 
-#if defined(PLAIT_COMPILING)
+#if defined(PLAIT_COMPILING) || defined(PLAIT_COMPILING_FILES)
 #define PLAIT_INLINE
 #else
 #define PLAIT_INLINE inline

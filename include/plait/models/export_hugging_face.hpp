@@ -2,14 +2,9 @@
 // saves no training state, and converts no names. Reading one: models/hugging_face_directory.hpp.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "plait/checkpoint/write_weights.hpp"
 #include "plait/io/atomic_folder.hpp"
@@ -29,38 +24,9 @@ struct export_options {
 
 namespace detail {
 
-/// Files of a model directory that are about text, not weights.
-inline constexpr std::array tokenizer_files = std::to_array<std::string_view>(
-    {"added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
-     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"});
-
-inline std::string_view torch_name(safetensors_dtype type) {
-  return type == safetensors_dtype::f64 ? "float64" : type == safetensors_dtype::f32 ? "float32" : "bfloat16";
-}
-
-/// The text of config.json, with the harmless keys of another, but those that the shape or the weights give.
-inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
-  const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
-  if (how.like.empty()) return text;
-  const std::string from = (std::filesystem::path(how.like) / "config.json").string();
-  nlohmann::json json = nlohmann::json::parse(text);
-  const nlohmann::json old = parse_json(read_file(from, how.knob), from);
-  for (const auto& [key, value] : old.items())
-    if (is_among(harmless_config_keys, key) && key != "dtype" && key != "transformers_version" && !json.contains(key))
-      json[key] = value;
-  return json.dump(2) + "\n";
-}
-
-inline void write_beside_weights(const llama_config& config, safetensors_dtype dtype, const safetensors_shards& shards,
-                                 const std::string& folder, const export_options& how) {
-  const std::filesystem::path to(folder), like(how.like);
-  write_file_atomically((to / "config.json").string(), exported_config(config, dtype, how), how.knob);
-  if (shards.files().size() > 1)
-    write_file_atomically((to / safetensors_index_name).string(), shards.index(), how.knob);
-  for (const std::string_view name : tokenizer_files)
-    if (!how.like.empty() && std::filesystem::exists(like / name))
-      write_file_atomically((to / name).string(), read_file((like / name).string(), how.knob), how.knob);
-}
+/// Writes the files of a model directory that are about shapes and text, not weights.
+void write_beside_weights(const llama_config& config, safetensors_dtype dtype, const safetensors_shards& shards,
+                          const std::string& folder, const export_options& how);
 
 }  // namespace detail
 
@@ -93,3 +59,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
 }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/models/export_hugging_face.ipp"  // IWYU pragma: keep
+#endif

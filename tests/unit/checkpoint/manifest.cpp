@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/checkpoint/manifest_check.hpp"
 #include "plait/checkpoint/manifest_json.hpp"
 #include "support/temp_folder.hpp"
 

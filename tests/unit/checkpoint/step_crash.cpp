@@ -2,6 +2,7 @@
 // timeout: 240
 #include <doctest/doctest.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,10 +29,13 @@ void save(memory_file_system& files, const std::vector<std::uint64_t>& steps, st
   }
 }
 
-/// The committed steps, each of which must be whole and itself.
+/// The committed steps, each of which must be whole and itself. Crashes at many places leave the same files, which are
+/// looked at once.
 std::set<std::uint64_t> whole_steps(memory_file_system& files) {
-  std::set<std::uint64_t> out;
-  if (!files.kind_of("r")) return out;
+  static std::map<std::string, std::set<std::uint64_t>> known;
+  const auto [place, is_new] = known.try_emplace(files.image());
+  std::set<std::uint64_t>& out = place->second;
+  if (!is_new || !files.kind_of("r")) return out;
   for (const plait::committed_step& step : plait::list_steps(files, "r").committed) {
     const auto faults = plait::verify_step(files, step.path);
     CHECK_MESSAGE(faults.empty(), faults.front());
@@ -56,6 +60,7 @@ TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most
   }
   REQUIRE(all > first + 60);
   std::set<std::set<std::uint64_t>> seen;
+  std::set<std::string> gone_on_from;
   for (const keep mode : plait::test::all_keeps) {
     const unsigned seeds = mode == keep::none || mode == keep::all ? 1 : 6;
     for (std::size_t at = 0; at <= all; ++at) {
@@ -82,6 +87,7 @@ TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most
         if (saved[0]) CHECK(newest.has_value());
         if (newest) CHECK(found.count(newest->step) == 1);
         // What was found can be gone on from: the next writer removes what is left, and saves.
+        if (!gone_on_from.insert(after->image()).second) continue;
         {
           plait::step_root root(*after, "r");
           root.remove_leftovers();

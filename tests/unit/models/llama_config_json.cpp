@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/models/config_keys.hpp"
 #include "support/temp_folder.hpp"
 
 namespace {

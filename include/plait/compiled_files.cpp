@@ -1,0 +1,18 @@
+// The part of plait::compiled that reads and writes files, which needs nlohmann/json: see compiled.cpp. A program
+// without model directories and training states needs none of it.
+#ifndef PLAIT_COMPILED
+#define PLAIT_COMPILED  // everything else is in compiled.cpp
+#endif
+#define PLAIT_COMPILING_FILES
+#include "plait/checkpoint/manifest_json.hpp"
+#include "plait/checkpoint/manifest_json.ipp"
+#include "plait/checkpoint/safetensors_directory.hpp"
+#include "plait/checkpoint/safetensors_directory.ipp"
+#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/safetensors_reader.ipp"
+#include "plait/checkpoint/share.hpp"
+#include "plait/checkpoint/share.ipp"
+#include "plait/models/export_hugging_face.hpp"
+#include "plait/models/export_hugging_face.ipp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_config_json.ipp"

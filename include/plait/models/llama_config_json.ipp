@@ -1,0 +1,240 @@
+// The definitions of llama_config_json.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
+#include "plait/io/json_reader.hpp"
+#include "plait/io/json_writer.hpp"
+#include "plait/models/config_keys.hpp"
+#include "plait/models/config_reader.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// `rope` is the old "rope_scaling" or the new "rope_parameters", `c` what it is a key of. Without a type it is the
+/// default; an original length at the top level goes before the one inside, and max_position_embeddings, `longest`,
+/// stands in for both.
+inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_reader& c, std::int64_t longest) {
+  const char* key = rope.has("rope_type") ? "rope_type" : "type";
+  const std::string type = rope.has(key) ? rope.string(key) : "default";
+  if (type != "default" && type != "llama3")
+    rope.bad(key, type, "\"default\" or \"llama3\"; linear, dynamic, yarn and longrope are not supported");
+  rope.only("partial_rotary_factor", 1.0);
+  rope.each_key([&](const std::string& name) {
+    const bool known = type == "default" ? is_among(default_rope_keys, name) : is_among(llama3_rope_keys, name);
+    if (!known) rope.unknown(name, cat({"with the rope_type \"", type, "\" it has no effect, so take it out"}));
+  });
+  if (type == "default") return {};
+  constexpr const char* original = "original_max_position_embeddings";
+  return {.kind = rope_kind::llama3,
+          .factor = rope.number("factor"),
+          .low_freq_factor = rope.number("low_freq_factor"),
+          .high_freq_factor = rope.number("high_freq_factor"),
+          .original_max_position = c.has(original) ? c.integer(original) : rope.integer(original, longest)};
+}
+
+/// A Hugging Face model type that is a Llama with or without some of its variants, and what it takes absent keys for.
+struct llama_family {
+  std::string_view model_type;
+  std::string_view architecture;
+  std::int64_t kv_heads;  ///< 0: as many as heads
+  std::int64_t head_dim;  ///< 0: hidden / heads
+  std::int64_t max_position;
+};
+
+inline constexpr std::array<llama_family, 4> llama_families{{
+    {"llama", "LlamaForCausalLM", 0, 0, 2048},
+    {"mistral", "MistralForCausalLM", 8, 0, 131072},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0, 32768},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128, 32768},
+}};
+
+inline const llama_family* find_llama_family(std::string_view model_type) {
+  for (const llama_family& family : llama_families) {
+    if (family.model_type == model_type) return &family;
+  }
+  return nullptr;
+}
+
+/// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
+inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
+  // transformers' Llama has none, whatever the keys say; a Mistral that calls itself a Llama would lose its own.
+  if (model_type == "llama" && c.has("sliding_window") &&
+      c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
+    c.bad("sliding_window", c.integer("sliding_window"),
+          "null, as a llama has no window; if the model has one, its model_type is mistral");
+  const bool mistral = model_type == "mistral", qwen = model_type == "qwen2" || model_type == "qwen3";
+  std::int64_t window = 0;
+  if (mistral || (qwen && c.boolean("use_sliding_window", false))) {
+    window = c.given("sliding_window") ? c.integer("sliding_window", 0) : 4096;
+    if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
+  }
+  if (mistral && window > 0) {  // keys of Qwen, which transformers' Mistral does not look at
+    c.only("use_sliding_window", true);
+    c.only("max_window_layers", 0);
+  }
+  const std::string differ = ": layers that differ are not supported";
+  if (c.has("layer_types")) {  // goes before max_window_layers
+    const auto types = c.strings("layer_types");
+    const auto all = [&](const char* type) {
+      return static_cast<std::int64_t>(types.size()) == layers &&
+             std::count(types.begin(), types.end(), type) == layers;
+    };
+    const bool sliding = all("sliding_attention"), full = all("full_attention");
+    const std::string times = cat({layers, " (num_hidden_layers) times "});
+    if (window == 0 && !full) c.bad("layer_types", types, times + "\"full_attention\", there being no sliding window");
+    if (mistral && window > 0 && !sliding) c.bad("layer_types", types, times + "\"sliding_attention\"");
+    if (!sliding && !full)
+      c.bad("layer_types", types, cat({times, "\"sliding_attention\" or \"full_attention\"", differ}));
+    return sliding ? window : 0;
+  }
+  if (qwen && window > 0) {  // the layers from max_window_layers on have the window
+    const std::int64_t first = c.integer("max_window_layers", 28);
+    if (first != 0 && (first < 0 || first < layers))
+      c.bad("max_window_layers", first,
+            cat({"0 (all layers have the sliding window) or at least num_hidden_layers, ", layers, " (none has it)",
+                 differ}));
+    return first == 0 ? window : 0;
+  }
+  return window;
+}
+
+/// The token whose row of the embedding gets no gradient, or -1. As in PyTorch, a negative one counts from the end.
+inline std::int64_t parse_pad_token(const config_reader& c, std::int64_t vocab) {
+  if (!c.has("pad_token_id")) return -1;
+  const std::int64_t token = c.integer("pad_token_id");
+  if (token >= vocab || token < -vocab)
+    c.bad("pad_token_id", token, cat({"null, or a token of the vocabulary, 0 to ", vocab - 1}));
+  return token < 0 ? vocab + token : token;
+}
+
+}  // namespace detail
+
+PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::string& source) {
+  const nlohmann::json json = parse_json(text, source);
+  if (!json.is_object()) fail({source, ": the JSON is no object; a config.json of a Llama is expected"});
+  const detail::config_reader c(json, source);
+
+  const std::string type = c.string("model_type");
+  const detail::llama_family* const family = detail::find_llama_family(type);
+  if (!family) c.bad("model_type", type, "\"llama\", \"mistral\", \"qwen2\" or \"qwen3\"");
+  detail::check_config_keys(c);
+  if (c.has("hidden_act") && c.string("hidden_act") != "swish") c.only("hidden_act", "silu");  // two names for one
+
+  llama_config out;
+  out.vocab = c.integer("vocab_size");
+  out.hidden = c.integer("hidden_size");
+  out.layers = c.integer("num_hidden_layers");
+  out.heads = c.integer("num_attention_heads");
+  const bool own_kv_heads = c.given("num_key_value_heads") || family->kv_heads == 0;
+  out.kv_heads = c.integer("num_key_value_heads", own_kv_heads ? out.heads : family->kv_heads);
+  if (c.has("head_dim") || family->head_dim > 0) {
+    out.head_dim = c.integer("head_dim", family->head_dim);
+  } else {
+    if (out.heads < 1 || out.hidden % out.heads != 0) {
+      fail({source, ": hidden_size ", out.hidden, " is no multiple of num_attention_heads ", out.heads,
+            ", and head_dim is not given"});
+    }
+    out.head_dim = out.hidden / out.heads;
+  }
+  out.ffn = c.integer("intermediate_size");
+  out.max_position = c.integer("max_position_embeddings", family->max_position);
+  out.rms_eps = c.number("rms_norm_eps", 1e-6);
+  out.initializer_range = c.number("initializer_range", 0.02);
+  out.tie_embeddings = c.boolean("tie_word_embeddings", false);
+  out.attention_bias = c.boolean("attention_bias", false);
+  out.mlp_bias = c.boolean("mlp_bias", false);
+  out.qkv_bias = type == "qwen2";
+  out.qk_norm = type == "qwen3";
+  out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
+  // The types decide these; a file that asks for something else would not get it.
+  if (type == "mistral" || type == "qwen2") c.only("attention_bias", false);
+  if (type != "llama") c.only("mlp_bias", false);
+  c.only("qkv_bias", out.qkv_bias);
+  c.only("qk_norm", out.qk_norm);
+
+  out.pad_token = detail::parse_pad_token(c, out.vocab);
+
+  out.rope_theta = c.number("rope_theta", 10000.0);
+  const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
+  if (old_rope && c.has("rope_parameters")) {
+    fail({source, ": keys 'rope_scaling' and 'rope_parameters' are both given; they are two names for one thing"});
+  }
+  if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
+    const auto rope = c.object(key);
+    out.rope = detail::parse_rope_scaling(rope, c, out.max_position);
+    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before that of the top level
+  }
+  validate(out, source);
+  return out;
+}
+
+namespace detail {
+
+/// The model type that computes what `config` describes; `error` naming the fields if there is none.
+inline const llama_family& family_of(const llama_config& config) {
+  const auto found = [&](const char* type,
+                         std::initializer_list<std::pair<const char*, bool>> not_with) -> const auto& {
+    std::string extra;
+    for (const auto& [field, set] : not_with) {
+      if (set) extra += (extra.empty() ? "" : ", ") + std::string(field);
+    }
+    if (!extra.empty())
+      fail({"config.json: no model type of Hugging Face computes this model: it would be ", type,
+            ", which does not have ", extra});
+    return *find_llama_family(type);
+  };
+  if (config.qk_norm) return found("qwen3", {{"qkv_bias", config.qkv_bias}, {"mlp_bias", config.mlp_bias}});
+  if (config.qkv_bias)
+    return found("qwen2", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
+  if (config.sliding_window == 0) return *find_llama_family("llama");
+  return found("mistral", {{"attention_bias", config.attention_bias}, {"mlp_bias", config.mlp_bias}});
+}
+
+}  // namespace detail
+
+PLAIT_INLINE std::string llama_config_text(const llama_config& config, const std::string& torch_dtype) {
+  const detail::llama_family& family = detail::family_of(config);
+  const bool llama = family.model_type == "llama", qwen = config.qkv_bias || config.qk_norm;
+  json_object json;
+  json.add("architectures", std::vector<std::string_view>{family.architecture});
+  if (llama || config.qk_norm) json.add("attention_bias", config.attention_bias);
+  json.add("attention_dropout", 0.0).add("head_dim", config.head_dim);
+  json.add("hidden_act", "silu").add("hidden_size", config.hidden).add("initializer_range", config.initializer_range);
+  json.add("intermediate_size", config.ffn).add("max_position_embeddings", config.max_position);
+  if (qwen && config.sliding_window > 0) json.add("max_window_layers", 0);
+  if (llama) json.add("mlp_bias", config.mlp_bias);
+  json.add("model_type", family.model_type).add("num_attention_heads", config.heads);
+  json.add("num_hidden_layers", config.layers).add("num_key_value_heads", config.kv_heads);
+  if (config.pad_token >= 0) json.add("pad_token_id", config.pad_token);
+  if (llama) json.add("pretraining_tp", 1);
+  json.add("rms_norm_eps", config.rms_eps);
+  if (config.rope.kind == rope_kind::llama3) {
+    const auto& r = config.rope;
+    json_object rope;
+    rope.add("factor", r.factor).add("high_freq_factor", r.high_freq_factor).add("low_freq_factor", r.low_freq_factor);
+    rope.add("original_max_position_embeddings", r.original_max_position).add("rope_type", "llama3");
+    json.add("rope_scaling", rope);
+  } else {
+    json.add_null("rope_scaling");
+  }
+  json.add("rope_theta", config.rope_theta);
+  if (config.sliding_window > 0) json.add("sliding_window", config.sliding_window);
+  json.add("tie_word_embeddings", config.tie_embeddings).add("torch_dtype", torch_dtype);
+  if (qwen) json.add("use_sliding_window", config.sliding_window > 0);
+  json.add("vocab_size", config.vocab);
+  return json.lines();
+}
+
+}  // namespace plait
