@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include "plait/device/cpu.hpp"
 #include "recompute.hpp"
 #include "report.hpp"
+#include "say.hpp"
 #include "signals.hpp"
 #include "start_cuda.hpp"
 #include "strategies.hpp"
@@ -62,8 +64,11 @@ void on_interrupt(int signal) {
   interrupted = signal;
 }
 
-/// mpirun asks its processes to end by SIGTERM, when it is interrupted itself.
+/// mpirun asks its processes to end by SIGTERM, when it is interrupted itself. A closed pipe and a limit of files'
+/// sizes are errors of the calls that meet them, and end no run by a signal.
 void watch_signals(const options& opt) {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   if (!opt.checkpoint_dir.empty()) std::signal(SIGUSR1, [](int) { save_asked = 1; });
@@ -80,6 +85,13 @@ int finish(const std::string& problem, bool speaks) {
     if (speaks) complain(problem.c_str());
     return 1;
   }
+  if (speaks) say_now();
+  if (const int failure = output_failure(); speaks && failure != 0) {
+    complain(fmt::format("standard output could not be written, so that what was said there is not whole: {}",
+                         std::strerror(failure))
+                 .c_str());
+    return 1;
+  }
   return interrupted ? 128 + interrupted : 0;
 }
 
@@ -88,7 +100,7 @@ template <class Run>
 int plan_or_train(const setup& s, bool speaks, Run&& run) {
   if (s.opt.dry_run) {
     if (speaks) print_plan(s, plan_of(s));
-    return 0;
+    return finish("", speaks);
   }
   watch_signals(s.opt);
   return finish(run(), speaks);

@@ -24,6 +24,7 @@
 #include "plait/observe/progress.hpp"
 #include "plait/observe/step_timeline.hpp"
 #include "plait/schedule/verify.hpp"
+#include "say.hpp"
 #include "signals.hpp"
 #include "utilisation.hpp"
 
@@ -111,8 +112,8 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
   const plait::pipeline_timeline simulated =
       plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
   if (shape.ranks > 1)
-    fmt::print("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
-               traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
+    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
+        traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
   if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
 }
 
@@ -165,17 +166,17 @@ class reporter {
   /// The run goes on after `resumed` steps of others.
   reporter(const setup& s, model_run& run, std::int64_t resumed) : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
     if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
-    fmt::print("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
-               counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"),
-               s.opt.seq, counted(s.microbatches, "microbatch", "es"), s.opt.precision);
-    fmt::print("{}", weights_text(s));
-    if (s.schedule.shape.ranks > 1) fmt::print("{}\n", pipeline_text(s, run.stages()));
-    fmt::print("{}", use_.heading());
+    say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
+        counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
+        counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+    say("{}", weights_text(s));
+    if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
+    say("{}", use_.heading());
     if (resumed > 0)
-      fmt::print("goes on from step {}\n", resumed);
+      say("goes on from step {}\n", resumed);
     else if (s.opt.resume == "auto")
-      fmt::print("--resume auto: nothing is saved in '{}' yet\n", s.opt.checkpoint_dir);
-    std::fflush(stdout);
+      say("--resume auto: nothing is saved in '{}' yet\n", s.opt.checkpoint_dir);
+    say_now();
     display_.emplace(
         plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
   }
@@ -201,12 +202,12 @@ class reporter {
     if (log_) log_->write(plait::json_object().add("save", line));
     display_->finish();  // a line of its own
     if (s.failure.empty())
-      fmt::print("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms\n", s.step,
-                 size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall);
+      say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms\n", s.step,
+          size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall);
     else
       fmt::print(stderr, "train_llama: step {} is NOT saved: {}\n", s.step, s.failure);
     if (!s.warning.empty()) fmt::print(stderr, "train_llama: saving step {}: {}\n", s.step, s.warning);
-    std::fflush(stdout);
+    say_now();
   }
 
   struct ending {
@@ -240,26 +241,26 @@ class reporter {
     summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
     use_.add_to(summary);
     if (log_) log_->summary(summary);
-    fmt::print("{}{} in {}",
-               e.diverged          ? "diverged: "
-               : interrupted_early ? "interrupted: "
-                                   : "",
-               counted(e.steps - e.resumed, "step"),
-               e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
-    if (e.steps > e.resumed) fmt::print(", last loss {:.4f}", e.last_loss);
-    if (e.skipped > 0) fmt::print(", {} skipped", counted(e.skipped, "step"));
-    if (e.held_out) fmt::print(", held-out loss {:.4f}", *e.held_out);
-    if (s_.entropy > 0) fmt::print("; the data's unigram entropy is {:.4f}", s_.entropy);
-    fmt::print("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}",
-               size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
-               e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
-               communication_text(e), e.hash, use_.ending());
+    say("{}{} in {}",
+        e.diverged          ? "diverged: "
+        : interrupted_early ? "interrupted: "
+                            : "",
+        counted(e.steps - e.resumed, "step"),
+        e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
+    if (e.steps > e.resumed) say(", last loss {:.4f}", e.last_loss);
+    if (e.skipped > 0) say(", {} skipped", counted(e.skipped, "step"));
+    if (e.held_out) say(", held-out loss {:.4f}", *e.held_out);
+    if (s_.entropy > 0) say("; the data's unigram entropy is {:.4f}", s_.entropy);
+    say("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}",
+        size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
+        e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
+        communication_text(e), e.hash, use_.ending());
     if (!s_.opt.plot.empty()) draw();
     if (!e.traced.empty() && e.steps > traced_step(s_.opt))
       show(s_, e.traced);
     else if (!e.traced.empty())
-      fmt::print("nothing is traced: the run ended before step {}\n", traced_step(s_.opt) + 1);
-    std::fflush(stdout);
+      say("nothing is traced: the run ended before step {}\n", traced_step(s_.opt) + 1);
+    say_now();
   }
 
  private:
@@ -302,6 +303,9 @@ std::string train(const setup& s, model_run& run) {
   if (resumed > s.opt.steps)
     return fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps,
                        resumed, s.opt.resume);
+  if (resumed < s.opt.steps && !s.data)
+    return fmt::format("--data is missing: {} of --steps {} are done; name a text file, or token files (.bin)", resumed,
+                       s.opt.steps);
   std::optional<reporter> report;
   if (run.rank() == 0) report.emplace(s, run, resumed);
 
@@ -352,14 +356,13 @@ std::string train(const setup& s, model_run& run) {
   if (report) report->finish(end);
   if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
     const std::vector<std::int64_t> text = run.sample();
-    if (report) fmt::print("\nsampled text:\n{}\n", plait::decode_bytes(text));
+    if (report) say("\nsampled text:\n{}\n", plait::decode_bytes(text));
   }
   if (!s.opt.export_hf.empty() && end.steps == s.opt.steps && problem.empty()) {
     run.write_model();
-    if (report) fmt::print("the model is in '{}'\n", s.opt.export_hf);
+    if (report) say("the model is in '{}'\n", s.opt.export_hf);
   } else if (!s.opt.export_hf.empty() && report) {
-    fmt::print("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps,
-               s.opt.steps);
+    say("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps, s.opt.steps);
   }
   if (problem.empty() && !saves.failure().empty()) problem = "the last state is not saved: " + saves.failure();
   return problem;
@@ -407,42 +410,41 @@ std::string recompute_text(const setup& s) {
 }
 
 void print_plan(const setup& s, const run_plan& plan) {
-  fmt::print("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
-             plait::parameter_count(s.config), counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
-             tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
-             counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision, utilisation(s, "").operations());
+  say("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n", plait::parameter_count(s.config),
+      counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
+      tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
+      counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision, utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {
     const plait::simulation times =
         plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));
-    fmt::print("{}; idle {:.1f} % by counted operations; at most {:g} microbatches kept in a rank's layers\n\n",
-               pipeline_text(s, s.stages), 100 * times.makespan_idle(), plait::peak_activations(s.schedule));
+    say("{}; idle {:.1f} % by counted operations; at most {:g} microbatches kept in a rank's layers\n\n",
+        pipeline_text(s, s.stages), 100 * times.makespan_idle(), plait::peak_activations(s.schedule));
   }
-  fmt::print("activations\n");
+  say("activations\n");
   for (const run_plan::activation& a : plan.activations)
-    fmt::print("  {:10} {}  ({} a rank)\n", a.name, a.layout, size_text(a.bytes));
-  fmt::print("\nparameters (as layers of the same kind share a layout, those of layer 0 stand for all)\n");
+    say("  {:10} {}  ({} a rank)\n", a.name, a.layout, size_text(a.bytes));
+  say("\nparameters (as layers of the same kind share a layout, those of layer 0 stand for all)\n");
   for (const run_plan::parameter& p : plan.parameters) {
     if (p.name.find("layers.") != std::string::npos && p.name.find("layers.0.") == std::string::npos) continue;
-    fmt::print("  {:46} stored {}{}\n", p.name, p.stored, p.used.empty() ? "" : ", used " + p.used);
+    say("  {:46} stored {}{}\n", p.name, p.stored, p.used.empty() ? "" : ", used " + p.used);
   }
-  fmt::print("\ncollectives of a step, for one rank\n");
-  if (plan.traffic.rows.empty()) fmt::print("  none\n");
+  say("\ncollectives of a step, for one rank\n");
+  if (plan.traffic.rows.empty()) say("  none\n");
   plait::json_object sent;
   for (const auto& row : plan.traffic.rows) {
     sent.add(row.label, per_rank(s.mesh, row));
     for (int k = 0; k < plait::collective_kinds; ++k) {
       const auto& e = row.kinds[static_cast<std::size_t>(k)];
       if (e.calls == 0) continue;
-      fmt::print(
-          "  {:12} {:14} {:6} call{} {:>9} handed in, {:>9} sent\n", row.label,
+      say("  {:12} {:14} {:6} call{} {:>9} handed in, {:>9} sent\n", row.label,
           plait::name_of(static_cast<plait::collective>(k)), e.calls, e.calls == 1 ? ", " : "s,",
           size_text(static_cast<double>(e.payload)),
           size_text(static_cast<double>(per_rank(s.mesh, row.label, static_cast<plait::collective>(k), e.wire))));
     }
   }
-  fmt::print("  bytes sent in a step, by axis: {}\n", sent.text());
-  fmt::print("\nmemory of a rank\n");
-  const auto row = [](const char* what, double bytes) { fmt::print("  {:12} {:>12}\n", what, size_text(bytes)); };
+  say("  bytes sent in a step, by axis: {}\n", sent.text());
+  say("\nmemory of a rank\n");
+  const auto row = [](const char* what, double bytes) { say("  {:12} {:>12}\n", what, size_text(bytes)); };
   row("weights", plan.weights);
   row("gradients", plan.gradients);
   row("optimizer", plan.optimizer);

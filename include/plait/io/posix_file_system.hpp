@@ -51,6 +51,7 @@ class posix_descriptor {
   void require_regular(const std::string& path) const {
     struct stat status {};
     if (::fstat(value_, &status) != 0) fail_file("examine", path, errno);
+    if (S_ISDIR(status.st_mode)) fail({"cannot open '", path, "': it is a folder"});
     if (!S_ISREG(status.st_mode)) fail({"cannot open '", path, "': it is no regular file"});
   }
 

@@ -2,16 +2,22 @@
 // observe/loss_curve.hpp; the flight recorder of collectives is in comm/recorder.hpp.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/io/json_writer.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "plait/observe/step_record.hpp"
 
 namespace plait {
@@ -39,13 +45,22 @@ inline json_object communication_object(const std::vector<axis_communication>& c
 class json_log {
  public:
   /// Starts an empty log; a file that is there is replaced, or, where the run `goes_on` from an earlier one, continued.
-  /// Throws `error` naming `knob` when it cannot be written.
+  /// Throws `error` naming `knob` when it cannot be written, and when another log writes to it: what is there stays.
   explicit json_log(std::string path, std::string knob = "--log", bool goes_on = false)
       : path_(std::move(path)), knob_(std::move(knob)) {
-    errno = 0;
-    out_.open(path_, std::ios::binary | (goes_on ? std::ios::app : std::ios::trunc));
-    check("cannot write");
+    file_ =
+        detail::uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
+    if (file_ < 0) refuse("cannot write");
+    if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close();
+      fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
+    }
+    if (!goes_on && ::ftruncate(file_, 0) != 0 && errno != EINVAL) refuse("cannot write");  // EINVAL: it is no file
   }
+  json_log(json_log&& other) noexcept
+      : path_(std::move(other.path_)), knob_(std::move(other.knob_)), file_(std::exchange(other.file_, -1)) {}
+  json_log& operator=(json_log&&) = delete;
+  ~json_log() { close(); }
 
   void step(const step_record& record) {
     json_object line;
@@ -61,22 +76,30 @@ class json_log {
   void summary(const json_object& values) { write(json_object().add("summary", values)); }
   /// Any other line; a reader tells lines apart by their keys.
   void write(const json_object& line) {
-    errno = 0;
-    out_ << line.text() + "\n" << std::flush;
-    check("cannot append to");
+    std::string text = line.text() + "\n";
+    for (std::string_view rest = text; !rest.empty();) {
+      const ssize_t written = detail::uninterrupted([&] { return ::write(file_, rest.data(), rest.size()); });
+      if (written < 0) refuse("cannot append to");
+      rest.remove_prefix(static_cast<std::size_t>(written));
+    }
   }
 
   const std::string& path() const { return path_; }
 
  private:
-  void check(const char* what) const {
-    if (out_) return;
-    fail({knob_, ": ", what, " '", path_, "': ", errno != 0 ? std::strerror(errno) : "the stream failed"});
+  [[noreturn]] void refuse(const char* what) {
+    const int why = errno;
+    close();
+    fail({knob_, ": ", what, " '", path_, "': ", std::strerror(why)});
+  }
+  void close() {
+    if (file_ >= 0) ::close(file_);
+    file_ = -1;
   }
 
   std::string path_;
   std::string knob_;
-  std::ofstream out_;
+  int file_ = -1;
 };
 
 }  // namespace plait

@@ -74,7 +74,7 @@ TEST_CASE("what the system's files do") {
   CHECK_ERROR(files.open(dir / "a")->write(0, bytes_of("x")), "cannot write '", "Bad file descriptor");
   files.make_directory(dir / "d");
   CHECK_ERROR(files.make_directory(dir / "d"), "cannot make the directory '", "exists");
-  CHECK_ERROR(files.open(dir / "d"), "d': it is no regular file");
+  CHECK_ERROR(files.open(dir / "d"), "d': it is a folder");
   CHECK(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
   CHECK_ERROR(files.open(dir / "pipe"), "pipe': it is no regular file");
   CHECK(::symlink("a", (dir / "link").c_str()) == 0);

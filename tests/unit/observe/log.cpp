@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/observe/json_log.hpp"
@@ -89,6 +90,27 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   const json last = json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
   CHECK(last["summary"]["bytes_sent"]["dp"] == 20);
   CHECK(last["summary"]["weights_hash"] == "00ff");
+}
+
+TEST_CASE("a log has one writer, and another does not touch it") {
+  temp_folder dir;
+  const std::string path = dir / "log.jsonl";
+  {
+    json_log first(path);
+    first.step({.step = 1});
+    CHECK_ERROR(json_log(dir / "log.jsonl"), "--log: '" + path + "' is being written by another run");
+    CHECK_ERROR(json_log(path, "--log", true), "is being written by another run");
+    json_log moved(std::move(first));
+    moved.step({.step = 2});
+  }
+  {
+    json_log again(path, "--log", true);
+    again.step({.step = 3});
+  }
+  const std::string all = dir.read("log.jsonl");
+  CHECK(std::count(all.begin(), all.end(), '\n') == 3);
+  json_log anew(path);
+  CHECK(dir.read("log.jsonl").empty());
 }
 
 TEST_CASE("a log that cannot be written is an error that names the knob") {
