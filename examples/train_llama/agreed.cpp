@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -12,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/io/mapped_file.hpp"
+#include "data_text.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/schedule/csv.hpp"
 
@@ -42,51 +41,6 @@ compared how_to_compare(std::string_view option) {
   for (const auto& e : exceptions)
     if (e.option == option) return e.how;
   return compared::by_value;
-}
-
-/// Multiplies word by word: any one word that differs gives another digest.
-std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
-  while (!bytes.empty()) {
-    std::uint64_t word = 0;
-    const std::size_t n = std::min(bytes.size(), sizeof word);
-    std::memcpy(&word, bytes.data(), n);
-    digest = (digest ^ word) * 0x9E3779B97F4A7C15ull;
-    digest ^= digest >> 32;
-    bytes = bytes.subspan(n);
-  }
-  return digest;
-}
-
-/// "kjv.txt of 4432803 bytes, digest 0123456789abcdef". Of a file of more than 64 MiB the digest covers the first MiB,
-/// with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed token here or
-/// there may not be.
-std::string content_text(const std::string& path) {
-  constexpr std::size_t whole = std::size_t{64} << 20, end = std::size_t{1} << 20, piece = 4096, pieces = 4096;
-  const plait::mapped_file file(path, "--data");
-  const std::span<const std::byte> bytes = file.bytes();
-  std::uint64_t digest = bytes.size();
-  if (bytes.size() <= whole) {
-    digest = digest_of(bytes, digest);
-  } else {
-    digest = digest_of(bytes.first(end), digest);
-    for (std::size_t i = 0; i < pieces; ++i)
-      digest = digest_of(bytes.subspan(end + (bytes.size() - 2 * end - piece) / pieces * i, piece), digest);
-    digest = digest_of(bytes.last(end), digest);
-  }
-  return fmt::format("{} of {} bytes, digest {:016x}", std::filesystem::path(path).filename().string(), bytes.size(),
-                     digest);
-}
-
-/// The files that a --data names: itself, or Megatron's two.
-std::vector<std::string> files_of(const std::string& path) {
-  std::string stem = path;
-  if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
-  std::vector<std::string> files;
-  std::error_code ignored;
-  for (const std::string& file : {path, stem + ".bin", stem + ".idx"})
-    if (std::filesystem::is_regular_file(file, ignored) && std::find(files.begin(), files.end(), file) == files.end())
-      files.push_back(file);
-  return files;
 }
 
 void add_model(std::vector<plait::knob>& knobs, const plait::llama_config& c) {
@@ -147,7 +101,9 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
   for (const std::string& path : s.opt.data)
     for (std::string& file : files_of(path)) files.push_back(std::move(file));
   for (std::size_t i = 0; i < files.size(); ++i)
-    knobs.push_back({i == 0 ? "--data" : fmt::format("--data's file {}", i + 1), content_text(files[i])});
+    knobs.push_back(
+        {i == 0 ? "--data" : fmt::format("--data's file {}", i + 1),
+         fmt::format("{} of {}", std::filesystem::path(files[i]).filename().string(), content_text(files[i]))});
   // What a rank makes of the options follows from them and the model, but is what must be the same.
   std::string layers;
   for (const plait::stage_layers& part : s.stages)

@@ -20,7 +20,7 @@ struct counted_stages {
   using stage_type = plait::llama<Precision, S, device_type>;
 
   counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                 const plait::pipeline_options& how)
+                 const plait::llama_options& options, const plait::pipeline_options& how)
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
         device(offloads(s.opt)),
         ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
@@ -28,7 +28,7 @@ struct counted_stages {
         model(
             ctx, ranks.along(), s.schedule, parts,
             [&](plait::stage_layers part, stage_type* first) {
-              return std::make_unique<stage_type>(ctx, s.config, model_options(s), part, first);
+              return std::make_unique<stage_type>(ctx, s.config, options, part, first);
             },
             how) {}
 
@@ -92,9 +92,9 @@ run_plan plan_for(const setup& s, Counted& counted) {
 /// Calls f(counted_stages&) for those of one rank.
 template <class Precision, plait::strategy S, class F>
 auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
-                  const plait::pipeline_options& how, F&& f) {
+                  const plait::llama_options& options, const plait::pipeline_options& how, F&& f) {
   const auto run = [&]<class Placed>() {
-    counted_stages<Precision, Placed> counted(s, rank, parts, how);
+    counted_stages<Precision, Placed> counted(s, rank, parts, options, how);
     return f(counted);
   };
   if constexpr (has_original_order<S, plait::cpu>)
@@ -104,13 +104,16 @@ auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::st
 
 template <class Precision, plait::strategy S>
 run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  return with_counted<Precision, S>(s, rank, stages, s.parallel, [&](auto& counted) { return plan_for(s, counted); });
+  return with_counted<Precision, S>(s, rank, stages, model_options(s), s.parallel,
+                                    [&](auto& counted) { return plan_for(s, counted); });
 }
 
 template <class Precision, plait::strategy S>
 plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget) {
-  // What layers keep does not depend on where parameters lie.
-  return with_counted<Precision, S>(s, rank, s.stages, {}, [&](auto& counted) {
+  // What layers keep depends neither on where parameters lie nor on documents.
+  plait::llama_options options = model_options(s);
+  options.attention.documents = false;
+  return with_counted<Precision, S>(s, rank, s.stages, options, {}, [&](auto& counted) {
     plait::gather_parameters(counted.ctx, counted.model);
     plait::zero_gradients(counted.ctx, counted.model);
     return plait::fit_recompute(counted.ctx, counted.model.stages(), s.schedule, at, budget);

@@ -33,7 +33,7 @@ inline plait::llama_options model_options(const setup& s) {
   return {.keep = s.recompute,
           .dropout = opt.dropout,
           .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
-          .attention = {.context = s.context},
+          .attention = {.documents = keeps_documents_apart(opt), .context = s.context},
           .overlap = opt.tensor_overlap};
 }
 
@@ -78,7 +78,9 @@ using in_context = plait::context_parallel<Strategy, plait::chosen<plait::cp>, P
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device>& ctx, plait::any_communicator& all) {
   if (s.opt.split != "measured" || s.stages.size() == 1) return s.stages;
-  plait::llama_part_times parts = plait::measure_llama_parts<Precision, Strategy>(ctx, s.config, model_options(s));
+  plait::llama_options options = model_options(s);
+  options.attention.documents = false;  // what is measured has none
+  plait::llama_part_times parts = plait::measure_llama_parts<Precision, Strategy>(ctx, s.config, options);
   for (plait::action_times* part : {&parts.layer, &parts.embedding, &parts.head})
     for (double* time : {&part->forward, &part->backward, &part->input_backward, &part->weight_backward})
       *time = plait::all_reduce_scalar(ctx.device, all, *time, plait::reduce_op::max);
@@ -91,6 +93,7 @@ class llama_run final : public model_run {
   using stage_type = plait::llama<Precision, Strategy, Device>;
   using model_type = plait::pipeline<stage_type>;
   using tokens = typename model_type::tokens;
+  using document_starts = typename stage_type::document_starts;
   using activation = plait::activation_of<Precision>;
   using step_type = plait::training_step<stage_type>;
 
@@ -126,10 +129,14 @@ class llama_run final : public model_run {
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     const std::int64_t first = samples_before(index);
-    step_->load(ctx_, first, [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels) {
-      fill(ids, labels,
-           [&](std::int64_t row, auto... rest) { s_.data->fill(first + i * s_.sequences + row, rest...); });
-    });
+    const auto sample = [&](std::int64_t i, std::int64_t row) { return first - data_begin_ + i * s_.sequences + row; };
+    step_->load(ctx_, first,
+                [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts) {
+                  fill(
+                      ids, labels, starts,
+                      [&](std::int64_t row, auto... rest) { s_.data->fill(sample(i, row), rest...); },
+                      [&](std::int64_t row, auto... rest) { s_.data->starts(sample(i, row), rest...); });
+                });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
     if (!repeated_->replays()) ++counted_;
     if (heard_ && index == traced_step(s_.opt)) return trace_step();
@@ -141,21 +148,25 @@ class llama_run final : public model_run {
   std::optional<double> evaluate() override {
     const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
     typename model_type::mean mean(ctx_);
-    mean.count(ctx_,
-               batches * plait::local_elements(plait::layout_v<typename tokens::spec>, ctx_.ranks.shape(), ctx_.sizes));
+    mean.count(ctx_, held_out_targets(batches));
     mean.begin(ctx_);
     typename model_type::batch batch;  // as many microbatches as fill the pipeline go through it together
+    std::vector<document_starts> starts;
     for (std::int64_t i = 0; i < batches; ++i) {
       auto& [ids, labels] = batch.emplace_back(tokens(ctx_), tokens(ctx_));
       plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
-      fill(host_ids, host_labels,
-           [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); });
+      plait::host_starts host_starts(ids.part());
+      fill_held_out(i, host_ids, host_labels, host_starts);
       plait::upload(ctx_, host_ids, ids);
       plait::upload(ctx_, host_labels, labels);
+      if (model_.documents()) plait::upload(ctx_, host_starts, starts.emplace_back(ctx_));
       if (static_cast<int>(batch.size()) < 4 * model_.shape().stages() && i + 1 < batches) continue;
       if (stop_asked()) return {};
-      model_.evaluate(ctx_, batch, mean);
+      std::vector<const std::int32_t*> of_batch;
+      for (const document_starts& one : starts) of_batch.push_back(one.data());
+      model_.evaluate(ctx_, batch, mean, of_batch);
       batch.clear();
+      starts.clear();
     }
     model_.sum_over_stages(ctx_, mean.pending_sum());
     mean.finish(ctx_);
@@ -168,6 +179,11 @@ class llama_run final : public model_run {
   std::vector<std::int64_t> sample() override {
     std::vector<std::int64_t> text = plait::encode_bytes(s_.opt.prompt);
     if (text.empty()) text.push_back('\n');
+    document_starts starts;  // one document
+    if (model_.documents()) {
+      starts = document_starts(ctx_);
+      plait::upload(ctx_, plait::host_starts(starts.part()), starts);
+    }
     const auto total = static_cast<std::int64_t>(text.size()) + s_.opt.sample;
     for (auto place = static_cast<std::int64_t>(text.size()); place < total; ++place) {
       const std::int64_t length = std::min(place, s_.opt.seq), from = place - length;
@@ -180,7 +196,7 @@ class llama_run final : public model_run {
           host.data()[row * columns + column] = at < length ? text[static_cast<std::size_t>(from + at)] : 0;
         }
       plait::upload(ctx_, host, ids);
-      text.push_back(draw(model_.score(ctx_, ids), length, place));
+      text.push_back(draw(model_.score(ctx_, ids, starts ? starts.data() : nullptr), length, place));
       if (stop_asked()) break;
     }
     return text;
@@ -218,7 +234,9 @@ class llama_run final : public model_run {
     plait::saved_scalars scalars{{"train.steps", steps},
                                  {"train.samples", samples_before(steps)},
                                  {"train.seed", static_cast<std::int64_t>(s_.opt.seed)},
-                                 {"train.seq", s_.opt.seq}};
+                                 {"train.seq", s_.opt.seq},
+                                 {"train.data", data_text_},
+                                 {"train.data_begin", data_begin_}};
     if (const auto kept = step_ ? step_->kept_norm(ctx_) : norm_) {
       scalars.emplace_back("train.clip.norm", kept->norm);
       scalars.emplace_back("train.clip.factor", kept->factor);
@@ -271,15 +289,39 @@ class llama_run final : public model_run {
 
  private:
   /// Fills this rank's part of a microbatch: `read` is given a sample of the microbatch, the first position of some
-  /// tokens that follow each other, how many, and where they go.
-  template <class Read>
-  void fill(plait::host_tokens& ids, plait::host_tokens& labels, Read&& read) const {
+  /// tokens that follow each other, how many, and where they go; `read_starts` likewise, for the documents.
+  template <class Read, class ReadStarts>
+  void fill(plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts, Read&& read,
+            ReadStarts&& read_starts) const {
     const plait::box& part = ids.part();
     for (std::int64_t row = 0; row < part.local[0]; ++row)
       for (const plait::token_run& run : order_.runs(part.offset[1], part.local[1])) {
         const std::int64_t at = row * part.local[1] + run.at;
         read(part.offset[0] + row, run.position, run.length, ids.data() + at, labels.data() + at);
+        if (model_.documents()) read_starts(part.offset[0] + row, run.position, run.length, starts.data() + at);
       }
+  }
+
+  void fill_held_out(std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
+                     plait::host_starts& starts) const {
+    fill(
+        ids, labels, starts,
+        [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(i * s_.sequences + row, rest...); });
+  }
+  /// This rank's targets that count, of so many microbatches.
+  std::int64_t held_out_targets(std::int64_t batches) const {
+    const plait::box part =
+        plait::local_box(plait::layout_v<typename tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
+    if (!model_.documents()) return batches * part.local_size();
+    plait::host_tokens ids(part), labels(part);
+    plait::host_starts starts(part);
+    std::int64_t counted = 0;
+    for (std::int64_t i = 0; i < batches; ++i) {
+      fill_held_out(i, ids, labels, starts);
+      counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), model_.ignore_index());
+    }
+    return counted;
   }
 
   /// A step whose actions, collectives and messages are remembered.
@@ -321,6 +363,18 @@ class llama_run final : public model_run {
     same("--seq", "train.seq", s_.opt.seq);
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");
     samples_before_ = loaded.scalar<std::int64_t>("train.samples");
+    data_begin_ = loaded.scalar<std::int64_t>("train.data_begin");
+    const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
+    if (!s_.data) {
+      data_text_ = there;
+    } else if (there != data_text_) {
+      if (s_.opt.on_new_data == "stop" && !there.empty())
+        throw plait::error_of_all(
+            plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
+                        "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
+                        data_text_, "]; --on-new-data begin goes on with the first sample of the new data"}));
+      data_begin_ = samples_before_;
+    }
     for (const auto& [name, value] : loaded.scalars)
       if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")
         norm_ = {loaded.scalar<double>("train.clip.norm"), loaded.scalar<double>("train.clip.factor"),
@@ -390,6 +444,8 @@ class llama_run final : public model_run {
   std::int64_t counted_ = 0;
   std::optional<plait::checkpoint_saver> saver_;
   std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
+  std::int64_t data_begin_ = 0;                         ///< the run's sample that was the first of its data
+  std::string data_text_ = s_.data_text;                ///< of its data
   std::int64_t newest_saved_ = -1;                      ///< in --checkpoint-dir, at the beginning
   std::optional<plait::kernels::clip_numbers> norm_;    ///< as it was then, where the norm is delayed
 };

@@ -109,6 +109,24 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
   return all;
 }
 
+/// Reads --data-weights, of so many --data.
+std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
+  std::vector<double> weights;
+  for (std::size_t at = 0; !text.empty() && at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    weights.push_back(std::strtod(word.c_str(), &rest));
+    if (word.empty() || *rest != '\0')
+      plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
+    at = end + 1;
+  }
+  if (!weights.empty() && weights.size() != sources)
+    plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
+                            weights.size(), sources));
+  return weights;
+}
+
 /// Returns the error of a command line that CLI11 cannot read, by the option that is meant.
 std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const std::vector<std::string>& words) {
   const std::string why = e.what(), unread = "Could not convert: ", name = why.substr(0, why.find(" = "));
@@ -192,6 +210,21 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--data", opt.data, "text files (bytes), Megatron .bin/.idx or flat .bin token files")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--data-format", opt.data_format, "auto, bytes, megatron or nanogpt")->capture_default_str();
+  std::string weights;
+  app.add_option("--data-weights", weights,
+                 "as in 0.7,0.3: samples are drawn from each --data in this proportion, which begins again, in another "
+                 "order, as often as it takes; without it, --data are one stream");
+  app.add_option(
+         "--documents", opt.documents,
+         "joined: tokens see those of documents before theirs in a sequence; apart: they do not, and no loss is "
+         "taken across documents")
+      ->capture_default_str();
+  app.add_option("--end-of-document", opt.end_of_document,
+                 "the token that ends a document; -1: documents end where the index of Megatron files says")
+      ->capture_default_str();
+  app.add_option("--on-new-data", opt.on_new_data,
+                 "where --resume names a step that was trained on other data: stop, or begin the new data")
+      ->capture_default_str();
   app.add_option("--steps", opt.steps, "optimizer steps")->capture_default_str();
   app.add_option("--seq", opt.seq, "tokens in a sequence")->capture_default_str();
   app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")
@@ -307,6 +340,14 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   if (!opt.init_from.empty() && app.count("--model") > 0)
     plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
                 opt.model);
+  opt.data_weights = parse_weights(weights, opt.data.size());
+  one_of("--documents", opt.documents, {"joined", "apart"});
+  if (opt.end_of_document != -1 && !keeps_documents_apart(opt))
+    plait::fail(fmt::format("--end-of-document {} is for --documents apart; joined documents have no ends",
+                            opt.end_of_document));
+  one_of("--on-new-data", opt.on_new_data, {"stop", "begin"});
+  if (app.count("--on-new-data") > 0 && opt.resume == "none")
+    plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
   one_of("--shard", opt.shard, {"even", "whole", "blocks"});

@@ -45,6 +45,10 @@ struct options {
   std::string split = "flops";
   std::vector<std::string> data;
   std::string data_format = "auto";
+  std::vector<double> data_weights;   ///< one for each of `data`; empty: they are one stream
+  std::string documents = "joined";   ///< or apart
+  std::int64_t end_of_document = -1;  ///< a token; -1: as the files' index says
+  std::string on_new_data = "stop";
   std::int64_t steps = 100;
   std::int64_t seq = 128;
   std::int64_t micro_batch = 4;
@@ -110,6 +114,7 @@ struct setup {
   std::optional<plait::sampler> data{};  ///< nothing where no step is made
   plait::lr_schedule rate;
   double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
+  std::string data_text{};         ///< what a place in the data depends on, in words, where steps are saved or resumed
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
   bool cudnn = false;              ///< whether attention may be cuDNN's
   bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
@@ -130,6 +135,9 @@ inline plait::mesh_shape stage_mesh(const setup& s) {
     if (!(axis == plait::axis_of<plait::pp>)) rest.add(axis, s.mesh.extent(axis));
   return rest;
 }
+
+/// Whether attention stays within documents.
+inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }
 
 /// Whether what optimizers alone use lies in the host's memory.
 inline bool offloads(const options& opt) { return opt.offload == "optimizer"; }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "data_text.hpp"
 #include "options.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
@@ -198,18 +199,38 @@ void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) 
 /// Opens --data, for so many data ranks.
 void open_data(setup& s, std::int64_t dp) {
   const options& opt = s.opt;
-  plait::token_source source(
-      {.paths = opt.data, .format = plait::token_format_from(opt.data_format), .vocab = s.config.vocab});
+  std::vector<plait::token_source> sources;
+  const auto add = [&](std::vector<std::string> paths) {
+    sources.emplace_back(plait::token_source_config{.paths = std::move(paths),
+                                                    .format = plait::token_format_from(opt.data_format),
+                                                    .vocab = s.config.vocab,
+                                                    .end_of_document = opt.end_of_document});
+  };
+  const bool blended = !opt.data_weights.empty();
+  if (blended)
+    for (const std::string& path : opt.data) add({path});
+  else
+    add(opt.data);
+  const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
   for (const char* name : {"tokenizer.json", "tokenizer.model"})
-    if (s.weights && opt.data_format == "auto" && source.format() == plait::token_format::bytes &&
+    if (s.weights && opt.data_format == "auto" && sources[0].format() == plait::token_format::bytes &&
         std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
       plait::fail(
           fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
                       "files (.bin) that it made, or --data-format bytes if bytes are meant",
                       opt.data.front(), opt.init_from, name));
-  source.check_tokens();
-  s.entropy = plait::unigram_entropy(source);
-  s.data.emplace(source, plait::sampler_config{.seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out});
+  std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
+    for (std::size_t t = 0; t < shares.size(); ++t)
+      shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
+  }
+  s.entropy = plait::entropy(shares);
+  s.data.emplace(
+      std::move(sources), weights,
+      plait::sampler_config{
+          .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
+  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
   if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
     plait::fail(fmt::format(
         "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
@@ -303,7 +324,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   check_tensor_overlap(opt, cp, tp);
   if (!opt.data.empty())
     open_data(s, dp);
-  else if (!opt.dry_run && (opt.steps > 0 || opt.held_out > 0))
+  else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
   if (opt.dry_run) return s;
   for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())

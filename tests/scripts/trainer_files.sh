@@ -54,6 +54,15 @@ wait "$watcher" || true
   --log limited.jsonl 2>stderr >/dev/null || code=$?; [ "$code" = 1 ]) || fail "a limit of the log's size: $(cat stderr)"
 grep -q "^train_llama: .*--log: cannot append to 'limited.jsonl': File too large" stderr || fail "a limit of the log's size: $(cat stderr)"
 
+# Data that become shorter while they are read.
+head -c 400000 "$text" >shrinking.txt
+endless --data shrinking.txt --log shrinking.jsonl
+await shrinking.jsonl
+: >shrinking.txt
+code=0
+wait "$watcher" || code=$?
+ends_with 1 "'shrinking.txt' is truncated: .* it had 400000 bytes when it was opened" 'data that shrink'
+
 # What is no file, and what is nested too deep.
 for what in --model --data; do
   run --model config.json "$what" /dev/zero >/dev/null

@@ -64,7 +64,7 @@ disagree "rank 2 was started with --help, ranks 0, 1, 3 without --help$all" --he
 disagree "rank 2 was started with --prompt '', ranks 0, 1, 3 with --prompt 'And '$all" --prompt ''
 mkdir elsewhere
 sed '1s/./#/' "$text" >elsewhere/kjv.txt # of the same name and size
-disagree "rank 2 was started with --data 'kjv.txt of [0-9]* bytes, digest [0-9a-f]*', ranks 0, 1, 3 with --data 'kjv.txt of" \
+disagree "rank 2 was started with --data 'kjv.txt of [0-9]* bytes with digest [0-9a-f]*', ranks 0, 1, 3 with --data 'kjv.txt of" \
   --data elsewhere/kjv.txt
 sed 's/"rms_norm_eps": [^,]*,//; s/{/{"rms_norm_eps": 1e-4, /' config.json >elsewhere/config.json
 disagree "rank 2 was started with --model's rms_norm_eps 0.0001, ranks 0, 1, 3 with --model's rms_norm_eps" \

@@ -63,7 +63,7 @@ tail_of narrow.jsonl 1 >other.tail
 
 # kill -9: what was saved before is what the next run goes on from.
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --steps 1000000 \
-  --warmup 10 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
+  --warmup 0 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
 watcher=$!
 for _ in $(seq 200); do
   [ "$(steps_in killed 2>/dev/null | wc -w)" -ge 2 ] && break
@@ -75,7 +75,7 @@ wait "$watcher" 2>/dev/null && fail "the killed run ended well"
 newest=$(find killed -maxdepth 1 -name 'step-????????' -printf '%f\n' | sort | tail -n 1)
 [ -n "$newest" ] || fail "nothing was saved before the kill: $(cat killed.out)"
 at=$(echo "$newest" | sed 's/step-0*//')
-train onwards --steps $((at + 2)) --warmup 10 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto --log killed.jsonl
+train onwards --steps $((at + 2)) --warmup 0 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto --log killed.jsonl
 grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
 [ -z "$(find killed -name '*.tmp-*')" ] || fail "what was not finished is left: $(find killed -name '*.tmp-*')"
 # The log goes on too.

@@ -16,27 +16,29 @@
 
 namespace plait {
 
-/// Entropy in nats of a distribution given by counts: -sum p log p. The loss of the best model that ignores context.
-inline double entropy(std::span<const std::int64_t> counts) {
+/// Entropy in nats of a distribution given by counts, or by shares that need not add up to 1: -sum p log p. The loss of
+/// the best model that ignores context.
+inline double entropy(std::span<const double> counts) {
   double total = 0;
-  for (std::int64_t n : counts) total += static_cast<double>(n);
+  for (double n : counts) total += n;
   double sum = 0;
-  for (std::int64_t n : counts) {
-    if (n > 0) sum += static_cast<double>(n) * std::log(total / static_cast<double>(n));
+  for (double n : counts) {
+    if (n > 0) sum += n * std::log(total / n);
   }
   return total > 0 ? sum / total : 0;
 }
 
 /// Entropy in nats of the single bytes of `text`; log 256 = 5.545 at most.
 inline double unigram_entropy(std::string_view text) {
-  std::vector<std::int64_t> counts(256);
+  std::vector<double> counts(256);
   for (char c : text) ++counts[static_cast<unsigned char>(c)];
   return entropy(counts);
 }
 
-/// Entropy in nats of the single tokens of a whole source; reads all of it. Throws `error` as `token_source::read`.
-inline double unigram_entropy(const token_source& source) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(source.vocab()));
+/// Returns how often each token of the vocabulary is in a whole source; reads all of it. Throws `error` as
+/// `token_source::read`.
+inline std::vector<double> token_counts(const token_source& source) {
+  std::vector<double> counts(static_cast<std::size_t>(source.vocab()));
   std::vector<std::int64_t> chunk(1 << 14);
   for (std::int64_t first = 0; first < source.size();) {
     const std::int64_t n = std::min<std::int64_t>(source.size() - first, static_cast<std::int64_t>(chunk.size()));
@@ -44,8 +46,11 @@ inline double unigram_entropy(const token_source& source) {
     for (std::int64_t i = 0; i < n; ++i) ++counts[static_cast<std::size_t>(chunk[static_cast<std::size_t>(i)])];
     first += n;
   }
-  return entropy(counts);
+  return counts;
 }
+
+/// Entropy in nats of the single tokens of a whole source; reads all of it. Throws `error` as `token_source::read`.
+inline double unigram_entropy(const token_source& source) { return entropy(token_counts(source)); }
 
 /// The tokens of a text by bytes.
 inline std::vector<std::int64_t> encode_bytes(std::string_view text) {

@@ -1,5 +1,6 @@
-// The formats of token files, and how one file is opened. The values of tokens are not checked here:
-// data/token_source.hpp checks them if they are read, and joins several files. Tests: tests/unit/data/tokens.cpp.
+// The formats of token files, how one file is opened, and where documents lie in it. The values of tokens are not
+// checked here: data/token_source.hpp checks them if they are read, and joins several files. Next:
+// examples/tokenize_text.py, which writes such files; tests/unit/data/tokens.cpp.
 #pragma once
 
 #include <bit>
@@ -8,12 +9,14 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "plait/core/error.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/io/posix_file_system.hpp"
 
 namespace plait {
 
@@ -69,11 +72,80 @@ constexpr std::int64_t size_of(token_type type) {
   return 1;
 }
 
+namespace detail {
+
+/// A data file that is read piece by piece and not mapped: one that becomes shorter while a run reads it ends in words,
+/// where a mapped one would end in a signal.
+class data_file {
+ public:
+  data_file(const std::string& path, std::string knob) : knob_(std::move(knob)) {
+    try {
+      file_ = machine_files().open(path);
+      size_ = static_cast<std::int64_t>(file_->size());
+    } catch (const error& e) {
+      fail({knob_, ": ", e.what()});
+    }
+  }
+  const std::string& path() const { return file_->path(); }
+  /// Returns the bytes that it had when it was opened.
+  std::int64_t size() const { return size_; }
+  /// Reads elements [first, first + count) of an array that begins at byte `start`.
+  template <class T>
+  void read(std::int64_t start, std::int64_t first, std::int64_t count, T* out) const {
+    try {
+      file_->read(static_cast<std::uint64_t>(start + first * static_cast<std::int64_t>(sizeof(T))),
+                  std::as_writable_bytes(std::span(out, static_cast<std::size_t>(count))));
+    } catch (const error& e) {
+      fail({knob_, ": ", e.what(), "; it had ", size_, " bytes when it was opened"});
+    }
+  }
+  template <class T>
+  T read_one(std::int64_t start, std::int64_t index) const {
+    T value{};
+    read(start, index, 1, &value);
+    return value;
+  }
+
+ private:
+  std::string knob_;
+  std::unique_ptr<const file_handle> file_;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace detail
+
+/// Where the documents of a token file lie, as its index says: entries are looked up in the file, and none are held.
+struct document_index {
+  std::shared_ptr<const detail::data_file> file;
+  std::int64_t offsets = 0;    ///< byte of the i64 array of the sequences' byte offsets
+  std::int64_t sequences = 0;  ///< in that array
+  std::int64_t starts = 0;     ///< byte of the i64 array of the documents' first sequences
+  std::int64_t documents = 0;  ///< in that array; the last may be the end of the file
+  std::int64_t token_bytes = 1;
+
+  /// Returns the token at which document `d` begins; for those from `documents` on, `end`.
+  std::int64_t begin(std::int64_t d, std::int64_t end) const {
+    if (d >= documents) return end;
+    const auto sequence = file->read_one<std::int64_t>(starts, d);
+    return sequence >= sequences ? end : file->read_one<std::int64_t>(offsets, sequence) / token_bytes;
+  }
+  /// Returns the last document that begins at token `place` or before; -1 if none does.
+  std::int64_t holding(std::int64_t place, std::int64_t end) const {
+    std::int64_t low = -1, high = documents;  // the answer is in [low, high)
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (begin(middle, end) <= place ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
 /// The tokens of one file: `count` integers of `type`, from the first byte of `file`.
 struct token_file {
-  std::shared_ptr<const mapped_file> file;
+  std::shared_ptr<const detail::data_file> file;
   token_type type = token_type::u8;
   std::int64_t count = 0;
+  document_index index{};  ///< without a file where the format has none
 };
 
 namespace detail {
@@ -101,6 +173,8 @@ class index_reader {
     return start;
   }
   std::uint64_t left() const { return file_.bytes().size() - position_; }
+  /// The byte that is read next.
+  std::int64_t position() const { return static_cast<std::int64_t>(position_); }
   [[noreturn]] void bad(const std::string& what) const { fail({knob_, ": '", file_.path(), "' ", what}); }
 
  private:
@@ -142,14 +216,14 @@ inline token_type megatron_token_type(const index_reader& index, std::uint8_t co
 
 /// Opens Megatron-LM's indexed dataset. `path` is the `.bin`, the `.idx`, or what both names have in common. The
 /// sequences are read as one stream in the order of the file; samples may cross the borders of documents, as in
-/// Megatron's GPT data set. Index: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64 sequences, u64 documents, i32
-/// length of each sequence, i64 byte offset of each sequence, i64 first sequence of each document, perhaps one i8 mode
-/// each.
+/// Megatron's GPT data set, and the index says where those are. Index: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64
+/// sequences, u64 documents, i32 length of each sequence, i64 byte offset of each sequence, i64 first sequence of each
+/// document, perhaps one i8 mode each.
 inline token_file open_megatron(const std::string& path, const std::string& knob) {
   std::string stem = path;
   if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
   const mapped_file index_file(stem + ".idx", knob);
-  auto tokens = std::make_shared<const mapped_file>(stem + ".bin", knob);
+  auto tokens = std::make_shared<const detail::data_file>(stem + ".bin", knob);
 
   detail::index_reader index(index_file, knob);
   if (std::memcmp(index.take(9, 1, "magic"), "MMIDIDX\0\0", 9) != 0) {
@@ -162,12 +236,18 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
   const auto sequences = index.next<std::uint64_t>("number of sequences");
   const auto documents = index.next<std::uint64_t>("number of documents");
   const std::byte* lengths = index.take(sequences, 4, "sequence lengths");
+  document_index where{.file = std::make_shared<const detail::data_file>(stem + ".idx", knob),
+                       .offsets = index.position(),
+                       .sequences = static_cast<std::int64_t>(sequences),
+                       .documents = static_cast<std::int64_t>(documents),
+                       .token_bytes = size_of(type)};
   const std::byte* offsets = index.take(sequences, 8, "sequence offsets");
+  where.starts = index.position();
   const std::byte* starts = index.take(documents, 8, "document starts");
   if (index.left() != 0 && index.left() != sequences) {
     index.bad(cat({"has ", index.left(), " bytes after its last field"}));
   }
-  const auto bytes = static_cast<std::int64_t>(tokens->bytes().size());
+  const std::int64_t bytes = tokens->size();
   std::int64_t end = 0;
   for (std::uint64_t s = 0; s < sequences; ++s) {
     const auto length = detail::element<std::int32_t>(lengths, s);
@@ -195,27 +275,27 @@ inline token_file open_megatron(const std::string& path, const std::string& knob
     }
     previous = start;
   }
-  return {std::move(tokens), type, end / size_of(type)};
+  return {std::move(tokens), type, end / size_of(type), std::move(where)};
 }
 
 /// Opens a flat file of uint16 tokens, as nanoGPT's data scripts write it.
 inline token_file open_nanogpt(const std::string& path, const std::string& knob) {
-  auto file = std::make_shared<const mapped_file>(path, knob);
-  const std::size_t bytes = file->bytes().size();
+  auto file = std::make_shared<const detail::data_file>(path, knob);
+  const std::int64_t bytes = file->size();
   if (bytes % 2 != 0) {
     fail({knob, ": '", path, "' has ", bytes, " bytes, an odd number; it is truncated, or its tokens are not uint16"});
   }
   constexpr std::int32_t llm_c_magic = 20240520;
-  if (bytes >= 4 && detail::element<std::int32_t>(file->bytes().data(), 0) == llm_c_magic) {
+  if (bytes >= 4 && file->read_one<std::int32_t>(0, 0) == llm_c_magic) {
     fail({knob, ": '", path, "' has the header of llm.c; nanoGPT's format is flat uint16 tokens without a header"});
   }
-  return {std::move(file), token_type::u16, static_cast<std::int64_t>(bytes / 2)};
+  return {std::move(file), token_type::u16, bytes / 2};
 }
 
 /// Opens any file as bytes.
 inline token_file open_bytes(const std::string& path, const std::string& knob) {
-  auto file = std::make_shared<const mapped_file>(path, knob);
-  const auto count = static_cast<std::int64_t>(file->bytes().size());
+  auto file = std::make_shared<const detail::data_file>(path, knob);
+  const std::int64_t count = file->size();
   return {std::move(file), token_type::u8, count};
 }
 

@@ -138,21 +138,23 @@ class pipeline {
   /// Waits until parameters that the last step has sent on their way have arrived.
   void settle() { units_.settle(); }
   /// Adds the losses of all microbatches to `loss` as `run` does, without gradients.
-  void evaluate(const context<device>& ctx, batch& data, mean& loss) {
+  void evaluate(const context<device>& ctx, batch& data, mean& loss, std::span<const std::int32_t* const> starts = {}) {
     const auto add = [&](const microbatch<device>& mb, activation x, std::size_t i) {
       loss.add(ctx, stages_.back()->forward_loss(mb, std::move(x), data[i].second, nullptr));
     };
     run_forward(
-        ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add);
+        ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add, starts);
   }
-  /// The scores of one microbatch, on the ranks that have the last stage; empty on the others.
-  logits score(const context<device>& ctx, const tokens& ids) {
+  /// The scores of one microbatch, on the ranks that have the last stage; empty on the others. `starts` are its
+  /// `microbatch::document_starts`, where sequences are packed from documents.
+  logits score(const context<device>& ctx, const tokens& ids, const std::int32_t* starts = nullptr) {
     logits scores;
     const auto take = [&](const microbatch<device>& mb, activation x, std::size_t) {
       scores = stages_.back()->forward_scores(mb, std::move(x));
     };
     run_forward(
-        ctx, 1, [&](std::size_t) -> const tokens& { return ids; }, take);
+        ctx, 1, [&](std::size_t) -> const tokens& { return ids; }, take,
+        std::span<const std::int32_t* const>(&starts, starts == nullptr ? 0 : 1));
     return scores;
   }
 
@@ -315,7 +317,8 @@ class pipeline {
     using gradient = typename Stage::gradient;
     using saved = typename Stage::saved;
 
-    inference(pipeline& all, Ids& tokens_of, Last& to) : passes{all}, ids(tokens_of), last(to) {}
+    inference(pipeline& all, Ids& tokens_of, Last& to, std::span<const std::int32_t* const> documents)
+        : passes{all}, ids(tokens_of), last(to), starts(documents) {}
 
     activation input(const context<device>& ctx, int) { return activation(ctx); }
     gradient output_gradient(const context<device>&, int) { return {}; }
@@ -324,6 +327,7 @@ class pipeline {
       const auto i = static_cast<std::size_t>(number);
       microbatch<device> mb(ctx);
       mb.units = this->watcher;
+      if (!starts.empty()) mb.document_starts = starts[i];
       x = stage.forward_layers(mb, ids(i), std::move(x), nullptr);
       if (!stage.part().last) return x;
       last(mb, std::move(x), i);
@@ -334,15 +338,17 @@ class pipeline {
 
     Ids& ids;
     Last& last;
+    std::span<const std::int32_t* const> starts;
   };
 
   template <class Ids, class Last>
-  void run_forward(const context<device>& ctx, std::size_t microbatches, Ids ids, Last last) {
+  void run_forward(const context<device>& ctx, std::size_t microbatches, Ids ids, Last last,
+                   std::span<const std::int32_t* const> starts) {
     if (!forward_ || forward_->shape().microbatches != static_cast<int>(microbatches))
       forward_.emplace(executor_->along(),
                        step_of(forward_schedule(shape_, static_cast<int>(microbatches)), executor_->along().rank()));
     units_.begin_forward(ctx);
-    inference<Ids, Last> work(*this, ids, last);
+    inference<Ids, Last> work(*this, ids, last, starts);
     forward_->run(ctx, work, false);
   }
   const std::vector<step_entry>& program() const {

@@ -171,3 +171,92 @@ TEST_CASE("too little data and bad knobs are refused by name") {
   CHECK_ERROR(sampler(source, {.seq = 63, .held_out = 0.1}), "--held-out", "none to train on");
   CHECK_ERROR(sampler(source, {.seq = 8, .held_out = 0.99}), "--held-out", "of 7 windows");
 }
+
+TEST_CASE("samples of several sources") {
+  temp_folder dir;
+  std::vector<plait::token_source> sources;
+  for (const char c : {'a', 'b', 'c'})
+    sources.push_back(
+        plait::token_source({.paths = {dir.write(std::string(1, c), std::string(c == 'a' ? 41 : 81, c))}}));
+  const sampler_config how{.seq = 8, .seed = 3, .held_out = 0.2};
+  const sampler samples(sources, {2, 1, 1}, how);
+  CHECK(samples.sources() == 3);
+  CHECK(samples.epoch_samples(0) == 4);  // of 5 windows
+  CHECK(samples.epoch_samples(2) == 8);
+  CHECK(samples.held_out_samples() == 1 + 2 + 2);
+  std::map<std::int64_t, int> counts;
+  std::map<std::size_t, std::vector<std::int64_t>> windows;
+  tokens in(8), out(8);
+  for (std::int64_t i = 0; i < 64; ++i) {
+    samples.fill(i, in.data(), out.data());
+    CHECK(in == tokens(8, in[0]));
+    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.source_of(i));
+    ++counts[in[0]];
+    windows[samples.source_of(i)].push_back(samples.window(i));
+  }
+  CHECK(std::abs(counts['a'] - 32) <= 3);
+  CHECK(std::abs(counts['b'] - 16) <= 3);
+  for (auto& [source, all] : windows) {  // every epoch of a source has each of its windows once
+    const auto epoch = static_cast<std::size_t>(samples.epoch_samples(source));
+    for (std::size_t begin = 0; begin + epoch <= all.size(); begin += epoch) {
+      std::sort(all.begin() + static_cast<std::ptrdiff_t>(begin),
+                all.begin() + static_cast<std::ptrdiff_t>(begin + epoch));
+      for (std::size_t i = 0; i < epoch; ++i) CHECK(all[begin + i] == static_cast<std::int64_t>(i));
+    }
+  }
+  for (std::int64_t i = 0; i < 5; ++i) {
+    samples.fill_held_out(i, 0, 8, in.data(), out.data());
+    CHECK(in[0] == (i < 1 ? 'a' : i < 3 ? 'b' : 'c'));
+  }
+  CHECK_ERROR(samples.fill_held_out(5, 0, 8, in.data(), out.data()), "evaluation sample 5", "keeps 5");
+  CHECK_ERROR(samples.fill_held_out(-1, 0, 8, in.data(), out.data()), "evaluation sample -1");
+  CHECK_ERROR(sampler(sources, {1, 1}, how), "--data-weights: 2 weights for 3 sources");
+
+  // Sources of one size are not read in one order.
+  const sampler twins({sources[1], sources[2]}, {1, 1}, {.seq = 2, .seed = 3});
+  std::map<std::size_t, std::vector<std::int64_t>> orders;
+  for (std::int64_t i = 0; i < 60; ++i) orders[twins.source_of(i)].push_back(twins.window(i));
+  orders[0].resize(20);
+  orders[1].resize(20);
+  CHECK(orders[0] != orders[1]);
+}
+
+TEST_CASE("documents kept apart") {
+  temp_folder dir;
+  const plait::token_source source({.paths = {dir.write("t", "ab.cde..fghij.k")}, .end_of_document = '.'});
+  const sampler samples(source, {.seq = 7, .shuffle = false, .documents = true, .no_target = -1});
+  tokens in(7), out(7);
+  samples.fill(0, in.data(), out.data());
+  CHECK(in == tokens{'a', 'b', '.', 'c', 'd', 'e', '.'});
+  CHECK(out == tokens{'b', '.', -1, 'd', 'e', '.', -1});
+  samples.fill(1, in.data(), out.data());
+  CHECK(in == tokens{'.', 'f', 'g', 'h', 'i', 'j', '.'});
+  CHECK(out == tokens{-1, 'g', 'h', 'i', 'j', '.', -1});
+  using starts = std::vector<std::int32_t>;
+  starts found(7);
+  samples.starts(0, 0, 7, found.data());
+  CHECK(found == starts{0, 0, 0, 3, 3, 3, 3});
+  samples.starts(1, 0, 7, found.data());
+  CHECK(found == starts{0, 1, 1, 1, 1, 1, 1});
+  // Ranks that hold pieces of a sequence read what one rank reads.
+  for (std::int64_t cursor : {0, 1})
+    for (std::int64_t cut = 0; cut <= 7; ++cut) {
+      tokens whole_in(7), whole_out(7), part_in(7), part_out(7);
+      starts whole(7), part(7);
+      samples.fill(cursor, whole_in.data(), whole_out.data());
+      samples.starts(cursor, 0, 7, whole.data());
+      for (const auto& [first, count] : {std::pair{std::int64_t{0}, cut}, {cut, 7 - cut}}) {
+        samples.fill(cursor, first, count, part_in.data() + first, part_out.data() + first);
+        samples.starts(cursor, first, count, part.data() + first);
+      }
+      CHECK(part_in == whole_in);
+      CHECK(part_out == whole_out);
+      CHECK(part == whole);
+    }
+  CHECK_ERROR(samples.starts(0, 3, 5, found.data()), "positions [3, 3 + 5)");
+  CHECK_ERROR(sampler(source_of(dir, "abcdefgh"), {.seq = 2, .documents = true}), "--documents: '", "is read as bytes",
+              "--end-of-document");
+  const sampler all(source, {.seq = 3, .held_out = 0.25, .documents = true});
+  all.starts_held_out(0, 0, 3, found.data());
+  CHECK(found[0] == 0);
+}

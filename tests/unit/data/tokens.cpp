@@ -1,7 +1,9 @@
 // program: files
 #include <doctest/doctest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -185,10 +187,95 @@ TEST_CASE("what is no data is refused by name") {
   CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, megatron, nanogpt");
 }
 
+namespace {
+
+/// An index of sequences of these lengths and documents that begin at these sequences.
+std::string index_of(const std::vector<std::int32_t>& lengths, const std::vector<std::int64_t>& documents) {
+  std::string out = index_of(lengths, 8, 2);
+  out.resize(out.size() - 8 * (lengths.size() + 1));
+  const auto count = static_cast<std::uint64_t>(documents.size());
+  std::memcpy(out.data() + 9 + 8 + 1 + 8, &count, sizeof count);
+  return out + raw(documents);
+}
+
+/// Checks every answer about a stream whose documents begin at these places.
+void check_documents(const token_source& source, const std::vector<std::int64_t>& begins) {
+  REQUIRE(static_cast<std::int64_t>(begins.size()) == source.size());
+  for (std::int64_t from = 0; from < source.size(); ++from)
+    for (std::int64_t first = from; first < source.size(); ++first)
+      for (std::int64_t count : {std::int64_t{0}, std::int64_t{1}, source.size() - first}) {
+        tokens found(static_cast<std::size_t>(count)), expected;
+        source.document_starts(from, first, count, found.data());
+        for (std::int64_t i = first; i < first + count; ++i)
+          expected.push_back(std::max(from, begins[static_cast<std::size_t>(i)]));
+        CHECK(found == expected);
+      }
+}
+
+}  // namespace
+
+TEST_CASE("documents begin where an index says") {
+  temp_folder dir;
+  dir.write("a.bin", raw<std::uint16_t>({1, 2, 3, 4, 5, 6, 7}));
+  // Documents of one sequence, of two, of one without tokens, and of none; the last entry is the end.
+  dir.write("a.idx", index_of({3, 1, 0, 2, 1}, {0, 1, 3, 3, 4, 5}));
+  const token_source one = open({dir / "a.bin"});
+  CHECK(one.knows_documents());
+  check_documents(one, {0, 0, 0, 3, 4, 4, 6});
+
+  dir.write("b.bin", raw<std::uint16_t>({1, 2, 3}));
+  dir.write("b.idx", index_of({3}, {}));  // without documents, the file is one
+  check_documents(open({dir / "a.bin", dir / "b.bin", dir / "a.bin"}),
+                  {0, 0, 0, 3, 4, 4, 6, 7, 7, 7, 10, 10, 10, 13, 14, 14, 16});
+  dir.write("c.bin", raw<std::uint16_t>({1, 2, 3}));
+  dir.write("c.idx", index_of({2, 1}, {1, 2}));  // what is before the first document is one, too
+  check_documents(open({dir / "c.bin"}), {0, 0, 2});
+  CHECK_ERROR(one.document_starts(5, 6, 2, nullptr), "[6, 6 + 2)");
+  CHECK_ERROR(one.document_starts(5, 4, 1, nullptr), "token 4", "from token 5");
+}
+
+TEST_CASE("documents end with a token") {
+  temp_folder dir;
+  const std::string a = dir.write("a.txt", "ab.c..de."), b = dir.write("b.txt", ".fg");
+  const token_source source({.paths = {a, b}, .end_of_document = '.'});
+  check_documents(source, {0, 0, 0, 3, 3, 5, 6, 6, 6, 9, 10, 10});
+  CHECK_FALSE(open({a}).knows_documents());
+  std::int64_t out = 0;
+  CHECK_ERROR(open({a}).document_starts(0, 0, 1, &out), "--data: files of format bytes", "--end-of-document");
+  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = 256}), "--end-of-document is 256", "0 to 255");
+  CHECK_ERROR(token_source({.paths = {a}, .end_of_document = -2}), "--end-of-document is -2");
+
+  // A token takes the place of an index.
+  dir.write("m.bin", raw<std::uint16_t>({1, 2, 3, 4}));
+  dir.write("m.idx", index_of({1, 3}, {0, 1, 2}));
+  check_documents(open({dir / "m.bin"}), {0, 1, 1, 1});
+  check_documents(token_source({.paths = {dir / "m.bin"}, .end_of_document = 2}), {0, 0, 2, 2});
+}
+
+TEST_CASE("files that become shorter while they are read end in words") {
+  temp_folder dir;
+  const std::string text = dir.write("t.txt", std::string(100000, 'x'));
+  const token_source source = open({text});
+  tokens out(10);
+  source.read(99000, 10, out.data());
+  REQUIRE(::truncate(text.c_str(), 50000) == 0);
+  source.read(49990, 10, out.data());
+  CHECK_ERROR(source.read(49991, 10, out.data()), "--data: '" + text + "' is truncated", "ends at byte 50000",
+              "it had 100000 bytes when it was opened");
+  CHECK_ERROR(source.check_tokens(), "is truncated");
+
+  dir.write("m.bin", raw<std::uint16_t>({1, 2, 3, 4}));
+  const std::string index = dir.write("m.idx", index_of({1, 3}, {0, 1, 2}));
+  const token_source indexed = open({dir / "m.bin"});
+  REQUIRE(::truncate(index.c_str(), 40) == 0);
+  CHECK_ERROR(indexed.document_starts(0, 0, 4, out.data()), "m.idx' is truncated");
+}
+
 TEST_CASE("a pipe is refused at once, whether or not anybody writes into it") {
   temp_folder dir;
   const std::string path = dir / "pipe";
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   CHECK_THROWS_WITH(plait::mapped_file(path, "--data"),
                     ("--data: '" + path + "' is no regular file; pipes and devices cannot be mapped").c_str());
+  CHECK_ERROR(open({path}), "--data: cannot open '" + path + "': it is no regular file");
 }

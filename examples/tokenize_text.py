@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Makes token files of text, for --data of train_llama and for Megatron: PREFIX.bin with the tokens of all documents,
+PREFIX.idx with their places (the formats are described in include/plait/data/token_file.hpp).
+
+    tokenize_text.py --tokenizer MODEL_DIRECTORY --output corpus documents.jsonl more.txt
+    tokenize_text.py --tokenizer bytes --output corpus *.txt          # needs no package
+
+A line of a .jsonl file is a document, its text in --field; any other file is one document, or, with --split-on, as many
+as that text separates. The tokenizer is Hugging Face's (the package `tokenizers`), which counts no special tokens of
+its own here: --end-of-document is put behind each document, by default the tokenizer's eos_token.
+"""
+
+import argparse
+import array
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import struct
+import sys
+import threading
+import time
+
+MAGIC = b"MMIDIDX\x00\x00"
+LONGEST = 2**31 - 1  # tokens of a document, whose length has 32 bits
+
+
+class Refused(Exception):
+    pass
+
+
+class Bytes:
+    """A token for each byte."""
+
+    vocab = 256
+
+    def encode(self, texts):
+        return [list(text.encode("utf-8", "surrogateescape")) for text in texts]
+
+    def token(self, _):
+        return None
+
+    default_end = None
+
+
+class HuggingFace:
+    """A tokenizer.json, alone or in a model directory."""
+
+    def __init__(self, path):
+        try:
+            import tokenizers
+        except ImportError:
+            raise Refused("--tokenizer needs the package tokenizers: pip install tokenizers; or say --tokenizer bytes")
+        file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        if not os.path.isfile(file):
+            raise Refused(f"--tokenizer: there is no '{file}'; name a tokenizer.json, a directory with one, or bytes")
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(file)
+        except Exception as why:
+            raise Refused(f"--tokenizer: '{file}' is not read: {why}")
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.vocab = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        self.default_end = None
+        settings = os.path.join(os.path.dirname(file), "tokenizer_config.json")
+        if os.path.isfile(settings):
+            with open(settings, encoding="utf-8") as f:
+                end = json.load(f).get("eos_token")
+            self.default_end = end.get("content") if isinstance(end, dict) else end
+
+    def encode(self, texts):
+        return [one.ids for one in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def token(self, text):
+        return self.tokenizer.token_to_id(text)
+
+
+def tokenizer_of(name):
+    return Bytes() if name == "bytes" else HuggingFace(name)
+
+
+def end_token(tokenizer, asked):
+    """The token that ends a document; None: there is none."""
+    if asked == "none":
+        return None
+    text = tokenizer.default_end if asked is None else asked
+    if text is None:
+        return None
+    token = tokenizer.token(text)
+    if token is None and asked is not None and asked.isdigit():
+        token = int(asked)
+    if token is None:
+        raise Refused(f"--end-of-document: '{text}' is no token of the tokenizer; name one, its number, or none")
+    if token >= tokenizer.vocab:
+        raise Refused(f"--end-of-document: {token} is no token; the vocabulary has {tokenizer.vocab}")
+    return token
+
+
+def documents_of(path, field, separator):
+    """Yields the texts of a file."""
+    # Of bytes that are no UTF-8, a byte tokenizer gets each back.
+    with sys.stdin if path == "-" else open(path, encoding="utf-8", errors="surrogateescape", newline="") as f:
+        if path.endswith(".jsonl"):
+            for number, line in enumerate(f, 1):
+                if not line.strip():
+                    continue
+                try:
+                    text = json.loads(line)[field]
+                except (ValueError, KeyError, TypeError) as why:
+                    raise Refused(f"'{path}', line {number}: no object with a text '{field}' (--field): {why!r}")
+                if not isinstance(text, str):
+                    raise Refused(f"'{path}', line {number}: '{field}' (--field) is no text")
+                yield text
+        else:
+            text = f.read()
+            yield from text.split(separator) if separator else [text]
+
+
+worker_tokenizer = None
+
+
+def start_worker(name):
+    global worker_tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    worker_tokenizer = tokenizer_of(name)
+
+
+def encode(texts):
+    return worker_tokenizer.encode(texts), sum(len(t) for t in texts)
+
+
+class Batches:
+    """Lists of texts for the workers, not many more than they work on: what is read would fill the memory."""
+
+    def __init__(self, texts, size, ahead):
+        self.texts, self.size, self.room, self.stopped = iter(texts), size, threading.Semaphore(ahead), False
+
+    def __iter__(self):
+        while batch := list(itertools.islice(self.texts, self.size)):
+            self.room.acquire()
+            if self.stopped:
+                return
+            yield batch
+
+    def taken(self):
+        self.room.release()
+
+    def stop(self):
+        self.stopped = True
+        self.room.release()
+
+
+class Writer:
+    """PREFIX.bin and PREFIX.idx, which have their names once they are whole."""
+
+    def __init__(self, prefix, wide):
+        self.names = [prefix + ".bin", prefix + ".idx"]
+        self.code, self.kind = (4, "i") if wide else (8, "H")
+        self.lengths = array.array("i")
+        try:
+            self.tokens = open(self.names[0] + ".tmp", "wb")
+        except OSError as why:
+            raise Refused(f"--output: {why}")
+
+    def add(self, document):
+        if len(document) > LONGEST:
+            raise Refused(f"document {len(self.lengths) + 1} has {len(document)} tokens; at most {LONGEST} are legal")
+        numbers = array.array(self.kind, document)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        self.tokens.write(numbers.tobytes())
+        self.lengths.append(len(document))
+
+    def finish(self):
+        count = len(self.lengths)
+        with open(self.names[1] + ".tmp", "wb") as index:
+            index.write(MAGIC + struct.pack("<QBQQ", 1, self.code, count, count + 1))
+            size = array.array(self.kind).itemsize
+            offsets = itertools.accumulate((n * size for n in self.lengths[:-1]), initial=0) if count else ()
+            for numbers in (self.lengths, array.array("q", offsets), array.array("q", range(count + 1))):
+                if sys.byteorder == "big":
+                    numbers.byteswap()
+                index.write(numbers.tobytes())
+            index.flush()
+            os.fsync(index.fileno())
+        self.tokens.flush()
+        os.fsync(self.tokens.fileno())
+        self.tokens.close()
+        for name in self.names:
+            os.replace(name + ".tmp", name)
+
+    def drop(self):
+        self.tokens.close()
+        for name in self.names:
+            if os.path.exists(name + ".tmp"):
+                os.remove(name + ".tmp")
+
+
+def run(arguments):
+    tokenizer = tokenizer_of(arguments.tokenizer)
+    end = end_token(tokenizer, arguments.end_of_document)
+    for path in arguments.files:
+        if path != "-" and not os.path.isfile(path):
+            raise Refused(f"there is no file '{path}'")
+        if path in (arguments.output + ".bin", arguments.output + ".idx"):
+            raise Refused(f"--output {arguments.output} would overwrite '{path}', which is read")
+    texts = itertools.chain.from_iterable(
+        documents_of(path, arguments.field, arguments.split_on) for path in arguments.files)
+    began = time.monotonic()
+    writer = Writer(arguments.output, tokenizer.vocab > 65536)
+    empty = tokens = characters = 0
+    batches = Batches(texts, 64, 4 * arguments.workers)
+    try:
+        with multiprocessing.Pool(arguments.workers, start_worker, (arguments.tokenizer,)) as pool, \
+                contextlib.ExitStack() as at_exit:
+            at_exit.callback(batches.stop)
+            for encoded, length in pool.imap(encode, batches):
+                batches.taken()
+                characters += length
+                for document in encoded:
+                    if not document:
+                        empty += 1
+                        continue
+                    if end is not None:
+                        document.append(end)
+                    writer.add(document)
+                    tokens += len(document)
+        if tokens == 0:
+            raise Refused("there is no text in the files")
+        writer.finish()
+    except BaseException:
+        writer.drop()
+        raise
+    seconds = max(time.monotonic() - began, 1e-9)
+    print(f"{arguments.output}.bin, {arguments.output}.idx: {tokens} tokens of {len(writer.lengths)} documents "
+          f"({empty} without text left out), {characters / tokens:.2f} characters a token, "
+          f"{tokens / seconds:,.0f} tokens/s")
+    print(f"a model needs a vocab_size of at least {tokenizer.vocab}; "
+          + ("documents do not end in a token" if end is None else f"documents end in token {end}"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", help="texts, .jsonl files, or - for standard input")
+    parser.add_argument("--tokenizer", required=True, help="a tokenizer.json, a directory with one, or bytes")
+    parser.add_argument("--output", required=True, metavar="PREFIX", help="of the two files that are written")
+    parser.add_argument("--field", default="text", help="of the objects in .jsonl files (default: text)")
+    parser.add_argument("--split-on", metavar="TEXT", help="what separates the documents of a file of text")
+    parser.add_argument("--end-of-document", metavar="TOKEN",
+                        help="a token's text or number, or none (default: the tokenizer's eos_token, if it has one)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    arguments = parser.parse_args()
+    try:
+        if arguments.workers < 1:
+            raise Refused(f"--workers is {arguments.workers}; at least 1 is legal")
+        run(arguments)
+    except (Refused, OSError) as why:
+        sys.exit(f"tokenize_text.py: {why}")
+
+
+if __name__ == "__main__":
+    main()
