@@ -24,15 +24,18 @@ must() {
   }
 }
 
-build_and_run() { # build_and_run NAME
-  cmake --build "$work/$1" -j 2 >>"$work/$1.log" 2>&1 && "$work/$1/app" && "$work/$1/algebra"
+build_and_run() { # build_and_run NAME PROGRAMS...
+  name=$1
+  shift
+  cmake --build "$work/$name" -j 2 --target "$@" >>"$work/$name.log" 2>&1 || return 1
+  for program; do "$work/$name/$program" || return 1; done
 }
 
 case "$way" in
   find_package)
     cmake --install "$PLAIT_BUILD" --prefix "$work/prefix" >"$work/install.log" 2>&1 || must false
     must configure app "$here/find_package" -DCMAKE_PREFIX_PATH="$work/prefix"
-    must build_and_run app
+    must build_and_run app app algebra
     # No component asked for: nothing is looked for, so a machine without oneDNN is served.
     must configure bare "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON
     # A component that cannot be had, or does not exist, is an error that says so.
@@ -57,7 +60,11 @@ case "$way" in
     ;;
   fetch_content | add_subdirectory)
     must configure app "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE"
-    must build_and_run app
+    if [ "$way" = fetch_content ]; then  # the targets are those of add_subdirectory, whose test compiles everything
+      must build_and_run app algebra
+    else
+      must build_and_run app app algebra
+    fi
     # An embedding project gets the targets and nothing else: no tests, examples, install rules or flags of plait.
     if cmake --build "$work/app" --target help | grep -Eq "train_llama|plait_thread_tests|unit_"; then
       echo "plait's own programs are built in the embedding project" >&2
