@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_data_parallel bench_checkpoint_save train_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_data_parallel bench_checkpoint_save bench_checkpoint_plan train_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -100,6 +100,12 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   benchmarks/checkpoint_vs_pytorch.sh build/bin/bench_checkpoint_save 768 "$rounds" "$python" || echo 'a target was missed'
+  echo '```'
+  echo
+  echo '## Planning a save of Llama 3 405B on 16,384 ranks (targets: in its lines)'
+  echo
+  echo '```'
+  build/bin/bench_checkpoint_plan || echo 'a target was missed'
   echo '```'
   echo
   echo '## Four axes on eight ranks against one rank, per core (target: 0.85)'

@@ -24,8 +24,8 @@
 
 #include "plait/checkpoint/finished_save.hpp"
 #include "plait/checkpoint/held_state.hpp"
-#include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/share.hpp"
+#include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -186,26 +186,9 @@ class checkpoint_saver {
   /// Copies this rank's share into an arena that no save uses.
   template <compute_device Device>
   void stage(const context<Device>& ctx, saved_extras& extras, job& next) {
-    std::vector<held_tensor>& held = extras.tensors;
-    std::stable_sort(held.begin(), held.end(),  // so that each lies on a multiple of its elements' size
-                     [](const held_tensor& a, const held_tensor& b) { return a.element_bytes() > b.element_bytes(); });
-    struct copy {
-      const held_tensor* from;
-      std::int64_t begin, end;
-      std::size_t to;
-    };
-    std::vector<copy> copies;
-    std::size_t bytes = 0;
-    for (const held_tensor& h : held) {
-      if (!h.counts) continue;
-      const auto [begin, end] = own_share(ctx, h);
-      for (const placed_box& b : boxes_of_part(h.part, begin, end, h.shape, h.name)) {
-        const std::int64_t at = begin + b.at;
-        next.share.boxes.push_back({h.name, safetensors_dtype_of(h.type), b.where});
-        copies.push_back({&h, at, at + b.where.local_size(), bytes});
-        bytes += static_cast<std::size_t>(b.where.local_size()) * h.element_bytes();
-      }
-    }
+    share_plan plan = plan_share(ctx, extras.tensors);
+    next.share.boxes = std::move(plan.boxes);
+    std::size_t bytes = plan.bytes;
     const std::size_t tensors = bytes;
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {
@@ -216,7 +199,7 @@ class checkpoint_saver {
     next.arena = jobs_.empty() ? 0 : 1 - jobs_.front()->arena;
     byte_buffer& arena = arenas_[next.arena];
     arena.grow(bytes);
-    for (const copy& c : copies) c.from->read(c.begin, c.end, arena.data() + c.to);
+    for (const share_plan::copy& c : plan.copies) c.from->read(c.begin, c.end, arena.data() + c.to);
     std::size_t at = tensors;
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {

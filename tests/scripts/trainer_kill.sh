@@ -1,0 +1,43 @@
+#!/bin/sh
+# kill -9 at any moment of a run that saves after every step, on one rank and on four, again and again: the newest step is
+# whole, it is never older than the newest of before, and a run on another layout goes on from it. PLAIT_KILL_ROUNDS says
+# how often; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run.
+# timeout: 120
+. "$(dirname "$0")/lib/common.sh"
+rounds=${PLAIT_KILL_ROUNDS:-9}
+tool=$BIN/checkpoint_tool
+delay() { # seconds, of which each round has others, as long as a start and a few saves take
+  awk -v n="$1" 'BEGIN {srand(n); printf "%.3f", 0.1 + 0.7 * rand()}'
+}
+
+for ranks in 1 4; do
+  last=0
+  kept=0
+  round=0
+  while [ "$round" -lt "$rounds" ]; do
+    round=$((round + 1))
+    case $ranks$((round % 3)) in
+      4[0]) layout="dp=2,tp=2" ;;
+      4[1]) layout="dp=2,pp=2 --data-parallel zero1" ;;
+      4[2]) layout="dp=4 --micro-batch 2 --data-parallel zero3" ;;
+      *) layout="dp=1" ;;
+    esac
+    # shellcheck disable=SC2086  # a list of options
+    "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1000000 --warmup 0 --mesh $layout \
+      --checkpoint-dir "by$ranks" --resume auto --save-every 1 --keep 2 >out 2>err &
+    program=$!
+    sleep "$(delay $((1000 * ranks + round)))"
+    kill -s KILL "$program" 2>/dev/null || fail "round $round on $ranks ranks: the run ended by itself: $(cat err)"
+    wait "$program" 2>/dev/null || true
+    ! grep -q '^train_llama: ' err || fail "round $round on $ranks ranks: $(cat err)"
+    newest=$(find "by$ranks" -maxdepth 1 -name 'step-????????' 2>/dev/null | sort | tail -n 1)
+    [ -n "$newest" ] || continue
+    "$tool" verify "$newest" >verified 2>&1 || fail "round $round on $ranks ranks: $(cat verified)"
+    at=$(echo "$newest" | sed 's/.*step-0*//')
+    [ "$at" -ge "$last" ] || fail "round $round on $ranks ranks: the newest step is $at, and was $last"
+    [ "$at" -eq "$last" ] || kept=$((kept + 1))
+    last=$at
+  done
+  [ "$kept" -gt 0 ] || fail "no round on $ranks ranks came to a save: $(cat out err)"
+  echo "$ranks ranks: $rounds rounds, $kept of them with new steps, the last is $last"
+done
