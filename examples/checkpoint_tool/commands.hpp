@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 inline constexpr int exit_equal = 0, exit_found = 1, exit_error = 2;
@@ -27,3 +28,10 @@ struct export_options {
 };
 /// Writes whole tensors of a step as one safetensors file, which must not exist.
 void export_safetensors(const export_options& opt);
+
+struct reshard_options {
+  std::string step, folder;
+  std::int64_t writers = 1;
+};
+/// Writes a step anew, cut evenly for so many writers, into a folder of steps.
+void reshard(const reshard_options& opt);

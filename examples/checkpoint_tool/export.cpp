@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -67,13 +66,6 @@ class new_file {
       std::filesystem::path(path_).has_parent_path() ? std::filesystem::path(path_).parent_path().string() : ".";
   bool made_ = false;
 };
-
-/// Whether a directory is another one, or in it.
-bool lies_in(const std::string& directory, const std::string& other) {
-  std::error_code fault;
-  const auto inner = std::filesystem::canonical(directory, fault), outer = std::filesystem::canonical(other, fault);
-  return !fault && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
 
 }  // namespace
 

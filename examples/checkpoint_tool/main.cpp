@@ -43,6 +43,14 @@ int run(int argc, char** argv) {
   exporting->add_option("OUT", exported.out, "the file to write, which must not exist")->required();
   exporting->add_flag("--weights-only", exported.weights_only, "leave out the optimizer's state");
 
+  reshard_options cut;
+  CLI::App* const resharding = app.add_subcommand(
+      "reshard", "Writes a step anew into another folder, with as many data files as wanted, each with as much.");
+  resharding->add_option("STEP", cut.step, "a step")->required();
+  resharding->add_option("FOLDER", cut.folder, "of steps, to which the new one is added; made if it is missing")
+      ->required();
+  resharding->add_option("--writers", cut.writers, "how many data files")->capture_default_str();
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help
@@ -51,11 +59,12 @@ int run(int argc, char** argv) {
     plait::fail({e.what(), " (--help lists the commands and their options)"});
   }
   if (app.get_subcommands().empty())
-    plait::fail("give a command: inspect, verify, diff or export-safetensors (--help tells more)");
+    plait::fail("give a command: inspect, verify, diff, export-safetensors or reshard (--help tells more)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
   if (comparing->parsed() && !diff(compared)) return exit_found;
   if (exporting->parsed()) export_safetensors(exported);
+  if (resharding->parsed()) reshard(cut);
   return exit_equal;
 }
 

@@ -1,5 +1,6 @@
 #include "paths.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -42,4 +43,11 @@ opened_step open_step(const std::string& argument, const std::string& path) {
                  newest ? "; name one of those in it, such as " + newest->path : ", and there is none in it"});
   }
   return about(argument, [&] { return opened_step{at.path, plait::read_step(plait::machine_files(), at.path)}; });
+}
+
+bool lies_in(const std::string& directory, const std::string& other) {
+  std::error_code fault;
+  const auto inner = std::filesystem::weakly_canonical(directory, fault),
+             outer = std::filesystem::canonical(other, fault);
+  return !fault && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }

@@ -19,13 +19,13 @@ expect() {
 says() { grep -qF -e "$2" "$1" || fail "'$2' is missing: $(cat out err)"; }
 # refused TEXT ARGUMENTS...: exit code 2, and one line that begins with the text.
 refused() {
-  text=$1
+  begins=$1
   shift
   expect 2 "$@"
   [ "$(wc -l <err)" = 1 ] || fail "checkpoint_tool $*: not one line: $(cat err)"
   case $(cat err) in
-    "checkpoint_tool: $text"*) ;;
-    *) fail "checkpoint_tool $* says '$(cat err)', not '$text'" ;;
+    "checkpoint_tool: $begins"*) ;;
+    *) fail "checkpoint_tool $* says '$(cat err)', not '$begins'" ;;
   esac
 }
 
@@ -49,7 +49,7 @@ grep -q '^exp_avg_sq  F32 ' out || fail "there are no totals: $(cat out)"
 grep -Eq '^model.layers.1.mlp.up_proj.weight +F32 +64x32 +[2-9] +8.19 kB$' out || fail "no such tensor: $(cat out)"
 grep -Eq '^data/w00003.safetensors .* kB ' out || fail "no such file: $(cat out)"
 grep -Eq '^data of a writer: max/mean 1\.0[0-9]*$' out || fail "no balance: $(cat out)"
-says out "train.samples   32"
+grep -Eq '^train.samples +32$' out || fail "no place in the data: $(cat out)"
 
 # All of it is what was saved.
 expect 0 verify tp
@@ -87,7 +87,7 @@ grep -Eq '^tensors: .* 0 different, [1-9][0-9]* in one step only$' out || fail "
 # Scalars and blobs.
 expect 1 diff $two $four --tolerance 100
 grep -Eq '^tensors: .* 63 within 100, 0 different, 0 in one step only$' out || fail "the tolerance is not used: $(cat out)"
-says out "scalars: 2 equal, 0 within 100, 3 different, 0 in one step only"
+says out "scalars: 4 equal, 0 within 100, 3 different, 0 in one step only"
 cp -r tp first
 cp -r tp second
 kept=first/step-00000004 changed=second/step-00000004
@@ -145,6 +145,31 @@ got=0
 says err "OUT: cannot write 'limited.tmp-"
 [ -z "$(find . -name '*.tmp-*' -o -name limited)" ] || fail "what was not finished is left: $(ls)"
 
+# A step in other files: equal, whole, and a run goes on from it as from the first.
+for writers in 1 5 64; do
+  expect 0 reshard $cut "by$writers" --writers $writers
+  says out "by$writers/step-00000004: 63 tensors, "
+  [ "$(find "by$writers/step-00000004/data" -type f | wc -l)" = $writers ] || fail "there are $(ls "by$writers/step-00000004/data")"
+  expect 0 verify "by$writers"
+  expect 0 diff $cut "by$writers/step-00000004"
+done
+expect 0 reshard $kept again --writers 3 # with blobs
+expect 0 verify again
+expect 0 diff $kept again/step-00000004
+train straight --steps 6 --sample 0 --mesh dp=2 --resume $cut
+train around --steps 6 --sample 0 --mesh dp=2 --resume by5
+[ "$(logs get straight.jsonl weights_hash)" = "$(logs get around.jsonl weights_hash)" ] || fail "the step in other files is another state"
+refused "FOLDER: step 4 is in 'by5' already" reshard $four by5
+refused "FOLDER: step 4 is in 'tp' already" reshard $four tp
+refused "FOLDER: 'tp/step-00000004/x' lies in the step itself" reshard $four $four/x
+refused "--writers is 0; legal are 1 to 1024" reshard $four x --writers 0
+refused "--writers is 1025; legal are 1 to 1024" reshard $four x --writers 1025
+refused "STEP: 'tp' is no step" reshard tp x
+refused "FOLDER: 'config.json' is no directory" reshard $four config.json
+(ulimit -f 20 && timeout 30 "$tool" reshard $four limited >out 2>err) && fail "a file size limit"
+says err "FOLDER: cannot write 'limited/step-00000004.tmp-"
+[ -z "$(find limited -name 'step*')" ] || fail "what was not finished is left: $(find limited)"
+
 # What is badly asked for.
 refused "PATH: there is no 'none'" inspect none
 refused "PATH: there is no 'none/step-00000001'" verify none/step-00000001
@@ -161,7 +186,7 @@ refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --toler
 refused "--tolerance is nan; legal" diff $four $cut --tolerance nan
 refused "Could not convert: --tolerance = x" diff $four $cut --tolerance x
 refused "B is required" diff $four
-refused "give a command: inspect, verify, diff or export-safetensors"
+refused "give a command: inspect, verify, diff, export-safetensors or reshard"
 refused "The following argument was not expected: list" list
 refused "The following argument was not expected: --frob" inspect tp --frob
 cp -r $two renamed
@@ -198,6 +223,9 @@ expect 2 diff $four bad/step-00000004
 says err "is damaged: tensor 'model.layers.0.mlp.down_proj.weight' box $box"
 refused "STEP: 'bad/step-00000004/data/w0000" export-safetensors bad/step-00000004 damaged
 [ -z "$(find . -name 'damaged*')" ] || fail "a file is made of damaged tensors"
+refused "STEP: 'bad/step-00000004/data/w0000" reshard bad/step-00000004 damaged
+[ -z "$(find damaged -name 'step*')" ] || fail "a step is made of damaged tensors"
+rm -r damaged
 
 truncate -s -1 bad/step-00000002/data/w00001.safetensors
 expect 1 verify bad

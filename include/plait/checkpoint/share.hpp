@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,45 +55,66 @@ inline std::size_t writer_of(const std::string& name) { return std::stoul(name.s
 
 }  // namespace detail
 
-/// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `file_system`.
+/// A writer's data file on its way into the directory of a step in progress: boxes are declared first, and their bytes
+/// follow each other, those of blobs after them. Throws `error` as `file_system` and `safetensors_stream`.
+class share_writer {
+ public:
+  share_writer(file_system& files, const std::string& directory, std::uint32_t writer,
+               const std::vector<staged_share::staged_box>& boxes,
+               const std::vector<std::pair<std::string, std::uint64_t>>& blobs)
+      : blobs_(blobs), name_(data_file_name(writer)) {
+    std::map<std::string_view, std::size_t> known;
+    std::vector<safetensors_declaration> entries;
+    for (const staged_share::staged_box& b : boxes) {
+      const auto dims = static_cast<std::size_t>(b.where.dims);
+      const auto [place, is_new] = known.try_emplace(b.tensor, done_.tensors.size());
+      if (is_new)
+        done_.tensors.push_back({b.tensor, b.dtype, {b.where.global.begin(), b.where.global.begin() + dims}, {}});
+      stored_tensor& tensor = done_.tensors[place->second];
+      stored_box& part = tensor.boxes.emplace_back();
+      std::copy_n(b.where.offset.begin(), dims, part.offset.begin());
+      std::copy_n(b.where.local.begin(), dims, part.extent.begin());
+      places_.emplace_back(place->second, tensor.boxes.size() - 1);
+      entries.push_back(
+          {entry_name(tensor, part), b.dtype, {b.where.local.begin(), b.where.local.begin() + b.where.dims}});
+    }
+    for (const auto& [name, bytes] : blobs_)
+      entries.push_back({"blob." + name, safetensors_dtype::u8, {static_cast<std::int64_t>(bytes)}});
+    const std::string path = directory + "/" + name_;
+    out_.emplace(files, path, plan_safetensors(entries, {{"format", "plait checkpoint"}}, "'" + path + "'"));
+  }
+
+  void append(std::span<const std::byte> bytes) { out_->append(bytes); }
+  /// Syncs and closes the file.
+  written_share finish() {
+    out_->finish();
+    done_.file = {name_, out_->plan().file_bytes, out_->plan().header.size(), out_->header_crc32c()};
+    const auto stored = [&](std::size_t i) {
+      return stored_bytes{0, out_->crc32c_of_tensors()[i], out_->plan().positions[i], out_->plan().bytes[i]};
+    };
+    for (std::size_t i = 0; i < places_.size(); ++i)
+      done_.tensors[places_[i].first].boxes[places_[i].second].stored = stored(i);
+    for (std::size_t i = 0; i < blobs_.size(); ++i)
+      done_.blobs.push_back({blobs_[i].first, stored(places_.size() + i)});
+    return std::move(done_);
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::uint64_t>> blobs_;
+  std::string name_;
+  written_share done_;
+  std::vector<std::pair<std::size_t, std::size_t>> places_;  ///< of each box: its tensor, and which of its boxes
+  std::optional<safetensors_stream> out_;
+};
+
+/// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `share_writer`.
 inline written_share write_share(file_system& files, const std::string& directory, std::uint32_t writer,
                                  const staged_share& share) {
-  written_share done;
-  std::map<std::string_view, std::size_t> known;
-  std::vector<std::pair<std::size_t, std::size_t>> places;  // of each box: its tensor, and which of its boxes
-  std::vector<safetensors_declaration> entries;
-  for (const staged_share::staged_box& b : share.boxes) {
-    const auto dims = static_cast<std::size_t>(b.where.dims);
-    const auto [place, is_new] = known.try_emplace(b.tensor, done.tensors.size());
-    if (is_new)
-      done.tensors.push_back({b.tensor, b.dtype, {b.where.global.begin(), b.where.global.begin() + dims}, {}});
-    stored_tensor& tensor = done.tensors[place->second];
-    stored_box& part = tensor.boxes.emplace_back();
-    std::copy_n(b.where.offset.begin(), dims, part.offset.begin());
-    std::copy_n(b.where.local.begin(), dims, part.extent.begin());
-    places.emplace_back(place->second, tensor.boxes.size() - 1);
-    entries.push_back(
-        {entry_name(tensor, part), b.dtype, {b.where.local.begin(), b.where.local.begin() + b.where.dims}});
-  }
-  for (const auto& [name, bytes] : share.blobs)
-    entries.push_back({"blob." + name, safetensors_dtype::u8, {static_cast<std::int64_t>(bytes)}});
-
-  const std::string name = data_file_name(writer), path = directory + "/" + name;
-  safetensors_stream out(files, path, plan_safetensors(entries, {{"format", "plait checkpoint"}}, "'" + path + "'"));
+  share_writer out(files, directory, writer, share.boxes, share.blobs);
   constexpr std::size_t block = std::size_t{8} << 20;  // still in the cache when it is written after its checksum
   for (std::size_t at = 0; at < share.bytes.size(); at += block)
     out.append(share.bytes.subspan(at, std::min(block, share.bytes.size() - at)));
-  out.finish();
-
-  done.file = {name, out.plan().file_bytes, out.plan().header.size(), out.header_crc32c()};
-  const auto stored = [&](std::size_t i) {
-    return stored_bytes{0, out.crc32c_of_tensors()[i], out.plan().positions[i], out.plan().bytes[i]};
-  };
-  for (std::size_t i = 0; i < places.size(); ++i)
-    done.tensors[places[i].first].boxes[places[i].second].stored = stored(i);
-  for (std::size_t i = 0; i < share.blobs.size(); ++i)
-    done.blobs.push_back({share.blobs[i].first, stored(places.size() + i)});
-  return done;
+  return out.finish();
 }
 
 /// The text of a writer's note, and back. Notes are read by the job that wrote them, and never again. They tell of no
