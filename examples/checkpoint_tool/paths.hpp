@@ -23,7 +23,7 @@ struct opened_step {
 /// Throws `plait::error`, which begins with `argument`, unless the path is that of a step with a good manifest.
 opened_step open_step(const std::string& argument, const std::string& path);
 
-/// Whether a directory, which need not be there, is another one, or in it.
+/// Returns whether a directory, which need not be there, is another one, or in it.
 bool lies_in(const std::string& directory, const std::string& other);
 
 /// Runs f; an error of it begins with `argument`.

@@ -8,16 +8,16 @@
 
 #include "options.hpp"
 
-/// A digest of bytes, and of those before them: any one word that differs gives another.
+/// Returns a digest of bytes, and of those before them: any one word that differs gives another.
 std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest);
 
-/// "4432803 bytes with digest 0123456789abcdef" of a file. Of one of more than 64 MiB the digest covers the first MiB,
-/// with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed token here or
-/// there may not be.
+/// Returns "4432803 bytes with digest 0123456789abcdef" for a file. Of one of more than 64 MiB the digest covers the
+/// first MiB, with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed
+/// token here or there may not be.
 std::string content_text(const std::string& path);
 
-/// The files that a --data names: itself, or Megatron's two.
+/// Returns the files that a --data names: itself, or Megatron's two.
 std::vector<std::string> files_of(const std::string& path);
 
-/// What a place in the data depends on, beside --seed and --seq, in words.
+/// Returns in words what a place in the data depends on, beside --seed and --seq.
 std::string data_text(const options& opt);

@@ -136,7 +136,7 @@ inline plait::mesh_shape stage_mesh(const setup& s) {
   return rest;
 }
 
-/// Whether attention stays within documents.
+/// Returns whether attention stays within documents.
 inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }
 
 /// Whether what optimizers alone use lies in the host's memory.

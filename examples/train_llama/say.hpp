@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-/// The system's number of what went wrong with standard output first; 0: nothing has.
+/// Returns the system's number of the first failure of standard output; 0: there was none.
 inline int& output_failure() {
   static int failure = 0;
   return failure;
@@ -23,7 +23,7 @@ void say(fmt::format_string<Args...> format, Args&&... args) {
     output_failure() = errno;
 }
 
-/// Brings what was said to whoever listens.
+/// Flushes standard output; a failure is remembered, too.
 inline void say_now() {
   errno = 0;
   if (std::fflush(stdout) != 0 && output_failure() == 0) output_failure() = errno;

@@ -62,9 +62,9 @@ class sampler {
 
   std::int64_t seq() const { return config_.seq; }
   std::size_t sources() const { return parts_.size(); }
-  /// Samples in one epoch of training on a source.
+  /// Returns the number of samples in one epoch of training on a source.
   std::int64_t epoch_samples(std::size_t source = 0) const { return parts_[source].train; }
-  /// Samples kept for evaluation, of all sources.
+  /// Returns the number of samples kept for evaluation, of all sources.
   std::int64_t held_out_samples() const {
     std::int64_t all = 0;
     for (const part& p : parts_) all += p.held_out;
@@ -89,8 +89,9 @@ class sampler {
   void fill(std::int64_t cursor, std::int64_t* inputs, std::int64_t* targets) const {
     fill(cursor, 0, config_.seq, inputs, targets);
   }
-  /// Where the document of each of these positions begins, as a position in the sample: 0 where it begins before. What
-  /// `microbatch::document_starts` takes. Throws `error` as `fill`, and where the sample's source knows no documents.
+  /// Writes where the document of each of these positions begins, as a position in the sample, 0 where it begins
+  /// before: numbers for `microbatch::document_starts`. Throws `error` as `fill`, and where the sample's source knows
+  /// no documents.
   void starts(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int32_t* out) const {
     starts_of_window(place_of(cursor), first, count, out);
   }

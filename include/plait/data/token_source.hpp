@@ -72,7 +72,7 @@ class token_source {
     }
   }
 
-  /// Whether it is known where documents begin and end: the files have an index, or a token ends documents.
+  /// Returns whether it is known where documents begin and end: the files have an index, or a token ends documents.
   bool knows_documents() const { return config_.end_of_document >= 0 || format_ == token_format::megatron; }
 
   /// Writes, for each token of [first, first + count), where its document begins, or `from` <= first where that is
