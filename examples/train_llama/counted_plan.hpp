@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llama_run.hpp"
+#include "plait/checkpoint/share_plan.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plan.hpp"
 
@@ -86,6 +87,11 @@ run_plan plan_for(const setup& s, Counted& counted) {
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
   plan.traffic = step.traffic;
+  if (!s.opt.checkpoint_dir.empty()) {
+    std::vector<plait::held_tensor> held = plait::held_weights(ctx, model);
+    for (plait::held_tensor& h : plait::held_optimizer(ctx, model, updates)) held.push_back(std::move(h));
+    plan.saved = static_cast<double>(plait::plan_share(ctx, held).bytes);
+  }
   return plan;
 }
 

@@ -31,6 +31,7 @@ struct run_plan {
   double kept = 0;       ///< activations
   double bytes() const { return weights + gradients + optimizer + kept; }
   double on_host = 0;  ///< what is offloaded of the optimizer's
+  double saved = 0;    ///< what it writes of a step, where steps are saved
 };
 
 /// Of a rank with these types; counted_plan.hpp has the two, and the build a file for each precision and strategy.

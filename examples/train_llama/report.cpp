@@ -451,4 +451,8 @@ void print_plan(const setup& s, const run_plan& plan) {
   row("activations", plan.kept);
   row("in all", plan.bytes());
   if (plan.on_host > 0) row("on the host", plan.on_host);
+  if (plan.saved > 0)
+    say("  {:12} {:>12}, of the host: two copies of the {} that the rank writes of a step to --checkpoint-dir\n",
+        "staging", size_text(2 * plan.saved), size_text(plan.saved));
+  if (s.opt.resume != "none") say("\n--resume {} is not read for a plan\n", s.opt.resume);
 }

@@ -87,6 +87,7 @@ stand_in=$BIN/../tests/train_llama_stand_in
 
 train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
 train cpu_all --mesh dp=2,tp=2 --sample 0
+train cpu_apart --mesh dp=2,cp=2 --documents apart --end-of-document 10 --held-out 0.001 --sample 0
 trainer=$stand_in
 gpu="--device cuda --held-out 0.001"
 # shellcheck disable=SC2086
@@ -101,6 +102,9 @@ gpu="--device cuda --held-out 0.001"
 
   train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
   logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
+
+  train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
+  logs same cpu_apart.jsonl gpu_apart.jsonl 1e-4
 
   # A replayed step is the step.
   train plain --device cuda --precision bf16 --sample 0 --graph off --peak-tflops 1

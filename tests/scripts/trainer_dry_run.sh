@@ -55,3 +55,16 @@ keeps "206 kB" --optimizer muon
 keeps "140 kB" --moments bf16
 keeps "70.2 kB" --moments int8
 keeps "280 kB" --precision bf16-no-masters
+
+# What a rank writes of a step is what it then writes.
+saving="--mesh dp=2,tp=2 --data-parallel zero1 --global-batch 8 --checkpoint-dir saved"
+# shellcheck disable=SC2086  # a list of options
+"$trainer" --model config.json --seq 32 $saving --resume elsewhere --dry-run >plan.out || fail "the plan of a run that saves"
+writes=$(sed -n 's/^  staging .* two copies of the \(.*\) that the rank writes of a step.*/\1/p' plan.out)
+[ -n "$writes" ] || fail "the plan says nothing of saving: $(cat plan.out)"
+grep -q '^--resume elsewhere is not read for a plan$' plan.out || fail "the plan is silent about --resume: $(cat plan.out)"
+[ ! -e saved ] || fail "a plan has made a folder"
+# shellcheck disable=SC2086
+train saves --steps 1 --sample 0 $saving
+"$BIN/checkpoint_tool" inspect saved/step-00000001 --files >inspected || fail "no step was saved"
+grep -q "^data/w.* $writes " inspected || fail "no rank writes $writes, as the plan says: $(cat inspected)"
