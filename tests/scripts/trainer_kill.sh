@@ -6,11 +6,14 @@
 . "$(dirname "$0")/lib/common.sh"
 rounds=${PLAIT_KILL_ROUNDS:-9}
 tool=$BIN/checkpoint_tool
-delay() { # seconds, of which each round has others, as long as a start and a few saves take
-  awk -v n="$1" 'BEGIN {srand(n); printf "%.3f", 0.1 + 0.7 * rand()}'
+delay() { # delay ROUND NANOSECONDS: seconds, in each round others, up to three times what a run of one step takes here
+  awk -v n="$1" -v run="$2" 'BEGIN {srand(n); printf "%.3f", 1e-9 * run * (0.2 + 2.8 * rand())}'
 }
 
 for ranks in 1 4; do
+  begun=$(date +%s%N)
+  train one --steps 1 --sample 0 --mesh dp=$ranks --micro-batch 2 --checkpoint-dir "one$ranks"
+  took=$(($(date +%s%N) - begun))
   last=0
   kept=0
   round=0
@@ -26,7 +29,7 @@ for ranks in 1 4; do
     "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1000000 --warmup 0 --mesh $layout \
       --checkpoint-dir "by$ranks" --resume auto --save-every 1 --keep 2 >out 2>err &
     program=$!
-    sleep "$(delay $((1000 * ranks + round)))"
+    sleep "$(delay $((10000 * ranks + round)) "$took")"
     kill -s KILL "$program" 2>/dev/null || fail "round $round on $ranks ranks: the run ended by itself: $(cat err)"
     wait "$program" 2>/dev/null || true
     ! grep -q '^train_llama: ' err || fail "round $round on $ranks ranks: $(cat err)"
