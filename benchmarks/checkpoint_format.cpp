@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plait/checkpoint/boxes.hpp"
+#include "plait/checkpoint/manifest_check.hpp"
 #include "plait/checkpoint/manifest_json.hpp"
 #include "plait/io/crc32c.hpp"
 
