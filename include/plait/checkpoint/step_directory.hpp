@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <set>
@@ -58,6 +59,27 @@ inline void remove_step_tree(file_system& files, const std::string& path) {
   remove_all(files, path, file_kind::directory);
 }
 
+/// The directories that a writer is at work on: one thread may begin a step while another ends one.
+class active_paths {
+ public:
+  void add(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    paths_.insert(path);
+  }
+  void remove(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    paths_.erase(path);
+  }
+  bool has(const std::string& path) const {
+    const std::lock_guard lock(mutex_);
+    return paths_.contains(path);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::string> paths_;
+};
+
 }  // namespace detail
 
 /// A step that is being written: a directory with an unguessable name that nothing takes for a step. Destroyed before
@@ -90,7 +112,7 @@ class step_in_progress {
       abandon();
       throw;
     }
-    active_->erase(path_);
+    active_->remove(path_);
     path_.clear();
     try {
       write_whole(*files_, root_, std::string(detail::latest_file), step_name(step_) + "\n");
@@ -105,7 +127,7 @@ class step_in_progress {
     if (path_.empty()) return;
     const std::string path = std::exchange(path_, {});
     try {
-      active_->erase(path);
+      active_->remove(path);
       detail::remove_step_tree(*files_, path);
     } catch (...) {  // what is left has no step's name, and the next writer may remove it
     }
@@ -114,9 +136,9 @@ class step_in_progress {
  private:
   friend class step_root;
   step_in_progress(file_system& files, std::string root, std::uint64_t step, std::string path,
-                   std::shared_ptr<std::set<std::string>> active)
+                   std::shared_ptr<detail::active_paths> active)
       : files_(&files), root_(std::move(root)), step_(step), path_(std::move(path)), active_(std::move(active)) {
-    active_->insert(path_);
+    active_->add(path_);
   }
 
   void commit_directory(const manifest& m) {
@@ -139,7 +161,7 @@ class step_in_progress {
     } catch (...) {
       // Whether the disk has the new name is unknown. Nothing may be removed then: what has the name must be whole.
       const std::string temporary = std::exchange(path_, {});
-      active_->erase(temporary);
+      active_->remove(temporary);
       try {
         files_->rename(final, temporary);
       } catch (const error&) {  // the first error is the one to tell
@@ -152,7 +174,7 @@ class step_in_progress {
   std::string root_;
   std::uint64_t step_;
   std::string path_;  ///< empty once committed or abandoned
-  std::shared_ptr<std::set<std::string>> active_;
+  std::shared_ptr<detail::active_paths> active_;
 };
 
 /// The one writer of a root directory. The file system outlives it and its steps.
@@ -243,7 +265,7 @@ class step_root {
     const std::vector<directory_entry> leftovers = list_steps(*files_, root_).leftovers;
     if (!leftovers.empty()) files_->sync_directory(root_);  // so that none has a step's name on the disk still
     for (const directory_entry& entry : leftovers) {
-      if (active_->count(entry.name) != 0) continue;
+      if (active_->has(entry.name)) continue;
       if (entry.kind == file_kind::directory)
         detail::remove_step_tree(*files_, entry.name);
       else
@@ -266,7 +288,7 @@ class step_root {
   file_system* files_;
   std::string root_;
   std::unique_ptr<directory_lock> lock_;
-  std::shared_ptr<std::set<std::string>> active_ = std::make_shared<std::set<std::string>>();
+  std::shared_ptr<detail::active_paths> active_ = std::make_shared<detail::active_paths>();
 };
 
 }  // namespace plait

@@ -10,6 +10,7 @@
 
 #include "plait/checkpoint/verify.hpp"
 #include "support/saved_tensors.hpp"
+#include "support/temp_folder.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -86,6 +87,20 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
       CHECK(other == own_tensors(ctx, step));
     }
   });
+}
+
+TEST_CASE("steps begin while others end") {
+  temp_folder dir;  // files of the machine: those in memory have a lock that would order the threads
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = dir / "steps", .keep = {.last = 2}});
+    std::size_t ended = 0;
+    for (std::uint64_t step = 1; step <= 40; ++step)
+      for (const finished_save& s : saver.save(ctx, step, {.tensors = mine.held()})) ended += s.failure.empty();
+    for (const finished_save& s : saver.wait(ctx.device)) ended += s.failure.empty();
+    CHECK(ended == 40);
+  });
+  CHECK(list_steps(machine_files(), dir / "steps").committed.size() == 2);
 }
 
 TEST_CASE("what stays: the newest, every n-th, the best") {
