@@ -15,7 +15,7 @@
 #include "commands.hpp"
 #include "content.hpp"
 #include "paths.hpp"
-#include "plait/checkpoint/part_boxes.hpp"
+#include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/read_flat.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_directory.hpp"
@@ -27,7 +27,7 @@ namespace {
 constexpr std::uint64_t chunk_bytes = 8 << 20;
 constexpr std::int64_t most_writers = 1024;  // each is an open file
 
-/// The elements of a tensor that a writer has: as many as each other, one after the other.
+/// Returns the first element of a tensor that a writer has: as many as each other, one after the other.
 std::int64_t border(const plait::stored_tensor& tensor, std::int64_t writer, std::int64_t writers) {
   const std::int64_t n = plait::elements_of(tensor);
   return n / writers * writer + n % writers * writer / writers;

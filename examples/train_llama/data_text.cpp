@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "plait/data/token_file.hpp"
 #include "plait/io/mapped_file.hpp"
 
 std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
@@ -53,6 +54,10 @@ std::string data_text(const options& opt) {
   for (std::size_t i = 0; i < opt.data.size(); ++i) {
     for (const std::string& file : files_of(opt.data[i]))
       text += fmt::format("{}{}", text.empty() ? "" : ", ", content_text(file));
+    const plait::token_format format = plait::token_format_from(opt.data_format);
+    text += fmt::format(
+        " as {}",
+        plait::name_of(format == plait::token_format::automatic ? plait::guess_token_format(opt.data[i]) : format));
     if (!opt.data_weights.empty()) text += fmt::format(" at weight {}", opt.data_weights[i]);
   }
   return text + fmt::format(", {} held out", opt.held_out);

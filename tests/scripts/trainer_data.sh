@@ -148,6 +148,8 @@ refused "$new" --data lines.bin --mesh dp=2 --resume ck/step-00000003
 refused "$new" $blend 0.6,0.4 --mesh dp=2 --resume ck/step-00000003 --held-out 0.05
 # shellcheck disable=SC2086
 refused "$new" $blend 0.7,0.3 --mesh dp=2 --resume ck/step-00000003 --held-out 0.1
+run tokens --data lines.bin --steps 2 --checkpoint-dir tokens
+new2="is not what .* was saved with.* as megatron, .*, and is \\[.* as bytes, "
 # The new data are begun at their first sample, and a run that goes on from there knows it.
 run begun --data second.txt --steps 6 --mesh dp=2 --resume ck/step-00000003 --on-new-data begin --checkpoint-dir new --save-every 1
 run again --data second.txt --steps 6 --mesh dp=2 --resume new/step-00000005
@@ -156,6 +158,7 @@ run copied --steps 5 --mesh pp=2 --resume new/step-00000005 --checkpoint-dir cop
 run again --data second.txt --steps 6 --mesh dp=2 --resume copied
 [ "$(hash_of again)" = "$(hash_of begun)" ] || fail "a copy forgets the place in the data"
 refused "--data is missing: 5 of --steps 6 are done" --resume new/step-00000005
+refused "$new2" --data lines.bin --data-format bytes --resume tokens
 cat first.txt >changed.txt
 run base --data changed.txt --steps 2 --checkpoint-dir changed
 printf x | dd of=changed.txt bs=1 seek=30000 conv=notrunc status=none

@@ -71,7 +71,6 @@ class sampler {
     return all;
   }
   const token_source& source(std::size_t source = 0) const { return parts_[source].tokens; }
-  bool documents() const { return config_.documents; }
 
   /// Returns the source of training sample `cursor` >= 0.
   std::size_t source_of(std::int64_t cursor) const { return picked(cursor).source; }
