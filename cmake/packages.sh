@@ -27,7 +27,7 @@ install_packages() {
 plait_build_packages="g++ cmake ninja-build ccache pkg-config libdnnl-dev ocl-icd-opencl-dev libopenblas-dev libfmt-dev
   nlohmann-json3-dev libcli11-dev"
 plait_mpi_packages="libopenmpi-dev openmpi-bin"
-plait_test_packages="doctest-dev libbenchmark-dev python3 clang-16 libclang-rt-16-dev clang-format-16"
+plait_test_packages="doctest-dev libbenchmark-dev python3 clang-16 libclang-rt-16-dev lld-16 clang-format-16"
 
 # Heavy translation units take up to 2 GB each.
 plait_jobs() {
