@@ -6,7 +6,8 @@
 // without their other side, or in a circle outside a group; a communicator used after its end, or before it is ready.
 //
 // A call returns when all ranks of the communicator have made it (NCCL does not wait so long); its work is then in the
-// stream. A call in a stream that is being recorded is made at every launch of the graph, again by all ranks.
+// stream. PLAIT_STAND_IN_NCCL=late, on the stand-in runtime, is as NCCL: ranks meet in streams (stand_in/meetings.hpp).
+// A call in a stream that is being recorded is made at every launch of the graph, again by all ranks.
 
 #include <cuda_runtime.h>
 
@@ -31,13 +32,14 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
     note_windows(comm, count, in, out);
     comm->engine->set_streams(on, on);
     const std::size_t bytes = count * size_of(s.type);
-    return {comm, on, -1,
-            comm->member->post(s, bytes,
-                               [&](threads::detail::part& p) {
-                                 p.in = static_cast<const std::byte*>(in);
-                                 p.out = static_cast<std::byte*>(out);
-                               }),
-            bytes};
+    const auto fill = [&](threads::detail::part& p) {
+      p.in = static_cast<const std::byte*>(in);
+      p.out = static_cast<std::byte*>(out);
+    };
+#ifdef PLAIT_CUDA_STAND_IN
+    if (meets_in_streams()) return {comm, on, -1, nullptr, bytes, meet(comm, s, fill)};
+#endif
+    return {comm, on, -1, comm->member->post(s, bytes, fill), bytes};
   });
 }
 
@@ -48,13 +50,16 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
     if (count != 0) comm->member->check_memory(name, in, out);
     if (count != 0) check_peers(name, comm, in, out);
     comm->engine->set_streams(on, on);
-    return {comm, on, side,
-            comm->member->post_message(side, peer, {.what = action::message, .count = count, .type = type_of(type)},
-                                       [&](threads::detail::part& p) {
-                                         p.in = static_cast<const std::byte*>(in);
-                                         p.out = static_cast<std::byte*>(out);
-                                       }),
-            count * size_of(type_of(type))};
+    const threads::detail::signature s{.what = action::message, .count = count, .type = type_of(type)};
+    const std::size_t bytes = count * size_of(s.type);
+    const auto fill = [&](threads::detail::part& p) {
+      p.in = static_cast<const std::byte*>(in);
+      p.out = static_cast<std::byte*>(out);
+    };
+#ifdef PLAIT_CUDA_STAND_IN
+    if (meets_in_streams()) return {comm, on, side, nullptr, bytes, meet(comm, side, peer, s, fill)};
+#endif
+    return {comm, on, side, comm->member->post_message(side, peer, s, fill), bytes};
   });
 }
 

@@ -26,7 +26,7 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
   void* p = attempt();
   if (!p) {  // releases may be waiting in streams
     if (r.refuse_while_capturing(nullptr) != cudaSuccess) return nullptr;
-    r.finish_all(-1);
+    r.finish_all();
     p = attempt();
   }
   if (p && pool) {
@@ -82,7 +82,7 @@ inline cudaError_t cudaFree(void* p) {
     const auto* a = stand_in::arena::instance().find(p);
     if (!a || a->freeing) return cudaErrorInvalidValue;
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
-    r.finish_all(-1);
+    r.finish_all();
     stand_in::arena::instance().open();
     stand_in::release(p);
     stand_in::arena::instance().close();

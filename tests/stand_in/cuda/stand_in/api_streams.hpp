@@ -56,7 +56,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 inline cudaError_t cudaDeviceSynchronize() {
   return stand_in::call([&](stand_in::runtime& r) {
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
-    r.finish_all(stand_in::current_device);
+    r.settle_all(stand_in::current_device);
     for (const auto& [handle, s] : r.streams) {
       if (r.clock.on() && s->device == stand_in::current_device) r.clock.host_waits(s->at);
     }
@@ -73,9 +73,8 @@ namespace stand_in {
 template <class Finish>
 cudaError_t poll(int& polls, bool done, Finish finish) {
   if (done) return cudaSuccess;
-  if (++polls <= 3) return cudaErrorNotReady;
+  if (++polls <= 3 || !finish()) return cudaErrorNotReady;
   polls = 0;
-  finish();
   return cudaSuccess;
 }
 
@@ -87,7 +86,7 @@ inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!s) return cudaErrorInvalidResourceHandle;
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
     if (r.clock.on()) return r.clock.passed(s->at) ? r.finish(s), cudaSuccess : cudaErrorNotReady;
-    return stand_in::poll(s->polls, s->executed == s->enqueued, [&] { r.finish(s); });
+    return stand_in::poll(s->polls, s->executed == s->enqueued, [&] { return r.finish(s); });
   });
 }
 
@@ -212,7 +211,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
       e->captured_by->invalid = true;
       return cudaErrorCapturedEvent;
     }
-    if (e->recorded) r.advance(e->point.stream, e->point.count);
+    if (e->recorded) r.settle(e->point.stream, e->point.count);
     if (e->recorded && r.clock.on()) r.clock.host_waits(e->at);
     return cudaSuccess;
   });
@@ -228,7 +227,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (const auto error = r.refuse_unsafe()) return error;
     if (stand_in::lost_device != cudaSuccess) return stand_in::lost_device.load();
     const bool done = !e->recorded || e->point.stream->executed >= e->point.count;
-    const auto finish = [&] { r.advance(e->point.stream, e->point.count); };
+    const auto finish = [&] { return r.advance(e->point.stream, e->point.count); };
     if (!r.clock.on() || !e->recorded) return stand_in::poll(e->polls, done, finish);
     return r.clock.passed(e->at) ? finish(), cudaSuccess : cudaErrorNotReady;
   });

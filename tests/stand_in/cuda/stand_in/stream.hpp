@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -56,9 +57,23 @@ struct dependency {
   stream_ptr stream;
   std::uint64_t count = 0;
 };
+
+/// Work that streams of several host threads do together, as a collective's kernels do: it is done once, when every
+/// part has been put into a stream and all of these streams have come to theirs. A stream that gets there earlier
+/// waits, and the host goes on.
+struct meeting {
+  std::size_t missing = 0;         ///< parts that are in no stream yet
+  std::vector<dependency> before;  ///< of each part that is: what its stream does first
+  std::function<void()> run;
+  std::function<bool()> given_up;                  ///< whether the parts that miss will never come: nobody waits then
+  std::function<void(const std::string&)> refuse;  ///< told of streams that wait for each other
+  bool done = false;
+};
+
 struct operation {
   std::function<void()> run;
   std::vector<dependency> after;
+  std::vector<std::shared_ptr<meeting>> meetings;
 };
 using event_time = std::chrono::steady_clock::time_point;
 
@@ -70,6 +85,7 @@ struct CUstream_st {
   bool destroyed = false;
   std::uint64_t enqueued = 0, executed = 0;
   std::deque<stand_in::operation> queue;
+  bool under_way = false;  // the first of them waits for other streams
   std::shared_ptr<stand_in::capture> captured_by;
   stand_in::capture_clock seen;  // while captured
   double at = 0;                 // the clock's time, at the end of what is enqueued
@@ -146,6 +162,7 @@ class runtime {
   }
 
   std::recursive_mutex mutex;
+  std::condition_variable_any met;                       // all parts of a meeting are in streams
   std::unordered_map<CUstream_st*, stream_ptr> streams;  // destroyed ones stay until they have run
   std::unordered_map<CUevent_st*, std::unique_ptr<CUevent_st>> events;
   std::unordered_map<CUgraph_st*, std::unique_ptr<CUgraph_st>> graphs;
@@ -197,7 +214,7 @@ class runtime {
     } else if (s->blocking && old->executed < old->enqueued) {
       after.push_back({old, old->enqueued});
     }
-    s->queue.push_back({std::move(run), std::move(after)});
+    s->queue.push_back({std::move(run), std::move(after), {}});
     ++s->enqueued;
     if (clock.on()) take_time(s, what);
     return cudaSuccess;
@@ -217,33 +234,65 @@ class runtime {
     if (!s->captured_by->invalid) s->captured_by->operations.push_back({nullptr, nullptr, {}, s.get(), m});
   }
 
-  /// Runs a stream's operations up to the `count`th, and before each what it waits for.
-  void advance(const stream_ptr& s, std::uint64_t count) {
-    if (s->executed >= count) return;
+  /// Puts a part of each of `meetings` into a stream. All of them begin together when the stream gets there.
+  void join(const stream_ptr& s, std::vector<std::shared_ptr<meeting>> meetings) {
+    static_cast<void>(enqueue(s, [] {}));
+    bool complete = false;
+    for (const auto& m : meetings) {
+      m->before.push_back({s, s->enqueued - 1});
+      complete = --m->missing == 0 || complete;
+    }
+    s->queue.back().meetings = std::move(meetings);
+    if (complete) met.notify_all();
+  }
+
+  /// Runs a stream's operations up to the `count`th, and before each what it waits for: all of them, or as many as can
+  /// be run before another thread has put its part of a meeting into a stream.
+  bool advance(const stream_ptr& s, std::uint64_t count) {
+    if (s->executed >= count) return true;
     const bool outermost = !executing;
     if (outermost) {
       executing = true;
       arena::instance().open();
     }
-    while (s->executed < count) {
-      operation next = std::move(s->queue.front());
+    if (outermost) circle_ = false;
+    circle_ = circle_ || s->under_way;
+    bool ready = !s->under_way;
+    while (ready && s->executed < count) {
+      ready = comes_to(s);
+      if (!ready) break;
+      const operation next = std::move(s->queue.front());
       s->queue.pop_front();
-      for (const dependency& d : next.after) advance(d.stream, d.count);
       next.run();
       ++s->executed;
     }
-    s->polls = 0;
+    if (ready) s->polls = 0;
     if (outermost) {
       arena::instance().close();
       executing = false;
       forget_destroyed();
     }
+    return ready;
   }
-  void finish(const stream_ptr& s) { advance(s, s->enqueued); }
-  void finish_all(int device) {
-    for (const stream_ptr& s : all()) {
-      if (s->device == device || device < 0) finish(s);
+  /// The same, by a call that waits for other threads' parts.
+  void settle(const stream_ptr& s, std::uint64_t count) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(100);
+    while (!advance(s, count)) {
+      if (std::chrono::steady_clock::now() > end)
+        die("a stream has waited 100 s for other ranks' parts of a collective or message");
+      met.wait_for(mutex, std::chrono::seconds(1));  // or until somebody gives up
     }
+  }
+  bool finish(const stream_ptr& s) { return advance(s, s->enqueued); }
+  void settle(const stream_ptr& s) { settle(s, s->enqueued); }
+  void settle_all(int device) {
+    for (const stream_ptr& s : all()) {
+      if (s->device == device) settle(s);
+    }
+  }
+  /// What can be run of all streams.
+  void finish_all() {
+    for (const stream_ptr& s : all()) finish(s);
   }
 
   /// What streams do by themselves between two calls.
@@ -258,7 +307,7 @@ class runtime {
 
   /// The same, asked for by a call that waits.
   void await(const stream_ptr& s) {
-    finish(s);
+    settle(s);
     if (clock.on()) clock.host_waits(s->at);
   }
 
@@ -318,6 +367,29 @@ class runtime {
     for (const auto& [handle, s] : streams) list.push_back(s);
     return list;
   }
+  /// Brings streams to where the first operation of `s` can run; false where that takes another thread.
+  bool comes_to(const stream_ptr& s) {
+    s->under_way = true;
+    bool ready = true;
+    const operation& next = s->queue.front();
+    for (const auto& m : next.meetings) ready = ready && (m->missing == 0 || m->given_up());
+    for (const dependency& d : next.after) ready = ready && advance(d.stream, d.count);
+    for (const auto& m : next.meetings) ready = ready && hold(*m);
+    s->under_way = false;
+    return ready;
+  }
+  /// Holds a meeting, unless it was held; false where that takes another thread.
+  bool hold(meeting& m) {
+    if (m.done || m.given_up()) return true;
+    if (m.missing > 0) return false;
+    for (const dependency& d : m.before) {
+      if (advance(d.stream, d.count)) continue;
+      if (circle_) m.refuse("deadlock: streams wait for each other");
+      return false;
+    }
+    m.run();
+    return m.done = true;
+  }
   void forget_destroyed() {
     std::erase_if(streams,
                   [](const auto& s) { return s.second->destroyed && s.second->executed == s.second->enqueued; });
@@ -338,6 +410,7 @@ class runtime {
   }
 
   std::map<int, stream_ptr> legacy_;
+  bool circle_ = false;  // an operation waits for a later one of its stream
   std::minstd_rand random_{seed_from_environment()};
 };
 

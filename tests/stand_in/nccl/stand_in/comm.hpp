@@ -19,6 +19,8 @@ namespace plait::nccl_stand_in {
 
 using threads::detail::action;
 
+struct meetings;
+
 /// The ranks that met through one id, and the communicators that they split off.
 struct clique {
   explicit clique(int count)
@@ -34,7 +36,8 @@ struct clique {
   std::vector<bool> here;  // guarded by the registry, as all below
   std::vector<int> open;   ///< communicators that each rank has not ended
   int arrived = 0;
-  std::set<int> devices;  ///< of all ranks
+  std::set<int> devices;                                                   ///< of all ranks
+  std::map<const threads::detail::group*, std::shared_ptr<meetings>> met;  ///< of every communicator
   bool complete() const { return arrived == static_cast<int>(here.size()); }
 };
 
@@ -52,7 +55,10 @@ struct ncclComm {
   std::atomic<bool> ended{false}, finalized{false};
   std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
   int calls = 0;             ///< of a communicator that does not block
-  std::string error;         ///< guarded by the registry
+  /// Where its ranks meet in streams, and this rank's part in it: the collectives and messages that it has posted.
+  std::shared_ptr<plait::nccl_stand_in::meetings> met;
+  std::uint64_t collectives = 0;
+  std::string error;  ///< guarded by the registry
   ncclResult_t failure = ncclSuccess;
 };
 

@@ -7,12 +7,14 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "comm.hpp"
+#include "meetings.hpp"
 
 namespace plait::nccl_stand_in {
 
@@ -21,8 +23,9 @@ struct issued {
   ncclComm_t comm;
   cudaStream_t stream;
   int side;
-  threads::detail::operation* op;
-  std::size_t bytes;  ///< of one rank's block
+  threads::detail::operation* op;  ///< null where the ranks meet in streams
+  std::size_t bytes;               ///< of one rank's block
+  std::shared_ptr<rendezvous> late = nullptr;
 };
 /// A call that is made on a stream: the caller's, or the one that a graph which recorded it is launched in.
 using poster = std::function<issued(cudaStream_t)>;
@@ -42,6 +45,7 @@ inline open_group& group() {
 }
 
 inline void finish(const issued& i) {
+  if (i.op == nullptr) return;
   i.comm->engine->set_streams(i.stream, i.stream);
   i.comm->member->finish(i.op, i.side);
 }
@@ -91,6 +95,24 @@ class group_times {
 #endif
 };
 
+#ifdef PLAIT_CUDA_STAND_IN
+/// Puts the parts of those that meet in streams there: all of one stream begin together.
+inline void join_streams(const std::vector<issued>& open) {
+  std::map<cudaStream_t, std::vector<std::shared_ptr<::stand_in::meeting>>> parts;
+  for (const issued& i : open) {
+    // The rendezvous has the buffers that its meeting's work reads: one owner for both.
+    if (i.late != nullptr) parts[i.stream].emplace_back(i.late, i.late->in_streams.get());
+  }
+  auto& r = ::stand_in::runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  for (auto& [stream, meetings] : parts) {
+    const auto s = r.find(stream);
+    if (s == nullptr) fail({"a call on a stream that was destroyed"});
+    r.join(s, std::move(meetings));
+  }
+}
+#endif
+
 /// Posts all, then waits for all. `stream`: that of a graph's launch, null for the calls' own.
 inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
   std::vector<issued> open;
@@ -108,6 +130,9 @@ inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cu
       times.begin(on);
       open.push_back((now = c.comm, c.post(on)));
     }
+#ifdef PLAIT_CUDA_STAND_IN
+    join_streams(open);
+#endif
     for (const issued& i : open) {
       times.begin(i.stream);
       now = i.comm, finish(i);

@@ -1,0 +1,172 @@
+// The stand-in for NCCL whose ranks meet in streams: calls that return before other ranks have made them, in any legal
+// order, and what streams that wait for each other end with.
+#include "nccl.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+const bool configured = setenv("PLAIT_STAND_IN_NCCL", "late", 1) == 0;
+
+constexpr std::size_t count = 4;
+
+/// One rank's communicators and streams, and an array in the device's memory.
+struct place {
+  int rank = 0;
+  ncclComm_t first = nullptr, second = nullptr;
+  cudaStream_t one = nullptr, other = nullptr;
+  float* data = nullptr;
+
+  void fill(float value) const {
+    const std::vector<float> values(count, value);
+    cudaMemcpy(data, values.data(), count * sizeof(float), cudaMemcpyHostToDevice);
+  }
+  std::vector<float> values() const {
+    std::vector<float> out(count);
+    cudaMemcpy(out.data(), data, count * sizeof(float), cudaMemcpyDeviceToHost);
+    return out;
+  }
+  ncclResult_t sum(ncclComm_t comm, cudaStream_t stream) const {
+    return ncclAllReduce(data, data, count, ncclFloat, ncclSum, comm, stream);
+  }
+};
+
+/// Runs `body(place)` on two threads.
+template <class Body>
+void on_two(Body body) {
+  ncclUniqueId id;
+  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      place p;
+      p.rank = rank;
+      CHECK(cudaSetDevice(0) == cudaSuccess);
+      CHECK(ncclCommInitRank(&p.first, 2, id, rank) == ncclSuccess);
+      CHECK(ncclCommSplit(p.first, 0, rank, &p.second, nullptr) == ncclSuccess);
+      CHECK(cudaStreamCreateWithFlags(&p.one, cudaStreamNonBlocking) == cudaSuccess);
+      CHECK(cudaStreamCreateWithFlags(&p.other, cudaStreamNonBlocking) == cudaSuccess);
+      CHECK(cudaMalloc(&p.data, count * sizeof(float)) == cudaSuccess);
+      body(p);
+      CHECK(cudaStreamDestroy(p.one) == cudaSuccess);
+      CHECK(cudaStreamDestroy(p.other) == cudaSuccess);
+      ncclCommDestroy(p.second);
+      ncclCommDestroy(p.first);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+void wait_for(const std::atomic<int>& flag, int value) {
+  while (flag < value) std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST_CASE("a call returns before the other rank has made it, and its result comes with the last") {
+  REQUIRE(configured);
+  std::atomic<int> made{0};
+  on_two([&](const place& p) {
+    p.fill(static_cast<float>(p.rank + 1));
+    if (p.rank == 1) wait_for(made, 1);
+    CHECK(p.sum(p.first, p.one) == ncclSuccess);
+    if (p.rank == 0) {
+      for (int i = 0; i < 20; ++i) CHECK(cudaStreamQuery(p.one) == cudaErrorNotReady);
+      made = 1;
+    }
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    CHECK(p.values() == std::vector<float>(count, 3));
+  });
+}
+
+TEST_CASE(
+    "what a rank writes after its part, before the other's, is in the result only where its stream orders it so") {
+  std::atomic<int> made{0};
+  on_two([&](const place& p) {
+    float* result = nullptr;
+    CHECK(cudaMalloc(&result, count * sizeof(float)) == cudaSuccess);
+    p.fill(1);
+    if (p.rank == 1) wait_for(made, 1);
+    CHECK(ncclAllReduce(p.data, result, count, ncclFloat, ncclSum, p.first, p.one) == ncclSuccess);
+    if (p.rank == 0) {
+      // In the same stream: after the sum. In another, nothing orders it: it is before, for the sum has not begun.
+      CHECK(cudaMemsetAsync(p.data + 1, 0, sizeof(float), p.one) == cudaSuccess);
+      CHECK(cudaMemsetAsync(p.data, 0, sizeof(float), p.other) == cudaSuccess);
+      CHECK(cudaStreamSynchronize(p.other) == cudaSuccess);
+      made = 1;
+    }
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    std::vector<float> sums(count);
+    cudaMemcpy(sums.data(), result, count * sizeof(float), cudaMemcpyDeviceToHost);
+    CHECK(sums == std::vector<float>{1, 2, 2, 2});
+  });
+}
+
+TEST_CASE("communicators in opposite orders: legal in two streams, an error that names it in one") {
+  on_two([](const place& p) {
+    p.fill(1);
+    CHECK(p.sum(p.rank == 0 ? p.first : p.second, p.rank == 0 ? p.one : p.other) == ncclSuccess);
+    CHECK(p.sum(p.rank == 0 ? p.second : p.first, p.rank == 0 ? p.other : p.one) == ncclSuccess);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(p.other) == cudaSuccess);
+    CHECK(p.values() == std::vector<float>(count, 4));
+  });
+  on_two([](const place& p) {
+    CHECK(p.sum(p.rank == 0 ? p.first : p.second, p.one) == ncclSuccess);
+    CHECK(p.sum(p.rank == 0 ? p.second : p.first, p.one) == ncclSuccess);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    ncclResult_t state = ncclSuccess;
+    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
+    CHECK(state == ncclRemoteError);
+    CHECK(std::string(ncclGetLastError(p.first)).find("streams wait for each other") != std::string::npos);
+  });
+}
+
+TEST_CASE("messages: a circle is an error outside a group, and none inside") {
+  const auto exchange = [](const place& p, float* to) {
+    CHECK(ncclSend(p.data, count, ncclFloat, 1 - p.rank, p.first, p.one) == ncclSuccess);
+    CHECK(ncclRecv(to, count, ncclFloat, 1 - p.rank, p.first, p.one) == ncclSuccess);
+  };
+  on_two([&](const place& p) {
+    float* to = nullptr;
+    CHECK(cudaMalloc(&to, count * sizeof(float)) == cudaSuccess);
+    p.fill(static_cast<float>(p.rank));
+    CHECK(ncclGroupStart() == ncclSuccess);
+    exchange(p, to);
+    CHECK(ncclGroupEnd() == ncclSuccess);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    std::vector<float> got(count);
+    cudaMemcpy(got.data(), to, count * sizeof(float), cudaMemcpyDeviceToHost);
+    CHECK(got == std::vector<float>(count, static_cast<float>(1 - p.rank)));
+
+    exchange(p, to);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    ncclResult_t state = ncclSuccess;
+    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
+    CHECK(state == ncclRemoteError);
+  });
+}
+
+TEST_CASE("ranks that call different things at one place are told so, and an abort frees the rank that waits") {
+  on_two([](const place& p) {
+    const ncclResult_t made =
+        ncclAllReduce(p.data, p.data, count - static_cast<std::size_t>(p.rank), ncclFloat, ncclSum, p.first, p.one);
+    if (made != ncclSuccess)
+      CHECK(std::string(ncclGetLastError(p.first)).find("mismatched collective") != std::string::npos);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+    ncclResult_t state = ncclSuccess;
+    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
+    CHECK(state != ncclSuccess);
+  });
+  on_two([](const place& p) {
+    if (p.rank == 1) CHECK(ncclCommAbort(p.first) == ncclSuccess);
+    if (p.rank == 0) CHECK(p.sum(p.first, p.one) == ncclSuccess);
+    CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
+  });
+}
