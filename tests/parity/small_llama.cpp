@@ -86,3 +86,24 @@ TEST_CASE("a tied table adds its two gradients in one order, deferred or not") {
   s.config.vocab = 7;  // tokens repeat, so that rows of the table sum more than two terms
   check_deferred<megatron_sp>(s, 0.0);
 }
+
+TEST_CASE("a world has the communicators that its model asks for") {
+  scenario s = tiny();
+  s.config.kv_heads = 2;
+  const megatron_sp::mesh mesh{2, 2, 2, 1};
+  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+    world ranks(mesh.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch, s.seq), 3};
+    REQUIRE(ranks.communicators() == 0);
+    const llama<double, megatron_sp> model(ctx, s.config, s.options);
+    const std::size_t made = ranks.communicators();
+    // Activations travel along tp, keys and values along cp; gradients are summed over dp and cp, those of norms over
+    // tp as well. Three sets of axes more have no user.
+    CHECK(made == 4);
+    for (const axis_list& axes : {axis_list(axis_of<tp>), axis_list(axis_of<cp>), axis_list(axis_of<dp>, axis_of<cp>),
+                                  axis_list(axis_of<dp>, axis_of<cp>, axis_of<tp>)})
+      static_cast<void>(ranks.group(axes));
+    CHECK(ranks.communicators() == made);
+  });
+}

@@ -22,8 +22,7 @@ std::string label_of(const axis_list& axes);
 /// of those communicators is counted in `ledger()` under the axes' label.
 class world {
  public:
-  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ. Collective: the
-  /// groups of every set of axes (of more than one rank, in the mesh's order) are made here.
+  /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
   /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
   static world counting(const mesh_shape& shape, std::int64_t rank = 0) { return world(shape, rank); }
@@ -42,24 +41,25 @@ class world {
   /// The axes of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const;
 
-  /// The group that `axes` span, its ranks ordered with the first axis major. For axes in another order than the mesh's
-  /// the group is made at its first use, which is then collective over the whole world. Valid as long as the world.
-  any_communicator& group(const axis_list& axes);
-  /// Another communicator over the same ranks, in which nothing waits for what layers send: for gathers of parameters
-  /// and for reductions of gradients. Made at its first use, which is collective over the group.
+  /// What a communicator is for: in those for gathers of parameters and for reductions of gradients nothing waits for
+  /// what layers send over the same ranks.
   enum class channel : std::uint8_t { layers, gathers, reductions };
-  any_communicator& group(const axis_list& axes, channel purpose);
+  /// The group that `axes` span, its ranks ordered with the first axis major; valid as long as the world. It is made
+  /// when it is first asked for, which is collective over the whole world: layers, losses and optimizers ask as they
+  /// are built, so a world has the communicators that its model needs. Who wants one for some of the ranks alone asks
+  /// on all of them first.
+  any_communicator& group(const axis_list& axes, channel purpose = channel::layers);
+  /// Returns how many communicators have been made.
+  std::size_t communicators() const { return groups_.size(); }
 
  private:
   struct entry {
     axis_list axes;
     any_communicator comm;
-    channel purpose = channel::layers;
+    channel purpose;
   };
 
   world(const mesh_shape& shape, std::int64_t rank);
-  void make_groups();
-  any_communicator& make(const axis_list& axes);
 
   mesh_shape shape_;
   any_communicator root_;

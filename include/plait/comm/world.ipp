@@ -14,7 +14,6 @@ PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::s
   if (shape_.size() != root_.size())
     fail({"the mesh has ", shape_.size(), " ranks, but the communicator has ", root_.size(),
           ": the extents of the axes must multiply to the number of ranks"});
-  make_groups();
 }
 
 PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
@@ -24,20 +23,15 @@ PLAIT_INLINE axis_list world::pruned(const axis_list& axes) const {
   return rest;
 }
 
-PLAIT_INLINE any_communicator& world::group(const axis_list& axes) {
-  const axis_list wanted = pruned(axes);
-  for (entry& e : groups_)
-    if (e.axes == wanted && e.purpose == channel::layers) return e.comm;
-  return make(wanted);
-}
-
 PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpose) {
-  any_communicator& shared = group(axes);
-  if (purpose == channel::layers) return shared;
   const axis_list wanted = pruned(axes);
   for (entry& e : groups_)
     if (e.axes == wanted && e.purpose == purpose) return e.comm;
-  groups_.push_back({wanted, shared.split(0, shared.rank(), shared.label()), purpose});  // counted under one label
+  any_communicator part = counting_ ? counting_communicator(static_cast<int>(shape_.index_in(rank(), wanted)),
+                                                            static_cast<int>(shape_.size(wanted)), label_of(wanted))
+                                    : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
+                                                  static_cast<int>(shape_.index_in(rank(), wanted)), label_of(wanted));
+  groups_.push_back({wanted, count(part), purpose});  // those of every purpose are counted under one label
   return groups_.back().comm;
 }
 
@@ -45,27 +39,7 @@ PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank)
     : shape_(shape),
       root_(counting_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
       ledger_(std::make_shared<plait::ledger>()),
-      counting_(true) {
-  make_groups();
-}
-
-PLAIT_INLINE void world::make_groups() {
-  for (unsigned set = 1; set < 1u << shape_.axes.size(); ++set) {
-    axis_list axes;
-    for (std::size_t i = 0; i < shape_.axes.size(); ++i)
-      if (set >> i & 1u) axes.push_back(shape_.axes[i]);
-    if (pruned(axes) == axes) make(axes);
-  }
-}
-
-PLAIT_INLINE any_communicator& world::make(const axis_list& axes) {
-  any_communicator part = counting_ ? counting_communicator(static_cast<int>(shape_.index_in(rank(), axes)),
-                                                            static_cast<int>(shape_.size(axes)), label_of(axes))
-                                    : root_.split(static_cast<int>(shape_.group_of(rank(), axes)),
-                                                  static_cast<int>(shape_.index_in(rank(), axes)), label_of(axes));
-  groups_.push_back({axes, count(part), channel::layers});
-  return groups_.back().comm;
-}
+      counting_(true) {}
 
 PLAIT_INLINE std::string label_of(const axis_list& axes) {
   std::string label;

@@ -82,7 +82,7 @@ class data_ranks {
   const axis_list& replicate() const { return replicate_; }
   const axis_list& all() const { return all_; }
 
-  /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over them.
+  /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
   any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
   any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
 

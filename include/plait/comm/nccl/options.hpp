@@ -26,9 +26,9 @@ struct options {
   /// symmetric kernels stay off: those are for `communication_memory`.
   std::size_t registered_bytes = 0;
   /// Whether a mesh's communicators share NCCL's buffers and channels with the first one (NCCL 2.18; a communicator of
-  /// the caller's must have been made with `splitShare`). A world has one for each set of its axes, and they take less
-  /// memory and time so. In return, operations of communicators that share run one after the other: a message that
-  /// comes late holds up the collectives of all of them, so leave it off for pipelines and for overlap.
+  /// the caller's must have been made with `splitShare`). A world has one for each set of axes that its model asks for,
+  /// and they take less memory and time so. In return, operations of communicators that share run one after the other:
+  /// a message that comes late holds up the collectives of all of them, so leave it off for pipelines and for overlap.
   bool split_share = false;
 };
 

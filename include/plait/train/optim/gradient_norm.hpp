@@ -33,7 +33,7 @@ class gradient_norm {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       double* const own = all + i + 1;
       kernels::add_sum_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
-      if (!parts_[i].axes.empty()) ctx.ranks.group(parts_[i].axes).all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
+      if (parts_[i].group != nullptr) parts_[i].group->all_reduce(own, own, 1, dtype::f64, reduce_op::sum);
       kernels::accumulate(ctx.device, own, all, 1);
     }
     return all;
@@ -48,9 +48,10 @@ class gradient_norm {
  private:
   struct part {
     axis_list axes;
+    any_communicator* group;  ///< null where no axis cuts them
     std::vector<kernels::const_elements<G>> gradients;
   };
-  part& share(const world& w, const parameter<Precision, Device>& p) {
+  part& share(world& w, const parameter<Precision, Device>& p) {
     axis_list axes;
     for (axis_id axis : w.shape().axes) {
       const bool cuts = p.home() != nullptr && p.home()->axes().find(axis) >= 0;
@@ -58,7 +59,7 @@ class gradient_norm {
     }
     for (part& same : parts_)
       if (same.axes == axes) return same;
-    parts_.push_back({axes, {}});
+    parts_.push_back({axes, axes.empty() ? nullptr : &w.group(axes), {}});
     return parts_.back();
   }
   std::vector<part> parts_;
