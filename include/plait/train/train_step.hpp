@@ -192,6 +192,7 @@ class training_step {
         mean_(ctx),
         squares_(make_buffer<double>(ctx.device, 1)),
         clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)) {
+    model.visit([&](const auto& p) { optimizer_.prepare(ctx, p); });
     for (int i = 0; i < model.shape().microbatches; ++i) {
       batch_.emplace_back(tokens(ctx), tokens(ctx));
       if (model.documents())

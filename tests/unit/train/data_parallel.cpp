@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/testing/slow_link.hpp"
+#include "plait/train/optim/chosen_optimizer.hpp"
 #include "support/llama_parity.hpp"
 #include "support/texts.hpp"
 
@@ -327,6 +328,19 @@ TEST_CASE("what does not fit a policy is refused by name") {
               one.run(ctx);
             }),
             "training step: another one has been made for this model since"));
+  // When the step is made, and not at its first update.
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              adamw<double> optimizer({.moments = moment_type::int8});
+              training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::optimizer));
+            }),
+            "adamw: moments = int8 have a scale for each 256 elements, and data parallelism cuts"));
+  CHECK(has(said([&](auto& ctx, const scenario& s) {
+              small_llama model(ctx, s.config);
+              chosen_optimizer<double> optimizer(muon_options{});
+              training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::gradients));
+            }),
+            "muon: data parallelism cuts the matrix model.layers."));
   CHECK(has(said([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline_options how = with(zero_level::optimizer);

@@ -104,6 +104,16 @@ class adamw {
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
   void forget_step() { --step_; }
 
+  /// Throws where data parallelism cuts a parameter within a block of 8-bit moments.
+  void prepare(const context<Device>&, const parameter<Precision, Device>& p) const {
+    if (options_.moments != moment_type::int8 || !p.home() || p.home()->axes().empty()) return;
+    if (p.home()->cuts_at() % kernels::moment_block == 0) return;
+    fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,
+          " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.home()->cuts_at(),
+          "; legal cuts are bucket_cut::blocks(n), n a multiple of ", kernels::moment_block,
+          ", and bucket_cut::whole, and legal moments with this one full and bf16"});
+  }
+
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together.
   void update(const context<Device>& ctx, std::span<reduced> gradients) {
@@ -111,7 +121,7 @@ class adamw {
     all.reserve(gradients.size());
     for (reduced& g : gradients) {
       auto& p = g.parameter();
-      require_whole_blocks(p);
+      prepare(ctx, p);
       const parameter_piece piece = p.piece();
       const G* const values = g.data();
       const auto target = p.begin_update();
@@ -193,15 +203,6 @@ class adamw {
     std::int64_t place;  ///< of its first element in a block of moments
     kernels::rounded_elements elements;
   };
-
-  void require_whole_blocks(const parameter<Precision, Device>& p) const {
-    if (options_.moments != moment_type::int8 || !p.home() || p.home()->axes().empty()) return;
-    if (p.home()->cuts_at() % kernels::moment_block == 0) return;
-    fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,
-          " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.home()->cuts_at(),
-          "; legal cuts are bucket_cut::blocks(n), n a multiple of ", kernels::moment_block,
-          ", and bucket_cut::whole, and legal moments with this one full and bf16"});
-  }
 
   void run(const context<Device>& ctx, const std::vector<one>& tensors) {
     if (tensors.empty()) return;  // there may be no numbers yet

@@ -46,6 +46,9 @@ class chosen_optimizer {
   void update(const context<Device>& ctx, std::span<reduced> gradients) {
     std::visit([&](auto& one) { one.update(ctx, gradients); }, one_);
   }
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+    std::visit([&](auto& one) { one.prepare(ctx, p); }, one_);
+  }
   void forget_step() {
     std::visit([](auto& one) { one.forget_step(); }, one_);
   }

@@ -61,6 +61,18 @@ class muon {
                        momenta_.find(ctx, p.name(), n, static_cast<std::size_t>(n) * sizeof(M)), nullptr, 0, n});
   }
 
+  /// Throws where data parallelism cuts a hidden matrix, or another parameter as `adamw::prepare` says. Collective: a
+  /// rank that owns none of the matrices takes part in making the communicators of those that do.
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
+    if (!is_hidden_matrix(p.info())) return others_.prepare(ctx, p);
+    const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
+    if (!axes.empty()) static_cast<void>(ctx.ranks.group(axes));
+    const std::int64_t n = p.piece().size();
+    if (n != 0 && n != p.size())
+      fail({"muon: data parallelism cuts the matrix ", p.name(),
+            " into pieces, and its update needs all of it: use bucket_cut::whole, or zero_level::replicated"});
+  }
+
   void update(const context<Device>& ctx, reduced g) { update(ctx, std::span<reduced>(&g, 1)); }
   /// Updates several parameters together. Collective over the axes that shard hidden matrices.
   void update(const context<Device>& ctx, std::span<reduced> gradients) {
@@ -72,10 +84,7 @@ class muon {
         static_cast<void>(p.begin_update());
         continue;
       }
-      if (hidden && g.size() != p.size())
-        fail({"muon: data parallelism cuts the matrix ", p.name(),
-              " into pieces, and its update needs all of it: use "
-              "bucket_cut::whole, or zero_level::replicated"});
+      prepare(ctx, p);
       (hidden ? matrices : others).push_back(std::move(g));
     }
     others_.update(ctx, std::span<reduced>(others));

@@ -22,6 +22,10 @@ namespace plait {
 ///   step, so that a GPU can replay it.
 ///
 /// `forget_step()` says that the last step was one that changed nothing; `step()` is the number of the others.
+///
+/// It may have a `prepare(ctx, parameter)`, which a training step calls for every parameter of its stage, on all ranks,
+/// when it is made: it throws where the parameter, as data parallelism cuts it, cannot be updated, and asks for the
+/// communicators that its update needs.
 template <class O, class Precision, class Device>
 concept optimizer =
     requires(O& o, const O& seen, const context<Device>& ctx, double learning_rate,
@@ -52,6 +56,9 @@ class optimizer_ref {
     calls_->clip_by(optimizer_, ctx, clipped);
   }
   void update(const context<Device>& ctx, std::span<reduced> gradients) { calls_->update(optimizer_, ctx, gradients); }
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
+    calls_->prepare(optimizer_, ctx, p);
+  }
   void forget_step() { calls_->forget_step(optimizer_); }
   std::int64_t step() const { return calls_->step(optimizer_); }
 
@@ -60,6 +67,7 @@ class optimizer_ref {
     void (*begin_step)(void*, const context<Device>&, double);
     void (*clip_by)(void*, const context<Device>&, const kernels::clip_numbers*);
     void (*update)(void*, const context<Device>&, std::span<reduced>);
+    void (*prepare)(void*, const context<Device>&, const parameter<Precision, Device>&);
     void (*forget_step)(void*);
     std::int64_t (*step)(const void*);
   };
@@ -68,6 +76,9 @@ class optimizer_ref {
       [](void* o, const context<Device>& ctx, double rate) { static_cast<O*>(o)->begin_step(ctx, rate); },
       [](void* o, const context<Device>& ctx, const kernels::clip_numbers* n) { static_cast<O*>(o)->clip_by(ctx, n); },
       [](void* o, const context<Device>& ctx, std::span<reduced> g) { static_cast<O*>(o)->update(ctx, g); },
+      [](void* o, const context<Device>& ctx, const parameter<Precision, Device>& p) {
+        if constexpr (requires(O& own) { own.prepare(ctx, p); }) static_cast<O*>(o)->prepare(ctx, p);
+      },
       [](void* o) { static_cast<O*>(o)->forget_step(); },
       [](const void* o) { return static_cast<std::int64_t>(static_cast<const O*>(o)->step()); }};
 
