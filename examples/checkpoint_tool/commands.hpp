@@ -29,6 +29,15 @@ struct export_options {
 /// Writes whole tensors of a step as one safetensors file, which must not exist.
 void export_safetensors(const export_options& opt);
 
+struct export_hf_options {
+  std::string step, out;
+  std::string config;                         ///< a config.json, or a model directory
+  std::string dtype;                          ///< empty: what the step has
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file
+};
+/// Writes the weights of a step as a model directory of Hugging Face, which must not exist.
+void export_hf(const export_hf_options& opt);
+
 struct reshard_options {
   std::string step, folder;
   std::int64_t writers = 1;

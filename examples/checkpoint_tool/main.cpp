@@ -43,6 +43,19 @@ int run(int argc, char** argv) {
   exporting->add_option("OUT", exported.out, "the file to write, which must not exist")->required();
   exporting->add_flag("--weights-only", exported.weights_only, "leave out the optimizer's state");
 
+  export_hf_options model;
+  CLI::App* const exporting_model =
+      app.add_subcommand("export-hf", "Writes the weights of a step as a directory that transformers opens.");
+  exporting_model->add_option("STEP", model.step, "a step")->required();
+  exporting_model->add_option("DIR", model.out, "the directory to write, which must not exist")->required();
+  exporting_model
+      ->add_option("--config", model.config,
+                   "the model's config.json, or a model directory, whose tokenizer goes into the new one")
+      ->required();
+  exporting_model->add_option("--dtype", model.dtype, "F64, F32 or BF16; not given: what the step has");
+  exporting_model->add_option("--shard-bytes", model.shard_bytes, "most bytes of tensors in a file")
+      ->capture_default_str();
+
   reshard_options cut;
   CLI::App* const resharding = app.add_subcommand(
       "reshard", "Writes a step anew into another folder, with as many data files as wanted, each with as much.");
@@ -59,11 +72,12 @@ int run(int argc, char** argv) {
     plait::fail({e.what(), " (--help lists the commands and their options)"});
   }
   if (app.get_subcommands().empty())
-    plait::fail("give a command: inspect, verify, diff, export-safetensors or reshard (--help tells more)");
+    plait::fail("give a command: inspect, verify, diff, export-safetensors, export-hf or reshard (--help tells more)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
   if (comparing->parsed() && !diff(compared)) return exit_found;
   if (exporting->parsed()) export_safetensors(exported);
+  if (exporting_model->parsed()) export_hf(model);
   if (resharding->parsed()) reshard(cut);
   return exit_equal;
 }

@@ -145,6 +145,34 @@ got=0
 says err "OUT: cannot write 'limited.tmp-"
 [ -z "$(find . -name '*.tmp-*' -o -name limited)" ] || fail "what was not finished is left: $(ls)"
 
+# A model directory: the one that the trainer writes of the same step, in every byte; in several files, and in bf16.
+for step in $four $cut; do
+  rm -rf by_trainer by_tool
+  train exporting --resume "$step" --export-hf by_trainer
+  expect 0 export-hf "$step" by_tool --config config.json
+  says out "by_tool: "
+  diff -r by_trainer by_tool || fail "the tool exports another model than the trainer"
+done
+expect 0 export-hf $cut sharded --config by_tool --shard-bytes 20000
+[ "$(find sharded -name '*.safetensors' | wc -l)" -gt 2 ] || fail "there are $(ls sharded)"
+train back --init-from sharded --export-hf whole
+cmp whole/model.safetensors by_tool/model.safetensors || fail "several files are another model"
+expect 0 export-hf $cut rounded --config config.json --dtype BF16
+train trimmed --init-from by_tool --precision bf16-no-masters --export-hf by_rounding
+cmp rounded/model.safetensors by_rounding/model.safetensors || fail "bf16 is rounded in another way"
+refused "DIR: there is 'by_tool' already" export-hf $four by_tool --config config.json
+refused "DIR: 'tp/step-00000004/x' lies in the step itself" export-hf $four $four/x --config config.json
+refused "--config: cannot open 'none'" export-hf $four x --config none
+refused "--dtype is F16; legal are F64, F32 and BF16" export-hf $four x --config config.json --dtype F16
+refused "DIR: 'x': shard_bytes is 0" export-hf $four x --config config.json --shard-bytes 0
+refused "--config is required" export-hf $four x
+sed 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 1/' config.json >shallow.json
+refused "'tp/step-00000004': nothing in the model is 'model.layers.1." export-hf $four x --config shallow.json
+sed 's/"intermediate_size": [0-9]*/"intermediate_size": 96/' config.json >wide.json
+refused "'tp/step-00000004': 'model.layers.0.mlp.down_proj.weight' has the shape" export-hf $four x --config wide.json
+(ulimit -f 20 && timeout 30 "$tool" export-hf $four x --config config.json >out 2>err) && fail "a file size limit"
+[ ! -e x ] && [ -z "$(find . -maxdepth 1 -name '*.tmp-*')" ] || fail "what was not finished is left: $(ls)"
+
 # A step in other files: equal, whole, and a run goes on from it as from the first.
 for writers in 1 5 64; do
   expect 0 reshard $cut "by$writers" --writers $writers
@@ -186,7 +214,7 @@ refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --toler
 refused "--tolerance is nan; legal" diff $four $cut --tolerance nan
 refused "Could not convert: --tolerance = x" diff $four $cut --tolerance x
 refused "B is required" diff $four
-refused "give a command: inspect, verify, diff, export-safetensors or reshard"
+refused "give a command: inspect, verify, diff, export-safetensors, export-hf or reshard"
 refused "The following argument was not expected: list" list
 refused "The following argument was not expected: --frob" inspect tp --frob
 cp -r $two renamed

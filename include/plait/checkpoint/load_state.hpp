@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
+#include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
@@ -67,32 +68,6 @@ struct load_rules {
 
 namespace detail {
 
-/// `n` elements of a file as the elements of a held tensor.
-inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
-                          const std::string& name) {
-  const auto count = static_cast<std::size_t>(n);
-  if (safetensors_dtype_of(to) == from) {
-    std::memcpy(out, in, count * size_of(to));
-    return;
-  }
-  const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
-  if (to == dtype::f64) {
-    std::vector<double> values(count);
-    copy_elements(entry, values.data());
-    std::memcpy(out, values.data(), count * sizeof(double));
-    return;
-  }
-  std::vector<float> values(count);
-  copy_elements(entry, values.data());
-  if (to == dtype::f32) {
-    std::memcpy(out, values.data(), count * sizeof(float));
-  } else {
-    std::vector<bf16> rounded(count);
-    for (std::size_t i = 0; i < count; ++i) rounded[i] = to_bf16(values[i]);
-    std::memcpy(out, rounded.data(), count * sizeof(bf16));
-  }
-}
-
 /// The directory of a step: `path` itself, or the newest one in it.
 inline std::string step_path(file_system& files, const std::string& path, std::vector<invalid_step>& passed_over) {
   const auto kind = files.kind_of(path);
@@ -137,6 +112,7 @@ class state_loader {
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
+    make_groups(held);
     std::vector<std::size_t> begin{0};
     for (const held_tensor& h : held) {
       const auto [from, to] = own_share(ctx_, h);
@@ -200,6 +176,26 @@ class state_loader {
     if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
     agree_on(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
+  }
+  /// Makes the groups that `exchange` needs: all ranks of a world make a group, and a rank may hold nothing that the
+  /// others of its group do.
+  void make_groups(const std::vector<held_tensor>& held) {
+    const mesh_shape& mesh = ctx_.ranks.shape();
+    std::uint64_t sets = 0;  // one bit for each set of axes, which is a number below 2^max_axes
+    static_assert(max_axes <= 6);
+    for (const held_tensor& h : held) {
+      unsigned set = 0;
+      for (std::size_t i = 0; i < mesh.axes.size(); ++i) set |= unsigned{h.copies.contains(mesh.axes[i])} << i;
+      if (mesh.size(h.copies) > 1) sets |= std::uint64_t{1} << set;
+    }
+    for (const std::uint64_t of_rank : gather_all(ctx_.device, ranks_, {sets}, 1)) sets |= of_rank;
+    for (unsigned set = 0; set < 64; ++set) {
+      if ((sets >> set & 1) == 0) continue;
+      axis_list axes;
+      for (std::size_t i = 0; i < mesh.axes.size(); ++i)
+        if (set >> i & 1) axes.push_back(mesh.axes[i]);
+      static_cast<void>(ctx_.ranks.group(axes));
+    }
   }
   static std::string text_of(const std::vector<std::int64_t>& shape) {
     std::string text;

@@ -27,12 +27,6 @@ using parameter_aliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace detail {
 
-inline std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (std::int64_t n : shape) append(text, {(text.empty() ? "" : ", "), n});
-  return cat({"[", text, "]"});
-}
-
 constexpr bool floating(safetensors_dtype type) {
   return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
          type == safetensors_dtype::bf16;

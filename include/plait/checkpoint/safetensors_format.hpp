@@ -84,6 +84,16 @@ constexpr safetensors_dtype safetensors_dtype_of(dtype type) {
   return safetensors_dtype::u8;
 }
 
+namespace detail {
+
+inline std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (std::int64_t n : shape) append(text, {(text.empty() ? "" : ", "), n});
+  return cat({"[", text, "]"});
+}
+
+}  // namespace detail
+
 /// One tensor of a file: row-major elements in `bytes`, which need not be aligned. A scalar has the shape {}.
 struct safetensors_entry {
   std::string name;

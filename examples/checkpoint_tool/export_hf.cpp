@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../size_text.hpp"
+#include "commands.hpp"
+#include "content.hpp"
+#include "paths.hpp"
+#include "plait/device/counting.hpp"
+#include "plait/models/export_step.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/nn/strategies.hpp"
+#include "table.hpp"
+
+namespace {
+
+/// Returns the names and shapes that a model of this shape has: it is built on a device that only counts.
+std::vector<plait::safetensors_declaration> tensors_of(const plait::llama_config& config) {
+  using strategy = plait::megatron_sp;
+  plait::world ranks = plait::world::counting(strategy::mesh{1, 1, 1, 1}.shape());
+  plait::counting_device device;
+  const plait::context<plait::counting_device> ctx{device, ranks,
+                                                   plait::llama_sizes<strategy>(config, ranks.shape(), 1, 1), 0};
+  plait::llama<float, strategy, plait::counting_device> model(ctx, config);
+  return shapes_of(ctx, model, plait::safetensors_dtype::f32);
+}
+
+}  // namespace
+
+void export_hf(const export_hf_options& opt) {
+  const opened_step from = open_step("STEP", opt.step);
+  plait::export_options how;
+  how.knob = "DIR";
+  how.shard_bytes = opt.shard_bytes;
+  if (!opt.dtype.empty()) {
+    how.dtype = plait::find_safetensors_dtype(opt.dtype);
+    if (!how.dtype || !plait::weight_dtype_of(*how.dtype))
+      plait::fail({"--dtype is ", opt.dtype, "; legal are F64, F32 and BF16"});
+  }
+  std::string config = opt.config;
+  if (std::filesystem::is_directory(config)) {
+    how.like = config;
+    config = (std::filesystem::path(config) / "config.json").string();
+  }
+  if (lies_in(opt.out, from.path))
+    plait::fail({"DIR: '", opt.out, "' lies in the step itself, which is not changed; name a folder elsewhere"});
+  const plait::llama_config shape = plait::read_llama_config(config, "--config");
+  plait::export_step(from.saved, from.path, shape, tensors_of(shape), opt.out, how);
+  std::uint64_t files = 0, bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(opt.out))
+    if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
+  fmt::print("{}: {} of weights in {}, config.json of '{}'\n", printable(opt.out),
+             size_text(static_cast<double>(bytes)), counted(files, "file", "files"), printable(config));
+}

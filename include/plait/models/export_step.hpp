@@ -1,0 +1,104 @@
+// Writes the weights of a saved step, whatever layouts saved it, as a directory that transformers opens. It needs no
+// model and no ranks, and memory for a few rows. A model that runs: models/export_hugging_face.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/convert.hpp"
+#include "plait/checkpoint/read_flat.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/models/export_hugging_face.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// The tensors of a step that a model asks for, in its order. Throws where one is missing or has another shape, and
+/// where the step has weights that the model does not ask for.
+inline std::vector<const stored_tensor*> weights_of_step(const manifest& saved,
+                                                         const std::vector<safetensors_declaration>& wanted,
+                                                         const std::string& source) {
+  std::map<std::string_view, const stored_tensor*> there;
+  for (const stored_tensor& t : saved.tensors)
+    if (!t.name.starts_with("optim.")) there.emplace(t.name, &t);
+  std::vector<const stored_tensor*> found;
+  std::vector<std::string> missing, unexpected;
+  std::string wrong;
+  for (const safetensors_declaration& w : wanted) {
+    const auto at = there.find(w.name);
+    if (at == there.end()) {
+      missing.push_back(w.name);
+      continue;
+    }
+    if (at->second->shape != w.shape)
+      append(wrong, {wrong.empty() ? "" : "; ", "'", w.name, "' has the shape ", detail::shape_text(at->second->shape),
+                     ", and the model needs ", detail::shape_text(w.shape)});
+    found.push_back(at->second);
+    there.erase(at);
+  }
+  for (const auto& [name, tensor] : there) unexpected.emplace_back(name);
+  std::string problem;
+  if (!missing.empty()) problem = cat({"the model needs ", quoted(missing), ", which it has not"});
+  if (!unexpected.empty())
+    append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", quoted(unexpected)});
+  if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
+  if (!problem.empty()) fail({source, ": ", problem});
+  return found;
+}
+
+}  // namespace detail
+
+/// Writes the weights of a step to the new directory `path`, which appears when all of it is written. `step` is the
+/// step's directory, `saved` its manifest, and `wanted` the tensors of a model of the shape `config` (`shapes_of`),
+/// whose dtype is ignored. Elements are converted to `how.dtype`, by default to what the step has; checksums are
+/// compared. Throws `error`, and leaves nothing behind, where the step has not the model's tensors, all of them and no
+/// others, or is damaged, and as `export_hugging_face` does.
+inline void export_step(const manifest& saved, const std::string& step, const llama_config& config,
+                        std::vector<safetensors_declaration> wanted, const std::string& path,
+                        const export_options& how = {}, file_system& files = machine_files()) {
+  constexpr std::uint64_t chunk_bytes = 8 << 20;
+  const std::string source = cat({how.knob, ": '", path, "'"});
+  const std::vector<const stored_tensor*> tensors = detail::weights_of_step(saved, wanted, cat({"'", step, "'"}));
+  if (tensors.empty()) fail({"'", step, "' has no weights"});
+  if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
+  const safetensors_dtype type = how.dtype.value_or(tensors.front()->dtype);
+  const auto written = weight_dtype_of(type);
+  if (!written) fail({source, ": dtype is ", name_of(type), "; legal are F64, F32 and BF16"});
+  for (safetensors_declaration& w : wanted) w.dtype = type;
+  const safetensors_shards shards(wanted, how.shard_bytes, source);
+
+  atomic_folder folder(path, how.knob);
+  detail::write_beside_weights(config, type, shards, folder.temporary(), how);
+  create_files(shards, folder.temporary(), how.knob);
+  flat_reader reader(files, step, saved);
+  std::vector<std::byte> in, out;
+  std::map<std::size_t, file_of_parts> open;
+  for (const stored_tensor* t : tensors) {
+    const safetensors_shards::place& where = shards.of(t->name);
+    if (!open.contains(where.file))
+      open.emplace(
+          where.file,
+          file_of_parts::open((std::filesystem::path(folder.temporary()) / shards.files()[where.file].name).string(),
+                              how.knob));
+    each_chunk(*t, chunk_bytes, [&](std::int64_t begin, std::int64_t end, std::uint64_t bytes) {
+      in.resize(bytes);
+      reader.read(*t, begin, end, in.data());
+      out.resize(static_cast<std::size_t>(end - begin) * size_of(type));
+      convert_saved(t->dtype, *written, in.data(), out.data(), end - begin, t->name);
+      open.at(where.file)
+          .write(where.offset + static_cast<std::uint64_t>(begin) * size_of(type), out.data(), out.size());
+    });
+  }
+  for (auto& [index, file] : open) file.close();
+  folder.commit();
+}
+
+}  // namespace plait
