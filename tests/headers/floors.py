@@ -76,6 +76,8 @@ def main() -> int:
                     complaints.append(f"{name} ({floor}): includes {included}, from the higher floor {target}")
             elif floor in STANDARD_ONLY and ("/" in included or included.endswith((".h", ".hpp"))):
                 complaints.append(f"{name} ({floor}): includes {included}; this floor needs only the standard library")
+        if name not in includes and name != "plait/version.hpp":
+            complaints.append(f"{name}: includes no header of plait, so not version.hpp, which says what compilers it needs")
     complaints += circles(includes)
     for complaint in complaints:
         print(complaint)

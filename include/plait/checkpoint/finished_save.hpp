@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// A save that has come to its end.

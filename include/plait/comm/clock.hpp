@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// Seconds of a clock that never goes back; its zero is arbitrary but the same for all threads of a process.

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// The seconds that one rank has spent inside communicators since it was made, by the place at which the rank was and

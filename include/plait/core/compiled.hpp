@@ -4,6 +4,8 @@
 // in the `.ipp` beside a header, such as layout/describe.ipp, and in instantiations, as in nn/parameter.hpp.
 #pragma once
 
+#include "plait/version.hpp"
+
 #if defined(PLAIT_COMPILING) || defined(PLAIT_COMPILING_FILES)
 #define PLAIT_INLINE
 #else

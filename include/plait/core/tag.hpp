@@ -26,14 +26,32 @@ struct name {
   }
 };
 
-/// A name as characters, ended by zero.
+/// What is known of a tag at run time: its name as characters, ended by zero, and a hash of its type's qualified name.
 struct tag_info {
   char text[17]{};
+  std::uint64_t type = 0;
 
-  constexpr explicit tag_info(plait::name n) {
+  constexpr tag_info(plait::name n, std::uint64_t type_hash) : type(type_hash) {
     for (int i = 0; i < 16; ++i) text[i] = static_cast<char>(((i < 8 ? n.low : n.high) >> (8 * (i % 8))) & 0xff);
   }
 };
+
+namespace detail {
+
+/// Returns a hash (FNV-1a) of a type's qualified name, as the compiler writes it: "... [with T = plait::tp; ...]" (g++,
+/// nvcc) or "... [T = plait::tp]" (clang).
+template <class T>
+constexpr std::uint64_t hash_of_type() {
+  const char* c = __PRETTY_FUNCTION__;
+  while (*c != '[') ++c;
+  while (*c != '=') ++c;
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (++c; *c == ' ';) ++c;  // nvcc writes none in some passes
+  for (; *c != ';' && *c != ']'; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace detail
 
 /// Base of every axis: `struct tp : plait::axis_tag<"tp"> {};`, at namespace scope.
 template <name Name>
@@ -53,19 +71,24 @@ template <class T>
 concept dim_like = std::is_class_v<T> && requires { T::plait_dim_name; };
 
 template <axis_like T>
-inline constexpr tag_info axis_info_of{T::plait_axis_name};
+inline constexpr tag_info axis_info_of{T::plait_axis_name, detail::hash_of_type<T>()};
 template <dim_like T>
-inline constexpr tag_info dim_info_of{T::plait_dim_name};
+inline constexpr tag_info dim_info_of{T::plait_dim_name, detail::hash_of_type<T>()};
 
-/// Identity of a tag at run time and in `constexpr` code: the address of a variable that knows the tag's name. Two tags
-/// with one name are two identities. `Kind` keeps axes and dims apart.
+/// Identity of a tag at run time and in `constexpr` code: the address of a variable that knows the tag. Shared
+/// libraries that hide their symbols each have that variable once, so at run time two of one type are one identity,
+/// too. Two tags with one name are two identities. `Kind` keeps axes and dims apart.
 template <class Kind>
 struct tag_id {
   const tag_info* info = nullptr;
 
   constexpr const char* text() const { return info ? info->text : "(none)"; }
   constexpr explicit operator bool() const { return info != nullptr; }
-  friend constexpr bool operator==(tag_id a, tag_id b) { return a.info == b.info; }
+  friend constexpr bool operator==(tag_id a, tag_id b) {
+    if (a.info == b.info) return true;
+    if (std::is_constant_evaluated()) return false;
+    return a.info && b.info && a.info->type == b.info->type;
+  }
   /// Order by name, for canonical forms. Tags that share a name have no order, so they must not share a mesh.
   friend constexpr bool before(tag_id a, tag_id b) {
     const char* x = a.text();

@@ -10,6 +10,8 @@
 #include <new>
 #include <span>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// Host memory that grows, on a multiple of 4096 bytes, or of 2 MiB where it is large, so that the system can back it

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// The number types of a matrix product, as far as peaks differ.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/version.hpp"
+
 namespace plait::testing::conformance_parts {
 
 /// A device's memory. One for each rank's thread.

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// The numbers of one optimizer step, equal on every rank.

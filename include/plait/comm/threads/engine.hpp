@@ -2,6 +2,8 @@
 // work on the host's memory (comm/threads/work.hpp). Next: comm/threads/cuda.hpp, which implements it.
 #pragma once
 
+#include "plait/version.hpp"
+
 namespace plait::threads {
 
 namespace detail {

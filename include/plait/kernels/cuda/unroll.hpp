@@ -2,6 +2,8 @@
 // (tests/stand_in/cuda).
 #pragma once
 
+#include "plait/version.hpp"
+
 /// Unrolls the loop that follows; what lives in registers must be indexed by constants.
 #ifdef __CUDACC__
 #define PLAIT_UNROLL _Pragma("unroll")

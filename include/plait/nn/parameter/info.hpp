@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// How a parameter starts: normal with a deviation, or a constant.

@@ -1,0 +1,64 @@
+#!/bin/sh
+# consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
+#   hidden    a context made in one shared library, layers in another, both with hidden symbols
+#   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
+#   language  a compiler in C++17 mode gets one message
+# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one.
+set -eu
+
+way=$1
+here=$(cd "$(dirname "$0")" && pwd)
+include=$PLAIT_SOURCE/include
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+openblas=$(pkg-config --cflags openblas | sed 's/-I/-isystem /g')
+
+fails() {
+  echo "failed: $*" >&2
+  exit 1
+}
+
+# Every header that needs neither a GPU nor MPI.
+headers() {
+  (cd "$include" && find plait -name '*.hpp' | grep -Ev 'cuda|nccl|cudnn|mpi' | sort)
+}
+
+case "$way" in
+  hidden)
+    flags="-std=c++20 -O0 -fvisibility=hidden -fvisibility-inlines-hidden -I$include $openblas"
+    for library in first second; do
+      "$CXX" $flags -fPIC -shared "$here/hidden/$library.cpp" -o "$work/lib$library.so" || fails "$library.cpp"
+    done
+    "$CXX" $flags "$here/hidden/main.cpp" -o "$work/main" -L"$work" -lfirst -lsecond -Wl,-rpath,"$work" \
+      -ldnnl -lopenblas -lgomp -pthread || fails main.cpp
+    "$work/main" || fails "two libraries with hidden symbols"
+    ;;
+  warnings)
+    all="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror"
+    headers | sed 's/.*/#include "&"/' >"$work/headers.cpp"
+    for compiler in "$CXX" ${CLANG:-}; do
+      for source in "$work/headers.cpp" "$PLAIT_SOURCE"/examples/quickstart.cpp; do
+        "$compiler" -std=c++20 -O0 -c -o "$work/object" $all -I"$include" $openblas "$source" || fails "$compiler $source"
+      done
+    done
+    # What the flags are for: a header with such a warning does not pass.
+    echo 'inline int narrowed(long n) { return n; }' >"$work/bad.cpp"
+    if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
+    ;;
+  language)
+    for compiler in "$CXX" ${CLANG:-}; do
+      for header in plait/algebra.hpp plait/nn.hpp plait/train.hpp plait/models/llama.hpp plait/comm/clock.hpp; do
+        echo "#include \"$header\"" >"$work/old.cpp"
+        if "$compiler" -std=c++17 -fsyntax-only -I"$include" "$work/old.cpp" 2>"$work/old.txt"; then
+          fails "$header compiled as C++17"
+        fi
+        [ "$(grep -c 'error:' "$work/old.txt")" = 1 ] || { cat "$work/old.txt"; fails "$header: more than one error"; }
+        grep -q 'plait needs C++20: compile with -std=c++20' "$work/old.txt" || fails "$header: another error"
+      done
+    done
+    ;;
+  *)
+    echo "unknown way '$way'" >&2
+    exit 2
+    ;;
+esac
