@@ -25,29 +25,27 @@ namespace plait {
 namespace detail {
 #ifdef PLAIT_PLAIN_PRODUCTS
 using float_gemm = plain_gemm;
-inline void double_gemm(const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
+inline void double_gemm(int, const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
                         double* c) {
   plain_product(problem, alpha, a, b, beta, c);
 }
-inline void set_double_gemm_threads(int) {}
 #else
 using float_gemm = onednn_gemm;
-inline void double_gemm(const gemm_problem& problem, double alpha, const double* a, const double* b, double beta,
-                        double* c) {
-  openblas_gemm(problem, alpha, a, b, beta, c);
+inline void double_gemm(int threads, const gemm_problem& problem, double alpha, const double* a, const double* b,
+                        double beta, double* c) {
+  openblas_gemm(threads, problem, alpha, a, b, beta, c);
 }
-inline void set_double_gemm_threads(int threads) { set_openblas_threads(threads); }
 #endif
 }  // namespace detail
 
 /// One rank's share of the processor. Everything runs at once in the calling thread, so streams and events have nothing
-/// left to do. Construct it in the rank's own thread: the number of threads of a product is a property of the thread
-/// that calls it (see `bind_thread`).
+/// left to do. It changes no number of threads of the process or of its caller: OpenMP's and OpenBLAS's are set while a
+/// product runs, and are then what they were.
 class cpu {
  public:
   struct options {
     /// Threads that one product may use; at least 1. OpenBLAS, which does those of doubles, has one number for the
-    /// whole process: the last that was set.
+    /// whole process: where products of several devices run side by side, the first one's.
     int threads = 1;
   };
 
@@ -70,13 +68,11 @@ class cpu {
   };
 
   cpu() : cpu(options{}) {}
-  explicit cpu(options settings) : options_(settings) {
+  explicit cpu(options settings) : options_(settings), float_gemm_(settings.threads) {
     if (options_.threads < 1) {
       fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
     warm_up();
-    detail::set_double_gemm_threads(options_.threads);
-    bind_thread();
   }
   cpu(const cpu&) = delete;
   cpu& operator=(const cpu&) = delete;
@@ -86,15 +82,11 @@ class cpu {
   static void warm_up() {
     static std::once_flag once;
     std::call_once(once, [] {
-      detail::float_gemm::set_threads(1);
       const float in[4] = {1, 2, 3, 4};
       float out[4];
       detail::float_gemm().run({false, false, 2, 2, 2, 2, 2, 2}, 1.0f, in, in, 0.0f, out);
     });
   }
-
-  /// Applies `options::threads` to the calling thread: for a device that was made in another thread.
-  void bind_thread() const { detail::float_gemm::set_threads(options_.threads); }
 
   int threads() const { return options_.threads; }
   stream main_stream() const { return {}; }
@@ -140,7 +132,7 @@ class cpu {
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
     if constexpr (std::is_same_v<T, double>) {
-      detail::double_gemm(problem, alpha, a, b, beta, c);
+      detail::double_gemm(options_.threads, problem, alpha, a, b, beta, c);
     } else {
       float_gemm_.run(problem, alpha, a, b, beta, c);
     }

@@ -12,10 +12,11 @@ namespace plait {
 /// Float products, and bf16 products with results in float or, rounded once, in bf16, by oneDNN's matmul. Compiled
 /// primitives are kept by problem: a new shape costs 0.1 to 0.3 ms, a known one a hash lookup. Splitting m or n does
 /// not change a bit of the result. A processor without instructions for bf16 multiplies copies of the factors in float.
-/// Belongs to one thread.
+/// Used by one thread at a time.
 class onednn_gemm {
  public:
-  onednn_gemm();
+  /// A product uses `threads` threads, whatever OpenMP's number is for the thread that starts it, which stays as it is.
+  explicit onednn_gemm(int threads = 1);
   ~onednn_gemm();
   onednn_gemm(const onednn_gemm&) = delete;
   onednn_gemm& operator=(const onednn_gemm&) = delete;
@@ -28,15 +29,13 @@ class onednn_gemm {
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
 
-  /// Sets the threads that products started by the calling thread use.
-  static void set_threads(int threads);
-
  private:
   class primitives;
   template <class Out>
   void run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c);
 
   std::unique_ptr<primitives> primitives_;
+  int threads_;
 };
 
 }  // namespace plait

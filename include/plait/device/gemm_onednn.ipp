@@ -4,7 +4,10 @@
 #if __has_include(<omp.h>)
 #include <omp.h>
 #else
-extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header still links oneDNN's runtime
+extern "C" {  // a compiler without OpenMP's header still links oneDNN's runtime
+void omp_set_num_threads(int);
+int omp_get_max_threads();
+}
 #endif
 
 // The C interface: its C++ wrapper costs every translation unit over half a second of compile time.
@@ -27,6 +30,23 @@ extern "C" void omp_set_num_threads(int);  // a compiler without OpenMP's header
 namespace plait {
 
 namespace detail {
+
+/// OpenMP's number of threads for what the calling thread starts, while it lives. The program's own number returns.
+class openmp_threads {
+ public:
+  explicit openmp_threads(int threads) : before_(omp_get_max_threads()), changed_(before_ != threads) {
+    if (changed_) omp_set_num_threads(threads);
+  }
+  ~openmp_threads() {
+    if (changed_) omp_set_num_threads(before_);
+  }
+  openmp_threads(const openmp_threads&) = delete;
+  openmp_threads& operator=(const openmp_threads&) = delete;
+
+ private:
+  int before_;
+  bool changed_;
+};
 
 template <auto Destroy>
 struct onednn_destroy {
@@ -246,11 +266,12 @@ class onednn_gemm::primitives {
   std::unordered_map<entry_key, entry, entry_hash> entries_;
 };
 
-PLAIT_INLINE onednn_gemm::onednn_gemm() : primitives_(std::make_unique<primitives>()) {}
+PLAIT_INLINE onednn_gemm::onednn_gemm(int threads) : primitives_(std::make_unique<primitives>()), threads_(threads) {}
 PLAIT_INLINE onednn_gemm::~onednn_gemm() = default;
 
 PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, const float* a, const float* b, float beta,
                                    float* c) {
+  const detail::openmp_threads inside(threads_);
   primitives_->run(problem, alpha, a, b, dtype::f32, beta, c, dtype::f32);
 }
 
@@ -258,6 +279,7 @@ PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, con
 template <class Out>
 void onednn_gemm::run_bf16(const gemm_problem& problem, float alpha, const bf16* a, const bf16* b, float beta, Out* c) {
   if (supports_bf16()) {
+    const detail::openmp_threads inside(threads_);
     primitives_->run(problem, alpha, a, b, dtype::bf16, beta, c, dtype_of<Out>);
   } else {
     widened_product(*this, primitives_->scratch, problem, alpha, a, b, beta, c);
@@ -280,7 +302,5 @@ PLAIT_INLINE bool onednn_gemm::supports_bf16() {
   }();
   return supported;
 }
-
-PLAIT_INLINE void onednn_gemm::set_threads(int threads) { omp_set_num_threads(threads); }
 
 }  // namespace plait

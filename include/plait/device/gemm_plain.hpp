@@ -29,12 +29,12 @@ void plain_product(const gemm_problem& problem, std::type_identity_t<arithmetic<
 /// Takes the place of `onednn_gemm`.
 class plain_gemm {
  public:
+  explicit plain_gemm(int = 1) {}
   template <class In, class Out>
   void run(const gemm_problem& problem, float alpha, const In* a, const In* b, float beta, Out* c) {
     plain_product(problem, alpha, a, b, beta, c);
   }
   static bool supports_bf16() { return false; }
-  static void set_threads(int) {}
 };
 
 }  // namespace plait

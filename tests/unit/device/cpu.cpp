@@ -12,6 +12,13 @@
 using plait::buffer;
 using plait::cpu;
 
+extern "C" {  // of libraries that the device uses; clang has no <omp.h>
+void omp_set_num_threads(int);
+int omp_get_max_threads();
+void openblas_set_num_threads(int);
+int openblas_get_num_threads();
+}
+
 namespace {
 
 /// A source of memory for an allocator.
@@ -112,6 +119,36 @@ TEST_CASE("copy, zero, streams and events work at once") {
 
 TEST_CASE("a thread count below one is refused by name") {
   CHECK_THROWS_WITH_AS(cpu(cpu::options{0}), "cpu: options::threads = 0, must be at least 1", plait::error);
+}
+
+TEST_CASE("the program's numbers of threads stay, and a product has the device's own") {
+  const int of_blas = openblas_get_num_threads(), of_openmp = omp_get_max_threads();
+  openblas_set_num_threads(2), omp_set_num_threads(3);
+  const auto multiply = [](cpu& device, auto zero) {
+    using T = decltype(zero);
+    const std::vector<T> a(64 * 64, T{1}), b(64 * 64, T{1});
+    std::vector<T> c(64 * 64);
+    device.gemm(false, false, 64, 64, 64, T{1}, a.data(), 64, b.data(), 64, T{0}, c.data(), 64);
+    return c[5];
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      cpu device(cpu::options{1 + rank % 2});
+      for (int i = 0; i < 20; ++i) multiply(device, 0.0), multiply(device, 0.0f);
+    });
+  cpu device;
+  CHECK(multiply(device, 0.0) == 64.0);
+  CHECK(multiply(device, 0.0f) == 64.0f);
+  CHECK(omp_get_max_threads() == 3);
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(openblas_get_num_threads() == 2);
+  {
+    const plait::detail::openblas_threads outer(1), inner(2);  // the first one's number holds
+    CHECK(openblas_get_num_threads() == 1);
+  }
+  CHECK(openblas_get_num_threads() == 2);
+  openblas_set_num_threads(of_blas), omp_set_num_threads(of_openmp);
 }
 
 TEST_CASE("every rank's thread has its own device and they run side by side") {
