@@ -83,7 +83,7 @@ constexpr std::optional<box> intersection(const box& a, const box& b) {
 namespace detail {
 
 /// Returns where an element of a tensor, by its place in each dim, lies in a box of it that is stored row-major.
-inline std::int64_t place_in(const box& stored, const std::array<std::int64_t, max_dims>& at) {
+inline std::int64_t place_in(const box& stored, const per_dim& at) {
   std::int64_t place = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(stored.dims); ++d)
     place = place * stored.local[d] + (at[d] - stored.offset[d]);
@@ -108,7 +108,7 @@ template <class F>
 void each_common_run(const box& part, const box& a, const box& b, F&& f) {
   if (part.local_size() == 0) return;
   const auto [run, outer] = common_run(part, a, b);
-  std::array<std::int64_t, max_dims> at = part.offset;
+  per_dim at = part.offset;
   while (true) {
     f(place_in(a, at), place_in(b, at), run);
     int d = outer - 1;

@@ -28,7 +28,7 @@ struct stored_bytes {
 
 /// A box of a tensor, row-major, without gaps. Entries from the tensor's rank on are 0.
 struct stored_box {
-  std::array<std::int64_t, max_dims> offset{}, extent{};
+  per_dim offset{}, extent{};
   stored_bytes stored;
   friend bool operator==(const stored_box&, const stored_box&) = default;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 
 #include "plait/version.hpp"
@@ -12,14 +13,27 @@ namespace plait {
 /// The most logical dimensions that one tensor may have.
 inline constexpr int max_dims = 6;
 
+/// A number for each dimension of a tensor. Signed and unsigned counters index it alike: loops over dimensions count
+/// with `int`, as `box::dims` does.
+struct per_dim : std::array<std::int64_t, max_dims> {
+  template <std::integral I>
+  constexpr std::int64_t& operator[](I d) {
+    return data()[d];
+  }
+  template <std::integral I>
+  constexpr const std::int64_t& operator[](I d) const {
+    return data()[d];
+  }
+};
+
 /// The part of a global row-major tensor that one rank holds: `local[d]` of `global[d]` elements, from `offset[d]`,
 /// along each dimension, stored row-major without gaps. Kernels use it to key random numbers by the global element
 /// index, which is what makes initial weights and dropout the same on every mesh.
 struct box {
   int dims = 0;
-  std::array<std::int64_t, max_dims> global{};
-  std::array<std::int64_t, max_dims> offset{};
-  std::array<std::int64_t, max_dims> local{};
+  per_dim global{};
+  per_dim offset{};
+  per_dim local{};
 
   constexpr std::int64_t local_size() const {
     std::int64_t n = 1;

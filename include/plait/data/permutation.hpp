@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "plait/version.hpp"
+
 namespace plait {
 
 /// A pseudo-random permutation of [0, size) that can be evaluated at any place in constant time and memory: a balanced
@@ -19,7 +21,7 @@ class permutation {
   /// `size` >= 1. Different pairs (`seed`, `stream`) give unrelated permutations.
   constexpr permutation(std::int64_t size, std::uint64_t seed, std::uint64_t stream)
       : size_(static_cast<std::uint64_t>(size)), key_(mix(mix(seed) ^ (stream + golden))) {
-    const int bits = size_ <= 1 ? 0 : std::bit_width(size_ - 1);
+    const int bits = size_ <= 1 ? 0 : static_cast<int>(std::bit_width(size_ - 1));
     half_bits_ = bits == 0 ? 1 : (bits + 1) / 2;
     mask_ = (std::uint64_t{1} << half_bits_) - 1;
   }

@@ -187,7 +187,7 @@ void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool 
 template <class C>
 void check_nans(C& comm) {
   unsigned salt = 20;
-  for (const std::size_t n : {42, 3001})
+  for (const std::size_t n : {std::size_t{42}, std::size_t{3001}})
     for (const how h : all_ways)
       for (const reduce_op op : {reduce_op::max, reduce_op::min})
         for (const bool scatter : {false, true}) {
@@ -317,7 +317,7 @@ void check_types(C& comm, const std::vector<std::size_t>& sizes = {0, 1, 3, 257,
 /// Sizes at which a backend may change its algorithm, not multiples of anything.
 template <class C>
 void check_large(C& comm) {
-  for (const std::size_t n : {40'001, 300'007}) {
+  for (const std::size_t n : {std::size_t{40001}, std::size_t{300007}}) {
     for (const how h : {how::in_place, how::started}) {
       check_all_reduce<float>(comm, n, reduce_op::sum, h, 7);
       check_reduce_scatter<bf16>(comm, n, reduce_op::sum, h, 8);

@@ -30,7 +30,7 @@ void for_each_run(const box& part, F f) {
   --split;  // the innermost dim of which only a part lies here: a run covers that part
   const std::int64_t length = part.local[split] * whole;
   const std::int64_t runs = part.local_size() / length;
-  std::array<std::int64_t, max_dims> at{};
+  per_dim at{};
   for (std::int64_t run = 0; run < runs; ++run) {
     std::int64_t global = 0;
     for (int d = 0; d < split; ++d) global = global * part.global[d] + part.offset[d] + at[d];

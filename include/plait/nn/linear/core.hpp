@@ -351,7 +351,7 @@ class linear_core {
       G* gradient = nullptr;
       for (std::size_t j = i; j-- > begin;)  // the first one's is where all begin
         gradient = overwrites ? weights_[j]->overwritten_gradient() : weights_[j]->used_gradient(ctx.device);
-      const double keep = overwrites ? 0.0 : 1.0;
+      const arithmetic<T> keep = overwrites ? 0 : 1;
       if constexpr (detail::fuses_bias_gradients<Device, T, G>) {
         // A bias behind a reduction adds to other rows than the product has.
         const auto product = [&](G* sums) {

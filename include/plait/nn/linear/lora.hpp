@@ -90,7 +90,7 @@ class lora_adapter {
   /// `weight` and `stored` describe the frozen weight.
   lora_adapter(const context<Device>& ctx, const layout& gathered, const linear_layouts& base,
                const parameter_info& weight, const layout& stored, const lora_options& how, const product_part& part)
-      : rank_(how.rank), scale_(how.scale), part_(part) {
+      : rank_(how.rank), scale_(static_cast<arithmetic<T>>(how.scale)), part_(part) {
     const std::string name = weight.name.substr(0, weight.name.rfind(".weight"));
     if (rank_ < 0) fail({name, ": the rank of an adapter is ", rank_, "; at least 1, or 0 for none"});
     const lora_derivation d = derive_lora(gathered, base);
@@ -196,7 +196,7 @@ class lora_adapter {
   }
 
   std::int64_t rank_;
-  double scale_;
+  arithmetic<T> scale_;
   product_part part_;
   parameter_ptr<Precision, Device> a_, b_;
 };
