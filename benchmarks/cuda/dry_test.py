@@ -274,7 +274,7 @@ class Code(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             source, code = pathlib.Path(folder, "kernels.cu"), pathlib.Path(folder, "kernels.ptx")
             source.write_text(VECTOR_KERNELS)
-            subprocess.run([NVCC, "-std=c++20", "--expt-relaxed-constexpr", "-arch=compute_90", "-ptx",
+            subprocess.run([NVCC, "-std=c++20", "-arch=compute_90", "-ptx",
                             f"-I{HERE.parents[1] / 'include'}", source, "-o", code], check=True)
             kernels = re.findall(r"\.entry (\w+)\((.*?)\n}\n", code.read_text(), re.DOTALL)
         vectors = [(name, text) for name, text in kernels if "kernelILi8E" in name and "column_sums" not in name]

@@ -100,7 +100,7 @@ def run(command: list[str]) -> tuple[int, str]:
 def compile_case(compiler: str, include: list[str], source: pathlib.Path, fixed: bool,
                  precompiled: pathlib.Path | None) -> tuple[int, str]:
     if is_nvcc(compiler):
-        command = [compiler, "-std=c++20", "-x", "cu", "--expt-relaxed-constexpr", "-arch=sm_90", "-c", "-o", os.devnull]
+        command = [compiler, "-std=c++20", "-x", "cu", "-arch=sm_90", "-c", "-o", os.devnull]
         command += [f"-I{directory}" for directory in include]
     else:
         command = [*base_command(compiler, include), "-fsyntax-only"]

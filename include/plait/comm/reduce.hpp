@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "plait/core/collective.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/precision.hpp"
@@ -20,7 +21,7 @@ namespace detail {
 
 /// One step of a reduction. max and min hand a NaN on, whichever side it comes from; integer sums wrap around.
 template <reduce_op Op, class T>
-constexpr T reduced(T a, T b) {
+PLAIT_HOST_DEVICE constexpr T reduced(T a, T b) {
   if constexpr (Op == reduce_op::sum && std::is_integral_v<T>) {
     using word = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<word>(a) + static_cast<word>(b));

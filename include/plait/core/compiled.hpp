@@ -33,6 +33,13 @@
 #define PLAIT_CUDA_KERNELS
 #endif
 
+/// Before a function that kernels of GPUs call as well as code of the processor.
+#if defined(__CUDACC__)
+#define PLAIT_HOST_DEVICE __host__ __device__
+#else
+#define PLAIT_HOST_DEVICE
+#endif
+
 /// Before the definition of a launcher that is no template.
 #if defined(PLAIT_COMPILING_CUDA)
 #define PLAIT_CUDA_INLINE

@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <numbers>
 #include <string>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 
 namespace plait::kernels {
@@ -18,29 +20,36 @@ inline constexpr std::uint32_t philox_multiplier_1 = 0xCD9E8D57u;
 inline constexpr std::uint32_t philox_weyl_0 = 0x9E3779B9u;
 inline constexpr std::uint32_t philox_weyl_1 = 0xBB67AE85u;
 
-/// Four random words from a 128-bit counter and a 64-bit key.
-constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                                  std::array<std::uint32_t, 2> key) {
+/// Four random words: what a block of Philox's counter gives.
+struct four_words {
+  std::uint32_t word[4];
+
+  PLAIT_HOST_DEVICE constexpr std::uint32_t operator[](std::size_t i) const { return word[i]; }
+  friend constexpr bool operator==(const four_words&, const four_words&) = default;
+};
+
+/// Four random words from a 128-bit counter, whose words are c, and a 64-bit key.
+PLAIT_HOST_DEVICE constexpr four_words philox4x32(four_words c, std::uint32_t key_0, std::uint32_t key_1) {
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = std::uint64_t{philox_multiplier_0} * counter[0];
-    const std::uint64_t p1 = std::uint64_t{philox_multiplier_1} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
-    key[0] += philox_weyl_0;
-    key[1] += philox_weyl_1;
+    const std::uint64_t p0 = std::uint64_t{philox_multiplier_0} * c[0];
+    const std::uint64_t p1 = std::uint64_t{philox_multiplier_1} * c[2];
+    c = {{static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ key_0, static_cast<std::uint32_t>(p1),
+          static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ key_1, static_cast<std::uint32_t>(p0)}};
+    key_0 += philox_weyl_0;
+    key_1 += philox_weyl_1;
   }
-  return counter;
+  return c;
 }
 
 /// The four words of elements 4 * block ... 4 * block + 3 of a stream.
-constexpr std::array<std::uint32_t, 4> random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t block) {
-  return philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                     static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-                    {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+PLAIT_HOST_DEVICE constexpr four_words random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t block) {
+  return philox4x32({{static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)}},
+                    static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32));
 }
 
 /// A word as a number strictly between 0 and 1.
-constexpr double to_unit(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
+PLAIT_HOST_DEVICE constexpr double to_unit(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
 
 /// Uniform in (0, 1).
 constexpr double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {

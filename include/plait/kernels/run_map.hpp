@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "plait/core/box.hpp"
+#include "plait/core/compiled.hpp"
 
 namespace plait::kernels {
 
@@ -40,7 +41,7 @@ struct run_map {
   }
 
   /// Returns the global index where a run begins; innermost dims come first in the arrays.
-  constexpr std::int64_t global_of(std::int64_t run) const {
+  PLAIT_HOST_DEVICE constexpr std::int64_t global_of(std::int64_t run) const {
     std::int64_t at = base;
     for (int d = 0; d < dims; ++d) {
       const std::int64_t outer = run / extent[d];
@@ -50,7 +51,7 @@ struct run_map {
     return at;
   }
   /// Returns the global index of an element that is here.
-  constexpr std::int64_t global_of_element(std::int64_t local) const {
+  PLAIT_HOST_DEVICE constexpr std::int64_t global_of_element(std::int64_t local) const {
     if (runs == 1) return base + local;
     const std::int64_t run = local / length;
     return global_of(run) + (local - run * length);

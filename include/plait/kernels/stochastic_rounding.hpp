@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/kernels/run_map.hpp"
 
@@ -29,12 +30,12 @@ constexpr std::uint64_t rounding_seed_of(std::uint64_t seed, std::uint64_t step)
 }
 
 /// The seed for a step's values, where that of the step is for moments.
-constexpr std::uint64_t value_rounding(std::uint64_t step_seed) { return ~step_seed; }
+PLAIT_HOST_DEVICE constexpr std::uint64_t value_rounding(std::uint64_t step_seed) { return ~step_seed; }
 
 /// Returns one of the two bf16 next to x, by 16 random bits: the upper one with a probability of the distance from the
 /// lower one over their distance, which is exact, as a float has 16 bits more. What bf16 has stays; NaN and infinity
 /// are rounded by `to_bf16`.
-constexpr bf16 to_bf16_stochastically(float x, std::uint32_t random) {
+PLAIT_HOST_DEVICE constexpr bf16 to_bf16_stochastically(float x, std::uint32_t random) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const bf16 rounded{static_cast<std::uint16_t>((bits + (random & 0xFFFFu)) >> 16)};
   return (bits & 0x7F800000u) == 0x7F800000u ? to_bf16(x) : rounded;

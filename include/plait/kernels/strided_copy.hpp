@@ -2,7 +2,6 @@
 // nothing: kernels/cpu/copy.hpp and kernels/cuda/copy.hpp do. Next: core/box.hpp.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,7 +16,7 @@ struct strided_copy {
   static constexpr int most_dims = max_dims + 1;
 
   int dims = 0;  ///< at least 1, unless there is nothing to copy
-  std::array<std::int64_t, most_dims> size{}, from_stride{}, to_stride{};
+  std::int64_t size[most_dims]{}, from_stride[most_dims]{}, to_stride[most_dims]{};  // kernels index them
 
   /// All dimensions but the last: how many pieces of size[dims - 1] bytes there are.
   constexpr std::int64_t pieces() const {
@@ -60,7 +59,7 @@ constexpr std::int64_t offset_of(const box& whole, const box& part) {
 constexpr strided_copy copy_of(const box& from, const box& to, const box& part, std::int64_t element_bytes) {
   strided_copy copy;
   if (part.local_size() == 0) return copy;
-  std::array<std::int64_t, max_dims> from_stride{}, to_stride{};
+  per_dim from_stride{}, to_stride{};
   std::int64_t from_bytes = element_bytes, to_bytes = element_bytes;
   for (auto d = static_cast<std::size_t>(part.dims); d-- > 0;) {
     from_stride[d] = from_bytes, to_stride[d] = to_bytes;

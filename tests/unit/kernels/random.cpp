@@ -55,11 +55,11 @@ const box parts[] = {box_of(global, {0, 0, 0, 0}, global),       box_of(global, 
 }  // namespace
 
 TEST_CASE("philox gives the known answers of the authors' library") {
-  using words = std::array<std::uint32_t, 4>;
-  CHECK(kernels::philox4x32({0, 0, 0, 0}, {0, 0}) == words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-  CHECK(kernels::philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==
+  using words = kernels::four_words;
+  CHECK(kernels::philox4x32({{0, 0, 0, 0}}, 0, 0) == words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(kernels::philox4x32({{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff) ==
         words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-  CHECK(kernels::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+  CHECK(kernels::philox4x32({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0) ==
         words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
@@ -77,11 +77,11 @@ TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite
 TEST_CASE("both halves of the seed, the stream and the number of a block are used") {
   // The authors' third known answer; and, for a block that a tensor can have, each way to make numbers.
   constexpr std::uint64_t seed = 0x299f31d0a4093822, stream = 0x0370734413198a2e, block = 0x05a308d3243f6a88;
-  constexpr std::array<std::uint32_t, 4> words =
-      kernels::philox4x32({0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0});
+  constexpr kernels::four_words words =
+      kernels::philox4x32({{0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0);
   CHECK(kernels::random_words(seed, stream, block) == words);
   CHECK(kernels::random_words(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88) ==
-        std::array<std::uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+        kernels::four_words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
   cpu device;
   const std::int64_t first = static_cast<std::int64_t>(block * 4);  // the block's four, in a box of one large dim
   const box four = box_of({first + 1000}, {first}, {4});

@@ -1,7 +1,6 @@
 // The kernel and launches of kernels/cuda/adamw_rounded.hpp, which includes this where CUDA is compiled.
 #pragma once
 
-#include <array>
 #include <type_traits>
 #include <vector>
 
@@ -37,7 +36,7 @@ class neighbours_words {
   const rounded_elements* elements_;
   std::uint64_t seed_;
   std::int64_t block_ = -1;
-  std::array<std::uint32_t, 4> words_{};
+  four_words words_{};
 };
 
 template <class S, class A>

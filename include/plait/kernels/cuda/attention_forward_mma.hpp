@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
     attention_forward_mma(const bf16* q, const bf16* k, const bf16* v, result_array o, float* lse, attention_sizes s) {
   using tiles = forward_tiles<Width>;
   constexpr int keys = tiles::keys, pitch = tiles::pitch;
-  constexpr float nothing = -std::numeric_limits<float>::infinity();
+  constexpr float nothing = -infinite<float>;
   PLAIT_DYNAMIC_SHARED(bf16, query_tile);
   bf16* const key_tile = query_tile + tiles::queries * pitch;
   bf16* const value_tile = key_tile + keys * pitch;

@@ -137,7 +137,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, attention_sizes s) {
   using tiles = scalar_forward_tiles<T, Width>;
   constexpr int queries = tiles::queries, keys = tiles::keys, rows = queries / 16, columns = keys / 16;
-  constexpr T nothing = -std::numeric_limits<T>::infinity();
+  constexpr T nothing = -infinite<T>;
   PLAIT_DYNAMIC_SHARED(T, query_tile);
   T* const key_tile = query_tile + queries * scalar_pitch<Width>;
   T* const weights = key_tile + keys * scalar_pitch<Width>;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "plait/core/error.hpp"
 #include "plait/device/cuda_launch.hpp"
@@ -24,7 +23,7 @@ __device__ inline double exp_of(double x) { return exp(x); }
 
 template <class S>
 __device__ inline S nothing() {
-  return -std::numeric_limits<S>::infinity();
+  return -infinite<S>;
 }
 
 /// Whether the row has a loss; an illegal target is reported where `faults` is not null.

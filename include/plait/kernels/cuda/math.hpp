@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "plait/core/dtype.hpp"
@@ -15,6 +16,9 @@ namespace plait::kernels {
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
 inline constexpr int warp_lanes = 32;
+/// A constant, because kernels may not call std::numeric_limits' functions.
+template <class T>
+inline constexpr T infinite = std::numeric_limits<T>::infinity();
 
 /// The float that a bf16 stands for.
 __host__ __device__ inline float device_float(bf16 x) {

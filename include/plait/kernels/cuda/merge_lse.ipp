@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/chunk.hpp"
@@ -27,7 +26,7 @@ __global__ static void merge_heads(T* o, statistic_of<T>* lse, const Other* o_ot
   const S before = inside ? lse[at] : S(0), other = inside ? lse_other[at] : S(0);
   __syncwarp();  // every lane has read lse before one overwrites it
   const S larger = before > other ? before : other;
-  if (!inside || larger == -std::numeric_limits<S>::infinity()) return;
+  if (!inside || larger == -infinite<S>) return;
   const S mine = exp(before - larger), others = exp(other - larger);
   const S keep = mine / (mine + others), take = others / (mine + others);
   const std::int64_t token = query / q_len * q_batch + query % q_len;

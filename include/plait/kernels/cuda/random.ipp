@@ -1,7 +1,6 @@
 // The kernels and launches of kernels/cuda/random.hpp, which includes this where CUDA is compiled.
 #pragma once
 
-#include <array>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -31,7 +30,7 @@ __device__ inline void for_my_words(const run_map& map, std::uint64_t seed, std:
     const std::int64_t from = block * 4 > begin ? block * 4 : begin;
     const std::int64_t to = block * 4 + 4 < end ? block * 4 + 4 : end;
     if (from >= to) continue;
-    const std::array<std::uint32_t, 4> words = random_words(seed, stream, static_cast<std::uint64_t>(block));
+    const four_words words = random_words(seed, stream, static_cast<std::uint64_t>(block));
     f(run * map.length + (from - begin), words, static_cast<int>(from - block * 4), static_cast<int>(to - from));
   }
 }
@@ -39,31 +38,29 @@ __device__ inline void for_my_words(const run_map& map, std::uint64_t seed, std:
 template <class T>
 __global__ static void put_normal(T* x, const __grid_constant__ run_map map, std::uint64_t seed, std::uint64_t stream,
                                   double mean, double std) {
-  for_my_words(map, seed, stream,
-               [=](std::int64_t local, const std::array<std::uint32_t, 4>& words, int lane, int count) {
-                 T four[4];  // Box and Muller 1958, as `normal_pair`
-                 for (int pair = 0; pair < 4; pair += 2) {
-                   const double radius = sqrt(-2.0 * log(to_unit(words[pair])));
-                   const double angle = 2.0 * std::numbers::pi * to_unit(words[pair + 1]);
-                   four[pair] = number<T>(mean + std * (radius * cos(angle)));
-                   four[pair + 1] = number<T>(mean + std * (radius * sin(angle)));
-                 }
-                 for (int j = 0; j < 4; ++j) {
-                   if (j >= lane && j < lane + count) x[local + j - lane] = four[j];
-                 }
-               });
+  for_my_words(map, seed, stream, [=](std::int64_t local, const four_words& words, int lane, int count) {
+    T four[4];  // Box and Muller 1958, as `normal_pair`
+    for (int pair = 0; pair < 4; pair += 2) {
+      const double radius = sqrt(-2.0 * log(to_unit(words[pair])));
+      const double angle = 2.0 * std::numbers::pi * to_unit(words[pair + 1]);
+      four[pair] = number<T>(mean + std * (radius * cos(angle)));
+      four[pair + 1] = number<T>(mean + std * (radius * sin(angle)));
+    }
+    for (int j = 0; j < 4; ++j) {
+      if (j >= lane && j < lane + count) x[local + j - lane] = four[j];
+    }
+  });
 }
 
 template <class T>
 __global__ static void put_uniform(T* x, const __grid_constant__ run_map map, std::uint64_t seed, std::uint64_t stream,
                                    double low, double high) {
-  for_my_words(map, seed, stream,
-               [=](std::int64_t local, const std::array<std::uint32_t, 4>& words, int lane, int count) {
-                 for (int j = 0; j < 4; ++j) {
-                   if (j < lane || j >= lane + count) continue;
-                   x[local + j - lane] = number<T>(low + (high - low) * to_unit(words[j]));
-                 }
-               });
+  for_my_words(map, seed, stream, [=](std::int64_t local, const four_words& words, int lane, int count) {
+    for (int j = 0; j < 4; ++j) {
+      if (j < lane || j >= lane + count) continue;
+      x[local + j - lane] = number<T>(low + (high - low) * to_unit(words[j]));
+    }
+  });
 }
 
 template <class T>
@@ -71,21 +68,20 @@ __global__ static void drop(const T* x, T* y, const __grid_constant__ run_map ma
                             std::uint64_t stream, std::uint32_t threshold, arithmetic<T> keep) {
   using S = arithmetic<T>;
   using four = element_pack<T, 4>;
-  for_my_words(map, seed, stream,
-               [=](std::int64_t local, const std::array<std::uint32_t, 4>& words, int lane, int count) {
-                 const auto kept = [&](T value, int j) {
-                   return number<T>(number<S>(value) * (words[j] >= threshold ? keep : S(0)));
-                 };
-                 if (count == 4 && holds_packs<4>(x + local) && holds_packs<4>(y + local)) {
-                   four v = *reinterpret_cast<const four*>(x + local);
-                   for (int j = 0; j < 4; ++j) v.at[j] = kept(v.at[j], j);
-                   *reinterpret_cast<four*>(y + local) = v;
-                   return;
-                 }
-                 for (int j = 0; j < 4; ++j) {
-                   if (j >= lane && j < lane + count) y[local + j - lane] = kept(x[local + j - lane], j);
-                 }
-               });
+  for_my_words(map, seed, stream, [=](std::int64_t local, const four_words& words, int lane, int count) {
+    const auto kept = [&](T value, int j) {
+      return number<T>(number<S>(value) * (words[j] >= threshold ? keep : S(0)));
+    };
+    if (count == 4 && holds_packs<4>(x + local) && holds_packs<4>(y + local)) {
+      four v = *reinterpret_cast<const four*>(x + local);
+      for (int j = 0; j < 4; ++j) v.at[j] = kept(v.at[j], j);
+      *reinterpret_cast<four*>(y + local) = v;
+      return;
+    }
+    for (int j = 0; j < 4; ++j) {
+      if (j >= lane && j < lane + count) y[local + j - lane] = kept(x[local + j - lane], j);
+    }
+  });
 }
 
 /// Does so by 16-byte accesses, for runs that begin and end at whole vectors.
@@ -103,7 +99,7 @@ __global__ static void drop_vectors(const T* x, T* y, const __grid_constant__ ru
     const std::int64_t block = (map.global_of(run) + (i - run * per_run) * n) / 4;
     PLAIT_UNROLL
     for (int k = 0; k < n; k += 4) {
-      const std::array<std::uint32_t, 4> words = random_words(seed, stream, static_cast<std::uint64_t>(block + k / 4));
+      const four_words words = random_words(seed, stream, static_cast<std::uint64_t>(block + k / 4));
       PLAIT_UNROLL
       for (int j = 0; j < 4; ++j)
         v.at[k + j] =
