@@ -1,6 +1,6 @@
 # Finds what plait::cpu, mpi, cuda, nccl and cudnn link with; used by the build and by the installed package alike.
 #
-#   plait_find_cpu(<missing>)   oneDNN, OpenBLAS, libgomp, threads, fmt, nlohmann_json
+#   plait_find_cpu(<missing>)   oneDNN, OpenBLAS, libgomp, threads, nlohmann_json
 #   plait_find_mpi(<missing>)   MPI for C++
 #   plait_find_cuda(<missing>)  CUDA's headers and runtime, cuBLASLt, NVTX (headers)
 #   plait_find_nccl(<missing>)  NCCL
@@ -19,7 +19,7 @@ include_guard(DIRECTORY)
 
 # oneDNN's runtime is libgomp under every compiler, so the library is named as such: FindOpenMP under clang
 # would add a second runtime (libomp), with thread counts of its own.
-set(PLAIT_CPU_LIBRARIES DNNL::dnnl plait::openblas gomp Threads::Threads fmt::fmt nlohmann_json::nlohmann_json)
+set(PLAIT_CPU_LIBRARIES DNNL::dnnl plait::openblas gomp Threads::Threads nlohmann_json::nlohmann_json)
 
 # The deprecated C++ bindings of Open MPI and MPICH stay out of every translation unit.
 set(PLAIT_MPI_DEFINITIONS OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
@@ -54,7 +54,7 @@ macro(plait_find_cpu missing)
     list(APPEND ${missing} OpenBLAS)
   endif()
   set(THREADS_PREFER_PTHREAD_FLAG ON)
-  foreach(plait_package IN ITEMS dnnl Threads fmt nlohmann_json)
+  foreach(plait_package IN ITEMS dnnl Threads nlohmann_json)
     find_package(${plait_package} QUIET GLOBAL)
     if(NOT ${plait_package}_FOUND)
       list(APPEND ${missing} ${plait_package})
@@ -117,12 +117,13 @@ function(plait_find_cuda_part target header roots)
   endif()
 endfunction()
 
-set(PLAIT_CUDA_LIBRARIES plait::cublaslt plait::cudart)
+set(PLAIT_CUDA_LIBRARIES plait::cublaslt plait::cuda_runtime)
 
 macro(plait_find_cuda missing)
   set(${missing} "")
   plait_cuda_roots(plait_roots)
   plait_find_cuda_part(plait::cudart cuda_runtime.h "${plait_roots}" cudart libcudart.so.13 libcudart.so.12)
+  plait_add_cuda_runtime()
   plait_find_cuda_part(plait::cublaslt cublasLt.h "${plait_roots}" cublasLt libcublasLt.so.13 libcublasLt.so.12)
   foreach(plait_part IN ITEMS cudart cublaslt)
     if(NOT TARGET plait::${plait_part})
@@ -130,6 +131,19 @@ macro(plait_find_cuda missing)
     endif()
   endforeach()
 endmacro()
+
+# CUDA's runtime once: where CMake links a program as CUDA, it brings one of its own (CUDA_RUNTIME_LIBRARY, static
+# unless said otherwise), and two in one program would each have streams and errors of their own.
+function(plait_add_cuda_runtime)
+  if(TARGET plait::cudart AND NOT TARGET plait::cuda_runtime)
+    add_library(plait::cuda_runtime INTERFACE IMPORTED GLOBAL)
+    set(has_own "$<AND:$<LINK_LANGUAGE:CUDA>,$<NOT:$<STREQUAL:$<TARGET_PROPERTY:CUDA_RUNTIME_LIBRARY>,None>>>")
+    get_target_property(headers plait::cudart INTERFACE_INCLUDE_DIRECTORIES)
+    set_target_properties(plait::cuda_runtime PROPERTIES
+      INTERFACE_INCLUDE_DIRECTORIES "${headers}"
+      INTERFACE_LINK_LIBRARIES "$<$<NOT:${has_own}>:plait::cudart>")
+  endif()
+endfunction()
 
 macro(plait_find_nccl missing)
   set(${missing} "")

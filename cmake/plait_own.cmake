@@ -1,10 +1,14 @@
-# plait::own: warnings, the processor's instruction set and sanitizers, for the project's own programs only.
+# plait::own: warnings, the processor's instruction set, sanitizers and fmt, for the project's own programs only.
 
 include_guard(GLOBAL)
 
 add_library(plait_own INTERFACE)
 add_library(plait::own ALIAS plait_own)
 target_compile_options(plait_own INTERFACE -Wall -Wextra -Wpedantic -Wshadow)
+find_package(fmt QUIET)
+if(TARGET fmt::fmt)
+  target_link_libraries(plait_own INTERFACE fmt::fmt)
+endif()
 if(PLAIT_WERROR)
   target_compile_options(plait_own INTERFACE -Werror)
 endif()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # consumer/run.sh WAY: configures, builds and runs a project that embeds plait, in a temporary folder.
-# WAY is find_package, fetch_content or add_subdirectory. PLAIT_SOURCE and PLAIT_BUILD name plait's folders.
+# WAY is find_package, fetch_content, add_subdirectory or cuda_runtime. PLAIT_SOURCE and PLAIT_BUILD name plait's folders.
 set -eu
 
 way=$1
@@ -74,6 +74,23 @@ case "$way" in
       echo "plait's own flags reach the embedding project" >&2
       exit 1
     fi
+    ;;
+  cuda_runtime)
+    configure app "$here/cuda_runtime" -DPLAIT_SOURCE="$PLAIT_SOURCE" || {
+      grep -q "no nvcc" "$work/app.log" || must false
+      echo "skipped: no nvcc"
+      exit 77
+    }
+    must cmake --build "$work/app" -j 2 >>"$work/app.log" 2>&1
+    # One runtime in each program: CMake's own (static), the shared one that it was told, plait's where there is none.
+    for program in by_nvcc by_nvcc_shared by_nvcc_none by_cxx; do
+      shared=$(readelf -d "$work/app/$program" | grep -c 'NEEDED.*libcudart' || true)
+      own=$(nm "$work/app/$program" | grep -c ' [tT] cudaGetDeviceCount$' || true)
+      [ $((shared + own)) = 1 ] || {
+        echo "$program: $shared shared and $own static CUDA runtimes" >&2
+        exit 1
+      }
+    done
     ;;
   *)
     echo "unknown way '$way'" >&2

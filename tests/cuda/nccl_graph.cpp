@@ -1,4 +1,5 @@
 // program: training_nccl
+// timeout: 300
 // Collectives of the NCCL communicator recorded in a CUDA graph and replayed.
 #include <doctest/doctest.h>
 

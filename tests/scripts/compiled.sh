@@ -1,6 +1,6 @@
 #!/bin/sh
-# Without CMake: PLAIT_COMPILED, and plait/compiled.cpp among the files of a program. It prints what the same program
-# prints otherwise.
+# Without CMake: PLAIT_COMPILED, plait/compiled.cpp among the files of a program, and no run-time type information. It
+# prints what the same program prints otherwise.
 # timeout: 300
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
@@ -9,7 +9,7 @@ trap 'exit 1' INT TERM
 
 libraries=$(grep '^g++ .*quickstart' "$SOURCE/README.md" | grep -o ' -l.*') || fail "README has no command for g++"
 # shellcheck disable=SC2086  # a list of options
-(cd "$SOURCE" && g++ -std=c++20 -O0 -DPLAIT_COMPILED -Iinclude examples/quickstart.cpp include/plait/compiled.cpp \
+(cd "$SOURCE" && g++ -std=c++20 -O0 -fno-rtti -DPLAIT_COMPILED -Iinclude examples/quickstart.cpp include/plait/compiled.cpp \
   -o "$work/quickstart" $libraries) || fail "it does not compile"
 "$work/quickstart" | sort >"$work/by_hand"
 "$BIN/quickstart" | sort >"$work/by_cmake"
