@@ -11,11 +11,13 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/combinators.hpp"
+#include "plait/nn/parameter/free.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/schedule/verified.hpp"
+#include "plait/tensor/parts.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "support/temp_folder.hpp"
@@ -121,6 +123,24 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     pl::linear<float, up_projection> up(context, "up", {.memory = {my_weights, my_gradients}});
     up.forward(context, my_activations, my_output);
     CHECK(output == expected);
+
+    pl::cpu& device = context.device;
+    using table = pl::spec<pl::position, pl::hidden>;
+    using rows = up_projection::input;
+    context.sizes.set(pl::dim_of<pl::position>, 3);
+    const auto columns = static_cast<std::size_t>(context.sizes.of(pl::dim_of<pl::hidden>));
+    std::vector<float> everything(3 * columns, 2.0f), part(3 * columns), dpart(3 * columns);
+    float *my_positions = part.data(), *my_dpositions = dpart.data();
+    const float* all_positions = everything.data();
+    pl::free_parameter<float, table, rows> positions(context, "wpe", {my_positions, my_dpositions});
+    pl::take_part(device, positions.weight()->part(), all_positions, my_positions);
+    gather_parameters(context, up, positions);  // before the first pass of a step;
+    zero_gradients(context, up, positions);     // then passes, which add to my_gradients and my_dpositions;
+    my_dpositions[1] += positions.values()[1];
+    const auto before = world.ledger().total().calls;
+    reduce_all(context, up, positions);  // then these are complete: one that several layers use, once
+    CHECK(world.ledger().total().calls > before);
+    CHECK(my_dpositions[1] == 2.0f * 4);
   });
 }
 

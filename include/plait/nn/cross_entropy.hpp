@@ -78,6 +78,12 @@ class cross_entropy_loss {
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
+    return forward(mb, logits.data(), labels.data(), keep);
+  }
+  /// The same on the caller's memory: this rank's part of the logits and of the labels, of 32 or 64 bits.
+  template <std::integral Id>
+  tensor<double, output, Device> forward(const microbatch<Device>& mb, const T* logits, const Id* labels,
+                                         saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy forward");
     const std::int64_t n = rows_;
@@ -88,8 +94,8 @@ class cross_entropy_loss {
     S* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
     S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     S* const loss = local_max + 4 * n;
-    kernels::cross_entropy_local_statistics(ctx.device, logits.data(), labels.data(), local_max, sums, sums + n,
-                                            sum_logits, n, range_, settings_);
+    kernels::cross_entropy_local_statistics(ctx.device, logits, labels, local_max, sums, sums + n, sum_logits, n,
+                                            range_, settings_);
     if (group_) {
       group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
       kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
@@ -97,8 +103,7 @@ class cross_entropy_loss {
     } else {
       ctx.device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
     }
-    kernels::cross_entropy_loss(ctx.device, labels.data(), global_max, sums, sums + n, sum_logits, loss, n, range_,
-                                settings_);
+    kernels::cross_entropy_loss(ctx.device, labels, global_max, sums, sums + n, sum_logits, loss, n, range_, settings_);
     tensor<double, output, Device> total(ctx);
     kernels::sum(ctx.device, loss, n, total.data());
     if (keep) {
@@ -113,15 +118,23 @@ class cross_entropy_loss {
   tensor<T, dual_t<Logits>, Device> backward(const microbatch<Device>& mb, tensor<T, Logits, Device>&& logits,
                                              const tensor<label, Labels, Device>& labels, saved& kept,
                                              const loss_seed<Sum, Device>& seed) {
+    backward(mb, logits.data(), labels.data(), kept, seed);
+    return std::move(logits).into_dual();
+  }
+  /// The same on the caller's memory.
+  template <std::integral Id, spec_like Sum>
+  void backward(const microbatch<Device>& mb, T* logits, const Id* labels, saved& kept,
+                const loss_seed<Sum, Device>& seed) {
     static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
+    if (kept.statistics.empty() && rows_ != 0)
+      fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy backward");
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();
-    kernels::cross_entropy_backward(ctx.device, logits.data(), labels.data(), statistics, statistics + rows_,
-                                    scale.template data<S>(), logits.data(), rows_, range_, settings_);
-    return std::move(logits).into_dual();
+    kernels::cross_entropy_backward(ctx.device, logits, labels, statistics, statistics + rows_,
+                                    scale.template data<S>(), logits, rows_, range_, settings_);
   }
 
   const cross_entropy_settings& settings() const { return settings_; }

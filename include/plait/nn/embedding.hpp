@@ -2,6 +2,7 @@
 // layer, and combinators do not take it. Next: nn/positions.hpp, models/language_model.hpp.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -85,6 +86,7 @@ class embedding {
         unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
+    how.memory.require_complete(name, true, false);
     const box used = local_box(value::derivation.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     const std::int64_t padded = used.global[0];
     if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
@@ -96,7 +98,8 @@ class embedding {
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
         layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
-        parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight, how.memory.gradient));
+        parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
+                                           how.memory.gradient.pointer(), how.memory.master.pointer()));
     tokens_ = resolve_.source().local_size() / width_;
   }
 
@@ -105,8 +108,9 @@ class embedding {
     forward(mb, ids.data(), y.data());
     return y;
   }
-  /// Forward on the caller's memory: this rank's part of the ids and of the output.
-  void forward(const microbatch<Device>& mb, const token* ids, T* y) {
+  /// Forward on the caller's memory: this rank's part of the ids, of 32 or 64 bits, and of the output.
+  template <std::integral Id>
+  void forward(const microbatch<Device>& mb, const Id* ids, T* y) {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.forward());
     buffer<Device> product;
@@ -128,7 +132,8 @@ class embedding {
     backward(mb, ids.data(), dy.data());
   }
   /// Backward on the caller's memory.
-  void backward(const microbatch<Device>& mb, const token* ids, const T* dy) {
+  template <std::integral Id>
+  void backward(const microbatch<Device>& mb, const Id* ids, const T* dy) {
     if (!table_->trainable()) return;
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());

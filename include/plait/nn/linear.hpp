@@ -139,11 +139,18 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
-    core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
+    forward(mb, x, y, keep, addend);
     return y;
   }
-  /// Forward on the caller's memory: this rank's part of the input and of the output.
-  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr) { core_.forward(mb, x, y, keep); }
+  /// The same into a tensor that is there, such as a view of the caller's memory. It must be neither x nor the addend.
+  void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
+               saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
+    core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
+  }
+  /// The same on the caller's memory: this rank's part of the input and of the output.
+  void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr) {
+    core_.forward(mb, x, y, keep, addend);
+  }
 
   /// Takes the gradient of the output and returns that of the input, plus `addend` where that is not null; adds to the
   /// weight's gradient. `x` is the input of the forward pass, which the caller has kept.
@@ -151,14 +158,21 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
                                             const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(mb.ctx);
-    core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// Backward on the caller's memory. dx may be null: then only the weights' gradients are computed.
-  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx) {
-    core_.backward(mb, x, kept, dy, dx);
+  /// The same into a tensor that is there. It must be neither x nor dy nor the addend.
+  template <spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
+                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
+                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+  }
+  /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.
+  void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
+    core_.backward(mb, x, kept, dy, dx, addend);
   }
 
   bool adds_in_product() const { return core_.adds_in_product(); }

@@ -11,6 +11,7 @@
 #include "plait/device/range.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/linear/core.hpp"
 
@@ -64,15 +65,16 @@ class norm_core {
     rows = part.local_size() / columns;
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    const auto make = [&](const char* which, double start, weight_of<Precision>* value,
-                          gradient_of<Precision>* gradient) {
+    callers.require_complete(name, true, with_bias);
+    const auto make = [&](const char* which, double start, const auto& value, const auto& gradient,
+                          const auto& master) {
       return std::make_shared<parameter<Precision, Device>>(
           ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
-          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes), value,
-                                             gradient));
+          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
+                                             value.pointer(), gradient.pointer(), master.pointer()));
     };
-    weight = make(".weight", 1, callers.weight, callers.gradient);
-    if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient);
+    weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
+    if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
   }
 
   /// Sums per-row values over the ranks that share the rows.
@@ -86,6 +88,16 @@ class norm_core {
     if (addend == nullptr) return x;
     kernels::add(device, x, addend, sum, rows * columns);
     return sum;
+  }
+
+  /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
+  template <class T>
+  void check_backward(const buffer<Device>& kept, const T* dy, const T* dx, const T* addend) const {
+    if (kept.empty() && rows != 0)
+      fail({"the norm of ", weight->name(),
+            ": backward without what forward keeps: give forward a `saved`, and backward "
+            "the same one, once"});
+    require_apart(weight->name(), "backward", {dx, "dx"}, {{dy, "dy"}, {addend, "addend"}});
   }
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
@@ -130,12 +142,20 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   rms_norm(const context<Device>& ctx, double eps, const std::string& name, weight_of<Precision>* weight,
            gradient_of<Precision>* gradient)
       : rms_norm(ctx, eps, name, value::derivation.stored, {weight, gradient}) {}
+  /// On the caller's memory, as `parameter_memory` says.
+  rms_norm(const context<Device>& ctx, double eps, const std::string& name, const parameter_memory<Precision>& callers)
+      : rms_norm(ctx, eps, name, value::derivation.stored, callers) {}
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
     forward(mb, x.data(), y.data(), keep);
     return y;
+  }
+  /// Forward into a tensor that is there, such as a view of the caller's memory.
+  void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
+               saved* keep = nullptr) {
+    forward(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the same pass.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
@@ -172,15 +192,23 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
                                             const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(mb.ctx);
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x, kept, dy, dx, addend);
     return dx;
+  }
+  /// The same into a tensor that is there.
+  template <spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
+                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
+                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.check_backward(kept.inv_rms, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
       kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
@@ -245,6 +273,11 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     forward(mb, x.data(), y.data(), keep);
     return y;
   }
+  /// Forward into a tensor that is there, such as a view of the caller's memory.
+  void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
+               saved* keep = nullptr) {
+    forward(mb, x.data(), y.data(), keep);
+  }
   /// Forward of a sum, which is computed in the same pass.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, open_sum<T, input, Device>& x,
                                     saved* keep = nullptr) {
@@ -282,15 +315,23 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                             saved& kept, const tensor<T, Gradient, Device>& dy,
                                             const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
     tensor<T, dual_t<input>, Device> dx(mb.ctx);
-    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x, kept, dy, dx, addend);
     return dx;
+  }
+  /// The same into a tensor that is there.
+  template <spec_like Gradient>
+  void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
+                const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
+                const tensor<T, dual_t<input>, Device>* addend = nullptr) {
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.check_backward(kept.statistics, dy, dx, addend);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {

@@ -10,16 +10,17 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
+#include "plait/nn/parameter/all.hpp"
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/nn/parameter/memory.hpp"
 #include "plait/nn/parameter/reduced_gradient.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
@@ -53,12 +54,13 @@ class parameter {
         gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
         array_(std::move(place.array)),
-        at_(place.offset) {
+        at_(place.offset),
+        callers_master_(place.master) {
     enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
     array_->add_parameter();
-    current_ = array_->callers_values() && !rounded && gather_.trivial();
+    current_ = array_->callers_values() && !callers_master_ && gather_.trivial();
     if (array_->callers_gradients()) phase_ = phase::accumulating;
   }
   parameter(const parameter&) = delete;
@@ -203,11 +205,13 @@ class parameter {
       if (!current_) home_->gather(ctx);
       return;
     }
+    if (array_->callers_values() && !gather_.trivial() && !has_stored_values()) refuse_unset_values();
     if constexpr (!rounded) {
       if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
       master();  // memory, if nobody has asked for it
     } else if (gather_.trivial()) {
-      if (!rounded_current_) kernels::cast(ctx.device, master(), array_->values() + at_, size());
+      if (!rounded_current_ && (has_stored_values() || !array_->callers_values()))
+        kernels::cast(ctx.device, master(), array_->values() + at_, size());
     } else {  // rounded before it travels: half the bytes
       auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
       kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
@@ -241,7 +245,7 @@ class parameter {
                   "then reduce(ctx)"});
     if (home_)
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
-    clear_unused_gradient(ctx.device);
+    if (empty_) clear_gradient(ctx.device);  // no pass has met it
     gradient_type* const out = stored_gradient();
     if (!reduce_.trivial() || out != summed()) reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
     if (stages_)
@@ -302,15 +306,16 @@ class parameter {
     device.zero(summed(), static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
     empty_ = false;
   }
-  /// If no pass has met it.
-  void clear_unused_gradient(Device& device) {
-    if (empty_) clear_gradient(device);
-  }
   reduced_gradient<Precision, Device> complete_gradient() {
     phase_ = phase::reduced;
     return reduced_gradient<Precision, Device>(*this);
   }
 
+  [[noreturn]] void refuse_unset_values() const {
+    fail({"parameter ", info_.name,
+          ": gather would overwrite the caller's weights with values that nobody has set, as ", describe(stored_),
+          " in memory of its own; set them by fill_values(ctx, fill), or load them"});
+  }
   void set_changed() {
     current_ = rounded_current_ = false;
     changed_ = true;
@@ -338,8 +343,10 @@ class parameter {
   std::int64_t home_begin() const { return at_home_ + piece().begin - home_->rank() * home_->piece_; }
 
   gradient_type* summed() { return array_->gradients() + at_; }
+  bool has_stored_values() const { return callers_master_ || !stored_value_.empty(); }
   master_type* master() {
     if (home_) return home_->masters_ + home_begin();
+    if (callers_master_) return callers_master_;
     if constexpr (!rounded) {
       if (gather_.trivial()) return array_->values() + at_;
     }
@@ -347,6 +354,10 @@ class parameter {
       const auto n = static_cast<std::size_t>(size());
       stored_value_ =
           rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
+      if constexpr (rounded) {  // masters of the caller's weights begin as these
+        if (array_->callers_values() && gather_.trivial())
+          kernels::cast(*device_, array_->values() + at_, stored_value_.template data<master_type>(), size());
+      }
     }
     return stored_value_.template data<master_type>();
   }
@@ -365,6 +376,7 @@ class parameter {
   box part_;
   std::shared_ptr<parameter_array<Precision, Device>> array_;
   std::int64_t at_ = 0;  ///< in the array
+  master_type* callers_master_ = nullptr;
   buffer<Device> stored_value_, stored_gradient_;
   parameter_home<Precision, Device>* home_ = nullptr;
   std::int64_t at_home_ = 0;
@@ -378,20 +390,8 @@ class parameter {
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
 };
 
-/// How layers hold parameters.
 template <class Precision, compute_device Device>
 using parameter_ptr = std::shared_ptr<parameter<Precision, Device>>;
-
-/// Gathers all parameters of a layer or a model, before a step's first pass. Collective.
-template <compute_device Device, class Layer>
-void gather_parameters(const context<Device>& ctx, Layer& layer) {
-  layer.visit([&](auto& p) { p.gather(ctx); });
-}
-/// Begins the gradients of all parameters of a layer or a model.
-template <compute_device Device, class Layer>
-void zero_gradients(const context<Device>& ctx, Layer& layer) {
-  layer.visit([&](auto& p) { p.zero_gradient(ctx); });
-}
 
 PLAIT_COMPILED_TEMPLATE(class parameter<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)

@@ -19,11 +19,9 @@ void enforce_boundary(const context<Device>& ctx, const std::string& where) {
   enforce(check_boundary(layout_v<Spec>, ctx.ranks.shape()), where);
 }
 
-namespace detail {
-
-/// The part of a tensor that this rank holds. Throws if the spec mentions an axis that the mesh does not have. A tensor
-/// may leave axes unmentioned: only a boundary, where gradients change hands, must not. Tensors are made in every step,
-/// so this is a few compares of addresses.
+/// Returns the part of a tensor with this spec that the context's rank holds. Throws if the spec mentions an axis that
+/// the mesh does not have. A tensor may leave axes unmentioned: only a boundary, where gradients change hands, must
+/// not. Tensors are made in every step, so this is a few compares of addresses.
 template <spec_like Spec, compute_device Device>
 box part_of(const context<Device>& ctx) {
   static constexpr axis_list mentioned = layout_v<Spec>.mentioned();
@@ -33,5 +31,4 @@ box part_of(const context<Device>& ctx) {
   return local_box(layout_v<Spec>, mesh, ctx.sizes, ctx.ranks.rank());
 }
 
-}  // namespace detail
 }  // namespace plait

@@ -28,11 +28,11 @@ class tensor {
   /// Owning and uninitialised, of the sizes that the context gives to the spec's dims. As the others, throws if the
   /// spec mentions an axis that the context's mesh does not have.
   explicit tensor(const context<Device>& ctx)
-      : part_(detail::part_of<Spec>(ctx)),
+      : part_(plait::part_of<Spec>(ctx)),
         own_(ctx.device, static_cast<std::size_t>(part_.local_size()) * sizeof(T)),
         data_(own_.template data<T>()) {}
   /// A view of the caller's memory, which holds this rank's part.
-  tensor(const context<Device>& ctx, T* data) : part_(detail::part_of<Spec>(ctx)), data_(data) {}
+  tensor(const context<Device>& ctx, T* data) : part_(plait::part_of<Spec>(ctx)), data_(data) {}
   /// Takes over memory that holds this rank's part.
   tensor(const context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
     own_ = std::move(memory);

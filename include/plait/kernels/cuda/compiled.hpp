@@ -58,7 +58,11 @@
                                              const vocabulary_range&, const cross_entropy_settings&))                  \
   PLAIT_KERNEL(void cross_entropy_local_statistics(cuda&, const T*, const std::int64_t*, S*, S*, S*, S*, std::int64_t, \
                                                    const vocabulary_range&, const cross_entropy_settings&))            \
+  PLAIT_KERNEL(void cross_entropy_local_statistics(cuda&, const T*, const std::int32_t*, S*, S*, S*, S*, std::int64_t, \
+                                                   const vocabulary_range&, const cross_entropy_settings&))            \
   PLAIT_KERNEL(void cross_entropy_backward(cuda&, const T*, const std::int64_t*, const S*, const S*, const S*, T*,     \
+                                           std::int64_t, const vocabulary_range&, const cross_entropy_settings&))      \
+  PLAIT_KERNEL(void cross_entropy_backward(cuda&, const T*, const std::int32_t*, const S*, const S*, const S*, T*,     \
                                            std::int64_t, const vocabulary_range&, const cross_entropy_settings&))      \
   PLAIT_KERNEL(void add(cuda&, const T*, const T*, T*, std::int64_t))                                                  \
   PLAIT_KERNEL(void accumulate(cuda&, const T*, T*, std::int64_t))                                                     \
@@ -70,7 +74,11 @@
   PLAIT_KERNEL(void bias_gradient(cuda&, const T*, S*, std::int64_t, std::int64_t, std::int64_t))                      \
   PLAIT_KERNEL(void embedding_forward(cuda&, const std::int64_t*, const T*, T*, std::int64_t, std::int64_t,            \
                                       std::int64_t, std::int64_t, std::int64_t))                                       \
+  PLAIT_KERNEL(void embedding_forward(cuda&, const std::int32_t*, const T*, T*, std::int64_t, std::int64_t,            \
+                                      std::int64_t, std::int64_t, std::int64_t))                                       \
   PLAIT_KERNEL(void embedding_backward(cuda&, const std::int64_t*, const T*, S*, std::int64_t, std::int64_t,           \
+                                       std::int64_t, std::int64_t, std::int64_t))                                      \
+  PLAIT_KERNEL(void embedding_backward(cuda&, const std::int32_t*, const T*, S*, std::int64_t, std::int64_t,           \
                                        std::int64_t, std::int64_t, std::int64_t))                                      \
   PLAIT_KERNEL(void row_sums(cuda&, const T*, S*, std::int64_t, std::int64_t))                                         \
   PLAIT_KERNEL(void row_centred_squares(cuda&, const T*, const S*, S*, std::int64_t, std::int64_t, std::int64_t))      \
@@ -122,6 +130,8 @@
   PLAIT_KERNEL(void merge_lse(cuda&, S*, S*, const S*, const S*, std::int64_t, const attention_shape&))           \
   PLAIT_KERNEL(void cross_entropy_rescale(cuda&, const S*, const S*, S*, std::int64_t))                           \
   PLAIT_KERNEL(void cross_entropy_loss(cuda&, const std::int64_t*, const S*, const S*, const S*, const S*, S*,    \
+                                       std::int64_t, const vocabulary_range&, const cross_entropy_settings&))     \
+  PLAIT_KERNEL(void cross_entropy_loss(cuda&, const std::int32_t*, const S*, const S*, const S*, const S*, S*,    \
                                        std::int64_t, const vocabulary_range&, const cross_entropy_settings&))     \
   PLAIT_KERNEL(void layer_norm_statistics(cuda&, const S*, const S*, S*, S*, std::int64_t, std::int64_t, double)) \
   PLAIT_KERNEL(void rms_inverse(cuda&, const S*, S*, std::int64_t, std::int64_t, double))                         \

@@ -45,14 +45,17 @@ class linear_biases {
       if (info[i].bias) n += sizes[i] = local_elements(d.branches[i].bias, ctx.ranks.shape(), ctx.sizes);
     }
     if (n == 0) return;
-    const auto array =
-        std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias, callers.bias_gradient);
+    const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.bias.pointer(),
+                                                                            callers.bias_gradient.pointer());
+    master_of<Precision>* master = callers.bias_master.pointer();
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < info.size(); at += sizes[i++])
-      if (info[i].bias)
-        biases_[i] = std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias,
-                                                 d.branches[i].bias_placed, d.branches[i].output,
-                                                 parameter_place<Precision, Device>{array, at});
+    for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
+      if (!info[i].bias) continue;
+      biases_[i] =
+          std::make_shared<parameter>(ctx, std::move(info[i].bias_info), info[i].stored_bias, d.branches[i].bias_placed,
+                                      d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
+      if (master) master += biases_[i]->size();
+    }
   }
 
   /// Null for a branch without one.

@@ -7,16 +7,6 @@
 
 namespace plait {
 
-/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
-/// are zero. Null: memory of the layer's own.
-template <class Precision>
-struct parameter_memory {
-  weight_of<Precision>* weight = nullptr;
-  gradient_of<Precision>* gradient = nullptr;
-  weight_of<Precision>* bias = nullptr;
-  gradient_of<Precision>* bias_gradient = nullptr;
-};
-
 /// One of the linears that share an input: its weight and bias as a checkpoint names them, and how they are stored.
 struct linear_branch {
   parameter_info weight;

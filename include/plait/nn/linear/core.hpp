@@ -14,6 +14,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/device/range.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/lora.hpp"
@@ -62,6 +63,9 @@ class linear_core {
         columns_(info.size()),
         weights_(info.size()),
         adapters_(info.size()) {
+    const std::string& first_name = info[0].weight.name;
+    const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
+    callers.require_complete(first_name.substr(0, first_name.rfind(".weight")), !shared, with_bias);
     const mesh_shape& mesh = ctx.ranks.shape();
     const linear_layouts& first = d.branches[0];
     for (const dim_placement& p : d.input.dims) {
@@ -94,11 +98,13 @@ class linear_core {
   /// Elements of the output, of all branches.
   std::int64_t output_size() const { return resolve_.target().local_size(); }
 
-  /// `addend`, of the output's size, is added to it where it is not null; it must not be y.
+  /// `addend`, of the output's size, is added to it where it is not null; it must not be y, nor must x. Throws where
+  /// one of them is.
   void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     require_gathered();
+    detail::require_apart(weights_[0]->name(), "forward", {y, "y"}, {{x, "x"}, {addend, "addend"}});
     buffer<Device> gathered = gather_chunks_ ? gathered_room(ctx) : gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> adapted = adapters_.hidden(ctx.device, input);
@@ -136,13 +142,15 @@ class linear_core {
     if (adapters_.trainable()) keep->adapted = std::move(adapted);
   }
 
-  /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; addend must not be dx. If
-  /// weight gradients are deferred, x must live until they are computed; dy need not.
+  /// dx is overwritten, with the sum of the gradient and `addend` where that is not null; x, dy and addend must not be
+  /// dx, and it throws where one is. If weight gradients are deferred, x must live until they are computed; dy need
+  /// not.
   void backward(const microbatch<Device>& mb, const T* x, linear_saved<Device>& saved, const T* dy, T* dx,
                 const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     require_gathered();
+    detail::require_apart(weights_[0]->name(), "backward", {dx, "dx"}, {{x, "x"}, {dy, "dy"}, {addend, "addend"}});
     const bool weights = weights_trainable(), trains = weights || biases_.trainable();
     buffer<Device> resolved, kept_dy;
     const T* d = dy;
@@ -260,13 +268,16 @@ class linear_core {
   void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
                     const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
-    const auto array =
-        std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight, callers.gradient);
+    const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight.pointer(),
+                                                                            callers.gradient.pointer());
+    master_of<Precision>* master = callers.master.pointer();
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < info.size(); at += sizes[i++])
+    for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
       weights_[i] =
           std::make_shared<parameter>(ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed,
-                                      d.gathered, parameter_place<Precision, Device>{array, at});
+                                      d.gathered, parameter_place<Precision, Device>{array, at, master});
+      if (master) master += weights_[i]->size();
+    }
   }
   void share(parameter_ptr<Precision, Device> shared, const shared_linears& d, const std::string& name) {
     if (weights_.size() > 1) fail({name, ": linears that share an input cannot use the parameter of another layer"});

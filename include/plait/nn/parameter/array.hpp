@@ -97,14 +97,18 @@ class parameter_array {
 template <class Precision, compute_device Device>
 struct parameter_place {
   parameter_place() = default;
-  parameter_place(std::shared_ptr<parameter_array<Precision, Device>> where, std::int64_t at)
-      : array(std::move(where)), offset(at) {}
+  parameter_place(std::shared_ptr<parameter_array<Precision, Device>> where, std::int64_t at,
+                  master_of<Precision>* callers_master = nullptr)
+      : array(std::move(where)), offset(at), master(callers_master) {}
   /// For a parameter alone: in the caller's memory, where that is not null.
-  parameter_place(Device& device, std::int64_t size, weight_of<Precision>* value, gradient_of<Precision>* gradient)
-      : array(std::make_shared<parameter_array<Precision, Device>>(device, size, value, gradient)) {}
+  parameter_place(Device& device, std::int64_t size, weight_of<Precision>* value, gradient_of<Precision>* gradient,
+                  master_of<Precision>* callers_master = nullptr)
+      : array(std::make_shared<parameter_array<Precision, Device>>(device, size, value, gradient)),
+        master(callers_master) {}
 
   std::shared_ptr<parameter_array<Precision, Device>> array;
   std::int64_t offset = 0;
+  master_of<Precision>* master = nullptr;  ///< the caller's, if not null: as the parameter is stored
 };
 
 }  // namespace plait

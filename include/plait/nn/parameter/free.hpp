@@ -1,0 +1,56 @@
+// A parameter that no layer of plait has: the program's own kernel reads it and adds to its gradient. Its gather and
+// its gradient's reduction follow from two specs. Next: nn/parameter.hpp, tests/unit/nn/foreign_memory.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/layout/enforce.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+
+/// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies,
+/// `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient is
+/// summed
+/// (`use_of`), so the program cannot forget one. `visit` gives it to optimizers, `reduce_all` and checkpoints.
+template <class Precision, spec_like Placed, spec_like Met, compute_device Device = cpu>
+class free_parameter {
+ public:
+  /// As other layers' names, `name` must be unique in a model. `callers` may give weight, gradient and master.
+  free_parameter(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& callers = {},
+                 initializer init = {}) {
+    callers.require_complete(name, true, false);
+    const layout& placed = layout_v<Placed>;
+    enforce_divides(placed, ctx.ranks.shape(), ctx.sizes, name);
+    std::vector<std::int64_t> shape;
+    for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
+    parameter_ = std::make_shared<parameter<Precision, Device>>(
+        ctx, parameter_info{name, std::move(shape), init, placed.dims.size() > 1, false, false}, placed, placed,
+        layout_v<Met>,
+        parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
+                                           callers.weight.pointer(), callers.gradient.pointer(),
+                                           callers.master.pointer()));
+  }
+
+  /// The values of this rank's part, for the program's kernel. Throws before `gather`.
+  const weight_of<Precision>* values() const { return parameter_->used_value(); }
+  /// What the program's kernel adds the gradient of this rank's rows to. Throws before `zero_gradient`.
+  gradient_of<Precision>* gradients(Device& device) { return parameter_->used_gradient(device); }
+  /// Elements of this rank's part.
+  std::int64_t size() const { return parameter_->used_size(); }
+
+  const parameter_ptr<Precision, Device>& weight() const { return parameter_; }
+  template <class F>
+  void visit(F&& f) {
+    f(*parameter_);
+  }
+
+ private:
+  parameter_ptr<Precision, Device> parameter_;
+};
+
+}  // namespace plait

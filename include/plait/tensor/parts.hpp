@@ -1,0 +1,40 @@
+// One rank's part of a whole array, copied out of it or into it: for programs that read or write whole tensors. Nothing
+// is sent: every rank has the whole. Next: core/box.hpp, layout/local_box.hpp, checkpoint/ for parts of files.
+#pragma once
+
+#include <cstdint>
+
+#include "plait/core/box.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/enforce.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/tensor/context.hpp"
+
+namespace plait {
+
+namespace detail {
+
+inline box whole_box(const box& part) {
+  box whole = part;
+  whole.offset = {};
+  whole.local = part.global;
+  return whole;
+}
+
+}  // namespace detail
+
+/// Copies the elements of `part` from the row-major array `whole`, of part.global elements, to `out`, of part.local:
+/// both in the device's memory, in its main stream. A parameter's is `p.part()`.
+template <class T, compute_device Device>
+void take_part(Device& device, const box& part, const T* whole, T* out) {
+  if (part.local_size() == 0) return;
+  kernels::copy_box(device, whole, detail::whole_box(part), out, part, part, static_cast<std::int64_t>(sizeof(T)));
+}
+/// Copies them back to their place in the whole array, whose other elements stay.
+template <class T, compute_device Device>
+void put_part(Device& device, const box& part, const T* in, T* whole) {
+  if (part.local_size() == 0) return;
+  kernels::copy_box(device, in, part, whole, detail::whole_box(part), part, static_cast<std::int64_t>(sizeof(T)));
+}
+
+}  // namespace plait

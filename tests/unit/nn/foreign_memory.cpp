@@ -1,0 +1,322 @@
+// program: layers
+// Layers on a program's own memory: what the program must say, what is refused, and that nothing is allocated or
+// written which it did not ask for.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/nn/parameter/free.hpp"
+#include "plait/tensor/parts.hpp"
+
+using namespace plait;
+
+namespace {
+
+using two = plait::mesh<axis<tp>>;
+using rows = spec<shard<seq, tp>, hidden>;
+using whole_rows = spec<seq, hidden, invariant<tp>>;
+struct up {
+  using input = rows;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<seq, shard<ffn, tp>>;
+};
+struct up_with_bias : up {
+  static constexpr bool bias = true;
+};
+struct up_stored_cut : up {
+  using stored = spec<ffn, shard<hidden, tp>>;
+};
+struct table_policy {
+  using input = spec<shard<seq, tp>>;
+  using weight = spec<vocab, hidden, invariant<tp>>;
+  using output = rows;
+};
+
+constexpr std::int64_t tokens = 8, width = 4, wide = 6;
+
+/// Runs work(ctx) on each of `ranks` ranks and returns what was thrown, or nothing.
+template <class F>
+std::string on_ranks(std::int64_t ranks, F work) {
+  try {
+    threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
+      world w(two{ranks}.shape(), c);
+      cpu device;
+      dim_sizes sizes;
+      sizes.set(dim_of<seq>, tokens), sizes.set(dim_of<hidden>, width), sizes.set(dim_of<ffn>, wide);
+      sizes.set(dim_of<vocab>, 10);
+      work(context<cpu>{device, w, sizes, 1});
+    });
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool says(const std::string& all, const std::string& part) { return all.find(part) != std::string::npos; }
+
+template <class T>
+struct arrays {
+  std::vector<T> weight = std::vector<T>(wide * width), gradient = std::vector<T>(wide * width);
+};
+
+}  // namespace
+
+TEST_CASE("who gives some of a layer's memory says something of all of it") {
+  const auto refused = [](auto make) {
+    return on_ranks(1, [&](const context<cpu>& ctx) {
+      std::vector<float> w(wide * width, 1.0f), g(wide * width), b(wide);
+      make(ctx, w.data(), g.data(), b.data());
+    });
+  };
+  CHECK(says(
+      refused([](auto& ctx, float* w, float*, float*) { linear<float, up>(ctx, "up", {.memory = {.weight = w}}); }),
+      "up: memory gives weight and says nothing of gradient: give a pointer, or pl::own_memory, and the layer "
+      "allocates "
+      "it"));
+  CHECK(says(refused([](auto& ctx, float* w, float*, float*) {
+               linear<float, up>(ctx, "up", {.memory = {w, static_cast<float*>(nullptr)}});
+             }),
+             "up: memory.gradient is null: allocate it before the layer is made, or say pl::own_memory, and the layer "
+             "allocates "
+             "it"));
+  CHECK(says(refused([](auto& ctx, float* w, float* g, float*) {
+               linear<float, up_with_bias>(ctx, "up", {.memory = {w, g}});
+             }),
+             "up: memory gives weight and says nothing of bias:"));
+  CHECK(says(refused([](auto& ctx, float* w, float* g, float* b) {
+               linear<float, up>(ctx, "up", {.memory = {w, g, b}});
+             }),
+             "up: memory.bias is given, and this layer has none (it has no bias)"));
+  CHECK(says(refused([](auto& ctx, float* w, float* g, float* b) {
+               linear<float, up>(ctx, "up", {.memory = {.weight = w, .gradient = g, .master = b}});
+             }),
+             "up: memory.master is given, and this layer has none (its weight is not rounded)"));
+  CHECK(says(refused([](auto& ctx, float* w, float*, float*) { rms_norm<float, rows>(ctx, 1e-5, "norm", w, nullptr); }),
+             "norm: memory.gradient is null"));
+  CHECK(refused([](auto& ctx, float* w, float* g, float*) {
+          linear<float, up>(ctx, "up", {.memory = {w, g}});
+          linear<float, up>(ctx, "up", {.memory = {w, own_memory}});
+          linear<float, up_with_bias>(
+              ctx, "up", {.memory = {.weight = w, .gradient = g, .bias = own_memory, .bias_gradient = own_memory}});
+        }) == "");
+}
+
+TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is overwritten") {
+  const auto run = [](auto work) { return on_ranks(1, work); };
+  CHECK(says(run([](const context<cpu>& ctx) {
+               arrays<bf16> own_arrays;
+               std::vector<float> gradient(wide * width);
+               linear<bf16, up>(ctx, "up", {.memory = {own_arrays.weight.data(), gradient.data()}});
+             }),
+             "up: memory gives weight and says nothing of master"));
+  CHECK(run([](const context<cpu>& ctx) {
+          std::vector<bf16> weight(wide * width);
+          for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = to_bf16(static_cast<float>(i) + 0.5f);
+          const std::vector<bf16> before = weight;
+          std::vector<float> gradient(wide * width);
+          linear<bf16, up> layer(
+              ctx, "up", {.memory = {.weight = weight.data(), .gradient = gradient.data(), .master = own_memory}});
+          gather_parameters(ctx, layer);  // forward alone: no master is made
+          if (ctx.device.bytes_in_use() != 0) fail("bytes that nobody asked for");
+          if (std::memcmp(weight.data(), before.data(), sizeof(bf16) * weight.size()) != 0)
+            fail("gather has changed the caller's weights");
+          const float master = std::as_const(*layer.weight()).value()[3];
+          if (master != 3.5f) fail({"a master begins as ", master});
+          layer.weight()->value()[3] = 7.0f;
+          gather_parameters(ctx, layer);
+          if (to_float(weight[3]) != 7.0f || to_float(weight[2]) != 2.5f)
+            fail("masters are not rounded into the weights");
+        }) == "");
+  CHECK(run([](const context<cpu>& ctx) {
+          std::vector<bf16> weight(wide * width);
+          std::vector<float> gradient(wide * width), master(wide * width, 2.0f);
+          linear<bf16, up> layer(
+              ctx, "up", {.memory = {.weight = weight.data(), .gradient = gradient.data(), .master = master.data()}});
+          gather_parameters(ctx, layer);
+          if (to_float(weight[5]) != 2.0f) fail("the caller's masters are not what the weights are rounded from");
+          if (ctx.device.bytes_in_use() != 0) fail("bytes that nobody asked for");
+        }) == "");
+}
+
+TEST_CASE("a weight that is stored in another layout is not overwritten by values that nobody has set") {
+  const auto use = [](bool fill) {
+    return on_ranks(2, [&](const context<cpu>& ctx) {
+      std::vector<float> weight(wide / 2 * width, 5.0f), gradient(wide / 2 * width);
+      linear<float, up_stored_cut> layer(ctx, "up", {.memory = {weight.data(), gradient.data()}});
+      if (fill) layer.weight()->fill_values(ctx, [&](float* v) { std::fill_n(v, layer.weight()->size(), 3.0f); });
+      gather_parameters(ctx, layer);
+      if (weight[0] != 3.0f) fail("not gathered");
+    });
+  };
+  CHECK(says(use(false),
+             "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
+  CHECK(use(true) == "");
+}
+
+TEST_CASE("a call does not write what it still reads") {
+  const auto refused = [](auto work) {
+    return on_ranks(1, [&](const context<cpu>& ctx) {
+      std::vector<double> x(tokens * width, 1.0), y(tokens * wide, 1.0);
+      linear<double, up> layer(ctx, "up");
+      layer.visit([&](auto& p) { p.initialize(ctx); });
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      linear<double, up>::saved kept;
+      work(ctx, layer, kept, x.data(), y.data());
+    });
+  };
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* x, double*) { layer.forward(ctx, x, x, &kept); }),
+             "up.weight: forward writes y while it still reads x, and both are one array"));
+  CHECK(says(
+      refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) { layer.forward(ctx, x, y, &kept, y); }),
+      "up.weight: forward writes y while it still reads addend"));
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) {
+               layer.forward(ctx, x, y, &kept);
+               layer.backward(ctx, x, kept, y, x);
+             }),
+             "up.weight: backward writes dx while it still reads x"));
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        std::vector<double> x(tokens * width, 1.0), dy(x), dx(x);
+                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+                        norm.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, norm);
+                        zero_gradients(ctx, norm);
+                        rms_norm<double, rows>::saved kept;
+                        norm.backward(ctx, x.data(), kept, dy.data(), dx.data());
+                      }),
+             "norm.weight: backward without what forward keeps"));
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        std::vector<double> x(tokens * width, 1.0), dy(x);
+                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+                        norm.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, norm);
+                        zero_gradients(ctx, norm);
+                        rms_norm<double, rows>::saved kept;
+                        std::vector<double> y(x);
+                        norm.forward(ctx, x.data(), y.data(), &kept);
+                        norm.backward(ctx, x.data(), kept, dy.data(), dy.data());
+                      }),
+             "norm.weight: backward writes dx while it still reads dy"));
+}
+
+TEST_CASE("typed tensors on the caller's memory are written in place") {
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          linear<double, up> layer(ctx, "up");
+          rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+          layer.visit([&](auto& p) { p.initialize(ctx); });
+          norm.visit([&](auto& p) { p.initialize(ctx); });
+          gather_parameters(ctx, layer, norm);
+          zero_gradients(ctx, layer, norm);
+          std::vector<double> x(tokens / 2 * width), n(x), y(tokens * wide / 2), dx(x), dn(x);
+          for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i) - 3 * ctx.ranks.rank();
+          tensor<double, rows> in(ctx, x.data()), normed(ctx, n.data());
+          tensor<double, up::output> out(ctx, y.data());
+          rms_norm<double, rows>::saved kept_norm;
+          linear<double, up>::saved kept;
+          norm.forward(ctx, in, normed, &kept_norm);
+          layer.forward(ctx, normed, out, &kept);
+          rms_norm<double, rows>::saved kept_norm_2;
+          linear<double, up>::saved kept_2;
+          const auto normed_2 = norm.forward(ctx, in, &kept_norm_2);
+          const auto out_2 = layer.forward(ctx, normed_2, &kept_2);
+          for (std::int64_t i = 0; i < out_2.size(); ++i)
+            if (out_2.data()[i] != y[static_cast<std::size_t>(i)]) fail("the output differs");
+          tensor<double, dual_t<up::output>> dy(ctx);
+          std::fill_n(dy.data(), dy.size(), 0.5);
+          tensor<double, dual_t<rows>> dnormed(ctx, dn.data()), din(ctx, dx.data());
+          layer.backward(ctx, normed, kept, dy, dnormed);
+          norm.backward(ctx, in, kept_norm, dnormed, din);
+          const auto dnormed_2 = layer.backward(ctx, normed_2, kept_2, dy);
+          const auto din_2 = norm.backward(ctx, in, kept_norm_2, dnormed_2);
+          for (std::int64_t i = 0; i < din_2.size(); ++i)
+            if (din_2.data()[i] != dx[static_cast<std::size_t>(i)]) fail("the gradient differs");
+        }) == "");
+}
+
+TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          embedding<double, table_policy> table(ctx, 10, "table");
+          using logits_spec = spec<shard<seq, tp>, vocab>;
+          cross_entropy_loss<double, logits_spec, table_policy::input> loss(ctx, 10);
+          table.visit([&](auto& p) { p.initialize(ctx); });
+          gather_parameters(ctx, table);
+          std::vector<std::int32_t> narrow(tokens / 2);
+          std::vector<std::int64_t> ids(tokens / 2);
+          for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = narrow[i] = static_cast<std::int32_t>(3 * i % 10);
+          std::vector<double> y(tokens / 2 * width), y_narrow(y), logits(tokens / 2 * 10, 0.25), gradient[2];
+          table.forward(ctx, ids.data(), y.data());
+          table.forward(ctx, narrow.data(), y_narrow.data());
+          if (y != y_narrow) fail("the rows of narrow tokens differ");
+          double losses[2];
+          for (int k = 0; k < 2; ++k) {
+            decltype(loss)::saved kept;
+            std::vector<double> l(logits);
+            for (std::size_t i = 0; i < l.size(); ++i) l[i] += 0.01 * static_cast<double>(i);
+            using seed = loss_seed<decltype(loss)::output>;
+            if (k == 0) {
+              losses[k] = loss.forward(ctx, l.data(), ids.data(), &kept).data()[0];
+              loss.backward(ctx, l.data(), ids.data(), kept, seed::weighted(ctx, 1.0));
+            } else {
+              losses[k] = loss.forward(ctx, l.data(), narrow.data(), &kept).data()[0];
+              loss.backward(ctx, l.data(), narrow.data(), kept, seed::weighted(ctx, 1.0));
+            }
+            gradient[k] = l;
+            zero_gradients(ctx, table);
+            if (k == 0)
+              table.backward(ctx, ids.data(), y.data());
+            else
+              table.backward(ctx, narrow.data(), y.data());
+            gradient[k].insert(gradient[k].end(), table.weight()->used_gradient(ctx.device),
+                               table.weight()->used_gradient(ctx.device) + table.weight()->used_size());
+          }
+          if (losses[0] != losses[1] || gradient[0] != gradient[1] || losses[0] <= 0) fail("narrow labels differ");
+          decltype(loss)::saved nothing;
+          loss.backward(ctx, logits.data(), ids.data(), nothing, loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
+        }).find("cross_entropy: backward without what forward keeps") != std::string::npos);
+}
+
+TEST_CASE("a parameter of the program's own is summed over the rows of all ranks") {
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          std::vector<double> scale(width, 2.0), dscale(width);
+          free_parameter<double, spec<hidden>, rows> own_scale(ctx, "scale", {scale.data(), dscale.data()});
+          free_parameter<double, spec<hidden>, whole_rows> of_whole_rows(ctx, "other");
+          of_whole_rows.visit([&](auto& p) { p.initialize(ctx); });
+          gather_parameters(ctx, own_scale, of_whole_rows);
+          zero_gradients(ctx, own_scale, of_whole_rows);
+          for (std::int64_t c = 0; c < own_scale.size(); ++c) {
+            own_scale.gradients(ctx.device)[c] += own_scale.values()[c] * static_cast<double>(1 + ctx.ranks.rank());
+            of_whole_rows.gradients(ctx.device)[c] += 1;
+          }
+          reduce_all(ctx, own_scale, of_whole_rows, own_scale);  // twice named, once reduced
+          if (dscale[1] != 2.0 * (1 + 2)) fail("the gradient is not summed over the ranks of the rows");
+          if (of_whole_rows.weight()->gradient()[0] != 1) fail("what all ranks compute alike is summed");
+        }) == "");
+}
+
+TEST_CASE("one rank's part of a whole array, out of it and back") {
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          std::vector<double> whole(wide * width), back(wide * width, -1.0), part(wide * width / 2);
+          for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<double>(i);
+          for (const box& mine :
+               {part_of<spec<shard<ffn, tp>, hidden>>(ctx), part_of<spec<ffn, shard<hidden, tp>>>(ctx)}) {
+            take_part(ctx.device, mine, whole.data(), part.data());
+            const auto first = static_cast<double>(mine.offset[0] * width + mine.offset[1]);
+            if (part[0] != first || part[1] != first + 1) fail("another part");
+            put_part(ctx.device, mine, part.data(), back.data());
+            std::int64_t written = 0;
+            for (std::size_t i = 0; i < back.size(); ++i)
+              if (back[i] != -1.0 && (++written, back[i] != whole[i])) fail("back at another place");
+            if (written < mine.local_size()) fail("not all of it is back");
+          }
+        }) == "");
+}
