@@ -107,7 +107,8 @@ struct linear_options {
 ///     using overlap = pl::overlap<4>;    // nn/linear/overlap.hpp: collectives in 4 chunks, beside the products
 ///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
 ///
-/// The weight's dims are the output's own, then the contracted ones. Everything else is derived: column-parallel,
+/// The weight's dims are the output's own, then the contracted ones, or the other way round (GPT-2 stores [in, out]).
+/// Everything else is derived: column-parallel,
 /// row-parallel, with sequence parallelism or without, are only specs. Collectives happen on axes that shard the
 /// weight. A dim that all three have, first, is a batch of products, as of experts.
 ///

@@ -38,6 +38,45 @@ TEST_CASE("row-parallel") {
   check_linear<policy<wide, row, rows_pending, false>>();
 }
 
+TEST_CASE("a weight that lies as [in, out]") {
+  check_linear<policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, true>>();
+  check_linear<policy<rows_whole, spec<hidden, shard<ffn, tp>>, wide, false>>();
+  check_linear<policy<wide, spec<shard<ffn, tp>, hidden>, rows_split, true>>();
+  check_linear<policy<rows_whole, spec<hidden, ffn>, spec<shard<batch, dp>, seq, ffn, invariant<tp>>, true>>();
+  // The same numbers as the transposed weight gives.
+  threads::run(2, [](threads::communicator c) {
+    world ranks(two{1, 2}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, ranks, transformer_sizes(), 5};
+    using out_in = policy<rows_split, column, wide, true>;
+    using in_out = policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, true>;
+    linear<double, out_in> usual(ctx, "usual");
+    linear<double, in_out> other(ctx, "other");
+    for (auto* p : {usual.weight().get(), usual.bias().get()}) p->initialize(ctx);
+    const double* const w = std::as_const(*usual.weight()).value();
+    double* const transposed = other.weight()->value();
+    const std::int64_t out = usual.weight()->part().local[0], in = usual.weight()->part().local[1];
+    for (std::int64_t o = 0; o < out; ++o)
+      for (std::int64_t i = 0; i < in; ++i) transposed[i * out + o] = w[o * in + i];
+    std::copy_n(std::as_const(*usual.bias()).value(), out, other.bias()->value());
+    gather_parameters(ctx, usual, other);
+    zero_gradients(ctx, usual, other);
+    tensor<double, rows_split> x(ctx);
+    kernels::fill_normal(ctx.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
+    linear<double, out_in>::saved kept;
+    linear<double, in_out>::saved kept_other;
+    auto y = usual.forward(ctx, x, &kept), y_other = other.forward(ctx, x, &kept_other);
+    const auto dx = usual.backward(ctx, x, kept, std::move(y).into_dual());
+    const auto dx_other = other.backward(ctx, x, kept_other, std::move(y_other).into_dual());
+    for (std::int64_t i = 0; i < dx.size(); ++i)
+      CHECK(dx_other.data()[i] == doctest::Approx(dx.data()[i]).epsilon(1e-13));
+    const auto dw = usual.weight()->reduce(ctx), dw_other = other.weight()->reduce(ctx);
+    for (std::int64_t o = 0; o < out; ++o)
+      for (std::int64_t i = 0; i < in; ++i)
+        CHECK(dw_other.data()[i * out + o] == doctest::Approx(dw.data()[o * in + i]).epsilon(1e-13));
+  });
+}
+
 TEST_CASE("a weight on every rank") {
   check_linear<policy<rows_split, whole_weight, spec<shard<batch, dp>, shard<seq, tp>, ffn>, true>>();
   check_linear<policy<rows_whole, whole_weight, spec<shard<batch, dp>, seq, ffn, invariant<tp>>, true>>();

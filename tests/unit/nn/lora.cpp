@@ -196,15 +196,20 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
     auto layer = maker<column_sp>(2)(ctx);
     CHECK(!layer.weight()->trainable());
     CHECK(!layer.bias()->trainable());
-    const auto refused = [&](std::int64_t rank) {
+    const auto refused = [&](std::int64_t rank, auto policy_of) {
       try {
-        maker<column_sp>(rank)(ctx);
+        maker<decltype(policy_of)>(rank)(ctx);
       } catch (const error& e) {
         return std::string(e.what());
       }
       return std::string();
     };
-    CHECK(refused(-1).find("up: the rank of an adapter is -1; at least 1, or 0 for none") != std::string::npos);
+    CHECK(refused(-1, column_sp{}).find("up: the rank of an adapter is -1; at least 1, or 0 for none") !=
+          std::string::npos);
+    using in_out = policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, false>;
+    CHECK(refused(2, in_out{})
+              .find("up: an adapter is for a weight whose contracted dims come last; this one's come "
+                    "first") != std::string::npos);
   });
 }
 

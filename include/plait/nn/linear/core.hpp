@@ -18,6 +18,7 @@
 #include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/lora.hpp"
+#include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/chunked_collective.hpp"
@@ -60,6 +61,7 @@ class linear_core {
       : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
         spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
         names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
+        inputs_first_(d.branches[0].inputs_first),
         columns_(info.size()),
         weights_(info.size()),
         adapters_(info.size()) {
@@ -98,8 +100,7 @@ class linear_core {
   /// Elements of the output, of all branches.
   std::int64_t output_size() const { return resolve_.target().local_size(); }
 
-  /// `addend`, of the output's size, is added to it where it is not null; it must not be y, nor must x. Throws where
-  /// one of them is.
+  /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
   void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
@@ -242,13 +243,8 @@ class linear_core {
 
   /// Cuts the collectives that stand beside a product.
   void cut(std::int64_t chunks, const std::string& name) {
-    if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
-    if (adapters_.any())
-      fail({name, ": overlap is of the weight's own products, and this linear has an adapter; leave one of them out"});
-    for (const auto& [before, after] : {std::pair(&gather_, &resolve_), std::pair(&unresolve_, &spread_)})
-      if (!before->trivial() && !after->trivial())
-        fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
-              describe_steps(before->planned()), ", and ", describe_steps(after->planned()), "; leave overlap out"});
+    detail::check_overlap(name, chunks, adapters_.any(), gather_, resolve_);
+    detail::check_overlap(name, chunks, adapters_.any(), unresolve_, spread_);
     const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
       return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
     };
@@ -314,8 +310,7 @@ class linear_core {
   row_range all_rows() const { return {0, rows()}; }
 
   /// out = a [all rows, k] times the weight, or its transpose, in some of the rows, plus `addend` and the biases where
-  /// they are wanted; `out` and `addend` are [these rows, n]. What the device adds in the product's own pass costs none
-  /// of its own. False if the biases are still to be added.
+  /// they are wanted; `out` and `addend` are [these rows, n]. Returns whether the biases are added already.
   bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, row_range rows, const T* a,
                 T* out, const T* addend, bool biases) {
     // cuBLASLt's table of types names no bias for double.
@@ -327,13 +322,14 @@ class linear_core {
       const T* const from = a + at * k;
       const W* const weight = weights() + b * total_ * inner_;
       T* const to = out + before * n;
+      const auto [as_stored, row] = std::pair(transposed != inputs_first_, inputs_first_ ? total_ : inner_);
       if constexpr (detail::fuses_additions<Device, T>) {
         const T* bias = nullptr;
         if constexpr (fuses_bias) bias = with_bias ? biases_.row() : nullptr;
-        ctx.device.gemm(false, transposed, count, n, k, 1.0, from, k, weight, inner_, addend ? 1.0 : 0.0, to, n,
+        ctx.device.gemm(false, as_stored, count, n, k, 1.0, from, k, weight, row, addend ? 1.0 : 0.0, to, n,
                         {bias, addend ? addend + before * n : nullptr});
       } else {
-        ctx.device.gemm(false, transposed, count, n, k, 1.0, from, k, weight, inner_, 0.0, to, n);
+        ctx.device.gemm(false, as_stored, count, n, k, 1.0, from, k, weight, row, 0.0, to, n);
       }
     }
     if constexpr (detail::fuses_additions<Device, T>) {
@@ -369,12 +365,16 @@ class linear_core {
           return ctx.device.gemm_with_row_sums(true, false, at - first, inner_, rows_, 1.0, d + first, total_, in,
                                                inner_, keep, gradient, inner_, sums);
         };
-        if (unresolve_.trivial() && rows_ > 0 && biases_.add_gradients_by(ctx.device, begin, i, at - first, product))
+        if (!inputs_first_ && unresolve_.trivial() && rows_ > 0 &&
+            biases_.add_gradients_by(ctx.device, begin, i, at - first, product))
           continue;
       }
-      for (std::int64_t b = 0; b < batches_; ++b)
-        ctx.device.gemm(true, false, at - first, inner_, rows_, 1.0, d + b * rows_ * total_ + first, total_,
-                        in + b * rows_ * inner_, inner_, keep, gradient + b * total_ * inner_, inner_);
+      for (std::int64_t b = 0; b < batches_; ++b) {
+        const T *a = d + b * rows_ * total_ + first, *c = in + b * rows_ * inner_;
+        std::int64_t m = at - first, n = inner_, lda = total_;
+        if (inputs_first_) std::swap(a, c), m = lda = inner_, n = total_;
+        ctx.device.gemm(true, false, m, n, rows_, 1.0, a, lda, c, n, keep, gradient + b * total_ * inner_, n);
+      }
       biases_.add_gradients(ctx.device, dy, output_size(), begin, i);
     }
   }
@@ -383,6 +383,7 @@ class linear_core {
   chunked_collective gather_chunks_, spread_chunks_, resolve_chunks_, unresolve_chunks_;  ///< where they overlap
   range_names names_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
+  bool inputs_first_ = false;                              ///< whether the weight lies as [in, out]
   std::vector<std::int64_t> columns_;                      ///< of each branch
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;

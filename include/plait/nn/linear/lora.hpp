@@ -93,6 +93,8 @@ class lora_adapter {
       : rank_(how.rank), scale_(static_cast<arithmetic<T>>(how.scale)), part_(part) {
     const std::string name = weight.name.substr(0, weight.name.rfind(".weight"));
     if (rank_ < 0) fail({name, ": the rank of an adapter is ", rank_, "; at least 1, or 0 for none"});
+    if (base.inputs_first)
+      fail({name, ": an adapter is for a weight whose contracted dims come last; this one's come first"});
     const lora_derivation d = derive_lora(gathered, base);
     enforce(d.verdict, name + ": adapter");
     if (!equivalent(d.product, base.product))

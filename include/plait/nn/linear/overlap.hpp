@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "plait/core/error.hpp"
 #include "plait/layout/make_plan.hpp"
 #include "plait/nn/linear/rule.hpp"
+#include "plait/tensor/executor.hpp"
 
 namespace plait {
 
@@ -53,6 +55,18 @@ std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
     fail({name, ": overlap in ", chunks,
           " chunks; at least 1, which is no overlap, or 0 for as many as the policy says"});
   return chunks == 0 ? overlap_of<Policy> : chunks;
+}
+
+/// Refuses chunks for a product that nothing overlaps with: `before` is the collective that it waits for, `after` the
+/// one that waits for it.
+inline void check_overlap(const std::string& name, std::int64_t chunks, bool adapted, const executor& before,
+                          const executor& after) {
+  if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
+  if (adapted)
+    fail({name, ": overlap is of the weight's own products, and this linear has an adapter; leave one of them out"});
+  if (!before.trivial() && !after.trivial())
+    fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
+          describe_steps(before.planned()), ", and ", describe_steps(after.planned()), "; leave overlap out"});
 }
 
 /// Whether a linear under this policy sends anything, forward or backward, on axes of more than one rank; true also

@@ -14,6 +14,7 @@ namespace plait {
 /// is brought to the output, and of the output.
 struct linear_layouts {
   layout placed, weight, product, bias_placed, bias, output;
+  bool inputs_first = false;  ///< whether the weight's contracted dims come before its own: [in, out], as in GPT-2
 };
 
 /// A view of the derivation of linears with one input, however many they are.
@@ -93,8 +94,9 @@ constexpr axis_list sharding_axes(const layout& a) {
 namespace detail {
 
 /// The dims must be: input = batch, rest, contracted; weight = batch, own, contracted; output = batch, rest, own; each
-/// in this order.
-constexpr verdict check_dims_of_linear(const layout& input, const layout& weight, const layout& output) {
+/// in this order. A linear alone may have its weight as batch, contracted, own, which `inputs_first` then says.
+constexpr verdict check_dims_of_linear(const layout& input, const layout& weight, const layout& output, bool alone,
+                                       bool& inputs_first) {
   dim_list batched, rest, summed, own;
   for (dim_id dim : input.dim_order())
     (contracted(input, weight, output, dim) ? summed : weight.has(dim) ? batched : rest).push_back(dim);
@@ -112,7 +114,8 @@ constexpr verdict check_dims_of_linear(const layout& input, const layout& weight
     return compare_dims(operand::weight, joined({&batched, &own}), weight.dim_order());
   }
   verdict v = compare_dims(operand::input, joined({&batched, &rest, &summed}), input.dim_order());
-  if (v.ok()) v = compare_dims(operand::weight, joined({&batched, &own, &summed}), weight.dim_order());
+  inputs_first = alone && !own.empty() && weight.dim_order() == joined({&batched, &summed, &own});
+  if (v.ok() && !inputs_first) v = compare_dims(operand::weight, joined({&batched, &own, &summed}), weight.dim_order());
   if (v.ok()) v = compare_dims(operand::output, joined({&batched, &rest, &own}), output.dim_order());
   return v;
 }
@@ -130,9 +133,10 @@ constexpr verdict resolves_side_by_side(const layout& input, const layout& produ
 }  // namespace detail
 
 /// Linears y_i = x W_i' (+ b_i) that share their input x: `weights[i]` has the output's own dims, then the contracted
-/// ones; `outputs[i]` has the input's remaining dims, then the weight's own. Dims that all three have come first and
-/// are batches of products (one linear alone may have them). The input is gathered once for all linears, and their
-/// partial gradients are summed before one reduction. Implicit moves happen only on axes that shard a weight.
+/// ones (a linear alone may have these first); `outputs[i]` has the input's remaining dims, then the weight's own. Dims
+/// that all three have come first and are batches of products (one linear alone may have them). The input is gathered
+/// once for all linears, and their partial gradients are summed before one reduction. Implicit moves happen only on
+/// axes that shard a weight.
 template <std::size_t N>
 constexpr linear_derivation<N> derive_linear(const layout& input, const std::array<layout, N>& weights,
                                              const std::array<layout, N>& outputs) {
@@ -151,7 +155,8 @@ constexpr linear_derivation<N> derive_linear(const layout& input, const std::arr
     b.placed = weights[i];
     b.weight = use_of(weights[i], d.gathered);
     b.output = outputs[i];
-    if (const verdict v = detail::check_dims_of_linear(input, weights[i], outputs[i]); !v.ok()) {
+    if (const verdict v = detail::check_dims_of_linear(input, weights[i], outputs[i], N == 1, b.inputs_first);
+        !v.ok()) {
       d.verdict.worsen(v);
       continue;
     }
