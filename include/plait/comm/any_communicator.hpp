@@ -36,26 +36,11 @@ class any_communicator : public verbs<any_communicator> {
   /// Whether calls return before a device has done what they ask for, so that the host's clock says nothing of them.
   bool enqueues() const { return held().enqueues(); }
 
-  void run(const call& c) {
-    if (accounting_ == nullptr) return held().run(c);
-    accounting::entry written(*accounting_, c);
-    held().run(c);
-    written.over(false);
-  }
-  request start(const call& c) {
-    if (accounting_ == nullptr) return held().start(c);
-    accounting::entry written(*accounting_, c);
-    request r = held().start(c);
-    const std::uint64_t token = written.over(true);
-    r.observe(accounting_, token, written.ended());
-    return r;
-  }
+  void run(const call& c);
+  request start(const call& c);
 
   /// A split is counted in the same books, under the subgroup's label.
-  any_communicator split(int color, int key, std::string_view label = {}) {
-    any_communicator child = held().split(color, key, label);
-    return accounting_ && child ? child.counted(accounting_->book(), accounting_->events()) : child;
-  }
+  any_communicator split(int color, int key, std::string_view label = {});
   void abort(const std::string& why) noexcept {
     if (held_) held_->abort(why);
   }
@@ -69,13 +54,7 @@ class any_communicator : public verbs<any_communicator> {
 
   /// Returns a handle of the same communicator whose calls are counted in `book`, and recorded in `events` if there is
   /// one. The books are kept alive by it.
-  any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr) const {
-    any_communicator out = *this;
-    if (held_)
-      out.accounting_ =
-          std::make_shared<accounting>(label(), rank(), size(), std::move(book), std::move(events), !enqueues());
-    return out;
-  }
+  any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr) const;
 
   /// The held communicator if it is a Comm, else nullptr.
   template <class Comm>
@@ -140,3 +119,7 @@ class any_communicator : public verbs<any_communicator> {
 static_assert(plait::communicator<any_communicator>);
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/any_communicator.ipp"  // IWYU pragma: keep
+#endif

@@ -58,63 +58,21 @@ constexpr bool reducible(dtype type) { return type != dtype::u8; }
 
 namespace detail {
 
-inline void check_peer(const char* what, const char* role, int peer, int size) {
-  if (peer < 0 || peer >= size) fail({what, ": ", role, " is ", peer, "; the group has ranks 0 to ", size - 1});
-}
+void check_peer(const char* what, const char* role, int peer, int size);
 
-inline void check_pointer(const char* what, const void* data, std::size_t bytes) {
-  if (data == nullptr && bytes != 0) fail({what, ": a null pointer for ", bytes, " bytes"});
-}
+void check_pointer(const char* what, const void* data, std::size_t bytes);
 
 /// in and out must not overlap, except that the smaller may be exactly at `place` bytes into the larger.
-inline void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out,
-                          std::size_t out_bytes, std::size_t place, bool may_alias) {
-  check_pointer(what, in, in_bytes);
-  check_pointer(what, out, out_bytes);
-  if (in_bytes == 0 || out_bytes == 0) return;
-  const auto a = reinterpret_cast<std::uintptr_t>(in), b = reinterpret_cast<std::uintptr_t>(out);
-  if (a + in_bytes <= b || b + out_bytes <= a) return;
-  if (may_alias && (in_bytes <= out_bytes ? a == b + place : b == a + place)) return;
-  fail({what, ": in and out overlap",
-        may_alias ? " and are not in place (the smaller buffer at its rank's own place in the larger)" : "",
-        "; use separate buffers"});
-}
+void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
+                   std::size_t place, bool may_alias);
 
 }  // namespace detail
 
 /// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.
-inline void check(const call& c, int rank, int ranks) {
-  const char* const what = c.name();
-  const std::size_t n = static_cast<std::size_t>(ranks), part = c.count * size_of(c.type);
-  const std::size_t place = part * static_cast<std::size_t>(rank);
-  if ((c.kind == collective::all_reduce || c.kind == collective::reduce_scatter) && !reducible(c.type))
-    fail({what, ": dtype is ", name_of(c.type), "; reductions exist for float, double, bf16, int32, int64"});
-  switch (c.kind) {
-    case collective::all_reduce:
-      return detail::check_buffers(what, c.in, part, c.out, part, 0, true);
-    case collective::all_gather:
-      return detail::check_buffers(what, c.in, part, c.out, part * n, place, true);
-    case collective::reduce_scatter:
-      return detail::check_buffers(what, c.in, part * n, c.out, part, place, true);
-    case collective::all_to_all:
-      if (!c.ragged) return detail::check_buffers(what, c.in, part * n, c.out, part * n, 0, ranks == 1);
-      for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
-        if (list.size() != n)
-          fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
-      detail::check_pointer(what, c.in, call::sum(c.send_counts) * size_of(c.type));
-      return detail::check_pointer(what, c.out, call::sum(c.receive_counts) * size_of(c.type));
-    case collective::broadcast:
-      detail::check_peer(what, "root", c.peer, ranks);
-      return detail::check_pointer(what, c.out, part);
-    case collective::send:
-      detail::check_peer(what, "peer", c.peer, ranks);
-      return detail::check_pointer(what, c.in, part);
-    case collective::receive:
-      detail::check_peer(what, "peer", c.peer, ranks);
-      return detail::check_pointer(what, c.out, part);
-    case collective::barrier:
-      return;
-  }
-}
+void check(const call& c, int rank, int ranks);
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/call.ipp"  // IWYU pragma: keep
+#endif

@@ -23,32 +23,11 @@ class busy_time {
  public:
   /// An operation begins of which a span will be told later: `last` says that nothing more comes of it.
   void open() { ++open_; }
-  void last() {
-    if (--open_ > 0) return;
-    merge();
-    total_ += sum();
-    spans_.clear();
-  }
+  void last();
   /// Adds a span, in seconds of one clock.
-  void add(double from, double to) {
-    if (to <= from) return;
-    if (open_ == 0) {
-      total_ += to - from;
-      return;
-    }
-    if (!spans_.empty() && spans_.back().first <= from && from <= spans_.back().second) {
-      spans_.back().second = std::max(spans_.back().second, to);
-      return;
-    }
-    spans_.emplace_back(from, to);
-    if (spans_.size() % most == 0) merge();
-  }
+  void add(double from, double to);
   /// The length of the union of what was told.
-  double seconds() const {
-    busy_time merged = *this;
-    merged.merge();
-    return total_ + merged.sum();
-  }
+  double seconds() const;
   /// Starts at 0 again. What is open stays open, and counts with its whole length once it is told.
   void clear() {
     total_ = 0;
@@ -58,18 +37,7 @@ class busy_time {
  private:
   static constexpr std::size_t most = 512;
 
-  void merge() {
-    if (spans_.size() < 2) return;
-    std::sort(spans_.begin(), spans_.end());
-    std::size_t end = 0;
-    for (std::size_t i = 1; i < spans_.size(); ++i) {
-      if (spans_[i].first <= spans_[end].second)
-        spans_[end].second = std::max(spans_[end].second, spans_[i].second);
-      else
-        spans_[++end] = spans_[i];
-    }
-    spans_.resize(end + 1);
-  }
+  void merge();
   double sum() const {
     double length = 0;
     for (const auto& [from, to] : spans_) length += to - from;
@@ -82,3 +50,7 @@ class busy_time {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/clock.ipp"  // IWYU pragma: keep
+#endif

@@ -48,13 +48,7 @@ struct ledger {
   std::deque<row> rows;        ///< in the order of first use; a row never moves
   wait_book* waits = nullptr;  ///< where waits are written down by their place in a program; null: nowhere
 
-  row& of(std::string_view label) {
-    for (row& r : rows) {
-      if (r.label == label) return r;
-    }
-    rows.push_back({std::string(label)});
-    return rows.back();
-  }
+  row& of(std::string_view label);
 
   entry total(std::string_view label, collective kind) const {
     for (const row& r : rows) {
@@ -79,12 +73,11 @@ struct ledger {
   }
 
   /// Starts a new period; the rows stay.
-  void clear() {
-    for (row& r : rows) {
-      r.kinds = {};
-      r.under_way.clear();
-    }
-  }
+  void clear();
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/ledger.ipp"  // IWYU pragma: keep
+#endif

@@ -21,18 +21,7 @@
 namespace plait {
 
 /// "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
-inline std::string bytes_text(std::uint64_t bytes) {
-  if (bytes < 1024) return cat({bytes, " B"});
-  const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
-  double value = static_cast<double>(bytes) / 1024;
-  int unit = 0;
-  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
-  char text[48];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  std::string out = text;
-  if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
-  return cat({out, " ", units[unit]});
-}
+std::string bytes_text(std::uint64_t bytes);
 
 /// The last operations of one rank, kept for the text of an error. Written by its rank for every operation, so it is a
 /// fixed array and never allocates; the states may be read while the rank runs.
@@ -60,17 +49,7 @@ class flight_recorder {
   }
 
   /// One line, oldest first: "all_reduce #3 on 'tp' 4 KB completed; send #1 on 'pp' 64 B waiting". The last `most`.
-  std::string text(std::size_t most = 4) const {
-    std::string out;
-    const std::uint64_t count = std::min<std::uint64_t>({next_, capacity, most});
-    for (std::uint64_t i = next_ - count; i < next_; ++i) {
-      const entry& e = entries_[i % capacity];
-      if (!out.empty()) out += "; ";
-      append(out, {e.name, " #", e.sequence, " on '", e.label.data(), "' ", bytes_text(e.bytes), " ",
-                   name_of(e.now.load(std::memory_order_relaxed))});
-    }
-    return out.empty() ? "nothing" : out;
-  }
+  std::string text(std::size_t most = 4) const;
 
  private:
   static const char* name_of(state s) {
@@ -104,23 +83,10 @@ class recorder {
 
   explicit recorder(std::size_t capacity = 0) : capacity_(capacity) {}
 
-  int label(std::string_view name) {
-    for (std::size_t i = 0; i < labels_.size(); ++i) {
-      if (labels_[i] == name) return static_cast<int>(i);
-    }
-    labels_.emplace_back(name);
-    return static_cast<int>(labels_.size()) - 1;
-  }
+  int label(std::string_view name);
 
   /// Returns a ticket for `find`.
-  std::uint64_t add(const event& e) {
-    if (capacity_ == 0 || events_.size() < capacity_) {
-      events_.push_back(e);
-    } else {
-      events_[added_ % capacity_] = e;
-    }
-    return added_++;
-  }
+  std::uint64_t add(const event& e);
 
   /// The event of a ticket, or nullptr once the ring has overwritten it.
   event* find(std::uint64_t ticket) {
@@ -129,13 +95,7 @@ class recorder {
   }
 
   /// Oldest first.
-  std::vector<event> events() const {
-    std::vector<event> out = events_;
-    if (capacity_ != 0 && added_ > capacity_) {
-      std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added_ % capacity_), out.end());
-    }
-    return out;
-  }
+  std::vector<event> events() const;
   const std::vector<std::string>& labels() const { return labels_; }
   std::uint64_t added() const { return added_; }
   void clear() {
@@ -151,3 +111,7 @@ class recorder {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/recorder.ipp"  // IWYU pragma: keep
+#endif

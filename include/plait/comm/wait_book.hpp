@@ -21,23 +21,10 @@ class wait_book {
   };
 
   /// The rank is at this place from now on; -1: at none, where nothing is written down.
-  void at(int place) {
-    place_ = place;
-    if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
-  }
+  void at(int place);
   int place() const { return place_; }
 
-  void add(int started, const std::string& axes, double seconds) {
-    all_ += seconds;
-    if (place_ < 0) return;
-    std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];
-    for (entry& e : here)
-      if (e.started == started && e.axes == axes) {
-        e.seconds += seconds;
-        return;
-      }
-    here.push_back({started, axes, seconds});
-  }
+  void add(int started, const std::string& axes, double seconds);
 
   /// By place; those behind the last one had no waits.
   const std::vector<std::vector<entry>>& places() const { return places_; }
@@ -51,3 +38,7 @@ class wait_book {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/comm/wait_book.ipp"  // IWYU pragma: keep
+#endif

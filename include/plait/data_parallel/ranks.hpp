@@ -65,16 +65,7 @@ enum class gradient_wire : std::uint8_t {
 class data_ranks {
  public:
   /// Throws where an axis is named twice; those that the mesh does not have, or has one rank along, do not count.
-  data_ranks(world& ranks, const data_axes& axes) : ranks_(&ranks) {
-    for (const axis_id axis : ranks.shape().axes) {
-      const bool cuts = axes.shard.find(axis) >= 0, copies = axes.replicate.find(axis) >= 0;
-      if (cuts && copies) fail({"data_axes: ", axis.text(), " is among shard and replicate; legal is one of them"});
-      if (ranks.shape().extent(axis) == 1) continue;
-      if (cuts) shard_.push_back(axis);
-      if (copies) replicate_.push_back(axis);
-      if (cuts || copies) all_.push_back(axis);
-    }
-  }
+  data_ranks(world& ranks, const data_axes& axes);
 
   world& ranks() const { return *ranks_; }
   /// In the mesh's order, of more than one rank.
@@ -92,3 +83,7 @@ class data_ranks {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/data_parallel/ranks.ipp"  // IWYU pragma: keep
+#endif

@@ -26,23 +26,10 @@ struct gemm_problem {
 
   bool operator==(const gemm_problem&) const = default;
 
-  std::string text() const {
-    return cat({"gemm(trans_a=", int{trans_a}, ", trans_b=", int{trans_b}, ", m=", m, ", n=", n, ", k=", k,
-                ", lda=", lda, ", ldb=", ldb, ", ldc=", ldc, ")"});
-  }
+  std::string text() const;
 
   /// Throws `plait::error` for negative sizes or rows that overlap.
-  void check() const {
-    const auto at_least = [&](const char* name, std::int64_t value, std::int64_t least) {
-      if (value < least) {
-        fail({text(), ": ", name, " must be at least ", least, ", the length of a stored row"});
-      }
-    };
-    if (m < 0 || n < 0 || k < 0) fail({text(), ": m, n and k must not be negative"});
-    at_least("lda", lda, trans_a ? m : k);
-    at_least("ldb", ldb, trans_b ? k : n);
-    at_least("ldc", ldc, n);
-  }
+  void check() const;
 };
 
 /// C = beta * C, what a product over k = 0 leaves.
@@ -59,3 +46,7 @@ void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmeti
 }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/device/gemm_problem.ipp"  // IWYU pragma: keep
+#endif

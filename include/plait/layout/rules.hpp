@@ -307,9 +307,10 @@ constexpr derived_layout attend(const layout& q, const layout& k, const layout& 
   return r;
 }
 
-/// A layer's boundary demands of a spec that every axis of the mesh is mentioned, so that none is forgotten by
-/// silence, and the mesh has every axis that the spec mentions.
-constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
+namespace detail {
+
+/// What `check_boundary` returns, where it is a constant.
+constexpr verdict find_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)
     if (!a.mentions(axis)) worst.worsen({layout_error::axis_unmentioned, axis, {}});
@@ -319,4 +320,20 @@ constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
   return worst;
 }
 
+/// The same at run time, which is compiled once (core/compiled.hpp).
+verdict check_boundary_at_run_time(const layout& a, const mesh_shape& mesh);
+
+}  // namespace detail
+
+/// A layer's boundary demands of a spec that every axis of the mesh is mentioned, so that none is forgotten by
+/// silence, and the mesh has every axis that the spec mentions.
+constexpr verdict check_boundary(const layout& a, const mesh_shape& mesh) {
+  if (std::is_constant_evaluated()) return detail::find_boundary(a, mesh);
+  return detail::check_boundary_at_run_time(a, mesh);
+}
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/layout/rules.ipp"  // IWYU pragma: keep
+#endif

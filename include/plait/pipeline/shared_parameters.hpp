@@ -56,19 +56,7 @@ void check_names(const context<Device>& ctx, any_communicator& along, const Visi
     });
 }
 /// Returns a text that is equal where a parameter that is made twice is one parameter.
-inline std::string made_as(const parameter_info& info) {
-  std::string text = info.name;
-  if (info.decays) text += " decays";
-  if (info.hidden_layer) text += " hidden";
-  const auto add = [&text](auto number) {
-    text += ' ';
-    text += std::to_string(number);
-  };
-  for (std::int64_t n : info.shape) add(n);
-  add(std::bit_cast<std::uint64_t>(info.init.mean));
-  add(std::bit_cast<std::uint64_t>(info.init.std));
-  return text;
-}
+std::string made_as(const parameter_info& info);
 /// The ranks of the first and the last stage sum the gradients of what both have.
 template <class Parameter, compute_device Device, class Visit>
 void tie_stages(const context<Device>& ctx, any_communicator& along, const pipeline_shape& shape, const Visit& visit) {
@@ -104,3 +92,7 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
 }
 
 }  // namespace plait::detail
+
+#ifndef PLAIT_COMPILED
+#include "plait/pipeline/shared_parameters.ipp"  // IWYU pragma: keep
+#endif

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -10,20 +11,18 @@
 
 namespace plait {
 
-/// For each step of the program of `rank`: those of its earlier sends, counted from 0, that have arrived for certain
-/// once a compute has its input, and had not for certain before. The receiver has begun the action that takes the
-/// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
-/// `programs` are those of all ranks, of a verified schedule.
-constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
-                                                              const std::vector<std::vector<program_step>>& programs,
-                                                              int rank) {
+namespace detail {
+
+/// What `arrived_sends` returns, where it is a constant.
+constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(
+    const pipeline_shape& shape, const std::vector<std::vector<program_step>>& programs, int rank) {
   using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
   struct message {
     clock sent;             // empty: not yet, or taken
     std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not yet
   };
   const std::size_t ranks = programs.size();
-  std::vector<message> messages(detail::slots(shape));
+  std::vector<message> messages(slots(shape));
   std::vector<clock> now(ranks, clock(ranks, 0));
   std::vector<std::vector<std::size_t>> arrived(programs[static_cast<std::size_t>(rank)].size());
   std::vector<std::pair<std::size_t, transfer>> open;  // sends of `rank`
@@ -31,8 +30,8 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
 
   const auto take = [&](std::size_t r, const program_step& step) {  // false: the message is not yet sent
     transfer t;
-    if (!detail::input_of(shape, static_cast<int>(r), step.action, t)) return true;
-    message& m = messages[detail::slot_of(shape, t)];
+    if (!input_of(shape, static_cast<int>(r), step.action, t)) return true;
+    message& m = messages[slot_of(shape, t)];
     if (m.sent.empty()) return false;
     for (std::size_t i = 0; i < ranks; ++i)
       if (m.sent[i] > now[r][i]) now[r][i] = m.sent[i];
@@ -43,7 +42,7 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
   const auto look = [&](const clock& mine, std::vector<std::size_t>& out) {
     std::size_t left = 0;
     for (const auto& [number, t] : open) {
-      const std::size_t taken = messages[detail::slot_of(shape, t)].taken;
+      const std::size_t taken = messages[slot_of(shape, t)].taken;
       if (taken != 0 && mine[static_cast<std::size_t>(shape.rank_of(t.to_stage))] >= taken)
         out.push_back(number);
       else
@@ -60,7 +59,7 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
         const bool mine = static_cast<int>(r) == rank;
         if (step.kind == step_kind::compute && mine) look(now[r], arrived[i]);
         if (step.kind != step_kind::send) continue;
-        messages[detail::slot_of(shape, step.transfer)].sent = now[r];
+        messages[slot_of(shape, step.transfer)].sent = now[r];
         if (mine) open.emplace_back(sends++, step.transfer);
       }
     }
@@ -68,4 +67,26 @@ constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_sha
   return arrived;
 }
 
+/// The same at run time, which is compiled once (core/compiled.hpp).
+std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_shape& shape,
+                                                                const std::vector<std::vector<program_step>>& programs,
+                                                                int rank);
+
+}  // namespace detail
+
+/// For each step of the program of `rank`: those of its earlier sends, counted from 0, that have arrived for certain
+/// once a compute has its input, and had not for certain before. The receiver has begun the action that takes the
+/// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
+/// `programs` are those of all ranks, of a verified schedule.
+constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
+                                                              const std::vector<std::vector<program_step>>& programs,
+                                                              int rank) {
+  if (std::is_constant_evaluated()) return detail::find_arrived_sends(shape, programs, rank);
+  return detail::arrived_sends_at_run_time(shape, programs, rank);
+}
+
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/schedule/arrivals.ipp"  // IWYU pragma: keep
+#endif

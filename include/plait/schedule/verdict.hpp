@@ -27,33 +27,10 @@ struct schedule_verdict {
 };
 
 /// The verdict as one line: "rank 2, action 5 (B3.0): a backward comes before ...".
-inline std::string describe(const schedule_verdict& v) {
-  if (v.ok()) return "ok";
-  std::string text;
-  const bool in_program = v.code >= schedule_error::send_misplaced;
-  if (v.rank >= 0) {
-    append(text, {"rank ", v.rank, ", "});
-    if (v.position >= 0) append(text, {in_program ? "step " : "action ", v.position, " "});
-    text += (in_program ? "(" + describe(v.step) : "(" + describe(v.step.action)) + "): ";
-  }
-  text += text_of(v.code);
-  if (v.other_rank >= 0) {
-    append(text, {"; it waits for rank ", v.other_rank});
-    if (v.other_position >= 0)
-      text += in_program
-                  ? cat({", which is stuck at step ", v.other_position, " (", describe(v.other_step), ")"})
-                  : cat({", which is stuck at action ", v.other_position, " (", describe(v.other_step.action), ")"});
-  }
-  if (v.below > 0 || v.above > 0) {
-    const bool both = v.below > 0 && v.above > 0;
-    text += v.code == schedule_error::over_activation_limit ? "; the nearest legal limit is "
-            : both                                          ? "; the nearest legal numbers of microbatches are "
-                                                            : "; the nearest legal number of microbatches is ";
-    if (v.below > 0) text += std::to_string(v.below);
-    if (both) text += " and ";
-    if (v.above > 0) text += std::to_string(v.above);
-  }
-  return text;
-}
+std::string describe(const schedule_verdict& v);
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/schedule/verdict.ipp"  // IWYU pragma: keep
+#endif

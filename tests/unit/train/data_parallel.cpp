@@ -40,16 +40,16 @@ struct measured {
 /// Elements of all parameters as buckets hold them: arrays at multiples of 128, and each unit in `ranks` such pieces.
 double padded(small_llama& model, std::int64_t ranks) {
   std::int64_t all = 0;
-  const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+  const auto rounded = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
   for (int u = 0; u < model.units(); ++u) {
     std::int64_t unit = 0;
     std::vector<const void*> seen;
     model.visit_unit(u, [&](auto& p) {
       if (std::find(seen.begin(), seen.end(), p.array().get()) != seen.end()) return;
       seen.push_back(p.array().get());
-      unit += up(p.array()->size(), 128);
+      unit += rounded(p.array()->size(), 128);
     });
-    all += up(unit, 128 * ranks);
+    all += rounded(unit, 128 * ranks);
   }
   return static_cast<double>(all);
 }

@@ -19,16 +19,10 @@ struct local_heads {
 /// `q` and `k` are this rank's parts [batch, seq, heads, head_dim]. Where kv heads are replicated over further axes,
 /// the queries here need only some of them. Throws where a rank's heads are neither whole groups nor a whole part of
 /// one.
-inline local_heads share_of_heads(const box& q, const box& k, const std::string& name) {
-  const std::int64_t heads = q.local[2];
-  const std::int64_t group = q.global[2] / k.global[2];  // query heads for each kv head
-  if (q.global[2] % k.global[2] != 0 || (heads >= group ? heads % group : group % heads) != 0)
-    fail(
-        {name, ": heads = ", q.global[2], ", kv_heads = ", k.global[2], " and ", heads,
-         " heads on each rank: heads must be a multiple of kv_heads, and the heads of a rank must be whole groups or a "
-         "whole part of one group of ",
-         group});
-  return {q.offset[2] / group - k.offset[2], heads >= group ? heads / group : 1};
-}
+local_heads share_of_heads(const box& q, const box& k, const std::string& name);
 
 }  // namespace plait::detail
+
+#ifndef PLAIT_COMPILED
+#include "plait/nn/attention/local_heads.ipp"  // IWYU pragma: keep
+#endif

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,11 +43,10 @@ struct lora_derivation {
   plait::verdict verdict;
 };
 
-/// A lies as the weight's contracted dims do, B as its own dims; `rank_dim` is whole. The adapter takes the input that
-/// has been gathered for the weight, and its product lies as the weight's, so that one gather and one reduction serve
-/// both. Where the contracted dims are sharded, x A' is partial and stays so: the product with B is linear, and B's
-/// gradient is partial there in return.
-constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
+namespace detail {
+
+/// What `derive_lora` returns, where it is a constant.
+constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts& base) {
   lora_derivation d;
   dim_list rows;
   for (const dim_placement& p : gathered.dims)
@@ -68,6 +68,20 @@ constexpr lora_derivation derive_lora(const layout& gathered, const linear_layou
   d.verdict.worsen(hidden.verdict);
   d.verdict.worsen(product.verdict);
   return d;
+}
+
+/// The same at run time, which is compiled once (core/compiled.hpp).
+lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base);
+
+}  // namespace detail
+
+/// A lies as the weight's contracted dims do, B as its own dims; `rank_dim` is whole. The adapter takes the input that
+/// has been gathered for the weight, and its product lies as the weight's, so that one gather and one reduction serve
+/// both. Where the contracted dims are sharded, x A' is partial and stays so: the product with B is linear, and B's
+/// gradient is partial there in return.
+constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
+  if (std::is_constant_evaluated()) return detail::find_lora(gathered, base);
+  return detail::derive_lora_at_run_time(gathered, base);
 }
 
 namespace detail {
@@ -283,3 +297,7 @@ PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<double, cpu>)
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/nn/linear/lora.ipp"  // IWYU pragma: keep
+#endif

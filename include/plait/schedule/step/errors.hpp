@@ -123,26 +123,10 @@ struct step_verdict {
 };
 
 /// The verdict as one line: "rank 0, entry 7 (B0.0 of unit 1): a pass reads ...; entry 5 (release of unit 1)".
-inline std::string describe(const step_verdict& v) {
-  if (v.ok()) return "ok";
-  std::string text;
-  if (v.rank >= 0) {
-    append(text, {"rank ", v.rank});
-    if (v.position >= 0)
-      append(text, {", entry ", v.position, " (", describe(v.entry), ")"});
-    else
-      append(text, {", ", describe(v.entry)});
-    text += ": ";
-  }
-  text += text_of(v.code);
-  if (v.other_position >= 0) {
-    text += "; see ";
-    if (v.other_rank != v.rank) append(text, {"rank ", v.other_rank, ", "});
-    append(text, {"entry ", v.other_position, " (", describe(v.other), ")"});
-  }
-  if (v.code == step_error::over_memory) append(text, {": ", v.bytes, " bytes, of which ", v.limit, " are allowed"});
-  if (!v.pipeline.empty()) text += ": " + v.pipeline;
-  return text;
-}
+std::string describe(const step_verdict& v);
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/schedule/step/errors.ipp"  // IWYU pragma: keep
+#endif

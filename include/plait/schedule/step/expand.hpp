@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -218,6 +219,22 @@ constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
           " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
 }
 
+/// What `expand` returns, where it is a constant.
+constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
+                                     const schedule_costs& costs) {
+  require_legal("step", s.shape);
+  check_units(s.shape, units, policy);
+  const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
+  step_schedule out = expanded(s, std::move(units), policy, programs);
+  // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
+  if (s.shape.ranks == 1 && trains(s)) refuse_idle_knobs(s, out, programs);
+  return out;
+}
+
+/// The same at run time, which is compiled once (core/compiled.hpp).
+step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
+                                 const schedule_costs& costs);
+
 }  // namespace detail
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
@@ -228,13 +245,12 @@ constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
 /// nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
-  detail::require_legal("step", s.shape);
-  detail::check_units(s.shape, units, policy);
-  const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
-  step_schedule out = detail::expanded(s, std::move(units), policy, programs);
-  // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
-  if (s.shape.ranks == 1 && trains(s)) detail::refuse_idle_knobs(s, out, programs);
-  return out;
+  if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);
+  return detail::expand_at_run_time(s, std::move(units), policy, costs);
 }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/schedule/step/expand.ipp"  // IWYU pragma: keep
+#endif

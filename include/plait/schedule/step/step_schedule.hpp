@@ -68,26 +68,7 @@ struct step_entry {
 };
 
 /// "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
-inline std::string describe(const step_entry& e) {
-  switch (e.op) {
-    case step_op::pass:
-      return cat({describe(e.pass), " of unit ", e.unit});
-    case step_op::send:
-      return "send " + describe(e.message);
-    case step_op::receive:
-      return "receive " + describe(e.message);
-    case step_op::gather:
-      return cat({"gather of unit ", e.unit});
-    case step_op::release:
-      return cat({"release of unit ", e.unit});
-    case step_op::reduce:
-      return cat({"reduction of unit ", e.unit});
-    case step_op::update:
-      return cat({"update of unit ", e.unit});
-    default:
-      return "the norm";
-  }
-}
+std::string describe(const step_entry& e);
 
 /// One unit for each stage.
 inline std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
@@ -134,3 +115,7 @@ constexpr bool trains(const schedule& s) {
 constexpr bool reads_parameters(action_kind kind) { return kind != action_kind::weight_backward; }
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/schedule/step/step_schedule.ipp"  // IWYU pragma: keep
+#endif

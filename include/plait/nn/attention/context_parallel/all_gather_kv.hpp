@@ -19,21 +19,7 @@ class text_assembly {
   text_assembly() = default;
   /// Blocks `first` to `first + count - 1`, of `tokens` tokens each.
   text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count,
-                std::int64_t tokens)
-      : tokens_(tokens) {
-    for (std::size_t b = 0; b < count; ++b)
-      for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length});
-    std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
-    std::int64_t at = 0;
-    std::vector<token_run> runs;
-    for (piece& p : pieces_) {
-      p.to = at;
-      runs.push_back({at, p.position, p.length});
-      at += p.length;
-    }
-    length_ = at;
-    runs_ = joined(std::move(runs));
-  }
+                std::int64_t tokens);
 
   std::int64_t length() const { return length_; }
   /// Of the tokens put together.
@@ -177,3 +163,7 @@ class all_gather_kv_attention {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/nn/attention/context_parallel/all_gather_kv.ipp"  // IWYU pragma: keep
+#endif

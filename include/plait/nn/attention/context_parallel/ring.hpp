@@ -18,13 +18,7 @@ namespace plait {
 class ring_route {
  public:
   ring_route() = default;
-  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window)
-      : ranks_(static_cast<int>(blocks.size())), mine_(static_cast<int>(mine)), hops_(blocks.size()) {
-    for (int j = 0; j < ranks_; ++j)
-      for (int s = 1; s < ranks_; ++s)
-        if (sees(blocks[at(j + s)], blocks[at(j)], window)) hops_[at(j)] = s;
-    last_ = *std::max_element(hops_.begin(), hops_.end());
-  }
+  ring_route(const std::vector<std::vector<token_run>>& blocks, std::size_t mine, std::int64_t window);
 
   int ranks() const { return ranks_; }
   int next() const { return static_cast<int>(at(mine_ + 1)); }
@@ -182,3 +176,7 @@ class ring_attention {
 };
 
 }  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/nn/attention/context_parallel/ring.ipp"  // IWYU pragma: keep
+#endif

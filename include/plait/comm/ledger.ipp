@@ -1,0 +1,26 @@
+// The definitions of ledger.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "plait/core/compiled.hpp"
+
+namespace plait {
+
+PLAIT_INLINE ledger::row& ledger::of(std::string_view label) {
+  for (row& r : rows) {
+    if (r.label == label) return r;
+  }
+  rows.push_back({std::string(label)});
+  return rows.back();
+}
+
+PLAIT_INLINE void ledger::clear() {
+  for (row& r : rows) {
+    r.kinds = {};
+    r.under_way.clear();
+  }
+}
+
+}  // namespace plait

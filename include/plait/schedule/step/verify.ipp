@@ -1,0 +1,336 @@
+// The definitions of verify.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/error.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// One rank's walk through its program.
+class step_walk {
+ public:
+  step_walk(const step_schedule& s, int rank, const step_memory& memory)
+      : s_(s),
+        program_(s.programs[static_cast<std::size_t>(rank)]),
+        rank_(rank),
+        memory_(memory),
+        state_(s.units.size()) {
+    for (unit_state& u : state_) u.gathered = s.gathered_between_steps();
+  }
+
+  step_verdict run() {
+    if (step_verdict v = passes(); !v.ok()) return v;
+    for (at_ = 0; at_ < static_cast<int>(program_.size()); ++at_)
+      if (step_verdict v = take(entry()); !v.ok()) return v;
+    return ending();
+  }
+  /// Entries of collectives that this rank shares with others, in order: ties and the norm.
+  const std::vector<std::pair<int, step_entry>>& shared() const { return shared_; }
+  /// The most bytes of gathered parameters and of gradients at a time.
+  double peak() const { return peak_; }
+
+ private:
+  struct unit_state {
+    bool gathered = false;
+    int released = -1, added = -1, reduced = -1, updated = -1;  ///< the last such entry
+    int gathered_at = -1;
+  };
+
+  const step_entry& entry() const { return program_[static_cast<std::size_t>(at_)]; }
+  unit_state& of(int unit) { return state_[static_cast<std::size_t>(unit)]; }
+  const step_unit& described(int unit) const { return s_.units[static_cast<std::size_t>(unit)]; }
+  step_verdict refuse(step_error code, int other = -1) const {
+    step_verdict v{.code = code, .rank = rank_, .position = at_, .entry = entry()};
+    if (other >= 0) v.other_rank = rank_, v.other_position = other, v.other = program_[static_cast<std::size_t>(other)];
+    return v;
+  }
+  step_verdict missing(step_error code, step_op op, int unit, int other) const {
+    step_verdict v{.code = code, .rank = rank_, .entry = {op, unit, {}, {}}};
+    if (other >= 0) v.other_rank = rank_, v.other_position = other, v.other = program_[static_cast<std::size_t>(other)];
+    return v;
+  }
+
+  /// Each pass is whole, in the order of its units.
+  step_verdict passes() {
+    std::vector<int> left;  // units of the pass that is going on, the next one last
+    action going{};
+    for (at_ = 0; at_ < static_cast<int>(program_.size()); ++at_) {
+      const step_entry& e = entry();
+      if (e.op == step_op::norm) continue;
+      if (e.op == step_op::send || e.op == step_op::receive) {
+        if (!left.empty()) return refuse(step_error::message_within_pass);
+        continue;
+      }
+      if (e.unit < 0 || e.unit >= static_cast<int>(s_.units.size())) return refuse(step_error::unknown_unit);
+      if (s_.rank_of(e.unit) != rank_) return refuse(step_error::wrong_rank);
+      if (e.op != step_op::pass) continue;
+      if (left.empty()) {
+        const int stage = described(e.unit).stage;
+        for (int u = 0; u < static_cast<int>(s_.units.size()); ++u)
+          if (described(u).stage == stage) left.push_back(u);
+        if (e.pass.kind == action_kind::forward) std::reverse(left.begin(), left.end());
+        going = e.pass;
+        if (s_.shape.chunk_of(stage) != e.pass.chunk) return refuse(step_error::pass_incomplete);
+      }
+      if (!(e.pass == going) || e.unit != left.back()) return refuse(step_error::pass_incomplete);
+      left.pop_back();
+    }
+    if (!left.empty()) return missing(step_error::pass_incomplete, step_op::pass, left.back(), -1);
+    return {};
+  }
+
+  step_verdict take(const step_entry& e) {
+    switch (e.op) {
+      case step_op::pass:
+        return take_pass(e);
+      case step_op::gather: {
+        unit_state& u = of(e.unit);
+        if (u.gathered && u.updated < u.gathered_at) return refuse(step_error::gathered_twice, u.gathered_at);
+        // A replicated optimizer updates where parameters are used: there is never anything to gather.
+        if (u.gathered && (u.updated < 0 || s_.policy.level == zero_level::replicated))
+          return refuse(step_error::gathered_twice);
+        u.gathered = true;
+        u.gathered_at = at_;
+        return weigh();
+      }
+      case step_op::release: {
+        unit_state& u = of(e.unit);
+        if (!u.gathered) return refuse(step_error::released_twice, u.released);
+        u.gathered = false;
+        u.released = at_;
+        return {};
+      }
+      case step_op::reduce:
+        return take_reduction(e);
+      case step_op::norm:
+        if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
+        norm_ = at_;
+        shared_.push_back({at_, e});
+        for (std::size_t u = 0; u < state_.size(); ++u)
+          if (mine(static_cast<int>(u)) && s_.units[u].trainable && state_[u].reduced < 0) {
+            for (int later = at_; later < static_cast<int>(program_.size()); ++later) {
+              const step_entry& other = program_[static_cast<std::size_t>(later)];
+              if (other.op == step_op::reduce && other.unit == static_cast<int>(u))
+                return refuse(step_error::norm_too_early, later);
+            }
+            return missing(step_error::reduction_missing, step_op::reduce, static_cast<int>(u), at_);
+          }
+        return {};
+      case step_op::update: {
+        unit_state& u = of(e.unit);
+        if (!described(e.unit).trainable) return refuse(step_error::frozen);
+        if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
+        if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
+        if (s_.policy.clip && !s_.policy.delayed_norm && norm_ < 0)
+          return refuse(step_error::updated_before_norm, u.reduced);
+        if (s_.policy.delayed_norm && norm_ >= 0) return refuse(step_error::updated_after_norm, norm_);
+        u.updated = at_;
+        return {};
+      }
+      default:
+        return {};
+    }
+  }
+
+  step_verdict take_pass(const step_entry& e) {
+    for (const int unit : s_.used_by(e.unit))
+      if (step_verdict v = take_use(e, unit); !v.ok()) return v;
+    return {};
+  }
+  step_verdict take_use(const step_entry& e, int unit) {
+    unit_state& u = of(unit);
+    if (reads_parameters(e.pass.kind)) {
+      if (u.updated >= 0 && u.gathered_at < u.updated) return refuse(step_error::used_after_update, u.updated);
+      if (!u.gathered && u.released >= 0) return refuse(step_error::used_after_release, u.released);
+      if (!u.gathered) return refuse(step_error::used_before_gather);
+    }
+    if (!adds_gradient(e.pass.kind)) return {};
+    trains_ = true;
+    if (!described(unit).trainable) return {};
+    if (u.reduced >= 0) return refuse(step_error::reduced_too_early, u.reduced);
+    const int pool = described(unit).gradient_buffer;
+    for (std::size_t other = 0; pool >= 0 && other < state_.size(); ++other) {
+      if (static_cast<int>(other) == unit || !mine(static_cast<int>(other))) continue;
+      const unit_state& o = state_[other];
+      // A reduction that has begun is waited for.
+      if (s_.units[other].gradient_buffer == pool && o.added >= 0 && o.reduced < 0)
+        return refuse(step_error::buffer_taken, o.added);
+    }
+    u.added = at_;
+    return weigh();
+  }
+
+  step_verdict take_reduction(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (!described(e.unit).trainable) return refuse(step_error::frozen);
+    if (u.reduced >= 0) return refuse(step_error::reduced_twice, u.reduced);
+    u.reduced = at_;
+    if (described(e.unit).tied_to >= 0) shared_.push_back({at_, e});
+    return weigh();
+  }
+
+  step_verdict ending() {
+    for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
+      if (!mine(unit)) continue;
+      const unit_state& u = of(unit);
+      const bool trainable = described(unit).trainable && trains_;
+      if (trainable && u.reduced < 0) return missing(step_error::reduction_missing, step_op::reduce, unit, u.added);
+      if (trainable && s_.policy.clip && norm_ < 0)
+        return missing(step_error::norm_missing, step_op::norm, -1, u.reduced);
+      if (trainable && u.updated < 0) return missing(step_error::update_missing, step_op::update, unit, u.reduced);
+      if (!s_.gathered_between_steps() && u.gathered)
+        return missing(step_error::ends_gathered, step_op::release, unit, u.gathered_at);
+      const bool stale = trainable && s_.policy.level != zero_level::replicated && u.gathered_at < u.updated;
+      if (s_.gathered_between_steps() && (!u.gathered || stale))
+        return missing(step_error::ends_released, step_op::gather, unit, u.gathered ? u.updated : u.released);
+    }
+    return {};
+  }
+
+  bool mine(int unit) const { return s_.rank_of(unit) == rank_; }
+  /// Gathered parameters; whole gradients from their first addition to their update, those in one buffer of a pool as
+  /// the largest of them; and what reductions leave of those.
+  step_verdict weigh() {
+    double bytes = 0;
+    std::vector<double> pools;
+    for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
+      if (!mine(unit)) continue;
+      const unit_state& u = of(unit);
+      const double n = static_cast<double>(described(unit).parameters);
+      bytes += n * memory_.parameter * (u.gathered ? 1.0 : 1.0 / memory_.data_ranks);
+      if (u.added < 0) continue;
+      const int pool = described(unit).gradient_buffer;
+      if (pool < 0) {
+        bytes += n * memory_.gradient;
+        continue;
+      }
+      if (pools.size() <= static_cast<std::size_t>(pool)) pools.resize(static_cast<std::size_t>(pool) + 1, 0.0);
+      double& largest = pools[static_cast<std::size_t>(pool)];
+      largest = std::max(largest, n * memory_.gradient);
+      if (u.reduced >= 0) bytes += n * memory_.gradient / memory_.data_ranks;
+    }
+    for (const double largest : pools) bytes += largest;
+    peak_ = std::max(peak_, bytes);
+    if (memory_.most < 0 || bytes <= memory_.most) return {};
+    step_verdict v = refuse(step_error::over_memory);
+    v.bytes = bytes, v.limit = memory_.most;
+    return v;
+  }
+
+  const step_schedule& s_;
+  const std::vector<step_entry>& program_;
+  int rank_, at_ = 0, norm_ = -1;
+  step_memory memory_;
+  std::vector<unit_state> state_;
+  std::vector<std::pair<int, step_entry>> shared_;
+  double peak_ = 0;
+  bool trains_ = false;  ///< whether there is any backward pass
+};
+
+/// What two ranks share of their collectives: the same ties and the norm, in the same order.
+PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
+                                       const std::vector<std::pair<int, step_entry>>& first, int b,
+                                       const std::vector<std::pair<int, step_entry>>& second) {
+  const auto concerns = [&](const step_entry& e, int rank) {
+    return e.op == step_op::norm || s.rank_of(s.units[static_cast<std::size_t>(e.unit)].tied_to) == rank;
+  };
+  // A tie goes by the smaller of its units on both ranks.
+  const auto key = [&](const step_entry& e) {
+    return e.op == step_op::norm ? -1 : std::min(e.unit, s.units[static_cast<std::size_t>(e.unit)].tied_to);
+  };
+  std::vector<std::pair<int, step_entry>> one, two;
+  for (const auto& e : first)
+    if (concerns(e.second, b)) one.push_back(e);
+  for (const auto& e : second)
+    if (concerns(e.second, a)) two.push_back(e);
+  for (std::size_t i = 0; i < std::min(one.size(), two.size()); ++i)
+    if (key(one[i].second) != key(two[i].second))
+      return {.code = step_error::collectives_cross,
+              .rank = a,
+              .position = one[i].first,
+              .entry = one[i].second,
+              .other_rank = b,
+              .other_position = two[i].first,
+              .other = two[i].second};
+  if (one.size() == two.size()) return {};
+  const bool more = one.size() > two.size();
+  const auto& [position, entry] = more ? one[two.size()] : two[one.size()];
+  return {.code = step_error::collective_missing,
+          .rank = more ? a : b,
+          .position = position,
+          .entry = entry,
+          .other_rank = more ? b : a};
+}
+
+}  // namespace detail
+
+namespace detail {
+
+PLAIT_INLINE std::vector<std::vector<program_step>> pipeline_of(const step_schedule& s) {
+  std::vector<std::vector<program_step>> programs(s.programs.size());
+  for (std::size_t r = 0; r < s.programs.size(); ++r) {
+    std::optional<action> last;
+    for (const step_entry& e : s.programs[r]) {
+      if (e.op == step_op::send) programs[r].push_back({step_kind::send, {}, e.message});
+      if (e.op == step_op::receive) programs[r].push_back({step_kind::receive, {}, e.message});
+      if (e.op != step_op::pass) continue;
+      if (!last || !(*last == e.pass)) programs[r].push_back({step_kind::compute, e.pass, {}});
+      last = e.pass;
+    }
+  }
+  return programs;
+}
+
+}  // namespace detail
+
+PLAIT_INLINE step_verdict verify(const step_schedule& s, const step_memory& memory, const verify_options& options) {
+  if (!s.shape.legal() || s.programs.size() != static_cast<std::size_t>(s.shape.ranks))
+    return {.code = step_error::pipeline_refused, .pipeline = text_of(schedule_error::shape_illegal)};
+  std::vector<detail::step_walk> walks;
+  for (int r = 0; r < s.shape.ranks; ++r)
+    if (step_verdict v = walks.emplace_back(s, r, memory).run(); !v.ok()) return v;
+  const std::vector<std::vector<program_step>> programs = detail::pipeline_of(s);
+  schedule order{"step", s.shape, {}};
+  for (const std::vector<program_step>& program : programs) {
+    order.order.emplace_back();
+    for (const program_step& line : program)
+      if (line.kind == step_kind::compute) order.order.back().push_back(line.action);
+  }
+  schedule_verdict pipeline = detail::check_actions(order, options.max_activations);
+  if (pipeline.ok()) pipeline = detail::run_programs(s.shape, programs, options.posting);
+  if (!pipeline.ok()) return {.code = step_error::pipeline_refused, .pipeline = describe(pipeline)};
+  for (int a = 0; a < s.shape.ranks; ++a)
+    for (int b = a + 1; b < s.shape.ranks; ++b)
+      if (step_verdict v = detail::shared_order(s, a, walks[static_cast<std::size_t>(a)].shared(), b,
+                                                walks[static_cast<std::size_t>(b)].shared());
+          !v.ok())
+        return v;
+  return {};
+}
+
+PLAIT_INLINE void require_verified(const step_schedule& s, int rank, const step_memory& memory) {
+  if (const step_verdict v = detail::step_walk(s, rank, memory).run(); !v.ok()) fail({"step: ", describe(v)});
+}
+
+PLAIT_INLINE void require_verified(const step_schedule& s, const step_memory& memory, const verify_options& options) {
+  if (const step_verdict v = verify(s, memory, options); !v.ok()) fail({"step: ", describe(v)});
+}
+
+PLAIT_INLINE double peak_bytes(const step_schedule& s, int rank, step_memory memory) {
+  memory.most = -1;
+  detail::step_walk walk(s, rank, memory);
+  static_cast<void>(walk.run());
+  return walk.peak();
+}
+
+}  // namespace plait
