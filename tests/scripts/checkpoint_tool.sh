@@ -29,6 +29,12 @@ refused() {
   esac
 }
 
+# convert DIRECTORY ARGUMENTS...: what the trainer makes of a model directory without a step.
+convert() {
+  timeout 60 "$trainer" --init-from "$@" --seq 32 --steps 0 --sample 0 >convert.out 2>convert.err ||
+    fail "train_llama --init-from $* ended with $?: $(cat convert.err)"
+}
+
 train tp --steps 4 --sample 0 --mesh tp=2 --checkpoint-dir tp --save-every 2
 train pp --steps 4 --sample 0 --mesh pp=2,tp=2 --resume tp/step-00000002 --checkpoint-dir pp
 train zero --steps 4 --sample 0 --mesh dp=2,tp=2 --data-parallel zero3 --resume tp/step-00000002 --checkpoint-dir zero
@@ -148,19 +154,19 @@ says err "OUT: cannot write 'limited.tmp-"
 # A model directory: the one that the trainer writes of the same step, in every byte; in several files, and in bf16.
 for step in $four $cut; do
   rm -rf by_trainer by_tool
-  train exporting --resume "$step" --export-hf by_trainer
+  train exporting --steps 4 --sample 0 --resume "$step" --export-hf by_trainer
   expect 0 export-hf "$step" by_tool --config config.json
   says out "by_tool: "
   diff -r by_trainer by_tool || fail "the tool exports another model than the trainer"
 done
 expect 0 export-hf $cut sharded --config by_tool --shard-bytes 20000
 [ "$(find sharded -name '*.safetensors' | wc -l)" -gt 2 ] || fail "there are $(ls sharded)"
-train back --init-from sharded --export-hf whole
+convert sharded --export-hf whole
 cmp whole/model.safetensors by_tool/model.safetensors || fail "several files are another model"
 expect 0 export-hf $cut rounded --config config.json --dtype BF16
-train trimmed --init-from by_tool --precision bf16-no-masters --export-hf by_rounding
+convert by_tool --precision bf16-no-masters --export-hf by_rounding
 cmp rounded/model.safetensors by_rounding/model.safetensors || fail "bf16 is rounded in another way"
-refused "DIR: there is 'by_tool' already" export-hf $four by_tool --config config.json
+refused "DIR: 'by_tool' is there already" export-hf $four by_tool --config config.json
 refused "DIR: 'tp/step-00000004/x' lies in the step itself" export-hf $four $four/x --config config.json
 refused "--config: cannot open 'none'" export-hf $four x --config none
 refused "--dtype is F16; legal are F64, F32 and BF16" export-hf $four x --config config.json --dtype F16
