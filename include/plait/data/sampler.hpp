@@ -64,7 +64,7 @@ class sampler {
   std::size_t sources() const { return parts_.size(); }
   /// Returns the number of samples in one epoch of training on a source.
   std::int64_t epoch_samples(std::size_t source = 0) const { return parts_[source].train; }
-  /// Returns the number of samples kept for evaluation, of all sources.
+  /// Returns the number of samples kept for evaluation, of all sources, which is also how many an evaluation takes.
   std::int64_t held_out_samples() const {
     std::int64_t all = 0;
     for (const part& p : parts_) all += p.held_out;
@@ -94,8 +94,9 @@ class sampler {
   void starts(std::int64_t cursor, std::int64_t first, std::int64_t count, std::int32_t* out) const {
     starts_of_window(place_of(cursor), first, count, out);
   }
-  /// Positions of evaluation sample `index`, 0 <= index < held_out_samples(); in the order of the sources and of their
-  /// data.
+  /// Positions of evaluation sample `index`, 0 <= index < held_out_samples(). They come from the sources in proportion
+  /// to their weights, as those of training do, so that their mean loss is what is trained for, however large the
+  /// sources are; of each source in the order of its data, from its first again where its share takes more than it has.
   void fill_held_out(std::int64_t index, std::int64_t first, std::int64_t count, std::int64_t* inputs,
                      std::int64_t* targets) const {
     fill_window(held_out_place(index), first, count, inputs, targets);
@@ -155,14 +156,12 @@ class sampler {
     return {parts_[which.source].tokens, window(which)};
   }
   place held_out_place(std::int64_t index) const {
-    std::int64_t at = index;
-    if (at >= 0)
-      for (const part& p : parts_) {
-        if (at < p.held_out) return {p.tokens, p.train + at};
-        at -= p.held_out;
-      }
-    fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_knob, " keeps ",
-          held_out_samples()});
+    if (index < 0 || index >= held_out_samples())
+      fail({"sampler: evaluation sample ", index, " asked for, and ", config_.held_out_knob, " keeps ",
+            held_out_samples()});
+    const blend::pick which = picked(index);
+    const part& p = parts_[which.source];
+    return {p.tokens, p.train + which.index % p.held_out};
   }
 
   void require_positions(std::int64_t first, std::int64_t count) const {

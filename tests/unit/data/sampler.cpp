@@ -206,11 +206,29 @@ TEST_CASE("samples of several sources") {
   }
   for (std::int64_t i = 0; i < 5; ++i) {
     samples.fill_held_out(i, 0, 8, in.data(), out.data());
-    CHECK(in[0] == (i < 1 ? 'a' : i < 3 ? 'b' : 'c'));
+    CHECK(static_cast<std::size_t>(in[0] - 'a') == samples.source_of(i));  // by weight, as samples of training
   }
   CHECK_ERROR(samples.fill_held_out(5, 0, 8, in.data(), out.data()), "evaluation sample 5", "keeps 5");
   CHECK_ERROR(samples.fill_held_out(-1, 0, 8, in.data(), out.data()), "evaluation sample -1");
   CHECK_ERROR(sampler(sources, {1, 1}, how), "--data-weights: 2 weights for 3 sources");
+
+  // Evaluation weighs a source by its weight, not by its size: where a large one keeps 40 windows and a small one 3,
+  // the small one of three times the weight gives three quarters of the samples, its windows again and again.
+  {
+    std::string text;
+    for (int i = 0; i < 641; ++i) text += static_cast<char>(i / 8);
+    const sampler both({plait::token_source({.paths = {dir.write("long", text)}}),
+                        plait::token_source({.paths = {dir.write("short", std::string(41, 'z'))}})},
+                       {1, 3}, {.seq = 8, .seed = 3, .held_out = 0.5});
+    REQUIRE(both.held_out_samples() == 40 + 3);
+    std::vector<std::int64_t> of_long;
+    for (std::int64_t i = 0; i < 43; ++i) {
+      both.fill_held_out(i, 0, 8, in.data(), out.data());
+      if (in[0] != 'z') of_long.push_back(in[0]);
+    }
+    REQUIRE(std::abs(static_cast<double>(of_long.size()) - 43 / 4.0) < 2);
+    for (std::size_t i = 0; i < of_long.size(); ++i) CHECK(of_long[i] == 40 + static_cast<std::int64_t>(i));
+  }
 
   // Sources of one size are not read in one order.
   const sampler twins({sources[1], sources[2]}, {1, 1}, {.seq = 2, .seed = 3});
