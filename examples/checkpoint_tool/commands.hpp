@@ -38,6 +38,15 @@ struct export_hf_options {
 /// Writes the weights of a step as a model directory of Hugging Face, which must not exist.
 void export_hf(const export_hf_options& opt);
 
+struct import_hf_options {
+  std::string model;   ///< a model directory
+  std::string folder;  ///< of steps
+  std::string dtype;   ///< empty: what each tensor has
+  std::string weights_order = "hugging-face";
+};
+/// Writes the weights of a model directory as step 0 of a folder of steps.
+void import_hf(const import_hf_options& opt);
+
 struct reshard_options {
   std::string step, folder;
   std::int64_t writers = 1;

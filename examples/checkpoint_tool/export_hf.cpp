@@ -9,27 +9,10 @@
 #include "../size_text.hpp"
 #include "commands.hpp"
 #include "content.hpp"
+#include "model_tensors.hpp"
 #include "paths.hpp"
-#include "plait/device/counting.hpp"
 #include "plait/models/export_step.hpp"
-#include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
 #include "table.hpp"
-
-namespace {
-
-/// Returns the names and shapes that a model of this shape has: it is built on a device that only counts.
-std::vector<plait::safetensors_declaration> tensors_of(const plait::llama_config& config) {
-  using strategy = plait::megatron_sp;
-  plait::world ranks = plait::world::counting(strategy::mesh{1, 1, 1, 1}.shape());
-  plait::counting_device device;
-  const plait::context<plait::counting_device> ctx{device, ranks,
-                                                   plait::llama_sizes<strategy>(config, ranks.shape(), 1, 1), 0};
-  plait::llama<float, strategy, plait::counting_device> model(ctx, config);
-  return shapes_of(ctx, model, plait::safetensors_dtype::f32);
-}
-
-}  // namespace
 
 void export_hf(const export_hf_options& opt) {
   const opened_step from = open_step("STEP", opt.step);

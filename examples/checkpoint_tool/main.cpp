@@ -56,6 +56,19 @@ int run(int argc, char** argv) {
   exporting_model->add_option("--shard-bytes", model.shard_bytes, "most bytes of tensors in a file")
       ->capture_default_str();
 
+  import_hf_options imported;
+  CLI::App* const importing = app.add_subcommand(
+      "import-hf", "Writes the weights of a Hugging Face directory as step 0, from which a run of any layout begins.");
+  importing->add_option("DIR", imported.model, "the model directory")->required();
+  importing->add_option("FOLDER", imported.folder, "of steps, to which the new one is added; made if it is missing")
+      ->required();
+  importing->add_option("--dtype", imported.dtype, "F64, F32 or BF16; not given: what each tensor has");
+  importing
+      ->add_option("--weights-order", imported.weights_order,
+                   "whose names and order the tensors have, beside a config.json of Hugging Face: hugging-face, "
+                   "megatron or meta")
+      ->capture_default_str();
+
   reshard_options cut;
   CLI::App* const resharding = app.add_subcommand(
       "reshard", "Writes a step anew into another folder, with as many data files as wanted, each with as much.");
@@ -72,12 +85,15 @@ int run(int argc, char** argv) {
     plait::fail({e.what(), " (--help lists the commands and their options)"});
   }
   if (app.get_subcommands().empty())
-    plait::fail("give a command: inspect, verify, diff, export-safetensors, export-hf or reshard (--help tells more)");
+    plait::fail(
+        "give a command: inspect, verify, diff, export-safetensors, export-hf, import-hf or reshard (--help tells "
+        "more)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
   if (comparing->parsed() && !diff(compared)) return exit_found;
   if (exporting->parsed()) export_safetensors(exported);
   if (exporting_model->parsed()) export_hf(model);
+  if (importing->parsed()) import_hf(imported);
   if (resharding->parsed()) reshard(cut);
   return exit_equal;
 }

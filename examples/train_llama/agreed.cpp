@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "data_text.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/schedule/csv.hpp"
 
@@ -76,13 +78,25 @@ void add_model(std::vector<plait::knob>& knobs, const plait::llama_config& c) {
 std::string weights_text(const plait::model_directory& weights) {
   std::uint64_t digest = weights.entries.size();
   const auto add = [&](std::string_view text) { digest = digest_of(std::as_bytes(std::span(text)), digest); };
-  for (const plait::safetensors_entry& e : weights.entries) {
+  std::vector<std::byte> page;
+  for (const plait::weight_tensor& e : weights.entries) {
     add(e.name);
     add(plait::name_of(e.dtype));
     for (const std::int64_t extent : e.shape) add(std::to_string(extent));
-    digest = digest_of(e.bytes.first(std::min<std::size_t>(e.bytes.size(), 4096)), digest);
+    const auto width = static_cast<std::int64_t>(size_of(e.dtype));
+    const std::int64_t some = std::min<std::int64_t>(e.size(), 4096 / width);
+    page.resize(static_cast<std::size_t>(some * width));
+    e.read(0, some, page.data());
+    digest = digest_of(page, digest);
   }
   return fmt::format("{} tensors, digest {:016x}", weights.entries.size(), digest);
+}
+
+/// "step-00000004, digest 0123456789abcdef": of its manifest, which has the checksums of all data.
+std::string step_text(const std::string& path) {
+  const std::string text = plait::read_whole(plait::machine_files(), path + "/manifest.json");
+  return fmt::format("{}, digest {:016x}", std::filesystem::path(path).filename().string(),
+                     digest_of(std::as_bytes(std::span(text)), text.size()));
 }
 
 }  // namespace
@@ -96,7 +110,9 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
     if (how == compared::by_whether_it_is_given && value != "''") knobs.push_back({name, ""});
   }
   add_model(knobs, s.config);
-  knobs.push_back({"--init-from", s.weights ? weights_text(*s.weights) : std::string()});
+  knobs.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
+                                  : s.first_step.empty() ? ""
+                                                         : step_text(s.first_step)});
   std::vector<std::string> files;
   for (const std::string& path : s.opt.data)
     for (std::string& file : files_of(path)) files.push_back(std::move(file));

@@ -95,6 +95,18 @@ run_plan plan_for(const setup& s, Counted& counted) {
   return plan;
 }
 
+/// What a saved step has of a rank's stages, whose optimizer has made no step.
+template <class Counted>
+std::vector<plait::safetensors_declaration> state_of(const setup& s, Counted& counted) {
+  plait::chosen_optimizer<typename Counted::precision, plait::counting_device> updates(optimizer_options_of(s.opt));
+  std::vector<plait::held_tensor> held = plait::held_weights(counted.ctx, counted.model);
+  for (plait::held_tensor& h : plait::held_optimizer(counted.ctx, counted.model, updates)) held.push_back(std::move(h));
+  std::vector<plait::safetensors_declaration> state;
+  for (const plait::held_tensor& h : held)
+    if (h.counts) state.push_back({h.name, plait::safetensors_dtype_of(h.type), h.shape});
+  return state;
+}
+
 /// Calls f(counted_stages&) for those of one rank.
 template <class Precision, plait::strategy S, class F>
 auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
@@ -110,8 +122,12 @@ auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::st
 
 template <class Precision, plait::strategy S>
 run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
-  return with_counted<Precision, S>(s, rank, stages, model_options(s), s.parallel,
-                                    [&](auto& counted) { return plan_for(s, counted); });
+  run_plan plan = with_counted<Precision, S>(s, rank, stages, model_options(s), s.parallel,
+                                             [&](auto& counted) { return plan_for(s, counted); });
+  if (s.opt.resume != "none" || !s.first_step.empty())  // with everything whole, as a data rank has not all parts
+    plan.state = with_counted<Precision, S>(s, rank, stages, model_options(s), {},
+                                            [&](auto& counted) { return state_of(s, counted); });
+  return plan;
 }
 
 template <class Precision, plait::strategy S>

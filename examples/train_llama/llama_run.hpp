@@ -26,6 +26,7 @@
 #include "plait/train/step_communication.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
+#include "resumed.hpp"
 #include "signals.hpp"
 
 inline plait::llama_options model_options(const setup& s) {
@@ -116,6 +117,8 @@ class llama_run final : public model_run {
         optimizer_(optimizer_options_of(s.opt)) {
     if (s.weights)
       plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source());
+    else if (!s.first_step.empty())
+      load_first_step();
     else
       model_.visit([&](auto& p) { p.initialize(ctx_); });
     model_.gather_changed(ctx_);
@@ -203,13 +206,7 @@ class llama_run final : public model_run {
   }
 
   std::int64_t resume() override {
-    if (!s_.opt.checkpoint_dir.empty())
-      saver_.emplace(device_, world_.root(),
-                     plait::saver_options{.directory = s_.opt.checkpoint_dir,
-                                          .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
-                                                   .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
-                                          .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
-                                                    s_.opt.schedule + ", " + s_.opt.precision});
+    if (!s_.opt.checkpoint_dir.empty()) open_saver();
     std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
     std::optional<plait::committed_step> newest;  // of those that this run adds to
     try {
@@ -251,7 +248,8 @@ class llama_run final : public model_run {
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
   void write_model() override {
-    plait::export_hugging_face(ctx_, world_.root(), model_, s_.config, s_.opt.export_hf, {.like = s_.opt.init_from});
+    plait::export_hugging_face(ctx_, world_.root(), model_, s_.config, s_.opt.export_hf,
+                               {.like = s_.weights ? s_.opt.init_from : ""});
   }
   double all_reduce(double value, plait::reduce_op op) override {
     return plait::all_reduce_scalar(device_, world_.root(), value, op);
@@ -347,34 +345,43 @@ class llama_run final : public model_run {
     return result;
   }
 
+  void open_saver() {
+    try {
+      saver_.emplace(device_, world_.root(),
+                     plait::saver_options{.directory = s_.opt.checkpoint_dir,
+                                          .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
+                                                   .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
+                                          .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
+                                                    s_.opt.schedule + ", " + s_.opt.precision});
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
+    }
+  }
+
+  /// Loads the weights of the step that --init-from names, and nothing else.
+  void load_first_step() {
+    try {
+      plait::load_weights_of_step(ctx_, world_.root(), model_, s_.first_step);
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
+    }
+  }
+
   /// Loads the state of the newest step in `path`, or of `path` itself.
   void load(const std::string& path) {
     const plait::loaded_state loaded = plait::load_state(ctx_, world_.root(), model_, optimizer_, path);
     world_.stage().ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
       std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);
-    const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
-      const auto there = loaded.scalar<std::int64_t>(scalar);
-      if (there != here)
-        throw plait::error_of_all(plait::cat({option, " is ", here, ", and '", loaded.path, "' was saved with ", there,
-                                              ", by which it knows its place in the data; legal is ", there}));
-    };
-    same("--seed", "train.seed", static_cast<std::int64_t>(s_.opt.seed));
-    same("--seq", "train.seq", s_.opt.seq);
+    check_resumed(s_, loaded);
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");
     samples_before_ = loaded.scalar<std::int64_t>("train.samples");
     data_begin_ = loaded.scalar<std::int64_t>("train.data_begin");
     const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
-    if (!s_.data) {
+    if (!s_.data)
       data_text_ = there;
-    } else if (there != data_text_) {
-      if (s_.opt.on_new_data == "stop" && !there.empty())
-        throw plait::error_of_all(
-            plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
-                        "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
-                        data_text_, "]; --on-new-data begin goes on with the first sample of the new data"}));
+    else if (there != data_text_)
       data_begin_ = samples_before_;
-    }
     for (const auto& [name, value] : loaded.scalars)
       if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")
         norm_ = {loaded.scalar<double>("train.clip.norm"), loaded.scalar<double>("train.clip.factor"),

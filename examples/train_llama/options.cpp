@@ -164,7 +164,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--model", opt.model, "a preset or a Hugging Face config.json")->capture_default_str();
   app.add_option("--init-from", opt.init_from,
-                 "a model directory of Hugging Face, for the model's shape and the weights to begin from");
+                 "the weights to begin from: a model directory of Hugging Face, which has the model's shape too, or, "
+                 "with --model, a saved step or the newest in a folder of them, whatever layout saved it");
+  app.add_option("--weights-order", opt.weights_order,
+                 "whose names and order the tensors of --init-from have, beside a config.json of Hugging Face: "
+                 "hugging-face, megatron (q, k, v and gate, up in one) or meta (rotary pairs)")
+      ->capture_default_str();
   app.add_option("--export-hf", opt.export_hf,
                  "a new directory, to which the trained model is written as transformers opens it");
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
@@ -296,7 +301,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--dropout", opt.dropout, "on the output of each residual branch")->capture_default_str();
   app.add_option("--label-smoothing", opt.label_smoothing, "weight of the uniform distribution")->capture_default_str();
   app.add_option("--z-loss", opt.z_loss, "weight of lse^2 in the loss")->capture_default_str();
-  app.add_option("--held-out", opt.held_out, "fraction of the data kept for evaluation at the end")
+  app.add_option(
+         "--held-out", opt.held_out,
+         "fraction of the data, of each of several, kept for evaluation at the end, which draws from several by "
+         "--data-weights")
       ->capture_default_str();
   app.add_option("--threads", opt.threads, "threads of each rank's matrix products, on the CPU")->capture_default_str();
   app.add_option("--graph", opt.graph, "on cuda, steps replayed as a graph: on, off or auto (where it can be)")
@@ -337,9 +345,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   for (const auto& [knob, folder] : {std::pair{"--init-from", &opt.init_from}, {"--export-hf", &opt.export_hf}})
     if (app.count(knob) > 0 && folder->empty())
       plait::fail(fmt::format("{} is empty; name a folder, or leave it out", knob));
-  if (!opt.init_from.empty() && app.count("--model") > 0)
-    plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
-                opt.model);
+  opt.model_given = app.count("--model") > 0;
+  opt.weights_order_given = app.count("--weights-order") > 0;
+  one_of("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"});
+  if (opt.weights_order_given && opt.init_from.empty())
+    plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
   opt.data_weights = parse_weights(weights, opt.data.size());
   one_of("--documents", opt.documents, {"joined", "apart"});
   if (opt.end_of_document != -1 && !keeps_documents_apart(opt))

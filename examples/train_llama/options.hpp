@@ -29,7 +29,10 @@ struct options {
   std::string device = "cpu";
   std::string backend = "threads";
   std::string model = "tiny";
-  std::string init_from, export_hf;  ///< model directories of Hugging Face; empty: none
+  std::string init_from;  ///< a model directory, a saved step or a folder of them; empty: random weights
+  std::string export_hf;  ///< a model directory of Hugging Face; empty: none
+  std::string weights_order = "hugging-face";
+  bool model_given = false, weights_order_given = false;
   std::string strategy = "sp";
   std::string data_parallel = "replicated";
   std::string shard = "even";
@@ -121,7 +124,12 @@ struct setup {
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
   plait::layer_recompute recompute{};
-  std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, mapped; null: random ones
+  std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
+  std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
+  std::string passed_over{};  ///< newer ones there that are not whole, and why
+
+  /// Whether the first weights are not random.
+  bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }
 };
 
 /// Parses and checks the command line. Exits through `plait::error` whose text names the knob, or returns false for

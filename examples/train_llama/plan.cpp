@@ -40,11 +40,14 @@ run_plan plan_of(const setup& s) {
   const std::int64_t inner = ranks_of_stage(s);
   std::optional<run_plan> most;
   std::vector<run_plan::parameter> parameters;
+  std::vector<plait::safetensors_declaration> state;
   for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {
     run_plan plan = plan_of_rank(s, at * inner, s.stages);
     parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
+    state.insert(state.end(), plan.state.begin(), plan.state.end());
     if (!most || plan.bytes() > most->bytes()) most = std::move(plan);
   }
   most->parameters = std::move(parameters);
+  most->state = std::move(state);
   return *most;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "options.hpp"
+#include "plait/checkpoint/safetensors_writer.hpp"
 #include "plait/comm/ledger.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
@@ -32,6 +33,8 @@ struct run_plan {
   double bytes() const { return weights + gradients + optimizer + kept; }
   double on_host = 0;  ///< what is offloaded of the optimizer's
   double saved = 0;    ///< what it writes of a step, where steps are saved
+  /// What a saved step must have that the run goes on from, or begins with; nothing where there is none.
+  std::vector<plait::safetensors_declaration> state{};
 };
 
 /// Of a rank with these types; counted_plan.hpp has the two, and the build a file for each precision and strategy.
@@ -42,7 +45,7 @@ plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int6
 
 /// Of one rank, with the layers of its pipeline in these stages.
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
-/// Of the rank that holds most; the parameters are those of all stages.
+/// Of the rank that holds most; the parameters and the state are those of all stages.
 run_plan plan_of(const setup& s);
 /// What the layers of the pipeline's rank `at` recompute so that they keep at most `budget` bytes.
 plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);

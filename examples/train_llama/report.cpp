@@ -24,6 +24,7 @@
 #include "plait/observe/progress.hpp"
 #include "plait/observe/step_timeline.hpp"
 #include "plait/schedule/verify.hpp"
+#include "resumed.hpp"
 #include "say.hpp"
 #include "signals.hpp"
 #include "utilisation.hpp"
@@ -79,6 +80,9 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
 /// Where the first weights come from, where that may not be what was meant; a line, or nothing.
 std::string weights_text(const setup& s) {
   if (s.weights) return fmt::format("weights: {} tensors of '{}'\n", s.weights->entries.size(), s.opt.init_from);
+  if (!s.first_step.empty())
+    return fmt::format("weights: those of '{}', with a new optimizer\n{}", s.first_step,
+                       s.passed_over.empty() ? "" : fmt::format("newer ones are not whole: {}\n", s.passed_over));
   const auto folder = std::filesystem::path(s.opt.model).parent_path();
   std::error_code ignored;
   for (const char* name : {plait::safetensors_file_name, plait::safetensors_index_name})
@@ -275,7 +279,8 @@ class reporter {
   }
   void draw() {
     plait::curve_chart chart;
-    chart.title = fmt::format("{} on {}", s_.weights ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
+    chart.title =
+        fmt::format("{} on {}", s_.begins_from_weights() ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
     chart.series.push_back(std::move(curve_));
     if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
     plait::write_curve(chart, s_.opt.plot, "--plot");
@@ -344,7 +349,7 @@ std::string train(const setup& s, model_run& run) {
   }
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
-  saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.weights));
+  saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.begins_from_weights()));
   if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
   if (const plait::axis_communication* most = most_waited(end.communication))
     end.longest_wait = run.longest_wait(most->axes);
@@ -410,6 +415,7 @@ std::string recompute_text(const setup& s) {
 }
 
 void print_plan(const setup& s, const run_plan& plan) {
+  const std::string saved = planned_state_text(s, plan);  // what does not fit is said before all else
   say("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n", plait::parameter_count(s.config),
       counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
       tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
@@ -454,5 +460,5 @@ void print_plan(const setup& s, const run_plan& plan) {
   if (plan.saved > 0)
     say("  {:12} {:>12}, of the host: two copies of the {} that the rank writes of a step to --checkpoint-dir\n",
         "staging", size_text(2 * plan.saved), size_text(plan.saved));
-  if (s.opt.resume != "none") say("\n--resume {} is not read for a plan\n", s.opt.resume);
+  if (!saved.empty()) say("\n{}", saved);
 }

@@ -10,12 +10,14 @@
 
 #include "data_text.hpp"
 #include "options.hpp"
+#include "plait/checkpoint/step_list.hpp"
 #include "plait/data/text.hpp"
 #include "plait/data/token_source.hpp"
 #include "plait/device/product_choices.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/atomic_folder.hpp"
 #include "plait/io/mapped_file.hpp"
+#include "plait/io/posix_file_system.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/mesh/parse.hpp"
 #include "plait/models/hugging_face_directory.hpp"
@@ -196,6 +198,60 @@ void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) 
                     opt.tensor_overlap, tokens, tokens));
 }
 
+/// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
+void find_first_step(setup& s) {
+  plait::file_system& files = plait::machine_files();
+  std::string path = s.opt.init_from;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  if (files.kind_of(path) != plait::file_kind::directory) return;
+  const auto is_step = [](const std::filesystem::path& name) {
+    return plait::step_called(name.filename().string()).has_value();
+  };
+  if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
+    s.first_step = is_step(path) ? path : plain(path).string();
+    return;
+  }
+  std::vector<plait::invalid_step> passed_over;
+  if (const auto newest = plait::newest_step(files, path, &passed_over)) s.first_step = newest->path;
+  for (const plait::invalid_step& i : passed_over)
+    plait::append(s.passed_over, {s.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
+  if (s.first_step.empty() && !passed_over.empty())
+    plait::fail({"'", path, "' has no saved step that is whole; ", s.passed_over});
+}
+
+/// Reads the model's shape, and looks at what --init-from names.
+void open_model(setup& s) {
+  const options& opt = s.opt;
+  if (!opt.init_from.empty()) {
+    try {
+      find_first_step(s);
+    } catch (const plait::error& e) {
+      plait::fail({"--init-from: ", e.what()});
+    }
+  }
+  if (opt.init_from.empty()) {
+    s.config = plait::load_llama_config(opt.model);
+  } else if (s.first_step.empty()) {
+    if (opt.model_given)
+      plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
+                  opt.model);
+    s.weights = std::make_shared<const plait::model_directory>(
+        plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order)));
+    s.config = s.weights->config;
+  } else {
+    if (!opt.model_given)
+      plait::fail("--init-from " + opt.init_from +
+                  " is a saved step, which has no config.json; give the model's shape by --model");
+    if (opt.weights_order_given)
+      plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
+                  opt.init_from + " is a saved step, which has one order alone; leave it out");
+    if (opt.resume != "none" && opt.resume != "auto")
+      plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
+                  opt.init_from + "; give one of them");
+    s.config = plait::load_llama_config(opt.model);
+  }
+}
+
 /// Opens --data, for so many data ranks.
 void open_data(setup& s, std::int64_t dp) {
   const options& opt = s.opt;
@@ -269,12 +325,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
-  if (opt.init_from.empty()) {
-    s.config = plait::load_llama_config(opt.model);
-  } else {
-    s.weights = std::make_shared<const plait::model_directory>(plait::open_model_directory(opt.init_from));
-    s.config = s.weights->config;
-  }
+  open_model(s);
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";
   plait::check_tensor_ranks(c, tp, "--mesh");

@@ -179,6 +179,81 @@ refused "'tp/step-00000004': 'model.layers.0.mlp.down_proj.weight' has the shape
 (ulimit -f 20 && timeout 30 "$tool" export-hf $four x --config config.json >out 2>err) && fail "a file size limit"
 [ ! -e x ] && [ -z "$(find . -maxdepth 1 -name '*.tmp-*')" ] || fail "what was not finished is left: $(ls)"
 
+# A model directory as step 0, whatever its order: a run on any layout begins with it as with the directory itself.
+mha=$SOURCE/tests/data/llama_mha
+expect 0 import-hf "$mha" imported
+says out "imported/step-00000000: 21 tensors, "
+expect 0 verify imported
+for order in megatron meta; do
+  python3 "$here/lib/weights_order.py" "$mha" $order $order || fail "no $order"
+  expect 0 import-hf $order from_$order --weights-order $order
+  expect 0 diff imported/step-00000000 from_$order/step-00000000
+done
+expect 0 export-hf imported/step-00000000 back --config "$mha"
+python3 "$here/lib/tensors.py" "$mha" back || fail "what is imported and exported is another model"
+expect 0 import-hf back twice
+expect 0 diff imported/step-00000000 twice/step-00000000
+expect 0 import-hf "$mha" narrow --dtype BF16
+expect 0 export-hf imported/step-00000000 narrow_back --config "$mha" --dtype BF16
+expect 0 import-hf narrow_back narrow_twice
+expect 0 diff narrow/step-00000000 narrow_twice/step-00000000
+expect 0 reshard imported/step-00000000 cut --writers 3
+# begin NAME ARGUMENTS...: two steps of training.
+begin() {
+  begun=$1
+  shift
+  timeout 60 "$trainer" --data "$text" --seq 32 --global-batch 8 --steps 2 --sample 0 --log "$begun.jsonl" "$@" \
+    >"$begun.out" 2>"$begun.err" || fail "$begun ($*) ended with $?: $(cat "$begun.err")"
+}
+begin directory --init-from "$mha" --mesh dp=2
+for from in imported cut/step-00000000/ from_meta; do
+  begin step --init-from $from --model "$mha/config.json" --mesh dp=2
+  grep -q "^weights: those of '.*step-00000000', with a new optimizer$" step.out || fail "no source: $(cat step.out)"
+  [ "$(logs get step.jsonl weights_hash)" = "$(logs get directory.jsonl weights_hash)" ] || fail "$from: another run"
+done
+for mesh in "dp=2,pp=2,tp=2" "tp=4" "dp=2 --data-parallel zero3"; do
+  # shellcheck disable=SC2086  # a list of options
+  begin other --init-from imported --model "$mha/config.json" --mesh $mesh --export-hf "other_$mesh"
+  logs same directory.jsonl other.jsonl 1e-5
+done
+# The weights of a step that a run has saved, of any layout: its optimizer and its place are left.
+for mesh in "tp=2" "dp=2,pp=2" "dp=2,tp=2 --data-parallel zero2"; do
+  rm -rf again again_ck
+  # shellcheck disable=SC2086
+  train again --steps 0 --sample 0 --init-from zero --mesh $mesh --export-hf again --checkpoint-dir again_ck
+  python3 "$here/lib/tensors.py" by_tool again || fail "$mesh: other weights than those of the step"
+  expect 1 diff $cut again_ck/step-00000000
+  says out "tensors: 21 bit-identical, 42 different, 0 in one step only"
+done
+refused "DIR: cannot open 'none'" import-hf none x
+refused "DIR: 'megatron': its tensors, such as '" import-hf megatron x
+refused "--weights-order 'nemo' is unknown" import-hf "$mha" x --weights-order nemo
+refused "--dtype is F16; legal are F64, F32 and BF16" import-hf "$mha" x --dtype F16
+refused "FOLDER: step 0 is in 'imported' already" import-hf "$mha" imported
+refused "FOLDER: 'back/x' lies in the model directory" import-hf back back/x
+refused "FOLDER: 'config.json' is no directory" import-hf "$mha" config.json
+mkdir fewer && cp "$mha/model.safetensors" fewer
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer/config.json
+refused "DIR: 'fewer': the model needs 'model.layers.2.input_layernorm.weight'" import-hf fewer x
+(ulimit -f 20 && timeout 30 "$tool" import-hf "$mha" limited_import >out 2>err) && fail "a file size limit"
+says err "FOLDER: cannot write 'limited_import/step-00000000.tmp-"
+# untrained TEXT ARGUMENTS...: what the trainer refuses.
+untrained() {
+  expected=$1
+  shift
+  timeout 30 "$trainer" --data "$text" --seq 32 --steps 2 --sample 0 "$@" >out 2>err && fail "$* was accepted"
+  grep -q -e "^train_llama: .*$expected" err || fail "$*: '$expected' is not in: $(cat err)"
+}
+untrained "--init-from imported is a saved step, which has no config.json; give the model's shape by --model" --init-from imported
+untrained "--weights-order meta is for model directories, and --init-from imported is a saved step" \
+  --init-from imported --model "$mha/config.json" --weights-order meta
+untrained "--resume zero takes the weights of a saved step, and so does --init-from imported" \
+  --init-from imported --model "$mha/config.json" --resume zero
+untrained "--init-from: checkpoint: 'imported/step-00000000': .*'model.embed_tokens.weight' has the shape" \
+  --init-from imported --model config.json --mesh pp=2
+untrained "'imported/step-00000000' has weights and no optimizer's state, .* the trainer's --init-from" \
+  --resume imported --model "$mha/config.json"
+
 # A step in other files: equal, whole, and a run goes on from it as from the first.
 for writers in 1 5 64; do
   expect 0 reshard $cut "by$writers" --writers $writers
@@ -220,7 +295,7 @@ refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --toler
 refused "--tolerance is nan; legal" diff $four $cut --tolerance nan
 refused "Could not convert: --tolerance = x" diff $four $cut --tolerance x
 refused "B is required" diff $four
-refused "give a command: inspect, verify, diff, export-safetensors, export-hf or reshard"
+refused "give a command: inspect, verify, diff, export-safetensors, export-hf, import-hf or reshard"
 refused "The following argument was not expected: list" list
 refused "The following argument was not expected: --frob" inspect tp --frob
 cp -r $two renamed

@@ -59,12 +59,63 @@ keeps "280 kB" --precision bf16-no-masters
 # What a rank writes of a step is what it then writes.
 saving="--mesh dp=2,tp=2 --data-parallel zero1 --global-batch 8 --checkpoint-dir saved"
 # shellcheck disable=SC2086  # a list of options
-"$trainer" --model config.json --seq 32 $saving --resume elsewhere --dry-run >plan.out || fail "the plan of a run that saves"
+"$trainer" --model config.json --seq 32 $saving --resume auto --dry-run >plan.out || fail "the plan of a run that saves"
 writes=$(sed -n 's/^  staging .* two copies of the \(.*\) that the rank writes of a step.*/\1/p' plan.out)
 [ -n "$writes" ] || fail "the plan says nothing of saving: $(cat plan.out)"
-grep -q '^--resume elsewhere is not read for a plan$' plan.out || fail "the plan is silent about --resume: $(cat plan.out)"
+grep -q "^--resume auto: nothing is saved in 'saved' yet$" plan.out || fail "the plan is silent about --resume: $(cat plan.out)"
 [ ! -e saved ] || fail "a plan has made a folder"
 # shellcheck disable=SC2086
 train saves --steps 1 --sample 0 $saving
 "$BIN/checkpoint_tool" inspect saved/step-00000001 --files >inspected || fail "no step was saved"
 grep -q "^data/w.* $writes " inspected || fail "no rank writes $writes, as the plan says: $(cat inspected)"
+
+# What is saved is looked at: that it is there, is whole by its manifest, and fits the run on any mesh.
+cp -r saved untouched
+# plans TEXT ARGUMENTS...: the plan has a line with the text.
+plans() {
+  expected=$1
+  shift
+  "$trainer" --model config.json --seq 32 --dry-run "$@" >plan.out 2>plan.err || fail "the plan of $*: $(cat plan.err)"
+  grep -q -e "$expected" plan.out || fail "$*: '$expected' is not in: $(tail -n 3 plan.out)"
+}
+step="step 1 of 'saved/step-00000001', 4[0-9][0-9] kB, saved as 'dp=2,tp=2, zero1, schedule 1f1b, float', fits"
+for mesh in dp=1 dp=2,pp=2,tp=2 tp=4; do
+  plans "^--resume: $step" --resume saved --mesh $mesh
+  plans "^--resume: $step" --resume auto --checkpoint-dir saved --mesh $mesh --precision double
+  plans "^--init-from: $step" --init-from saved/step-00000001 --mesh $mesh --optimizer muon
+done
+plans "^--resume: $step" --resume saved --mesh dp=2 --data-parallel zero3 --moments bf16
+# unplanned TEXT ARGUMENTS...: refused by the plan, and by a run too.
+unplanned() {
+  expected=$1
+  shift
+  for dry in --dry-run ""; do
+    # shellcheck disable=SC2086  # nothing or an option
+    timeout 20 "$trainer" --model config.json --seq 32 --data "$text" --sample 0 --steps 2 "$@" $dry >plan.out 2>plan.err &&
+      fail "$* $dry was accepted"
+    grep -q -e "^train_llama: .*$expected" plan.err || fail "$* $dry: '$expected' is not in: $(cat plan.err)"
+  done
+}
+unplanned "there is no 'absent'" --resume absent
+unplanned "nothing in the model is 'optim.*exp_avg_sq'" --resume saved --optimizer muon
+sed 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 3/' config.json >deep.json
+unplanned "the model needs 'model.layers.2.input_layernorm.weight'" --resume saved --model deep.json --mesh pp=2
+unplanned "the model needs 'model.layers.2.input_layernorm.weight'" --init-from saved --model deep.json
+unplanned "--seed is 7, and 'saved/step-00000001' was saved with 1" --resume saved --seed 7
+unplanned "--seq is 64, and 'saved/step-00000001' was saved with 32" --resume saved --seq 64
+unplanned "--data, --data-weights or --held-out is not what 'saved/step-00000001'" --resume saved --held-out 0.1
+unplanned "--checkpoint-dir: 'saved' has step 1 already" --checkpoint-dir saved
+unplanned "--steps is 0, and 1 are behind" --resume saved --steps 0
+unplanned "--checkpoint-dir: 'config.json' is no directory" --checkpoint-dir config.json
+unplanned "--checkpoint-dir: .*'none" --checkpoint-dir none/steps
+file=$(find saved/step-00000001/data -type f | sort | head -n 1)
+truncate -s -1 "$file"
+unplanned "'$file'" --resume saved
+rm "$file"
+unplanned "'$file'" --init-from saved
+cp -r untouched/step-00000001/data saved/step-00000001
+printf ' ' >>saved/step-00000001/manifest.json
+unplanned "'saved/step-00000001/COMMIT' is not that of its directory and manifest" --resume saved/step-00000001
+unplanned "no saved step\|none that is whole" --init-from saved
+cp untouched/step-00000001/manifest.json saved/step-00000001
+diff -r -x .lock saved untouched || fail "a plan has changed what is saved"

@@ -41,6 +41,18 @@ for mesh in "dp=2,pp=2,tp=2" "pp=2 --schedule zb_h1" "dp=2,pp=2 --data-parallel 
 done
 [ "$(hash_of one)" != "$(hash_of gqa_tied_tp=1)" ] || fail "training changed no weight"
 
+# The same weights as Megatron and as Meta order them, on any mesh; an order that is not that of the names is refused.
+for order in megatron meta; do
+  for model in mha gqa_tied; do
+    python3 "$here/lib/weights_order.py" "$models/llama_$model" "$order" "${order}_$model" || fail "no $order"
+    for mesh in tp=1 dp=2,tp=2 pp=2,tp=4; do
+      out=${order}_${model}_$mesh
+      begun "$out" "${order}_$model" --weights-order "$order" --steps 0 --mesh "$mesh" --export-hf "$out"
+      same_tensors "$models/llama_$model" "$out"
+    done
+  done
+done
+
 # In bf16 without masters the weights are exported as they are kept.
 begun few "$models/llama_mha" --steps 1 --precision bf16-no-masters --mesh pp=2 --export-hf few
 grep -q '"torch_dtype": "bfloat16"' few/config.json || fail "the weights are not in bf16: $(cat few/config.json)"
@@ -65,6 +77,12 @@ refused() {
 }
 mha=$models/llama_mha
 refused '--init-from .* leave out --model tiny' --init-from "$mha" --model tiny
+refused "--init-from: 'megatron_mha': its tensors, such as '.*', have the names of megatron, and --weights-order is hugging-face; legal is --weights-order megatron" \
+  --init-from megatron_mha
+refused "have the names of meta, and --weights-order is megatron" --init-from meta_mha --weights-order megatron
+refused "have the names of hugging-face, and --weights-order is meta" --init-from "$mha" --weights-order meta
+refused "--weights-order 'nemo' is unknown; legal are hugging-face, megatron, meta" --init-from "$mha" --weights-order nemo
+refused "--weights-order meta is for --init-from" --weights-order meta
 refused "is a file; name the folder that has the model's config.json and weights, '.*llama_mha'" \
   --init-from "$mha/model.safetensors"
 refused "is the folder of a model; .*llama_mha/config.json', and with its weights .*--init-from" --model "$mha"

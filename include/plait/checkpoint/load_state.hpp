@@ -24,6 +24,7 @@
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
 #include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/tensors_of_step.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -107,6 +108,14 @@ class state_loader {
   }
 
   loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, reader_->bytes(), passed_over_}; }
+
+  /// Returns how many steps the optimizer had made. Throws `error_of_all` where the step has no optimizer.
+  std::int64_t optimizer_steps() const {
+    for (const auto& [key, value] : saved_.scalars)
+      if (const auto* const steps = std::get_if<std::int64_t>(&value); steps && key == "optimizer.step") return *steps;
+    throw error_of_all(cat({"checkpoint: '", path_, "' has weights and no optimizer's state, from which no run goes ",
+                            "on; load_weights_of_step, the trainer's --init-from, begins with them"}));
+  }
 
   /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own.
   void load(std::vector<held_tensor> held) {
@@ -327,14 +336,15 @@ class state_loader {
 /// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
 /// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
 /// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing, where a tensor is
-/// missing on any stage, is there and wanted by none, has another shape, cannot be read or is damaged.
+/// missing on any stage, is there and wanted by none, has another shape, cannot be read or is damaged, or the step has
+/// weights alone.
 template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {
   detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
   std::vector<held_tensor> held = held_weights(ctx, model);
   for (held_tensor& h : held_optimizer(ctx, model, optimizer)) held.push_back(std::move(h));
-  const auto steps = loader.state().template scalar<std::int64_t>("optimizer.step");
+  const std::int64_t steps = loader.optimizer_steps();
   loader.load(std::move(held));
   if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
   optimizer.resume(steps);
@@ -347,7 +357,7 @@ loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator r
                                   const std::string& path, load_rules rules = {},
                                   file_system& files = machine_files()) {
   rules.may_ignore = [others = std::move(rules.may_ignore)](const std::string& name) {
-    return name.starts_with("optim.") || (others && others(name));
+    return is_of_optimizer(name) || (others && others(name));
   };
   detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
   loader.load(held_weights(ctx, model));

@@ -1,5 +1,5 @@
 // Opens all tensors of a folder as Hugging Face lays it out: one model.safetensors, or shards and an index that says
-// which tensor is where. It knows no model: models/hugging_face_directory.hpp does. Next: safetensors_reader.hpp.
+// which tensor is where. It knows no model: models/hugging_face_directory.hpp does. Next: weight_tensor.hpp.
 #pragma once
 
 #include <sys/stat.h>
@@ -15,8 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "plait/checkpoint/safetensors_reader.hpp"
+#include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/core/error.hpp"
+#include "plait/io/mapped_file.hpp"
 
 namespace plait {
 
@@ -28,8 +29,7 @@ inline constexpr const char* safetensors_index_name = "model.safetensors.index.j
 /// same folder.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text, const std::string& source);
 
-/// The files of a folder that have tensors, open. The entries point into the mapped files, so that no byte is read
-/// before somebody looks at it, and live as long as any copy of this object.
+/// The files of a folder that have tensors, open. No element is read before somebody asks for it.
 class safetensors_directory {
  public:
   /// Throws `error`, its text starting with `knob` and `path`: where the folder has no weights, or a file of one is
@@ -54,7 +54,7 @@ class safetensors_directory {
   /// What messages about the tensors begin with.
   std::string source() const { return cat({knob_, ": '", path_, "'"}); }
   /// All tensors, file by file, in the order of their data.
-  const std::vector<safetensors_entry>& entries() const { return entries_; }
+  const std::vector<weight_tensor>& entries() const { return entries_; }
   /// The name of the file that has the tensor `name`; `error` if none has.
   const std::string& file_of(const std::string& name) const {
     if (const auto found = file_of_.find(name); found != file_of_.end()) return found->second;
@@ -100,11 +100,10 @@ class safetensors_directory {
   }
 
   void open(const std::string& name) {
-    files_.emplace_back(within(name), knob_);
-    for (const safetensors_entry& entry : files_.back().entries()) {
+    for (weight_tensor& entry : weights_of_file(within(name), knob_)) {
       const auto [other, is_new] = file_of_.emplace(entry.name, name);
       if (!is_new) bad(cat({"has the tensor '", entry.name, "' twice, in ", other->second, " and in ", name}));
-      entries_.push_back(entry);
+      entries_.push_back(std::move(entry));
     }
   }
 
@@ -136,8 +135,7 @@ class safetensors_directory {
   }
 
   std::string path_, knob_;
-  std::vector<safetensors_reader> files_;
-  std::vector<safetensors_entry> entries_;
+  std::vector<weight_tensor> entries_;
   std::map<std::string, std::string> file_of_;
 };
 

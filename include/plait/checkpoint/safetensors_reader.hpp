@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/safetensors_format.hpp"
@@ -23,11 +24,42 @@ struct safetensors_contents {
   safetensors_metadata metadata;
 };
 
-/// Reads the bytes of a safetensors file: u64 length N of the header, JSON of N bytes, data. White space around the
-/// JSON is allowed, all else is strict: data of the tensors contiguous from 0 to the last byte of the file without
-/// holes or overlaps, each as long as its shape says, no name or key twice. The spans of the result point into `file`.
-/// Throws `error`, its text starting with `source` and naming the tensor.
-safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source);
+/// A tensor of a file, and where in the file its bytes are.
+struct safetensors_position {
+  std::string name;
+  safetensors_dtype dtype = safetensors_dtype::f32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t position = 0, bytes = 0;
+};
+
+/// What the header of a safetensors file says.
+struct safetensors_table {
+  std::vector<safetensors_position> tensors;  ///< in the order of their data
+  safetensors_metadata metadata;
+};
+
+/// Returns how many bytes come before the data: 8 and those of the header. `start` is the file's first bytes, 8 at
+/// least where the file has so many. Throws `error`, its text starting with `source`, where there are not so many.
+std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                     const std::string& source);
+
+/// Reads the header of a safetensors file: u64 length N of the header, JSON of N bytes, data. `start` is the file's
+/// bytes as far as the data at least, `file_bytes` the length of all of it. White space around the JSON is allowed, all
+/// else is strict: data of the tensors contiguous from 0 to the last byte of the file without holes or overlaps, each
+/// as long as its shape says, no name or key twice. Throws `error`, its text starting with `source` and naming the
+/// tensor.
+safetensors_table parse_safetensors_header(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                           const std::string& source);
+
+/// Reads the bytes of a whole safetensors file. The spans of the result point into `file`. Throws as
+/// `parse_safetensors_header`.
+inline safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source) {
+  safetensors_table table = parse_safetensors_header(file, file.size(), source);
+  safetensors_contents out{{}, std::move(table.metadata)};
+  for (safetensors_position& t : table.tensors)
+    out.entries.push_back({std::move(t.name), t.dtype, std::move(t.shape), file.subspan(t.position, t.bytes)});
+  return out;
+}
 
 /// An open safetensors file. The entries point into the mapped file and live as long as any copy of the reader.
 class safetensors_reader {

@@ -161,31 +161,38 @@ class safetensors_header {
 
 }  // namespace detail
 
-PLAIT_INLINE safetensors_contents parse_safetensors(std::span<const std::byte> file, const std::string& source) {
-  if (file.size() < 8)
-    fail({source, ": ", file.size(), " bytes are no safetensors file; it starts with 8 bytes of header length"});
+PLAIT_INLINE std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                                  const std::string& source) {
+  if (file_bytes < 8)
+    fail({source, ": ", file_bytes, " bytes are no safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), 8);
+  std::memcpy(&length, start.data(), 8);
   if (length > safetensors_max_header) {
-    if (std::to_integer<char>(file[0]) == '{')
+    if (std::to_integer<char>(start[0]) == '{')
       fail({source,
             ": this is JSON, an index or a config.json perhaps; name a .safetensors file, or the folder that has the "
             "index of a model in shards"});
     fail({source, ": the safetensors header claims ", length, " bytes; legal are up to ", safetensors_max_header});
   }
-  if (length > file.size() - 8) {
-    fail({source, ": truncated: the safetensors header claims ", length, " bytes, and ", file.size() - 8, " are left"});
+  if (length > file_bytes - 8) {
+    fail({source, ": truncated: the safetensors header claims ", length, " bytes, and ", file_bytes - 8, " are left"});
   }
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
-  const std::span<const std::byte> data = file.subspan(8 + length);
+  return 8 + length;
+}
+
+PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                                        const std::string& source) {
+  const std::uint64_t data_begin = safetensors_header_end(start, file_bytes, source);
+  const std::string_view text(reinterpret_cast<const char*>(start.data()) + 8, data_begin - 8);
+  const std::uint64_t data_bytes = file_bytes - data_begin;
 
   detail::safetensors_header header(source);
-  const std::size_t start = text.find_first_not_of(" \t\r\n");
-  if (start == text.npos || text[start] != '{') header.bad("it does not start with {");
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == text.npos || text[first] != '{') header.bad("it does not start with {");
   if (text.find('\0') != text.npos) header.bad("it contains a zero byte");  // the JSON parser would stop there
   nlohmann::json::sax_parse(text.begin(), text.end(), &header);
 
-  safetensors_contents out;
+  safetensors_table out;
   out.metadata = std::move(header.metadata);
   auto& tensors = header.tensors;
   for (const auto& t : tensors) {
@@ -207,18 +214,18 @@ PLAIT_INLINE safetensors_contents parse_safetensors(std::span<const std::byte> f
                       "; tensors must follow each other without holes or overlaps"}));
     }
     if (end < begin) header.bad(range + ", which end before they begin");
-    if (end > data.size())
-      header.bad(cat({range, ", and the file has ", data.size(), " bytes of data; it is truncated"}));
+    if (end > data_bytes)
+      header.bad(cat({range, ", and the file has ", data_bytes, " bytes of data; it is truncated"}));
     const auto bytes = safetensors_bytes(*t.shape, *t.dtype);
     if (!bytes || *bytes != end - begin) {
       header.bad(cat({range, ", and its shape and dtype take ",
                       bytes ? std::to_string(*bytes) : std::string("more than 2^63"), " bytes"}));
     }
-    out.entries.push_back({std::move(t.name), *t.dtype, std::move(*t.shape), data.subspan(begin, end - begin)});
+    out.tensors.push_back({std::move(t.name), *t.dtype, std::move(*t.shape), data_begin + begin, end - begin});
     position = end;
   }
-  if (position != data.size()) {
-    header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data.size()}));
+  if (position != data_bytes) {
+    header.bad(cat({"the tensors end at byte ", position, " of the data, and the file has ", data_bytes}));
   }
   return out;
 }

@@ -8,53 +8,16 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/read_flat.hpp"
+#include "plait/checkpoint/tensors_of_step.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/export_hugging_face.hpp"
 
 namespace plait {
-
-namespace detail {
-
-/// The tensors of a step that a model asks for, in its order. Throws where one is missing or has another shape, and
-/// where the step has weights that the model does not ask for.
-inline std::vector<const stored_tensor*> weights_of_step(const manifest& saved,
-                                                         const std::vector<safetensors_declaration>& wanted,
-                                                         const std::string& source) {
-  std::map<std::string_view, const stored_tensor*> there;
-  for (const stored_tensor& t : saved.tensors)
-    if (!t.name.starts_with("optim.")) there.emplace(t.name, &t);
-  std::vector<const stored_tensor*> found;
-  std::vector<std::string> missing, unexpected;
-  std::string wrong;
-  for (const safetensors_declaration& w : wanted) {
-    const auto at = there.find(w.name);
-    if (at == there.end()) {
-      missing.push_back(w.name);
-      continue;
-    }
-    if (at->second->shape != w.shape)
-      append(wrong, {wrong.empty() ? "" : "; ", "'", w.name, "' has the shape ", detail::shape_text(at->second->shape),
-                     ", and the model needs ", detail::shape_text(w.shape)});
-    found.push_back(at->second);
-    there.erase(at);
-  }
-  for (const auto& [name, tensor] : there) unexpected.emplace_back(name);
-  std::string problem;
-  if (!missing.empty()) problem = cat({"the model needs ", quoted(missing), ", which it has not"});
-  if (!unexpected.empty())
-    append(problem, {problem.empty() ? "" : "; ", "nothing in the model is ", quoted(unexpected)});
-  if (!wrong.empty()) append(problem, {problem.empty() ? "" : "; ", wrong});
-  if (!problem.empty()) fail({source, ": ", problem});
-  return found;
-}
-
-}  // namespace detail
 
 /// Writes the weights of a step to the new directory `path`, which appears when all of it is written. `step` is the
 /// step's directory, `saved` its manifest, and `wanted` the tensors of a model of the shape `config` (`shapes_of`),
@@ -66,7 +29,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
                         const export_options& how = {}, file_system& files = machine_files()) {
   constexpr std::uint64_t chunk_bytes = 8 << 20;
   const std::string source = cat({how.knob, ": '", path, "'"});
-  const std::vector<const stored_tensor*> tensors = detail::weights_of_step(saved, wanted, cat({"'", step, "'"}));
+  const std::vector<const stored_tensor*> tensors = tensors_of_step(saved, wanted, cat({"'", step, "'"}), true);
   if (tensors.empty()) fail({"'", step, "' has no weights"});
   if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
   const safetensors_dtype type = how.dtype.value_or(tensors.front()->dtype);

@@ -1,5 +1,6 @@
-// A model directory of Hugging Face as one value: the shape from config.json, and all weights under the names that a
-// `llama` has for its parameters. It makes no model: checkpoint/load_weights.hpp fills one from it.
+// A model directory as one value: the shape from Hugging Face's config.json, and all weights under the names that a
+// `llama` has for its parameters, whoever's order they lie in. It makes no model: checkpoint/load_weights.hpp fills one
+// from it.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +13,14 @@
 #include "plait/checkpoint/safetensors_directory.hpp"
 #include "plait/core/error.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_conversions.hpp"
 
 namespace plait {
 
-/// What `open_model_directory` found. The entries point into mapped files, which any copy keeps open.
+/// What `open_model_directory` found. The entries keep their files open.
 struct model_directory {
   llama_config config;
-  std::vector<safetensors_entry> entries;
+  std::vector<weight_tensor> entries;
   safetensors_directory files;
 
   /// What messages about the weights begin with.
@@ -29,13 +31,13 @@ namespace detail {
 
 inline constexpr std::string_view head_name = "lm_head.weight", table_name = "model.embed_tokens.weight";
 
-inline safetensors_entry* entry_of(std::vector<safetensors_entry>& entries, std::string_view name) {
+inline weight_tensor* entry_of(std::vector<weight_tensor>& entries, std::string_view name) {
   const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; });
   return found == entries.end() ? nullptr : &*found;
 }
 
 /// Tensors of old files that are computed from the configuration.
-inline bool is_rotary_buffer(const safetensors_entry& entry) {
+inline bool is_rotary_buffer(const weight_tensor& entry) {
   return entry.name.ends_with(".rotary_emb.inv_freq") || entry.name.ends_with(".rotary_emb.cos_cached") ||
          entry.name.ends_with(".rotary_emb.sin_cached");
 }
@@ -43,7 +45,7 @@ inline bool is_rotary_buffer(const safetensors_entry& entry) {
 /// A base model (transformers' LlamaModel) has its tensors without the prefix, and no head: one that is tied is whole.
 inline void name_base_model(model_directory& d) {
   if (!entry_of(d.entries, "embed_tokens.weight")) return;
-  for (safetensors_entry& e : d.entries) {
+  for (weight_tensor& e : d.entries) {
     if (e.name.starts_with("model."))
       fail({d.source(), ": it has the tensors 'embed_tokens.weight', of a base model, and '", e.name,
             "', of a language model; legal is the one or the other"});
@@ -59,13 +61,12 @@ inline void name_base_model(model_directory& d) {
 /// Where the configuration ties the head: a stored head that equals the embedding is left out, one that differs unties
 /// the model, as in transformers, and one that is there alone is both.
 inline void settle_head(model_directory& d) {
-  safetensors_entry* const head = entry_of(d.entries, head_name);
+  weight_tensor* const head = entry_of(d.entries, head_name);
   if (!d.config.tie_embeddings || !head) return;
-  const safetensors_entry* const table = entry_of(d.entries, table_name);
+  const weight_tensor* const table = entry_of(d.entries, table_name);
   if (!table) {
     head->name = table_name;
-  } else if (table->dtype == head->dtype && table->shape == head->shape &&
-             std::equal(table->bytes.begin(), table->bytes.end(), head->bytes.begin(), head->bytes.end())) {
+  } else if (same_elements(*table, *head)) {
     d.entries.erase(d.entries.begin() + (head - d.entries.data()));
   } else {
     d.config.tie_embeddings = false;
@@ -74,16 +75,18 @@ inline void settle_head(model_directory& d) {
 
 }  // namespace detail
 
-/// Opens the directory `path`: config.json, and model.safetensors or shards with an index. Buffers of old files are
-/// left out, names of a base model are completed, and whether the head is tied is settled by what is stored. Nothing is
-/// read but headers, and both tables where a tied head is stored too. Errors as `safetensors_directory` and
-/// `parse_llama_config`, naming `knob`.
-inline model_directory open_model_directory(const std::string& path, const std::string& knob = "--init-from") {
+/// Opens the directory `path`: config.json of Hugging Face, and model.safetensors or shards with an index, whose
+/// tensors have the names and order of `order`. Buffers of old files are left out, names of a base model are completed,
+/// and whether the head is tied is settled by what is stored. Nothing is read but headers, and both tables where a tied
+/// head is stored too. Errors as `safetensors_directory`, `parse_llama_config` and `weights_in_order`, naming `knob`.
+inline model_directory open_model_directory(const std::string& path, const std::string& knob = "--init-from",
+                                            weights_order order = weights_order::hugging_face) {
   safetensors_directory files(path, knob);
   const std::string config = (std::filesystem::path(path) / "config.json").string();
   model_directory d{read_llama_config(config, knob), {}, std::move(files)};
-  for (const safetensors_entry& e : d.files.entries())
+  for (const weight_tensor& e : d.files.entries())
     if (!detail::is_rotary_buffer(e)) d.entries.push_back(e);
+  d.entries = weights_in_order(std::move(d.entries), order, d.config, d.source());
   detail::name_base_model(d);
   detail::settle_head(d);
   return d;

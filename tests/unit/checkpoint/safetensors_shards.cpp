@@ -63,7 +63,7 @@ TEST_CASE("tensors are shared out in order, and written in parts by offset") {
       CHECK(e.name == tensors[i].name);
       CHECK(e.dtype == tensors[i].dtype);
       CHECK(e.shape == tensors[i].shape);
-      for (const std::byte b : e.bytes) CHECK(b == static_cast<std::byte>(i + 1));
+      for (const std::byte b : bytes_of(e)) CHECK(b == static_cast<std::byte>(i + 1));
     }
   }
   CHECK_ERROR(safetensors_shards({{"a", safetensors_dtype::f32, {1}}, {"a", safetensors_dtype::f32, {1}}}, 1, "out"),

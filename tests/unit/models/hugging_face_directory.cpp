@@ -65,8 +65,7 @@ TEST_CASE("a directory of one file, as transformers writes it") {
   CHECK(d.config == plait::read_llama_config(folder + "/config.json"));
   const plait::safetensors_reader file(folder + "/model.safetensors");
   REQUIRE(d.entries.size() == file.entries().size());
-  for (const auto& entry : d.entries)
-    CHECK(std::equal(entry.bytes.begin(), entry.bytes.end(), file.at(entry.name).bytes.begin()));
+  for (const auto& entry : d.entries) CHECK(same_elements(entry, weight_in_memory(file.at(entry.name))));
   CHECK(d.source() == "--init-from: '" + folder + "'");
   CHECK(d.files.file_of("model.norm.weight") == "model.safetensors");
 }
@@ -167,4 +166,37 @@ TEST_CASE("buffers of old files, base models and heads that are tied") {
   values mixed = base;
   mixed["model.norm.weight"] = {4, 2};
   CHECK_ERROR(opened(untied, mixed), "'embed_tokens.weight', of a base model, and 'model.norm.weight'");
+}
+
+TEST_CASE("weights in the order of Megatron and of Meta, beside a config.json") {
+  using plait::weights_order;
+  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const temp_folder dir;
+  std::filesystem::copy(data + "config.json", dir / "config.json");
+  const plait::safetensors_reader expected(data + "hugging_face.safetensors");
+  for (const auto& [file, order] : {std::pair{"hugging_face", weights_order::hugging_face},
+                                    {"megatron", weights_order::megatron},
+                                    {"meta", weights_order::meta}}) {
+    CAPTURE(file);
+    std::filesystem::copy(data + file + ".safetensors", dir / "model.safetensors",
+                          std::filesystem::copy_options::overwrite_existing);
+    const model_directory d = open_model_directory(dir / "", "--init-from", order);
+    CHECK(d.entries.size() == expected.entries().size());
+    for (const auto& entry : d.entries) CHECK(same_elements(entry, weight_in_memory(expected.at(entry.name))));
+  }
+  CHECK_ERROR(open_model_directory(dir / ""), "--init-from: '", "have the names of meta, and --weights-order is");
+}
+
+TEST_CASE("a file that becomes shorter after it was opened is an error in words") {
+  const temp_folder dir;
+  write_file(dir / "model.safetensors", {{"a", {1000, 1}}, {"b", {3000, 2}}});
+  const safetensors_directory files(dir / "");
+  const auto size = std::filesystem::file_size(dir / "model.safetensors");
+  std::filesystem::resize_file(dir / "model.safetensors", size - 8000);
+  std::vector<float> a(1000), b(3000);
+  files.entries()[0].read(0, 1000, reinterpret_cast<std::byte*>(a.data()));
+  CHECK(a == std::vector<float>(1000, 1));
+  CHECK_ERROR(files.entries()[1].read(0, 3000, reinterpret_cast<std::byte*>(b.data())),
+              "model.safetensors' is truncated: it ends at byte " + std::to_string(size - 8000));
+  CHECK_ERROR(open_files(dir / ""), "it is truncated");
 }

@@ -92,9 +92,11 @@ double distance_of_logits(const context<cpu>& ctx, model_type& model, const safe
 std::map<std::string, std::string> tensors_of(const std::string& folder) {
   std::map<std::string, std::string> all;
   const safetensors_directory files(folder);
-  for (const safetensors_entry& e : files.entries())
+  for (const weight_tensor& e : files.entries()) {
+    const std::vector<std::byte> bytes = bytes_of(e);
     all[e.name] = cat({name_of(e.dtype), detail::shape_text(e.shape),
-                       std::string_view(reinterpret_cast<const char*>(e.bytes.data()), e.bytes.size())});
+                       std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())});
+  }
   return all;
 }
 
@@ -271,6 +273,40 @@ TEST_CASE("loading is strict over all stages, and says the same on every rank") 
   auto twice = whole;
   twice.push_back(whole[3]);
   CHECK(message(twice) == "file: two tensors are called '" + whole[3].name + "'");
+}
+
+TEST_CASE("weights in three orders are one model on every layout") {
+  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const temp_folder dir;
+  std::filesystem::copy(data + "config.json", dir / "config.json");
+  std::set<std::uint64_t> hashes;
+  for (const auto& [file, order] : {std::pair{"hugging_face", weights_order::hugging_face},
+                                    {"megatron", weights_order::megatron},
+                                    {"meta", weights_order::meta}}) {
+    std::filesystem::copy(data + file + ".safetensors", dir / "model.safetensors",
+                          std::filesystem::copy_options::overwrite_existing);
+    const model_directory from = open_model_directory(dir / "", "--init-from", order);
+    for (const ranks_of_model& m : {ranks_of_model{1, 1, 1}, {1, 2, 1}, {2, 1, 1, zero_level::parameters}})
+      on_ranks(from.config, m, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
+        load_weights(ctx, model, from.entries, from.source());
+        const std::uint64_t hash = weights_hash(ctx, model);
+        if (ranks.root().rank() == 0) hashes.insert(hash);
+      });
+  }
+  CHECK(hashes.size() == 1);
+}
+
+TEST_CASE("a file that becomes shorter while a model is loaded ends in words, not by a signal") {
+  const temp_folder dir;
+  for (const char* name : {"config.json", "model.safetensors"})
+    std::filesystem::copy(data_folder("mha") + "/" + name, dir / name);
+  const model_directory from = open_model_directory(dir / "");
+  std::filesystem::resize_file(dir / "model.safetensors", 5000);
+  CHECK_ERROR(on_ranks(from.config, {1, 2, 2},
+                       [&](const context<cpu>& ctx, pipeline_world&, model_type& model) {
+                         load_weights(ctx, model, from.entries, from.source());
+                       }),
+              "--init-from: '", "model.safetensors' is truncated: it ends at byte ");
 }
 
 TEST_CASE("an export that cannot be is refused on every rank, and leaves nothing") {

@@ -13,17 +13,24 @@
 
 namespace {
 
-using plait::converted_weights;
 using plait::safetensors_reader;
+using plait::weight_tensor;
 
 const std::string conversions = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
 
-bool equal(const converted_weights& got, const safetensors_reader& expected) {
-  return got.entries.size() == expected.entries().size() &&
-         std::all_of(got.entries.begin(), got.entries.end(), [&](const auto& e) {
+std::vector<weight_tensor> tensors_of(const std::string& name) {
+  return plait::weights_of_file(conversions + name + ".safetensors", "file");
+}
+bool equal(const std::vector<weight_tensor>& got, const safetensors_reader& expected) {
+  return got.size() == expected.entries().size() && std::all_of(got.begin(), got.end(), [&](const auto& e) {
            const auto* const same = expected.find(e.name);
-           return same && same->dtype == e.dtype && same->shape == e.shape &&
-                  std::equal(e.bytes.begin(), e.bytes.end(), same->bytes.begin(), same->bytes.end());
+           if (!same || !same_elements(e, weight_in_memory(*same))) return false;
+           // Rows in parts, each from the middle of one to the middle of another.
+           std::vector<std::byte> parts(same->bytes.size());
+           const auto width = static_cast<std::int64_t>(size_of(e.dtype));
+           for (std::int64_t begin = 0; begin < e.size(); begin += 7)
+             e.read(begin, std::min(begin + 7, e.size()), parts.data() + begin * width);
+           return std::equal(parts.begin(), parts.end(), same->bytes.begin());
          });
 }
 
@@ -31,15 +38,33 @@ bool equal(const converted_weights& got, const safetensors_reader& expected) {
 
 TEST_CASE("weights of Megatron and of Meta are Hugging Face's, bit for bit") {
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
-  const safetensors_reader expected(conversions + "hugging_face.safetensors"),
-      megatron(conversions + "megatron.safetensors"), meta(conversions + "meta.safetensors");
+  const safetensors_reader expected(conversions + "hugging_face.safetensors");
   REQUIRE(expected.entries().size() == 21);
-  const converted_weights from_megatron = plait::weights_from_megatron(megatron.entries(), config, "file");
-  CHECK(equal(from_megatron, expected));
-  CHECK(from_megatron.memory.size() == 2 * 5);  // what is not fused is not copied
-  const converted_weights from_meta = plait::weights_from_meta(meta.entries(), config, "file");
-  CHECK(equal(from_meta, expected));
-  CHECK(from_meta.memory.size() == 2 * 2);
+  CHECK(equal(plait::weights_from_megatron(tensors_of("megatron"), config, "file"), expected));
+  CHECK(equal(plait::weights_from_meta(tensors_of("meta"), config, "file"), expected));
+}
+
+TEST_CASE("the order is named, and a name that is not that of the tensors is refused") {
+  using plait::weights_order;
+  const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
+  const safetensors_reader expected(conversions + "hugging_face.safetensors");
+  for (const char* file : {"hugging_face", "megatron", "meta"})
+    for (const char* name : {"hugging-face", "megatron", "meta"}) {
+      CAPTURE(file);
+      CAPTURE(name);
+      const weights_order order = plait::weights_order_from(name);
+      CHECK(name_of(order) == name);
+      const weights_order there = order_of_names(tensors_of(file));
+      if (order == there)
+        CHECK(equal(weights_in_order(tensors_of(file), order, config, "dir"), expected));
+      else
+        CHECK_ERROR(weights_in_order(tensors_of(file), order, config, "dir"), "dir: its tensors, such as '",
+                    "have the names of " + std::string(name_of(there)) + ", and --weights-order is " + name,
+                    "legal is --weights-order " + std::string(name_of(there)));
+    }
+  CHECK_ERROR(plait::weights_order_from("nemo"),
+              "--weights-order 'nemo' is unknown; legal are hugging-face, megatron, meta");
+  CHECK(weights_in_order({}, weights_order::hugging_face, config, "dir").empty());
 }
 
 TEST_CASE("the biases of fused projections are split alike") {
@@ -53,11 +78,11 @@ TEST_CASE("the biases of fused projections are split alike") {
        {16},
        std::as_bytes(std::span(qkv))},
       {"decoder.layers.11.mlp.linear_fc1.bias", plait::safetensors_dtype::f32, {6}, std::as_bytes(std::span(fc1))}};
-  const converted_weights got = plait::weights_from_megatron(entries, c, "file");
+  const auto got = plait::weights_from_megatron(plait::weights_in_memory(entries), c, "file");
   const auto values = [&](const std::string& name) {
-    for (const auto& e : got.entries) {
+    for (const auto& e : got) {
       std::vector<float> all(static_cast<std::size_t>(e.size()));
-      copy_elements(e, all.data());
+      e.read(0, e.size(), reinterpret_cast<std::byte*>(all.data()));
       if (e.name == name) return all;
     }
     return std::vector<float>();
@@ -71,16 +96,15 @@ TEST_CASE("the biases of fused projections are split alike") {
 
 TEST_CASE("a tensor that is unknown or has another size is refused") {
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
-  const safetensors_reader megatron(conversions + "megatron.safetensors"), meta(conversions + "meta.safetensors");
-  CHECK_ERROR(plait::weights_from_megatron(meta.entries(), config, "file"), "file: tensor '", "none that Megatron has");
-  CHECK_ERROR(plait::weights_from_meta(megatron.entries(), config, "file"), "file: tensor '", "none that Meta has");
+  const std::vector<weight_tensor> megatron = tensors_of("megatron"), meta = tensors_of("meta");
+  CHECK_ERROR(plait::weights_from_megatron(meta, config, "file"), "file: tensor '", "none that Megatron has");
+  CHECK_ERROR(plait::weights_from_meta(megatron, config, "file"), "file: tensor '", "none that Meta has");
   plait::llama_config wider = config;
   wider.kv_heads = 3;
-  CHECK_ERROR(plait::weights_from_meta(meta.entries(), wider, "file"), "attention.wk.weight' has 8 rows",
-              "the model needs 12");
-  CHECK_ERROR(plait::weights_from_megatron(megatron.entries(), wider, "file"), "linear_qkv.weight' has 40 rows",
+  CHECK_ERROR(plait::weights_from_meta(meta, wider, "file"), "attention.wk.weight' has 8 rows", "the model needs 12");
+  CHECK_ERROR(plait::weights_from_megatron(megatron, wider, "file"), "linear_qkv.weight' has 40 rows",
               "the model needs 48");
-  std::vector<plait::safetensors_entry> odd = meta.entries();
+  std::vector<weight_tensor> odd = meta;
   odd[0].name = "layers.x.attention.wq.weight";
   CHECK_ERROR(plait::weights_from_meta(odd, config, "file"), "'layers.x.attention.wq.weight'");
 }

@@ -209,10 +209,16 @@ TEST_CASE("a checkpoint that does not fit is refused, naming the tensor, and cha
   CHECK(lacks(refused(false, [](auto& e) { e[1].dtype = safetensors_dtype::i32; }),
               "file: tensor 'model.layers.0.input_layernorm.weight' holds I32 elements; weights are F64, F32, F16 or "
               "BF16") == "");
-  CHECK(
-      lacks(refused(true,
-                    [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight", e.back().bytes = e[2].bytes; }),
-            "file: tensor 'lm_head.weight' differs from 'model.embed_tokens.weight'") == "");
+  std::vector<std::byte> others;
+  CHECK(lacks(refused(true,
+                      [&](auto& e) {
+                        others.assign(e[0].bytes.begin(), e[0].bytes.end());
+                        others.back() ^= std::byte{1};
+                        e.push_back(e[0]), e.back().name = "lm_head.weight", e.back().bytes = others;
+                      }),
+              "file: tensor 'lm_head.weight' differs from 'model.embed_tokens.weight'") == "");
+  CHECK(lacks(refused(true, [](auto& e) { e[0].bytes = e[0].bytes.first(8); }),
+              "tensor 'model.embed_tokens.weight' has 8 bytes, which are not those of its shape [7, 8] in F32") == "");
   CHECK(refused(true, [](auto& e) { e.push_back(e[0]), e.back().name = "lm_head.weight"; }) == "");
   CHECK(refused(true, [](auto&) {}) == "");
 }

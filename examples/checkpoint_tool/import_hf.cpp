@@ -1,0 +1,94 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../size_text.hpp"
+#include "commands.hpp"
+#include "content.hpp"
+#include "model_tensors.hpp"
+#include "paths.hpp"
+#include "plait/checkpoint/convert.hpp"
+#include "plait/checkpoint/share.hpp"
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/tensors_of_step.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "table.hpp"
+
+namespace {
+
+/// Refuses a directory that has not the model's tensors, all of them and no others.
+void require_model(const plait::model_directory& from) {
+  plait::manifest there;
+  for (const plait::weight_tensor& t : from.entries) there.tensors.push_back({t.name, t.dtype, t.shape, {}});
+  static_cast<void>(tensors_of_step(there, tensors_of(from.config), from.source(), true));
+}
+
+plait::staged_share::staged_box whole_box(const plait::weight_tensor& t, plait::safetensors_dtype type) {
+  plait::box all;
+  all.dims = static_cast<int>(t.shape.size());
+  std::copy(t.shape.begin(), t.shape.end(), all.global.begin());
+  all.local = all.global;
+  return {t.name, type, all};
+}
+
+}  // namespace
+
+void import_hf(const import_hf_options& opt) {
+  std::optional<plait::safetensors_dtype> dtype;
+  if (!opt.dtype.empty()) {
+    dtype = plait::find_safetensors_dtype(opt.dtype);
+    if (!dtype || !plait::weight_dtype_of(*dtype))
+      plait::fail({"--dtype is ", opt.dtype, "; legal are F64, F32 and BF16"});
+  }
+  plait::model_directory from =
+      plait::open_model_directory(opt.model, "DIR", plait::weights_order_from(opt.weights_order));
+  require_model(from);
+  const auto type_of = [&](const plait::weight_tensor& t) { return dtype.value_or(t.dtype); };
+  // Wide elements first, so that each tensor starts on a multiple of its element size.
+  std::stable_sort(from.entries.begin(), from.entries.end(),
+                   [&](const auto& a, const auto& b) { return size_of(type_of(a)) > size_of(type_of(b)); });
+  std::vector<plait::staged_share::staged_box> boxes;
+  for (const plait::weight_tensor& t : from.entries) boxes.push_back(whole_box(t, type_of(t)));
+
+  if (lies_in(opt.folder, opt.model))
+    plait::fail({"FOLDER: '", opt.folder, "' lies in the model directory, which is not changed; name another folder"});
+  const auto into = [](auto&& work) { return about("FOLDER", work); };
+  plait::file_system& files = plait::machine_files();
+  std::optional<plait::step_root> root;
+  std::optional<plait::step_in_progress> step;
+  std::optional<plait::share_writer> writer;
+  into([&] {
+    root.emplace(files, opt.folder);
+    step.emplace(root->begin(0));
+    writer.emplace(files, step->path(), 0, boxes, std::vector<std::pair<std::string, std::uint64_t>>{});
+  });
+  std::vector<std::byte> in, out;
+  for (const plait::weight_tensor& t : from.entries)
+    plait::each_block(t.size(), t.dtype, [&](std::int64_t begin, std::int64_t end) {
+      in.resize(static_cast<std::size_t>(end - begin) * size_of(t.dtype));
+      about("DIR", [&] { t.read(begin, end, in.data()); });
+      if (dtype) {
+        out.resize(static_cast<std::size_t>(end - begin) * size_of(*dtype));
+        convert_saved(t.dtype, *plait::weight_dtype_of(*dtype), in.data(), out.data(), end - begin, t.name);
+      }
+      into([&] { writer->append(dtype ? out : in); });
+    });
+  plait::manifest saved;
+  saved.layout = plait::cat({"the model directory '", opt.model, "'"});
+  const std::string warning = into([&] {
+    std::map<std::string, std::size_t> known;
+    plait::add_share(saved, known, writer->finish());
+    return step->commit(saved);
+  });
+  if (!warning.empty()) fmt::print(stderr, "checkpoint_tool: {}\n", printable(warning));
+  fmt::print("{}/{}: {}, {}; weights alone, for --init-from\n", printable(root->path()), plait::step_name(0),
+             counted(saved.tensors.size(), "tensor", "tensors"), size_text(static_cast<double>(bytes_of(saved))));
+}

@@ -1,0 +1,9 @@
+#pragma once
+
+#include <vector>
+
+#include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/models/llama_config.hpp"
+
+/// Returns the names and shapes that a model of this shape has: it is built on a device that only counts.
+std::vector<plait::safetensors_declaration> tensors_of(const plait::llama_config& config);

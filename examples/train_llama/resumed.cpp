@@ -1,0 +1,125 @@
+#include "resumed.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../size_text.hpp"
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/tensors_of_step.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plan.hpp"
+
+namespace {
+
+/// Calls f(); an error of it begins with the option.
+template <class F>
+auto about(const std::string& option, F&& f) {
+  try {
+    return f();
+  } catch (const plait::error& e) {
+    const std::string why = e.what();
+    plait::fail(why.starts_with("--") ? why : option + ": " + why);
+  }
+}
+
+struct found_step {
+  std::string path;
+  plait::manifest saved;
+};
+
+/// Opens a step, and compares its tensors with those of the plan.
+found_step fitting_step(const std::string& path, const run_plan& plan, bool weights_only) {
+  plait::file_system& files = plait::machine_files();
+  std::vector<plait::invalid_step> passed_over;
+  found_step out{plait::detail::step_path(files, path, passed_over), {}};
+  out.saved = plait::read_step(files, out.path);
+  if (const std::string missing = plait::missing_data(files, out.path, out.saved); !missing.empty())
+    plait::fail(missing);
+  std::vector<plait::safetensors_declaration> wanted;
+  for (const plait::safetensors_declaration& t : plan.state)
+    if (!weights_only || !plait::is_of_optimizer(t.name)) wanted.push_back(t);
+  static_cast<void>(plait::tensors_of_step(out.saved, wanted, "'" + out.path + "'", weights_only));
+  return out;
+}
+
+std::string line_of(const char* option, const found_step& step, const char* what) {
+  std::uint64_t bytes = 0;
+  for (const plait::stored_file& file : step.saved.files) bytes += file.bytes;
+  return fmt::format("{}: step {} of '{}', {}, saved as '{}', fits; {}\n", option, step.saved.step, step.path,
+                     size_text(static_cast<double>(bytes)), step.saved.layout, what);
+}
+
+/// Whether steps can be written to --checkpoint-dir by this user; the newest that are there.
+std::optional<std::uint64_t> newest_in(const std::string& directory) {
+  plait::file_system& files = plait::machine_files();
+  const auto kind = files.kind_of(directory);
+  if (kind && *kind != plait::file_kind::directory) plait::fail({"'", directory, "' is no directory"});
+  const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
+  const std::string written = kind ? directory : parent.empty() ? "." : parent.string();
+  if (::access(written.c_str(), W_OK | X_OK) != 0)
+    plait::fail({"cannot write to '", written, "': ", std::strerror(errno)});
+  if (!kind) return {};
+  const auto newest = plait::newest_step(files, directory);
+  return newest ? std::optional(newest->step) : std::nullopt;
+}
+
+}  // namespace
+
+void check_resumed(const setup& s, const plait::loaded_state& loaded) {
+  const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
+    const auto there = loaded.scalar<std::int64_t>(scalar);
+    if (there != here)
+      throw plait::error_of_all(plait::cat({option, " is ", here, ", and '", loaded.path, "' was saved with ", there,
+                                            ", by which it knows its place in the data; legal is ", there}));
+  };
+  same("--seed", "train.seed", static_cast<std::int64_t>(s.opt.seed));
+  same("--seq", "train.seq", s.opt.seq);
+  const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
+  if (s.data && there != s.data_text && s.opt.on_new_data == "stop" && !there.empty())
+    throw plait::error_of_all(
+        plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
+                    "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
+                    s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
+}
+
+std::string planned_state_text(const setup& s, const run_plan& plan) {
+  std::string text;
+  const std::string& directory = s.opt.checkpoint_dir;
+  std::optional<std::uint64_t> newest;
+  if (!directory.empty()) newest = about("--checkpoint-dir", [&] { return newest_in(directory); });
+  std::int64_t begins = 0;
+  const std::string resumed = s.opt.resume == "none"   ? ""
+                              : s.opt.resume != "auto" ? s.opt.resume
+                              : newest                 ? directory
+                                                       : "";
+  if (!resumed.empty()) {
+    const found_step step = about("--resume", [&] {
+      found_step found = fitting_step(resumed, plan, false);
+      check_resumed(s, {.step = found.saved.step, .path = found.path, .scalars = found.saved.scalars});
+      return found;
+    });
+    begins = static_cast<std::int64_t>(step.saved.step);
+    if (begins > s.opt.steps)
+      plait::fail(fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps",
+                              s.opt.steps, begins, s.opt.resume));
+    text += line_of("--resume", step, "its bytes are compared with their checksums when it is loaded");
+  } else if (s.opt.resume == "auto") {
+    text += fmt::format("--resume auto: nothing is saved in '{}' yet\n", directory);
+  }
+  if (!s.first_step.empty())
+    text += line_of("--init-from", about("--init-from", [&] { return fitting_step(s.first_step, plan, true); }),
+                    resumed.empty() ? "its weights are taken, with a new optimizer" : "--resume takes its place");
+  if (newest && static_cast<std::int64_t>(*newest) > begins)
+    plait::fail({"--checkpoint-dir: '", directory, "' has step ", *newest, " already, and this run begins after step ",
+                 begins, "; --resume auto goes on from the newest, and another directory takes what this run saves"});
+  return text;
+}

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "options.hpp"
+
+namespace plait {
+struct loaded_state;
+}
+struct run_plan;
+
+/// Throws `plait::error_of_all`, naming the option, where the run cannot go on from a saved state: its place in the
+/// data would be another. No fmt here: nvcc compiles it.
+void check_resumed(const setup& s, const plait::loaded_state& loaded);
+
+/// Returns lines on what --init-from, --resume and --checkpoint-dir name, for a dry run: nothing if they name nothing
+/// that is saved. Throws `plait::error`, naming the option, where the run would refuse it: what is not there, is not
+/// whole by its manifest, or does not fit the run. No tensor is read, and nothing is written.
+std::string planned_state_text(const setup& s, const run_plan& plan);

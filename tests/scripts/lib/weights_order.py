@@ -1,0 +1,74 @@
+"""weights_order.py DIRECTORY ORDER OUT: a model directory of Hugging Face as Megatron or Meta name and order its tensors.
+
+Written from the two layouts themselves, rows of bytes at a time: Megatron has the queries of each kv head, its key and its
+value in one tensor, and gate above up; Meta has the rows i and i + head_dim / 2 of a head beside each other.
+"""
+import json
+import pathlib
+import struct
+import sys
+
+MEGATRON = {"input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
+            "post_attention_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+            "self_attn.o_proj.weight": "self_attention.linear_proj.weight", "mlp.down_proj.weight": "mlp.linear_fc2.weight"}
+META = {"input_layernorm.weight": "attention_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight",
+        "self_attn.v_proj.weight": "attention.wv.weight", "self_attn.o_proj.weight": "attention.wo.weight",
+        "mlp.gate_proj.weight": "feed_forward.w1.weight", "mlp.down_proj.weight": "feed_forward.w2.weight",
+        "mlp.up_proj.weight": "feed_forward.w3.weight"}
+TOP = {"megatron": {"model.embed_tokens.weight": "embedding.word_embeddings.weight",
+                    "model.norm.weight": "decoder.final_layernorm.weight", "lm_head.weight": "output_layer.weight"},
+       "meta": {"model.embed_tokens.weight": "tok_embeddings.weight", "model.norm.weight": "norm.weight",
+                "lm_head.weight": "output.weight"}}
+
+
+def read(folder: pathlib.Path) -> dict:
+    data = (folder / "model.safetensors").read_bytes()
+    size, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    out = {}
+    for name, e in header.items():
+        begin, end = (8 + size + x for x in e["data_offsets"])
+        rows, width = e["shape"][0], (end - begin) // e["shape"][0]
+        out[name] = (e["dtype"], e["shape"][1:], [data[begin + i * width:begin + (i + 1) * width] for i in range(rows)])
+    return out
+
+
+def write(folder: pathlib.Path, tensors: dict) -> None:
+    header, body = {}, b""
+    for name, (dtype, rest, rows) in tensors.items():
+        data = b"".join(rows)
+        header[name] = {"dtype": dtype, "shape": [len(rows), *rest], "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+source, order, out = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+config = json.loads((source / "config.json").read_text())
+heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+d = config.get("head_dim") or config["hidden_size"] // heads
+theirs = read(source)
+tensors = {TOP[order][name]: theirs[name] for name in TOP[order] if name in theirs}
+for i in range(config["num_hidden_layers"]):
+    def of(name: str) -> tuple:
+        return theirs[f"model.layers.{i}.{name}"]
+
+    q, k, v = (of(f"self_attn.{x}_proj.weight") for x in "qkv")
+    if order == "megatron":
+        prefix, table, group = f"decoder.layers.{i}.", MEGATRON, heads // kv_heads
+        fused = [row for h in range(kv_heads) for part, n in ((q, group), (k, 1), (v, 1))
+                 for row in part[2][h * n * d:(h + 1) * n * d]]
+        tensors[prefix + "self_attention.linear_qkv.weight"] = (q[0], q[1], fused)
+        gate, up = of("mlp.gate_proj.weight"), of("mlp.up_proj.weight")
+        tensors[prefix + "mlp.linear_fc1.weight"] = (gate[0], gate[1], gate[2] + up[2])
+    else:
+        prefix, table = f"layers.{i}.", META
+        for name, part, n in (("wq", q, heads), ("wk", k, kv_heads)):
+            rows = [part[2][h * d + j + half * d // 2] for h in range(n) for j in range(d // 2) for half in (0, 1)]
+            tensors[prefix + f"attention.{name}.weight"] = (part[0], part[1], rows)
+    for name, other in table.items():
+        tensors[prefix + other] = of(name)
+out.mkdir()
+(out / "config.json").write_text((source / "config.json").read_text())
+write(out, tensors)
