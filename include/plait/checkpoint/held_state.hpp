@@ -30,12 +30,15 @@ struct held_tensor {
   box part;                         ///< in the dims of its layout, with padding
   std::int64_t begin = 0, end = 0;
   axis_list copies;    ///< axes of the stage's mesh whose ranks hold the same elements
+  axis_list across{};  ///< axes over which rows are cut: those that shard a dim behind the leading one
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;  ///< [from, to) of the part's elements
   std::function<void(const std::byte* in)> write;                                ///< all of them
   /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
   std::function<std::byte*()> target{};
+  /// The part of the i-th rank along `across`, whose other coordinates are this rank's. Not needed where there is none.
+  std::function<box(std::int64_t i)> part_across{};
 
   std::int64_t size() const { return end - begin; }
   std::size_t element_bytes() const { return size_of(type); }
@@ -114,6 +117,19 @@ void write_optimizer(const context<Device>& ctx, const optimizer_tensor& t, cons
   ctx.device.upload(t.scales, scales.data(), scales.size(), stream);
 }
 
+/// Returns the rank that is the i-th of the group of `rank` along some axes, which are in the mesh's order.
+inline std::int64_t rank_in_group(const mesh_shape& mesh, std::int64_t rank, const axis_list& axes, std::int64_t i) {
+  std::int64_t out = 0, stride = 1;
+  for (std::size_t a = mesh.axes.size(); a-- > 0;) {
+    const std::int64_t extent = mesh.extents[a];
+    std::int64_t at = mesh.coordinate(rank, mesh.axes[a]);
+    if (axes.contains(mesh.axes[a])) at = std::exchange(i, i / extent) % extent;
+    out += at * stride;
+    stride *= extent;
+  }
+  return out;
+}
+
 /// Describes what there is of one parameter: where it lies, and on which ranks the same.
 template <class Precision, compute_device Device>
 held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Device>& p) {
@@ -128,6 +144,14 @@ held_tensor held_part(const context<Device>& ctx, const parameter<Precision, Dev
     if (mesh.extent(axis) > 1 && !sharding.contains(axis) && !(p.home() && p.home()->axes().contains(axis)))
       held.copies.push_back(axis);
   held.counts = p.counts();
+  const layout& stored = p.stored();
+  for (const axis_id axis : sharding)
+    for (std::size_t d = 1; d < stored.dims.size(); ++d)
+      if (stored.dims[d].axes.contains(axis)) held.across.push_back(axis);
+  held.part_across = [&ctx, &p, axes = held.across](std::int64_t i) {
+    const mesh_shape& ranks = ctx.ranks.shape();
+    return local_box(p.stored(), ranks, ctx.sizes, rank_in_group(ranks, ctx.ranks.rank(), axes, i));
+  };
   return held;
 }
 

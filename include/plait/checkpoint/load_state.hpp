@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,17 +15,19 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/convert.hpp"
+#include "plait/checkpoint/exchange_shares.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
+#include "plait/checkpoint/whole_rows.hpp"
+#include "plait/core/hash.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -65,6 +68,7 @@ struct load_rules {
   std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
   std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
   std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
+  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
 };
 
 namespace detail {
@@ -122,22 +126,28 @@ class state_loader {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
     make_groups(held);
+    std::vector<std::vector<planned_read>> reads(held.size());
     std::vector<std::size_t> begin{0};
-    for (const held_tensor& h : held) {
-      const auto [from, to] = own_share(ctx_, h);
-      begin.push_back(begin.back() + (static_cast<std::size_t>(to - from) * h.element_bytes() + 63) / 64 * 64);
-    }
     std::string problem;
     byte_buffer shares;
     try {
+      for (std::size_t i = 0; i < held.size(); ++i) {
+        reads[i] = plan(held[i]);
+        begin.push_back(begin.back() + (slot_bytes(held[i], reads[i]) + 63) / 64 * 64);
+      }
       shares.grow(begin.back());
-      for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], shares.data() + begin[i]);
+      for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], reads[i], shares.data() + begin[i]);
     } catch (const std::exception& e) {
       problem = e.what();
     }
     complain(problem);
     check_partly_read();
-    for (std::size_t i = 0; i < held.size(); ++i) exchange(held[i], shares.data() + begin[i]);
+    share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
+    for (std::size_t i = 0; i < held.size(); ++i)
+      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], shares.data() + begin[i], share_bytes(held[i]));
+    exchange.finish_rows();
+    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], shares.data() + begin[i]);
+    exchange.finish_copies();
   }
 
  private:
@@ -186,24 +196,36 @@ class state_loader {
     agree_on(ctx_.device, ranks_, problem, cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);
   }
-  /// Makes the groups that `exchange` needs: all ranks of a world make a group, and a rank may hold nothing that the
-  /// others of its group do.
+  /// Makes the groups that are needed: all ranks of a world make a group, and a rank may hold nothing that the others
+  /// of its group do. Where ranks that hold parts of rows would not read the same rows, each reads for itself.
   void make_groups(const std::vector<held_tensor>& held) {
     const mesh_shape& mesh = ctx_.ranks.shape();
-    std::uint64_t sets = 0;  // one bit for each set of axes, which is a number below 2^max_axes
+    std::uint64_t sets = 0, cut = 0;  // one bit for each set of axes, which is a number below 2^max_axes
+    std::array<std::uint64_t, 64> ranges{};
     static_assert(max_axes <= 6);
-    for (const held_tensor& h : held) {
+    const auto number_of = [&](const axis_list& axes) {
       unsigned set = 0;
-      for (std::size_t i = 0; i < mesh.axes.size(); ++i) set |= unsigned{h.copies.contains(mesh.axes[i])} << i;
-      if (mesh.size(h.copies) > 1) sets |= std::uint64_t{1} << set;
+      for (std::size_t i = 0; i < mesh.axes.size(); ++i) set |= unsigned{axes.contains(mesh.axes[i])} << i;
+      return set;
+    };
+    for (const held_tensor& h : held) {
+      if (mesh.size(h.copies) > 1) sets |= std::uint64_t{1} << number_of(h.copies);
+      if (mesh.size(h.across) == 1) continue;
+      const unsigned set = number_of(h.across);
+      cut |= std::uint64_t{1} << set;
+      ranges[set] = fnv1a(cat({ranges[set], " ", h.name, " ", h.begin, " ", h.end}));
     }
-    for (const std::uint64_t of_rank : gather_all(ctx_.device, ranks_, {sets}, 1)) sets |= of_rank;
+    const std::vector<std::uint64_t> all = gather_all(ctx_.device, ranks_, {sets, cut}, 2);
+    for (std::size_t i = 0; i < all.size(); i += 2) sets |= all[i], cut |= all[i + 1];
     for (unsigned set = 0; set < 64; ++set) {
-      if ((sets >> set & 1) == 0) continue;
+      if (((sets | cut) >> set & 1) == 0) continue;
       axis_list axes;
       for (std::size_t i = 0; i < mesh.axes.size(); ++i)
         if (set >> i & 1) axes.push_back(mesh.axes[i]);
-      static_cast<void>(ctx_.ranks.group(axes));
+      any_communicator& group = ctx_.ranks.group(axes);
+      if ((cut >> set & 1) == 0) continue;
+      const auto theirs = gather_all(ctx_.device, group, {ranges[set]}, 1);
+      if (std::count(theirs.begin(), theirs.end(), ranges[set]) != group.size()) apart_.push_back(axes);
     }
   }
   static std::string text_of(const std::vector<std::int64_t>& shape) {
@@ -216,24 +238,52 @@ class state_loader {
            type == safetensors_dtype::bf16;
   }
 
-  void read_share(const held_tensor& h, std::byte* values) {
-    const stored_tensor& t = *by_name_.at(stored_name(h));
+  std::size_t share_bytes(const held_tensor& h) const {
     const auto [begin, end] = own_share(ctx_, h);
-    const bool same = safetensors_dtype_of(h.type) == t.dtype;
-    const std::vector<placed_box> boxes = boxes_of_part(h.part, begin, end, h.shape, h.name);
-    std::int64_t stored = 0;
-    for (const placed_box& b : boxes) stored += b.where.local_size();
-    if (stored < end - begin)
-      std::memset(values, 0, static_cast<std::size_t>(end - begin) * h.element_bytes());  // padding
-    for (const placed_box& b : boxes) {
-      std::byte* const out = values + static_cast<std::size_t>(b.at) * h.element_bytes();
+    return static_cast<std::size_t>(end - begin) * h.element_bytes();
+  }
+  static bool by_rows(const std::vector<planned_read>& reads) {
+    return std::any_of(reads.begin(), reads.end(), [](const planned_read& r) { return r.by_rows(); });
+  }
+  /// What takes as much as this rank's share, and as what it reads of it and for others.
+  std::size_t slot_bytes(const held_tensor& h, const std::vector<planned_read>& reads) const {
+    std::size_t read = 0;
+    for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
+    return std::max(share_bytes(h), read);
+  }
+  /// What this rank reads for a tensor. No file is opened.
+  std::vector<planned_read> plan(const held_tensor& h) {
+    const stored_tensor& t = *by_name_.at(stored_name(h));
+    const mesh_shape& mesh = ctx_.ranks.shape();
+    const auto [begin, end] = own_share(ctx_, h);
+    const std::int64_t ranks = mesh.size(h.across);
+    if (ranks == 1 || !h.part_across || std::find(apart_.begin(), apart_.end(), h.across) != apart_.end())
+      return plan_reads({boxes_of_part(h.part, begin, end, h.shape, h.name)}, 0, [](const box&) { return false; });
+    std::vector<std::vector<placed_box>> shares;
+    for (std::int64_t i = 0; i < ranks; ++i)
+      shares.push_back(boxes_of_part(h.part_across(i), begin, end, h.shape, h.name));
+    return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
+                      [&](const box& b) { return reader_->has_short_runs(t, b); });
+  }
+  /// Reads what is planned, each box where it belongs, or one after the other where some of them are for others too.
+  void read_share(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot) {
+    const stored_tensor& t = *by_name_.at(stored_name(h));
+    const bool same = safetensors_dtype_of(h.type) == t.dtype, in_turn = by_rows(reads);
+    std::size_t stored = 0;
+    for (const planned_read& r : reads) stored += static_cast<std::size_t>(r.own.where.local_size());
+    if (!in_turn && stored * h.element_bytes() < share_bytes(h)) std::memset(slot, 0, share_bytes(h));  // padding
+    std::byte* out = slot;
+    for (const planned_read& r : reads) {
+      if (!in_turn) out = slot + static_cast<std::size_t>(r.own.at) * h.element_bytes();
+      const auto elements = static_cast<std::size_t>(r.read().local_size());
       if (same) {
-        reader_->read(t, b.where, out);
-        continue;
+        reader_->read(t, r.read(), out);
+      } else {
+        raw_.grow(elements * size_of(t.dtype));
+        reader_->read(t, r.read(), raw_.data());
+        convert_saved(t.dtype, h.type, raw_.data(), out, r.read().local_size(), h.name);
       }
-      raw_.grow(static_cast<std::size_t>(b.where.local_size()) * size_of(t.dtype));
-      reader_->read(t, b.where, raw_.data());
-      convert_saved(t.dtype, h.type, raw_.data(), out, b.where.local_size(), h.name);
+      out += elements * h.element_bytes();
     }
     for (const partly_read& part : reader_->take_partly_read()) {
       if (!h.counts) continue;  // another stage reads the same
@@ -278,40 +328,6 @@ class state_loader {
     sums_.clear();
     complain(problem);
   }
-  /// Makes all that a rank holds of its share and those of the others that hold the same, and hands it over.
-  void exchange(const held_tensor& h, const std::byte* share) {
-    const mesh_shape& mesh = ctx_.ranks.shape();
-    const std::int64_t copies = mesh.size(h.copies), own = mesh.index_in(ctx_.ranks.rank(), h.copies);
-    if (copies == 1 || h.size() == 0) return h.write(share);
-    const auto width = static_cast<std::int64_t>(h.element_bytes());
-    const auto first = [&](std::int64_t i) { return h.size() * i / copies * width; };  // byte of the i-th share
-    const std::int64_t most = (h.size() + copies - 1) / copies * width;
-    const bool even = most * copies == h.size() * width;
-    const auto stream = ctx_.device.main_stream();
-    if (even && h.target) {
-      std::byte* const to = h.target();
-      ctx_.device.upload(to + own * most, share, static_cast<std::size_t>(most), stream);
-      return ctx_.ranks.group(h.copies).all_gather(to + own * most, to, static_cast<std::size_t>(most), dtype::u8);
-    }
-    const auto all_bytes = static_cast<std::size_t>(most * copies);
-    if (!there_ || there_->bytes() < all_bytes) {
-      there_.reset();
-      there_.emplace(make_collective_buffer<std::byte>(ctx_.device, all_bytes));
-    }
-    std::byte* all = there_->template data<std::byte>();
-    ctx_.device.upload(all + own * most, share, static_cast<std::size_t>(first(own + 1) - first(own)), stream);
-    ctx_.ranks.group(h.copies).all_gather(all + own * most, all, static_cast<std::size_t>(most), dtype::u8);
-    if constexpr (!std::is_same_v<Device, cpu>) {
-      raw_.grow(all_bytes);
-      ctx_.device.download(raw_.data(), all, all_bytes, stream);
-      all = raw_.data();
-    }
-    if (!even)  // shares differ in length by an element: close the gaps
-      for (std::int64_t i = 1; i < copies; ++i)
-        std::memmove(all + first(i), all + i * most, static_cast<std::size_t>(first(i + 1) - first(i)));
-    h.write(all);
-  }
-
   struct partly {
     std::uint32_t sum = 0;
     std::uint64_t bytes = 0;
@@ -327,7 +343,7 @@ class state_loader {
   std::map<std::string, const stored_tensor*> by_name_;
   std::optional<box_reader> reader_;
   byte_buffer raw_;
-  std::optional<buffer<Device>> there_;                             ///< shares of those that hold the same
+  std::vector<axis_list> apart_;                                    ///< along which each rank reads for itself
   std::map<std::pair<std::uint64_t, std::uint64_t>, partly> sums_;  ///< by box, and by what it was read for
 };
 

@@ -65,6 +65,17 @@ class box_reader {
       }
     }
   }
+  /// Returns whether `wanted` lies in some box of the tensor as short runs with gaps between them, which are read too.
+  bool has_short_runs(const stored_tensor& tensor, const box& wanted) {
+    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
+      const box whole = tensor.box_of(tensor.boxes[i]);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common) continue;
+      const std::int64_t elements = common->local_size(), run = detail::common_run(*common, whole, whole).first;
+      if (run < elements && run * static_cast<std::int64_t>(size_of(tensor.dtype)) < long_run) return true;
+    }
+    return false;
+  }
   /// Reads a box whole, for its checksum alone.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
     scratch_.grow(tensor.boxes[box].stored.bytes);
