@@ -24,6 +24,7 @@
 
 #include "plait/checkpoint/finished_save.hpp"
 #include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/plan_agreement.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
@@ -80,7 +81,8 @@ class checkpoint_saver {
   }
 
   /// Copies the state of this moment: the model's weights, what `optimizer` keeps of them, and `extras`. Throws
-  /// `error_of_all` where the step is there already, or its directory cannot be made. Returns the saves that it had
+  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), the step is there already, or its
+  /// directory cannot be made. Returns the saves that it had
   /// to wait for.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
@@ -102,6 +104,7 @@ class checkpoint_saver {
     next->step = step;
     next->scalars = std::move(extras.scalars);
     next->layout = options_.layout.empty() ? layout_text(ctx.ranks.shape()) : options_.layout;
+    const share_plan plan = agreed_plan(ctx, step, extras);
     std::string answer;  // the directory, or, after a blank, why there is none
     try {
       if (ranks_.rank() == 0) {
@@ -115,7 +118,7 @@ class checkpoint_saver {
     if (answer.starts_with(' '))
       throw error_of_all(cat({"checkpoint: step ", step, " is not saved: ", answer.substr(1)}));
     next->path = answer;
-    stage(ctx, extras, *next);
+    stage(plan, extras, *next);
     next->staged = clock::now();
     next->stall = seconds(begin, next->staged);
     {
@@ -183,11 +186,23 @@ class checkpoint_saver {
     return text;
   }
 
-  /// Copies this rank's share into an arena that no save uses.
+  /// Plans what this rank writes, which fits what the others plan: a difference is told before anything is written.
   template <compute_device Device>
-  void stage(const context<Device>& ctx, saved_extras& extras, job& next) {
-    share_plan plan = plan_share(ctx, extras.tensors);
-    next.share.boxes = std::move(plan.boxes);
+  share_plan agreed_plan(const context<Device>& ctx, std::uint64_t step, saved_extras& extras) {
+    share_plan plan;
+    std::string problem;
+    try {
+      plan = plan_share(ctx, extras.tensors);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    agree_on_plan(ctx.device, ranks_, step, plan, problem);
+    return plan;
+  }
+
+  /// Copies this rank's share into an arena that no save uses.
+  void stage(const share_plan& plan, const saved_extras& extras, job& next) {
+    next.share.boxes = plan.boxes;
     std::size_t bytes = plan.bytes;
     const std::size_t tensors = bytes;
     if (ranks_.rank() == 0) {

@@ -1,0 +1,148 @@
+// program: saver
+#include "plait/checkpoint/plan_agreement.hpp"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/saved_tensors.hpp"
+
+using namespace plait;
+using namespace plait::test;
+using boxes = std::vector<staged_share::staged_box>;
+
+namespace {
+
+std::uint64_t sum_of(const boxes& all) {
+  std::uint64_t sum = 0;
+  for (const auto& b : all) sum += plait::detail::box_sum(b);
+  return sum;
+}
+/// A tensor in boxes, cut at places along each dim.
+boxes cut(const std::vector<std::vector<std::int64_t>>& places, const std::string& name = "a") {
+  boxes all{{name, safetensors_dtype::f32, {}}};
+  all[0].where.dims = static_cast<int>(places.size());
+  for (std::size_t d = 0; d < places.size(); ++d) {
+    boxes next;
+    for (const auto& b : all)
+      for (std::size_t i = 0; i + 1 < places[d].size(); ++i) {
+        next.push_back(b);
+        next.back().where.global[d] = places[d].back();
+        next.back().where.offset[d] = places[d][i];
+        next.back().where.local[d] = places[d][i + 1] - places[d][i];
+      }
+    all = next;
+  }
+  return all;
+}
+
+/// What ranks say of a save for which `change` has changed what they hold.
+std::string said(const std::function<void(int rank, std::vector<held_tensor>&, std::uint64_t& step)>& change) {
+  memory_file_system files;
+  std::string text;
+  on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    auto held = mine.held();
+    std::uint64_t step = 1;
+    change(ranks.rank(), held, step);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    std::string why;
+    try {
+      saver.save(ctx, step, {.tensors = held});
+    } catch (const error_of_all& e) {
+      why = e.what();
+    }
+    for (const finished_save& s : saver.wait(ctx.device)) why += s.failure;
+    CHECK(broadcast_text(ctx.device, ranks, why) == why);
+    if (ranks.rank() == 0) text = why;
+  });
+  for (const directory_entry& e : files.list("steps"))
+    if (!text.empty()) CHECK(e.name == ".lock");  // nothing was begun, or nothing is left of it
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the sum of boxes is zero where they cover their tensors once, and else is not") {
+  CHECK(sum_of({}) == 0);
+  const std::vector<boxes> whole = {cut({}),
+                                    cut({{0, 5}}),
+                                    cut({{0, 1, 3, 5}}),
+                                    cut({{0, 2, 4}, {0, 1, 9}}),
+                                    cut({{0, 2, 3}, {0, 7}, {0, 4, 5, 6}}),
+                                    cut({{0, 1, 2}, {0, 1, 2}, {0, 3}, {0, 2, 4}, {0, 5}, {0, 1, 6}})};
+  for (const boxes& all : whole) {
+    CHECK(sum_of(all) == 0);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      boxes changed = all;
+      changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(i));
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // of nothing nothing is known: the tensor is not there
+      changed = all;
+      changed.push_back(all[i]);
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // all of it twice is found in the notes
+      changed = all;
+      changed[i].dtype = safetensors_dtype::bf16;
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));
+      changed = all;
+      changed[i].tensor = "b";
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));
+      for (int d = 0; d < all[i].where.dims; ++d) {
+        changed = all;
+        ++changed[i].where.global[static_cast<std::size_t>(d)];
+        CHECK(sum_of(changed) != 0);
+        changed = all;
+        ++changed[i].where.offset[static_cast<std::size_t>(d)];
+        CHECK(sum_of(changed) != 0);
+        changed = all;
+        ++changed[i].where.local[static_cast<std::size_t>(d)];
+        CHECK(sum_of(changed) != 0);
+      }
+    }
+  }
+  // Other cuts of one tensor, and two boxes of the same size that have changed places.
+  boxes mixed = cut({{0, 2, 4}, {0, 9}});
+  const boxes halves = cut({{0, 4}, {0, 4, 9}});
+  mixed[0] = halves[0];
+  CHECK(sum_of(mixed) != 0);
+  boxes twice = cut({{0, 2, 4}, {0, 9}});
+  twice[1] = twice[0];
+  CHECK(sum_of(twice) != 0);
+}
+
+TEST_CASE("ranks whose plans do not fit say which tensor differs before anything is written") {
+  CHECK(said([](int, auto&, auto&) {}) == "");
+  const std::string shape = said([](int rank, auto& held, auto&) {
+    if (rank != 3) return;
+    held[1].shape = {16};
+    held[1].part.global[0] = held[1].part.local[0] = held[1].end = 16;
+  });
+  CHECK(contains(shape, "checkpoint: step 1 is not saved: the ranks' parts do not make whole tensors, of one type"));
+  CHECK(contains(shape, "'whole': rank 0 has F32 [15] in [0:3]; rank 1 has F32 [15] in [3:7]"));
+  CHECK(contains(shape, "rank 3 has F32 [16] in [12:16]"));
+  CHECK(!contains(shape, "'rows'"));
+  const std::string type = said([](int rank, auto& held, auto&) {
+    if (rank == 1) held[0].type = dtype::bf16;
+  });
+  CHECK(contains(type, "'rows': rank 0 has F32 [13, 6] in "));
+  CHECK(contains(type, "rank 1 has BF16 [13, 6] in "));
+  const std::string missing = said([](int rank, auto& held, auto&) {
+    if (rank == 2) held.erase(held.begin());
+  });
+  CHECK(contains(missing, "'rows': rank 0 has "));
+  CHECK(!contains(missing, "rank 2 has"));
+  const std::string twice = said([](int, auto& held, auto&) { held[1].copies = axis_list(axis_of<dp>); });
+  CHECK(contains(twice, "'whole'"));  // what rank 0 finds
+  const std::string names = said([](int rank, auto& held, auto&) {
+    if (rank == 0) held[1].name = "hole";
+  });
+  CHECK(contains(names, "'hole': rank 0 has F32 [15] in [0:3]"));
+  CHECK(contains(names, "'whole': rank 1 has F32 [15] in [3:7]"));
+  const std::string steps = said([](int rank, auto&, auto& step) { step += static_cast<std::uint64_t>(rank / 2); });
+  CHECK(contains(steps, "nothing is saved: ranks are at different steps: rank 0 1, rank 1 1, rank 2 2, rank 3 2"));
+  const std::string unplanned = said([](int rank, auto& held, auto&) {
+    if (rank == 2) held[0].shape = {12, 5};
+  });
+  CHECK(contains(unplanned, "step 1 is not saved: checkpoint: rows: the dims of its layout do not make its shape"));
+}
