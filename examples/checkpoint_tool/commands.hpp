@@ -34,6 +34,7 @@ struct export_hf_options {
   std::string config;                         ///< a config.json, or a model directory
   std::string dtype;                          ///< empty: what the step has
   std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file
+  std::string weights_order = "hugging-face";
 };
 /// Writes the weights of a step as a model directory of Hugging Face, which must not exist.
 void export_hf(const export_hf_options& opt);

@@ -55,6 +55,10 @@ int run(int argc, char** argv) {
   exporting_model->add_option("--dtype", model.dtype, "F64, F32 or BF16; not given: what the step has");
   exporting_model->add_option("--shard-bytes", model.shard_bytes, "most bytes of tensors in a file")
       ->capture_default_str();
+  exporting_model
+      ->add_option("--weights-order", model.weights_order,
+                   "in whose names and order: hugging-face, which transformers opens, megatron or meta")
+      ->capture_default_str();
 
   import_hf_options imported;
   CLI::App* const importing = app.add_subcommand(

@@ -172,6 +172,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--export-hf", opt.export_hf,
                  "a new directory, to which the trained model is written as transformers opens it");
+  app.add_option("--export-order", opt.export_order,
+                 "in whose names and order --export-hf writes the tensors: hugging-face, which transformers opens, "
+                 "megatron or meta, as --weights-order reads them")
+      ->capture_default_str();
   app.add_option("--strategy", opt.strategy, "sp: tensor and sequence parallel; tp: tensor parallel alone")
       ->capture_default_str();
   app.add_option(
@@ -348,6 +352,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.model_given = app.count("--model") > 0;
   opt.weights_order_given = app.count("--weights-order") > 0;
   one_of("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"});
+  one_of("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"});
+  if (app.count("--export-order") > 0 && opt.export_hf.empty())
+    plait::fail("--export-order " + opt.export_order + " is for --export-hf, which names the directory to write");
   if (opt.weights_order_given && opt.init_from.empty())
     plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
   opt.data_weights = parse_weights(weights, opt.data.size());

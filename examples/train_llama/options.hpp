@@ -31,7 +31,7 @@ struct options {
   std::string model = "tiny";
   std::string init_from;  ///< a model directory, a saved step or a folder of them; empty: random weights
   std::string export_hf;  ///< a model directory of Hugging Face; empty: none
-  std::string weights_order = "hugging-face";
+  std::string weights_order = "hugging-face", export_order = "hugging-face";
   bool model_given = false, weights_order_given = false;
   std::string strategy = "sp";
   std::string data_parallel = "replicated";

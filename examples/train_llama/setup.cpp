@@ -24,6 +24,7 @@
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/models/tensor_ranks.hpp"
+#include "plait/models/weights_order.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/schedule/parse.hpp"
 
@@ -326,6 +327,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
   open_model(s);
+  plait::require_order(plait::weights_order_from(opt.export_order), s.config, "--export-order");
   const plait::llama_config& c = s.config;
   const std::string by = "the extent of tp";
   plait::check_tensor_ranks(c, tp, "--mesh");

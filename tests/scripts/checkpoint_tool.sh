@@ -170,6 +170,7 @@ refused "DIR: 'by_tool' is there already" export-hf $four by_tool --config confi
 refused "DIR: 'tp/step-00000004/x' lies in the step itself" export-hf $four $four/x --config config.json
 refused "--config: cannot open 'none'" export-hf $four x --config none
 refused "--dtype is F16; legal are F64, F32 and BF16" export-hf $four x --config config.json --dtype F16
+refused "--weights-order 'nemo' is unknown" export-hf $four x --config config.json --weights-order nemo
 refused "DIR: 'x': shard_bytes is 0" export-hf $four x --config config.json --shard-bytes 0
 refused "--config is required" export-hf $four x
 sed 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 1/' config.json >shallow.json
@@ -188,6 +189,10 @@ for order in megatron meta; do
   python3 "$here/lib/weights_order.py" "$mha" $order $order || fail "no $order"
   expect 0 import-hf $order from_$order --weights-order $order
   expect 0 diff imported/step-00000000 from_$order/step-00000000
+done
+for order in megatron meta; do
+  expect 0 export-hf imported/step-00000000 back_$order --config "$mha" --weights-order $order
+  python3 "$here/lib/tensors.py" $order back_$order || fail "another model in the order $order"
 done
 expect 0 export-hf imported/step-00000000 back --config "$mha"
 python3 "$here/lib/tensors.py" "$mha" back || fail "what is imported and exported is another model"

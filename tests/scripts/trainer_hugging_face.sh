@@ -49,6 +49,8 @@ for order in megatron meta; do
       out=${order}_${model}_$mesh
       begun "$out" "${order}_$model" --weights-order "$order" --steps 0 --mesh "$mesh" --export-hf "$out"
       same_tensors "$models/llama_$model" "$out"
+      begun "to_$out" "$models/llama_$model" --export-order "$order" --steps 0 --mesh "$mesh" --export-hf "to_$out"
+      same_tensors "${order}_$model" "to_$out"
     done
   done
 done
@@ -83,6 +85,10 @@ refused "have the names of meta, and --weights-order is megatron" --init-from me
 refused "have the names of hugging-face, and --weights-order is meta" --init-from "$mha" --weights-order meta
 refused "--weights-order 'nemo' is unknown; legal are hugging-face, megatron, meta" --init-from "$mha" --weights-order nemo
 refused "--weights-order meta is for --init-from" --weights-order meta
+refused "--export-order meta is for --export-hf" --export-order meta
+refused "--export-order 'nemo' is unknown" --export-order nemo --export-hf x
+refused "--export-order: the order meta has no tensors for norms of q and k" \
+  --init-from "$models/llama_qwen3" --export-hf x --export-order meta
 refused "is a file; name the folder that has the model's config.json and weights, '.*llama_mha'" \
   --init-from "$mha/model.safetensors"
 refused "is the folder of a model; .*llama_mha/config.json', and with its weights .*--init-from" --model "$mha"

@@ -91,6 +91,27 @@ inline std::vector<weight_tensor> weights_of_file(const std::string& path, const
   return all;
 }
 
+/// Where the rows of a tensor lie in one of another tool, which may have those of others too.
+struct weight_place {
+  std::string tensor;                                  ///< its name there
+  std::int64_t rows = 0;                               ///< that it has there
+  std::function<std::int64_t(std::int64_t)> row_at{};  ///< which of them row i is; empty: the i-th
+};
+
+/// Calls f(first element, its place, elements) for runs of the elements [begin, end) of a tensor, whose rows have `row`
+/// elements, that follow each other where row i is row `row_at(i)` too.
+template <class RowAt, class F>
+void each_row_run(std::int64_t begin, std::int64_t end, std::int64_t row, RowAt&& row_at, F&& f) {
+  while (begin < end) {
+    const std::int64_t first = begin / row, there = row_at(first);
+    std::int64_t last = first + 1;
+    while (last * row < end && row_at(last) == there + (last - first)) ++last;
+    const std::int64_t n = std::min(end, last * row) - begin;
+    f(begin, there * row + begin % row, n);
+    begin += n;
+  }
+}
+
 /// Calls f(begin, end) for pieces of `n` elements of `type` of some MB each.
 template <class F>
 void each_block(std::int64_t n, safetensors_dtype type, F&& f) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/box_runs.hpp"
 #include "plait/checkpoint/safetensors_shards.hpp"
+#include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/io/file_of_parts.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
@@ -71,6 +73,17 @@ void convert_into(safetensors_dtype type, std::vector<std::byte>& out, const Fro
   fail({"weights are written as F64, F32 or BF16, not as ", name_of(type)});
 }
 
+/// Writes elements from `begin` on of a tensor that lies as `place` says, and begins at byte `offset` of a file.
+inline void write_run(file_of_parts& file, std::uint64_t offset, const weight_place& place, std::int64_t row,
+                      std::int64_t begin, const std::vector<std::byte>& bytes, std::size_t width) {
+  if (!place.row_at) return file.write(offset + static_cast<std::uint64_t>(begin) * width, bytes.data(), bytes.size());
+  const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size() / width);
+  each_row_run(begin, end, row, place.row_at, [&](std::int64_t at, std::int64_t to, std::int64_t n) {
+    file.write(offset + static_cast<std::uint64_t>(to) * width,
+               bytes.data() + static_cast<std::size_t>(at - begin) * width, static_cast<std::size_t>(n) * width);
+  });
+}
+
 }  // namespace detail
 
 /// Returns the names and logical shapes of all parameters, sorted by name, as the same list on every rank: those of all
@@ -104,10 +117,12 @@ inline void create_files(const safetensors_shards& shards, const std::string& fo
 }
 
 /// Writes this rank's share of the master values, converted to `dtype`, into files that `create_files` has made and
-/// this rank sees. Each element is written by one rank. Not collective. Throws `error` starting with `knob`.
+/// this rank sees; to where `place` says that a parameter's rows are, if it is given. Each element is written by one
+/// rank. Not collective. Throws `error` starting with `knob`.
 template <compute_device Device, class Model>
 void write_weights(const context<Device>& ctx, Model& model, const safetensors_shards& shards, safetensors_dtype dtype,
-                   const std::string& folder, const std::string& knob) {
+                   const std::string& folder, const std::string& knob,
+                   const std::function<weight_place(const std::string&)>& place = {}) {
   std::map<std::size_t, file_of_parts> files;
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
@@ -117,17 +132,18 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
     std::vector<master> values(static_cast<std::size_t>(own.size()));
     ctx.device.download(values.data(), std::as_const(p).value(), values.size() * sizeof(master),
                         ctx.device.main_stream());
-    const safetensors_shards::place& where = shards.of(p.name());
+    const weight_place there = place ? place(p.name()) : weight_place{p.name()};
+    const safetensors_shards::place& where = shards.of(there.tensor);
     if (!files.contains(where.file))
       files.emplace(where.file, file_of_parts::open(
                                     (std::filesystem::path(folder) / shards.files()[where.file].name).string(), knob));
     file_of_parts& file = files.at(where.file);
     std::int64_t logical = 1;
     for (std::int64_t n : p.info().shape) logical *= n;
+    const std::int64_t row = p.info().shape.empty() ? 1 : logical / std::max<std::int64_t>(p.info().shape[0], 1);
     detail::each_run_of(p.part(), own, logical, [&](std::int64_t to, std::int64_t from, std::int64_t count) {
       detail::convert_into(dtype, converted_run, values.data() + (from - own.begin), static_cast<std::size_t>(count));
-      file.write(where.offset + static_cast<std::uint64_t>(to) * size_of(dtype), converted_run.data(),
-                 converted_run.size());
+      detail::write_run(file, where.offset, there, row, to, converted_run, size_of(dtype));
     });
   });
   for (auto& [index, file] : files) file.close();

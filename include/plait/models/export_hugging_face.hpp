@@ -1,5 +1,5 @@
 // Writes a model, on whatever mesh it lies, as a directory that transformers opens: config.json and safetensors. It
-// saves no training state, and converts no names. Reading one: models/hugging_face_directory.hpp.
+// saves no training state. Reading one: models/hugging_face_directory.hpp.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "plait/checkpoint/write_weights.hpp"
 #include "plait/io/atomic_folder.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/models/weights_order.hpp"
 
 namespace plait {
 
@@ -19,6 +20,9 @@ struct export_options {
   /// A model directory whose tokenizer, and whose keys of config.json that change no number (the tokens that end a
   /// text, for instance), go into the new one; empty: none.
   std::string like{};
+  /// In whose names and order the tensors are written, beside a config.json of Hugging Face: transformers opens its own
+  /// alone, and `open_model_directory` each.
+  weights_order order = weights_order::hugging_face;
   std::string knob = "--export-hf";  ///< what the user set to name the directory; error texts start with it
 };
 
@@ -40,7 +44,9 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   using precision = typename Model::precision_type;
   const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
   const std::string source = cat({how.knob, ": '", path, "'"});
-  const safetensors_shards shards(shapes_of(ctx, model, dtype), how.shard_bytes, source);
+  // Every rank has the same tensors, and so the same error.
+  const safetensors_shards shards(declared_in_order(shapes_of(ctx, model, dtype), how.order, config, source),
+                                  how.shard_bytes, source);
   std::optional<atomic_folder> folder;
   agree(ctx.device, all, [&] {
     if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
@@ -52,7 +58,10 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
     create_files(shards, folder->temporary(), how.knob);
   });
   const std::string temporary = gather_texts(ctx.device, all, folder ? folder->temporary() : std::string())[0];
-  agree(ctx.device, all, [&] { write_weights(ctx, model, shards, dtype, temporary, how.knob); });
+  agree(ctx.device, all, [&] {
+    write_weights(ctx, model, shards, dtype, temporary, how.knob,
+                  [&](const std::string& name) { return place_in_order(name, how.order, config, source); });
+  });
   agree(ctx.device, all, [&] {
     if (folder) folder->commit();
   });

@@ -36,7 +36,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   const auto written = weight_dtype_of(type);
   if (!written) fail({source, ": dtype is ", name_of(type), "; legal are F64, F32 and BF16"});
   for (safetensors_declaration& w : wanted) w.dtype = type;
-  const safetensors_shards shards(wanted, how.shard_bytes, source);
+  const safetensors_shards shards(declared_in_order(wanted, how.order, config, source), how.shard_bytes, source);
 
   atomic_folder folder(path, how.knob);
   detail::write_beside_weights(config, type, shards, folder.temporary(), how);
@@ -45,7 +45,9 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   std::vector<std::byte> in, out;
   std::map<std::size_t, file_of_parts> open;
   for (const stored_tensor* t : tensors) {
-    const safetensors_shards::place& where = shards.of(t->name);
+    const weight_place place = place_in_order(t->name, how.order, config, source);
+    const safetensors_shards::place& where = shards.of(place.tensor);
+    const std::int64_t row = t->shape.empty() ? 1 : elements_of(*t) / std::max<std::int64_t>(t->shape[0], 1);
     if (!open.contains(where.file))
       open.emplace(
           where.file,
@@ -56,8 +58,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
       reader.read(*t, begin, end, in.data());
       out.resize(static_cast<std::size_t>(end - begin) * size_of(type));
       convert_saved(t->dtype, *written, in.data(), out.data(), end - begin, t->name);
-      open.at(where.file)
-          .write(where.offset + static_cast<std::uint64_t>(begin) * size_of(type), out.data(), out.size());
+      detail::write_run(open.at(where.file), where.offset, place, row, begin, out, size_of(type));
     });
   }
   for (auto& [index, file] : open) file.close();

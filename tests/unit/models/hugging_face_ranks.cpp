@@ -296,6 +296,54 @@ TEST_CASE("weights in three orders are one model on every layout") {
   CHECK(hashes.size() == 1);
 }
 
+TEST_CASE("every layout exports the orders of Megatron and of Meta as those tools write them") {
+  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const temp_folder dir;
+  std::filesystem::copy(data + "config.json", dir / "config.json");
+  std::filesystem::copy(data + "hugging_face.safetensors", dir / "model.safetensors");
+  const model_directory from = open_model_directory(dir / "");
+  const auto bytes = [](const std::string& file) {
+    std::map<std::string, std::vector<std::byte>> all;
+    for (const weight_tensor& t : weights_of_file(file, "file"))
+      if (t.name != "rope.freqs") all[t.name + plait::detail::shape_text(t.shape)] = bytes_of(t);  // which is computed
+    return all;
+  };
+  for (const char* order : {"megatron", "meta"})
+    for (const ranks_of_model& m : {ranks_of_model{1, 1, 1}, {1, 2, 1}, {2, 1, 1, zero_level::parameters}}) {
+      CAPTURE(order);
+      const std::string to = dir / cat({order, m.dp, m.pp});
+      on_ranks(from.config, m, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
+        load_weights(ctx, model, from.entries, from.source());
+        export_hugging_face(ctx, ranks.root(), model, from.config, to, {.order = weights_order_from(order)});
+      });
+      CHECK(bytes(to + "/model.safetensors") == bytes(data + order + ".safetensors"));
+    }
+  // Parts of a fused tensor by several tensor-parallel ranks, in shards, and back.
+  const llama_config config = [] {
+    llama_config c = four_layers(true);
+    c.attention_bias = false;
+    return c;
+  }();
+  for (const weights_order order : {weights_order::megatron, weights_order::meta}) {
+    std::set<std::uint64_t> hashes;
+    const std::string to = dir / cat({"cut", name_of(order)});
+    on_ranks(config, {1, 2, 4}, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      export_hugging_face(ctx, ranks.root(), model, config, to, {.shard_bytes = 4000, .order = order});
+      const std::uint64_t hash = weights_hash(ctx, model);
+      if (ranks.root().rank() == 0) hashes.insert(hash);
+    });
+    const model_directory back = open_model_directory(to, "--init-from", order);
+    on_ranks(config, {2, 1, 2, zero_level::parameters},
+             [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
+               load_weights(ctx, model, back.entries, back.source());
+               const std::uint64_t hash = weights_hash(ctx, model);
+               if (ranks.root().rank() == 0) hashes.insert(hash);
+             });
+    CHECK(hashes.size() == 1);
+  }
+}
+
 TEST_CASE("a file that becomes shorter while a model is loaded ends in words, not by a signal") {
   const temp_folder dir;
   for (const char* name : {"config.json", "model.safetensors"})
@@ -336,6 +384,9 @@ TEST_CASE("an export that cannot be is refused on every rank, and leaves nothing
       contains(refused(out / "a", config, {.dtype = safetensors_dtype::i32}), "dtype is I32; legal are F64, F32 and"));
   CHECK(contains(refused(out / "a", config, {.shard_bytes = 0}), "shard_bytes is 0"));
   CHECK(contains(refused(out / "a", config, {.like = out / "absent"}), "absent/config.json"));
+  CHECK(
+      contains(refused(out / "a", config, {.order = weights_order::meta}),
+               "the order meta has no tensors for biases, which this model has; legal are hugging-face and megatron"));
   llama_config neither = config;
   neither.qk_norm = neither.mlp_bias = true;
   CHECK(contains(refused(out / "a", neither), "qwen3, which does not have mlp_bias"));

@@ -108,3 +108,27 @@ TEST_CASE("a tensor that is unknown or has another size is refused") {
   odd[0].name = "layers.x.attention.wq.weight";
   CHECK_ERROR(plait::weights_from_meta(odd, config, "file"), "'layers.x.attention.wq.weight'");
 }
+
+TEST_CASE("a tensor or a model that an order has no place for is refused") {
+  using plait::weights_order;
+  plait::llama_config c;
+  const auto place = [&](const char* name, weights_order order) {
+    return place_in_order(name, order, c, "out").tensor;
+  };
+  CHECK(place("lm_head.weight", weights_order::hugging_face) == "lm_head.weight");
+  CHECK(place("lm_head.weight", weights_order::megatron) == "output_layer.weight");
+  CHECK(place("model.layers.12.input_layernorm.weight", weights_order::megatron) ==
+        "decoder.layers.12.self_attention.linear_qkv.layer_norm_weight");
+  CHECK(place("model.layers.12.mlp.up_proj.bias", weights_order::megatron) == "decoder.layers.12.mlp.linear_fc1.bias");
+  CHECK(place("model.layers.3.mlp.up_proj.weight", weights_order::meta) == "layers.3.feed_forward.w3.weight");
+  CHECK_ERROR(place("model.layers.0.self_attn.k_norm.weight", weights_order::meta),
+              "out: the order meta has no tensor for 'model.layers.0.self_attn.k_norm.weight'");
+  CHECK_ERROR(place("extra", weights_order::megatron), "out: the order megatron has no tensor for 'extra'");
+  for (const weights_order order : {weights_order::hugging_face, weights_order::megatron, weights_order::meta})
+    require_order(order, c, "out");
+  c.qk_norm = true;
+  require_order(weights_order::megatron, c, "out");
+  CHECK_ERROR(require_order(weights_order::meta, c, "out"), "out: the order meta has no tensors for norms of q and k");
+  c.mlp_bias = true;
+  CHECK_ERROR(require_order(weights_order::meta, c, "out"), "out: the order meta has no tensors for biases");
+}
