@@ -105,3 +105,23 @@ grep -q '^train_llama: --backend threads: this is one of 4 processes' bad.err ||
 # A dry run is one plan, however many processes.
 # shellcheck disable=SC2086
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
+
+# A saved step as ranks in processes read, exchange and save it: in other parts, the same numbers.
+train saving --steps 3 --sample 0 --mesh dp=2 --checkpoint-dir saved
+for mesh in tp=4 pp=2,tp=2 "dp=2,tp=2 --data-parallel zero3"; do
+  rm -rf copied
+  # shellcheck disable=SC2086
+  $launch --steps 3 --sample 0 --mesh $mesh --resume saved --checkpoint-dir copied >copied.out 2>&1 ||
+    fail "mpirun --mesh $mesh --resume: $(cat copied.out)"
+  "$BIN/checkpoint_tool" diff saved/step-00000003 copied/step-00000003 >diff.out || fail "$mesh: $(cat diff.out)"
+done
+begin="--model config.json --data $text --seq 32 --global-batch 8 --steps 1 --sample 0 --backend mpi --mesh tp=4"
+# shellcheck disable=SC2086
+$odd_one -n 4 "$trainer" $begin --init-from saved >begun.out 2>&1 || fail "mpirun --init-from: $(cat begun.out)"
+grep -q "^weights: those of 'saved/step-00000003', with a new optimizer$" begun.out || fail "no source: $(cat begun.out)"
+train second --steps 3 --sample 0 --mesh dp=2 --seed 2 --checkpoint-dir second
+# shellcheck disable=SC2086
+! $odd_one -n 2 "$trainer" $begin --init-from saved : -n 2 "$trainer" $begin --init-from second >begun.out 2>&1 ||
+  fail "ranks begin with the weights of two runs"
+grep -q "ranks 0, 1 were started with --init-from 'step-00000003, digest [0-9a-f]*', ranks 2, 3 with\|ranks 2, 3 were started with --init-from 'step-00000003, digest" begun.out ||
+  fail "two runs: $(cat begun.out)"
