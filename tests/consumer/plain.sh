@@ -2,6 +2,7 @@
 # consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
 #   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
+#   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
 #   language  a compiler in C++17 mode gets one message
 # PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one.
 set -eu
@@ -44,6 +45,39 @@ case "$way" in
     # What the flags are for: a header with such a warning does not pass.
     echo 'inline int narrowed(long n) { return n; }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
+    ;;
+  macros)  # words in lexing: one compiler is enough
+    {
+      # What plait includes of others comes first: theirs is theirs.
+      (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack')
+      cat <<'EOF'
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define None 0L
+#define I 17
+#define small char
+#define check(x) (void)(x)
+#define verify(x) (void)(x)
+#define require(x) (void)(x)
+#define fail() __builtin_abort()
+EOF
+      headers | sed 's/.*/#include "&"/'
+      cat <<'EOF'
+static_assert(min(2, 1) == 1 && max(2, 1) == 2 && None == 0 && I == 17 && sizeof(small) == 1);
+int main(int argc, char**) {
+  if (argc > 99) fail();
+  check(argc), verify(argc), require(argc);
+}
+EOF
+    } >"$work/macros.cpp"
+    "$CXX" -std=c++20 -fsyntax-only -I"$include" $openblas "$work/macros.cpp" || fails "with macros"
+    # Without what protects them, even the cheapest do not compile.
+    mkdir -p "$work/bare/plait/core"
+    : >"$work/bare/plait/core/macros_off.hpp"
+    grep -v '"plait/' "$work/macros.cpp" | sed '/define fail/a #include "plait/algebra.hpp"' >"$work/few.cpp"
+    if "$CXX" -std=c++20 -fsyntax-only -I"$work/bare" -I"$include" "$work/few.cpp" 2>/dev/null; then
+      fails "the macros are harmless, so the test is"
+    fi
     ;;
   language)
     for compiler in "$CXX" ${CLANG:-}; do

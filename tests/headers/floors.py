@@ -55,7 +55,10 @@ def main() -> int:
             complaints.append(f"{name}: the folder is no floor")
             continue
         text = file.read_text()
-        if text.count("\n") > MOST_LINES:
+        macros = [text.count(f'#include "plait/core/macros_{which}.hpp"') for which in ("off", "on")]
+        if macros[0] != macros[1]:
+            complaints.append(f"{name}: includes core/macros_off.hpp and core/macros_on.hpp not as a pair")
+        if text.count("\n") - 3 * macros[0] > MOST_LINES:  # with the blank line before the second
             complaints.append(f"{name}: over {MOST_LINES} lines")
         opening = next((i for i, line in enumerate(text.split("\n")) if not line.startswith("// ")), 0)
         if not 1 <= opening <= MOST_OPENING_LINES:

@@ -8,6 +8,7 @@
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/core/box.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter/home.hpp"
 
 namespace plait::detail {
@@ -33,3 +34,5 @@ void each_run_of(const box& part, const parameter_piece& piece, std::int64_t log
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

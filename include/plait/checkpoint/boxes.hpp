@@ -14,6 +14,7 @@
 
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/static_vector.hpp"
 
 namespace plait {
@@ -220,3 +221,5 @@ class box_index {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

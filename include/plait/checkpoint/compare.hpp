@@ -17,6 +17,7 @@
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -134,3 +135,5 @@ inline tensor_difference compare_tensors(flat_reader& a, const stored_tensor& in
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

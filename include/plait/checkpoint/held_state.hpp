@@ -15,6 +15,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
@@ -213,3 +214,5 @@ std::pair<std::int64_t, std::int64_t> own_share(const context<Device>& ctx, cons
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -28,6 +28,7 @@
 #include "plait/checkpoint/tensors_of_step.hpp"
 #include "plait/checkpoint/whole_rows.hpp"
 #include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -391,3 +392,5 @@ loaded_state load_tensors(const context<Device>& ctx, any_communicator ranks, co
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

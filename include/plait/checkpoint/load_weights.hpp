@@ -18,6 +18,7 @@
 #include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/nn/parameter.hpp"
 
@@ -209,3 +210,5 @@ parameter_aliases tied_names(const Config& config) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/utf8.hpp"
 
 namespace plait {
@@ -248,3 +249,5 @@ class manifest_check {
 inline void check_manifest(const manifest& m, const std::string& source) { detail::manifest_check(m, source).run(); }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

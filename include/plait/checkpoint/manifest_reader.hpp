@@ -16,6 +16,7 @@
 
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -334,3 +335,5 @@ class manifest_reader {
 }  // namespace detail
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -114,3 +115,5 @@ inline std::vector<placed_box> boxes_of_part(const box& part, std::int64_t begin
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 
 namespace plait {
@@ -156,3 +157,5 @@ void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, 
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -17,6 +17,7 @@
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
@@ -194,3 +195,5 @@ class box_reader {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
 
 namespace plait {
@@ -98,3 +99,5 @@ class flat_reader {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

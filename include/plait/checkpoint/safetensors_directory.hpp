@@ -17,6 +17,7 @@
 
 #include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {
@@ -144,3 +145,5 @@ class safetensors_directory {
 #ifndef PLAIT_COMPILED
 #include "plait/checkpoint/safetensors_directory.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

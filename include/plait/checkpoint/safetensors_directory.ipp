@@ -7,6 +7,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/json_reader.hpp"
 
 namespace plait {
@@ -30,3 +31,5 @@ PLAIT_INLINE std::map<std::string, std::string> parse_safetensors_index(std::str
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

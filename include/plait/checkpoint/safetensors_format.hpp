@@ -20,6 +20,7 @@
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 namespace plait {
@@ -221,3 +222,5 @@ inline std::string quoted(const std::vector<std::string>& names) {
 
 }  // namespace detail
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/mapped_file.hpp"
 
 namespace plait {
@@ -111,3 +112,5 @@ class safetensors_reader {
 #ifndef PLAIT_COMPILED
 #include "plait/checkpoint/safetensors_reader.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -19,6 +19,7 @@
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -231,3 +232,5 @@ PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byt
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

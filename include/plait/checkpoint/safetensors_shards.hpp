@@ -11,6 +11,7 @@
 
 #include "plait/checkpoint/safetensors_directory.hpp"
 #include "plait/checkpoint/safetensors_writer.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/json_writer.hpp"
 
 namespace plait {
@@ -75,3 +76,5 @@ class safetensors_shards {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

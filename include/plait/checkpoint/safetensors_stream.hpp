@@ -14,6 +14,7 @@
 
 #include "plait/checkpoint/safetensors_writer.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 
@@ -73,3 +74,5 @@ class safetensors_stream {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/utf8.hpp"
@@ -117,3 +118,5 @@ inline void write_safetensors(const std::string& path, std::vector<safetensors_e
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

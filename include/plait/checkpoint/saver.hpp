@@ -28,6 +28,7 @@
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/broadcast_text.hpp"
@@ -383,3 +384,5 @@ class checkpoint_saver {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

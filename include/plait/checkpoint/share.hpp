@@ -18,6 +18,7 @@
 #include "plait/checkpoint/safetensors_writer.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
 
 namespace plait {
@@ -149,3 +150,5 @@ inline void add_share(manifest& m, std::map<std::string, std::size_t>& known, co
 #ifndef PLAIT_COMPILED
 #include "plait/checkpoint/share.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

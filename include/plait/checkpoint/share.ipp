@@ -11,6 +11,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -129,3 +130,5 @@ PLAIT_INLINE written_share parse_note(const std::string& text) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -18,6 +18,7 @@
 
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
 
 namespace plait {
@@ -292,3 +293,5 @@ class step_root {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

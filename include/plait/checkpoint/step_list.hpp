@@ -17,6 +17,7 @@
 
 #include "plait/checkpoint/manifest_json.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 
@@ -184,3 +185,5 @@ inline std::string missing_data(file_system& files, const std::string& path) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/safetensors_writer.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -53,3 +54,5 @@ inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -16,6 +16,7 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 
@@ -117,3 +118,5 @@ inline std::vector<std::string> verify_step(file_system& files, const std::strin
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

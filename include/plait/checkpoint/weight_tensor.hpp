@@ -17,6 +17,7 @@
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
 #include "plait/io/posix_file_system.hpp"
 
@@ -143,3 +144,5 @@ inline std::vector<std::byte> bytes_of(const weight_tensor& tensor) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

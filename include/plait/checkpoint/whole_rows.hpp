@@ -12,6 +12,7 @@
 
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/core/box.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -80,3 +81,5 @@ std::vector<planned_read> plan_reads(const std::vector<std::vector<placed_box>>&
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -20,6 +20,7 @@
 #include "plait/checkpoint/box_runs.hpp"
 #include "plait/checkpoint/safetensors_shards.hpp"
 #include "plait/checkpoint/weight_tensor.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_of_parts.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
@@ -150,3 +151,5 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

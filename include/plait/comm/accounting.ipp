@@ -10,6 +10,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -67,3 +68,5 @@ PLAIT_INLINE void accounting::waited(std::uint64_t token, const request_times& t
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

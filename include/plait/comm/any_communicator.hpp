@@ -12,6 +12,7 @@
 
 #include "plait/comm/accounting.hpp"
 #include "plait/comm/communicator.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -123,3 +124,5 @@ static_assert(plait::communicator<any_communicator>);
 #ifndef PLAIT_COMPILED
 #include "plait/comm/any_communicator.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

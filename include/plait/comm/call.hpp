@@ -9,6 +9,7 @@
 #include "plait/core/collective.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -76,3 +77,5 @@ void check(const call& c, int rank, int ranks);
 #ifndef PLAIT_COMPILED
 #include "plait/comm/call.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

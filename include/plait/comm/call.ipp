@@ -6,6 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -69,3 +70,5 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

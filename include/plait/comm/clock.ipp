@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -49,3 +50,5 @@ PLAIT_INLINE void busy_time::merge() {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -19,6 +19,7 @@
 #include "plait/comm/mpi/pending.hpp"
 #include "plait/comm/reduce.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::mpi {
 
@@ -393,3 +394,5 @@ int run(int argc, char** argv, F&& body) {
 }
 
 }  // namespace plait::mpi
+
+#include "plait/core/macros_on.hpp"

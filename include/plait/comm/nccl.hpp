@@ -18,6 +18,7 @@
 #include "plait/comm/launch/rendezvous.hpp"
 #include "plait/comm/nccl/state.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -244,3 +245,5 @@ class communicator : public verbs<communicator> {
 static_assert(plait::communicator<communicator>);
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

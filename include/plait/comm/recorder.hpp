@@ -16,6 +16,7 @@
 
 #include "plait/comm/clock.hpp"
 #include "plait/core/collective.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -115,3 +116,5 @@ class recorder {
 #ifndef PLAIT_COMPILED
 #include "plait/comm/recorder.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 namespace plait {
@@ -147,3 +148,5 @@ decltype(auto) with_reduction(reduce_op op, dtype type, const F& f) {
 
 }  // namespace detail
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

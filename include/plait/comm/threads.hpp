@@ -13,6 +13,7 @@
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/threads/member.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::threads {
 
@@ -97,3 +98,5 @@ void run(int ranks, F&& body) {
 #ifndef PLAIT_COMPILED
 #include "plait/comm/threads.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

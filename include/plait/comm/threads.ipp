@@ -11,6 +11,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::threads::detail {
 
@@ -57,3 +58,5 @@ PLAIT_INLINE void run_ranks(int ranks, const std::function<void(communicator&)>&
 }
 
 }  // namespace plait::threads::detail
+
+#include "plait/core/macros_on.hpp"

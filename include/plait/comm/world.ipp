@@ -6,6 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -51,3 +52,5 @@ PLAIT_INLINE std::string label_of(const axis_list& axes) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

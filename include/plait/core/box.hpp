@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/version.hpp"
 
 namespace plait {
@@ -48,3 +49,5 @@ struct box {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -34,3 +35,5 @@ inline void require(bool condition, const char* text) {
 [[noreturn]] inline void fail(std::initializer_list<text_piece> pieces) { throw error(cat(pieces)); }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -60,3 +61,5 @@ class layer_recompute {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

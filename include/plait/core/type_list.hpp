@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/version.hpp"
 
 namespace plait {
@@ -58,3 +59,5 @@ template <class...>
 inline constexpr bool always_false = false;
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -87,3 +88,5 @@ class blend {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

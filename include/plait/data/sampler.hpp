@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/data/blend.hpp"
 #include "plait/data/permutation.hpp"
 #include "plait/data/token_source.hpp"
@@ -200,3 +201,5 @@ class sampler {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

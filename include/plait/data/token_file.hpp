@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
 
@@ -314,3 +315,5 @@ inline token_format guess_token_format(const std::string& path) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/data/token_file.hpp"
 
 namespace plait {
@@ -200,3 +201,5 @@ class token_source {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

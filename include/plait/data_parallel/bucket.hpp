@@ -11,6 +11,7 @@
 
 #include "plait/comm/request.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/data_parallel/ranks.hpp"
 #include "plait/layout/balance_owners.hpp"
 #include "plait/nn/parameter.hpp"
@@ -368,3 +369,5 @@ PLAIT_COMPILED_TEMPLATE(class parameter_bucket<double, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<bf16, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/tag.hpp"
 
 namespace plait {
@@ -87,3 +88,5 @@ class data_ranks {
 #ifndef PLAIT_COMPILED
 #include "plait/data_parallel/ranks.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -3,6 +3,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -18,3 +19,5 @@ PLAIT_INLINE data_ranks::data_ranks(world& ranks, const data_axes& axes) : ranks
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

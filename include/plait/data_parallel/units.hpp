@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/data_parallel/bucket.hpp"
 
@@ -271,3 +272,5 @@ class parameter_units {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -222,3 +223,5 @@ class caching_allocator {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/device.hpp"
 
@@ -89,3 +90,5 @@ class counting_device {
 static_assert(compute_device<counting_device>);
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/device.hpp"
@@ -161,3 +162,5 @@ class cpu {
 static_assert(compute_device<cpu>);
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/device/buffer.hpp"
@@ -341,3 +342,5 @@ inline void cuda::stream::wait(const event& e) const {
 static_assert(compute_device<cuda>);
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

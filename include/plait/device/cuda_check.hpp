@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::detail {
 
@@ -18,3 +19,5 @@ inline void cuda_check(cudaError_t status, const char* doing) {
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

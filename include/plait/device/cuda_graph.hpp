@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 
 namespace plait {
@@ -80,3 +81,5 @@ class cuda_graph {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

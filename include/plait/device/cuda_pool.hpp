@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/registered_memory.hpp"
 
@@ -128,3 +129,5 @@ class cuda_pool {
 };
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

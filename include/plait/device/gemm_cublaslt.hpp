@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/gemm_problem.hpp"
 #include "plait/device/product_choices.hpp"
@@ -339,3 +340,5 @@ class cublaslt_gemm {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

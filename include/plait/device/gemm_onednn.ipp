@@ -25,6 +25,7 @@ int omp_get_max_threads();
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/gemm_widened.hpp"
 
 namespace plait {
@@ -304,3 +305,5 @@ PLAIT_INLINE bool onednn_gemm::supports_bf16() {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

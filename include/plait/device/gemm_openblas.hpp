@@ -7,6 +7,7 @@
 #include <limits>
 #include <mutex>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/gemm_problem.hpp"
 
 namespace plait {
@@ -53,3 +54,5 @@ inline void openblas_gemm(int threads, const gemm_problem& problem, double alpha
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

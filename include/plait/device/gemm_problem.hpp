@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 namespace plait {
@@ -50,3 +51,5 @@ void scale_matrix(std::int64_t m, std::int64_t n, std::type_identity_t<arithmeti
 #ifndef PLAIT_COMPILED
 #include "plait/device/gemm_problem.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -28,3 +29,5 @@ PLAIT_INLINE void gemm_problem::check() const {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

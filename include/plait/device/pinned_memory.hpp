@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_check.hpp"
 
 namespace plait::detail {
@@ -32,3 +33,5 @@ struct pinned_memory {
 };
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -101,3 +102,5 @@ class product_choices {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <deque>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_check.hpp"
 
 namespace plait::detail {
@@ -91,3 +92,5 @@ class upload_ring {
 };
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

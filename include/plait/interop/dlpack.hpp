@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/tensor/tensor.hpp"
 
@@ -134,3 +135,5 @@ tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_v
 }
 
 }  // namespace plait::dlpack
+
+#include "plait/core/macros_on.hpp"

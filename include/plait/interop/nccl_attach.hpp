@@ -13,6 +13,7 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/world.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/mesh/mesh.hpp"
 #include "plait/tensor/microbatch.hpp"
 
@@ -139,3 +140,5 @@ attached_rank attach(ncclComm_t comm, cudaStream_t stream, const dim_sizes& size
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

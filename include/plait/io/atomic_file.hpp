@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -105,3 +106,5 @@ inline void write_file_atomically(const std::string& path, std::string_view cont
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -85,3 +86,5 @@ class atomic_folder {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

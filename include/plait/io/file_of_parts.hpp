@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -72,3 +73,5 @@ class file_of_parts {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

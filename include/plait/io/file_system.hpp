@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -152,3 +153,5 @@ inline void remove_all(file_system& files, const std::string& path, file_kind ki
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -38,3 +39,5 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& sourc
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

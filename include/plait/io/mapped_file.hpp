@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -67,3 +68,5 @@ inline std::string read_file(const std::string& path, const std::string& knob) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

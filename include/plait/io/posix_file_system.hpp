@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
 
 namespace plait {
@@ -201,3 +202,5 @@ inline file_system& machine_files() {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/stochastic_rounding.hpp"
 
 namespace plait::kernels {
@@ -73,3 +74,5 @@ struct adamw_rounded_tensor {
 };
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::kernels {
 
@@ -79,3 +80,5 @@ struct attention_accumulate {
 #ifndef PLAIT_COMPILED
 #include "plait/kernels/attention_shape.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

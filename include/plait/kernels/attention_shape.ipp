@@ -6,6 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait::kernels {
@@ -49,3 +50,5 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

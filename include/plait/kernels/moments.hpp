@@ -9,6 +9,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::kernels {
 
@@ -101,3 +102,5 @@ PLAIT_HOST_DEVICE constexpr float second_moment(std::uint8_t code, std::uint8_t 
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::kernels {
 
@@ -76,3 +77,5 @@ inline void check_dropout(double p) {
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::kernels {
 
@@ -46,3 +47,5 @@ PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim,
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

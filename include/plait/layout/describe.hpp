@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/plan.hpp"
 
 namespace plait {
@@ -42,3 +43,5 @@ inline void enforce(const verdict& v, std::string_view where) {
 #ifndef PLAIT_COMPILED
 #include "plait/layout/describe.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

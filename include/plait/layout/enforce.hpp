@@ -2,6 +2,7 @@
 // verdicts come from rules (layout/rules.hpp). At run time `enforce` in layout/describe.hpp throws.
 #pragma once
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/layout/plan.hpp"
 #include "plait/layout/spec.hpp"
@@ -111,3 +112,5 @@ template <class Verdict, class Where, class... Specs>
 inline constexpr bool enforced = sizeof(detail::later_consequence<Verdict, Where, Specs...>) > 0;
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

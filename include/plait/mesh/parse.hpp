@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/mesh/mesh.hpp"
 
 namespace plait {
@@ -98,3 +99,5 @@ mesh_shape parse_mesh(std::string_view text, std::int64_t ranks = -1) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::detail {
 
@@ -98,3 +99,5 @@ class config_reader {
 };
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/checkpoint/write_weights.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_folder.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/weights_order.hpp"
@@ -72,3 +73,5 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
 #ifndef PLAIT_COMPILED
 #include "plait/models/export_hugging_face.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/read_flat.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/models/export_hugging_face.hpp"
 
@@ -66,3 +67,5 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

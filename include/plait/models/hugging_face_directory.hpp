@@ -12,6 +12,7 @@
 
 #include "plait/checkpoint/safetensors_directory.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_conversions.hpp"
 
@@ -93,3 +94,5 @@ inline model_directory open_model_directory(const std::string& path, const std::
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

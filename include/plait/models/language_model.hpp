@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/cross_entropy.hpp"
@@ -204,3 +205,5 @@ class language_model {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/models/llama_config.hpp"
@@ -172,3 +173,5 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

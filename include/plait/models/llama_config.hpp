@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/rope_frequencies.hpp"
 
 namespace plait {
@@ -332,3 +333,5 @@ inline llama_config llama_preset_config(std::string_view name, const std::string
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

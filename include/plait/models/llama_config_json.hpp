@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/llama_config.hpp"
@@ -50,3 +51,5 @@ inline void write_llama_config(const llama_config& config, const std::string& pa
 #ifndef PLAIT_COMPILED
 #include "plait/models/llama_config_json.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/json_reader.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/models/config_keys.hpp"
@@ -238,3 +239,5 @@ PLAIT_INLINE std::string llama_config_text(const llama_config& config, const std
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

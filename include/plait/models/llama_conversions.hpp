@@ -14,6 +14,7 @@
 
 #include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config.hpp"
 #include "plait/models/weights_order.hpp"
 
@@ -155,3 +156,5 @@ inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> en
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

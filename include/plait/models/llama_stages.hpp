@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -122,3 +123,5 @@ inline schedule_costs schedule_costs_of(const llama_part_times& t, const std::ve
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config.hpp"
 
 namespace plait {
@@ -49,3 +50,5 @@ inline void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 #include "plait/checkpoint/safetensors_writer.hpp"
 #include "plait/checkpoint/weight_tensor.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/models/llama_config.hpp"
 
 namespace plait {
@@ -163,3 +164,5 @@ inline std::vector<safetensors_declaration> declared_in_order(const std::vector<
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

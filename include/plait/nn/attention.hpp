@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/context_parallel/chosen.hpp"
 #include "plait/nn/attention/head_norms.hpp"
@@ -248,3 +249,5 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/token_mean.hpp"
@@ -147,3 +148,5 @@ class cross_entropy_loss {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

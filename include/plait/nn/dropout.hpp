@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/parameter.hpp"
@@ -94,3 +95,5 @@ class dropout {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/linear.hpp"
 
@@ -185,3 +186,5 @@ class embedding {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/range.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
@@ -376,3 +377,5 @@ PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -14,6 +14,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/parameter/all.hpp"
@@ -398,3 +399,5 @@ PLAIT_COMPILED_TEMPLATE(class parameter<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class parameter<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

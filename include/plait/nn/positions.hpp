@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/sequence_order.hpp"
@@ -125,3 +126,5 @@ class positioned_embedding {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
@@ -111,3 +112,5 @@ PLAIT_INLINE std::vector<std::int64_t> causal_work(const sequence_order& order, 
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

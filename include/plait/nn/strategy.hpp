@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/attention/policy.hpp"
@@ -215,3 +216,5 @@ std::vector<std::int64_t> text_positions(const context<Device>& ctx) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

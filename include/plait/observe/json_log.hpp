@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/observe/step_record.hpp"
@@ -103,3 +104,5 @@ class json_log {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

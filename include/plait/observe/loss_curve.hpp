@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/io/atomic_file.hpp"
 
@@ -285,3 +286,5 @@ inline void write_curve(const curve_chart& chart, const std::string& path, const
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

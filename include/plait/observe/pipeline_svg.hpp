@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/observe/loss_curve.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
@@ -288,3 +289,5 @@ inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, 
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

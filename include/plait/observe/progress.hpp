@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/observe/step_record.hpp"
 
@@ -169,3 +170,5 @@ class progress {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/observe/step_trace.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/timeline.hpp"
@@ -131,3 +132,5 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

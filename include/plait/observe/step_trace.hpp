@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/observe/trace.hpp"
 #include "plait/pipeline/executor.hpp"
 #include "plait/tensor/gather_records.hpp"
@@ -154,3 +155,5 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

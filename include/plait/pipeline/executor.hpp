@@ -16,6 +16,7 @@
 #ifndef PLAIT_NO_CPU
 #include "plait/device/cpu.hpp"
 #endif
+#include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/pipeline/step_watch.hpp"
 #include "plait/schedule/arrivals.hpp"
@@ -384,3 +385,5 @@ class pipeline_executor {
 PLAIT_COMPILED_TEMPLATE(class pipeline_executor<cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -59,3 +60,5 @@ PLAIT_INLINE std::vector<stage_layers> split_layers(const stage_costs& costs, st
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

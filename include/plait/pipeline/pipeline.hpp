@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "plait/comm/counting.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/data_parallel/units.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/pipeline/executor.hpp"
@@ -390,3 +391,5 @@ class pipeline {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/comm/counting.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/schedule/pipeline_shape.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -96,3 +97,5 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
 #ifndef PLAIT_COMPILED
 #include "plait/pipeline/shared_parameters.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

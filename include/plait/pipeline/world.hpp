@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plait/comm/world.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -66,3 +67,5 @@ class pipeline_world {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

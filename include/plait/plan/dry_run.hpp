@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/comm/ledger.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
@@ -99,3 +100,5 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
@@ -265,3 +266,5 @@ constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chu
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

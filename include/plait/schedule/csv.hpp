@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
@@ -131,3 +132,5 @@ inline std::string to_csv(const schedule& s) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

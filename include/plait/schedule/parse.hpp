@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/csv.hpp"
 #include "plait/schedule/search/automatic.hpp"
 #include "plait/schedule/verified.hpp"
@@ -118,3 +119,5 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -72,3 +73,5 @@ constexpr void require_legal(const char* who, const pipeline_shape& shape) {
 }  // namespace detail
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/verify.hpp"
 
 namespace plait {
@@ -65,3 +66,5 @@ constexpr schedule make_schedule(int ranks, int microbatches) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

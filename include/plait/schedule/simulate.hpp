@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
@@ -261,3 +262,5 @@ constexpr std::vector<held_activations> activations_over_time(const schedule& s,
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

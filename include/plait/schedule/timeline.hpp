@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/step/simulate.hpp"
@@ -121,3 +122,5 @@ inline pipeline_timeline timeline_of(const step_schedule& s, const step_costs& c
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -4,6 +4,7 @@
 
 #include "plait/schedule/errors.hpp"
 // The errors first: a compiler prints the way to them.
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators/controllable_memory.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
@@ -105,3 +106,5 @@ constexpr bool verify() {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

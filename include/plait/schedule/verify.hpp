@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/posting.hpp"
 
 namespace plait {
@@ -154,3 +155,5 @@ inline void require_verified(const schedule& s, const verify_options& options = 
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -48,3 +49,5 @@ PLAIT_INLINE void chunked_collective::cut(std::int64_t outer, std::int64_t chunk
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 
 #include "plait/comm/world.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/cost.hpp"
@@ -216,3 +217,5 @@ PLAIT_COMPILED_TEMPLATE(void executor::run<cpu>(cpu&, const void*, void*, dtype)
 #ifndef PLAIT_COMPILED
 #include "plait/tensor/executor.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

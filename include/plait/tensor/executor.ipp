@@ -5,6 +5,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/make_plan.hpp"
 
@@ -121,3 +122,5 @@ PLAIT_INLINE executor::view executor::around(const box& b, int dim) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/testing/conformance_collectives.hpp"
 
 namespace plait::testing::conformance_parts {
@@ -241,3 +242,5 @@ namespace plait::testing {
 using conformance_parts::conformance;
 using conformance_parts::short_conformance;
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/comm/communicator.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/testing/conformance_memory.hpp"
 
 namespace plait::testing::conformance_parts {
@@ -342,3 +343,5 @@ void check_large(C& comm) {
 }
 
 }  // namespace plait::testing::conformance_parts
+
+#include "plait/core/macros_on.hpp"

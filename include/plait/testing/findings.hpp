@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::testing {
 
@@ -63,3 +64,5 @@ inline double relative_difference(const std::vector<double>& a, const std::vecto
 }
 
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/plan/dry_run.hpp"
@@ -226,3 +227,5 @@ findings check_layer(const Mesh& one, std::initializer_list<Mesh> meshes, const 
 }
 
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/sequence_order.hpp"
@@ -304,3 +305,5 @@ findings check_model(const mesh_shape& axes, const std::vector<mesh_shape>& mesh
 }
 
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

@@ -15,6 +15,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/communicator.hpp"
 #include "plait/comm/recorder.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::testing {
 
@@ -87,3 +88,5 @@ class slow_communicator : public verbs<slow_communicator> {
 };
 
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

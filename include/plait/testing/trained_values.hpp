@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/pipeline/executor.hpp"
 #include "plait/testing/findings.hpp"
@@ -109,3 +110,5 @@ inline findings compare_named(const std::vector<named_values>& got, const std::v
 }
 
 }  // namespace plait::testing
+
+#include "plait/core/macros_on.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plait/comm/threads.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_graph.hpp"
 #include "plait/train/train_step.hpp"
 
@@ -60,3 +61,5 @@ class graph_step {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

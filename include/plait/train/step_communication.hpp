@@ -12,6 +12,7 @@
 
 #include "plait/comm/axis_times.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/tensor/gather_records.hpp"
 
 namespace plait {
@@ -73,3 +74,5 @@ std::vector<axis_communication> communication_of_ranks(Device& device, any_commu
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

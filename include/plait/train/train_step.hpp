@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "plait/train/optim/gradient_norm.hpp"
@@ -232,3 +233,5 @@ step_result train_step(const context<typename Stage::device>& ctx, Stage& model,
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

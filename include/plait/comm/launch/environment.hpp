@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -155,3 +156,5 @@ inline launch_place place_from_environment() {
 }
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

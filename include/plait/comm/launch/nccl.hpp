@@ -18,6 +18,7 @@
 #include "plait/comm/nccl.hpp"
 #include "plait/comm/nccl/registered.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -155,3 +156,5 @@ void run(const std::vector<int>& devices, F&& body) {
 }
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/mpi.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -29,3 +30,5 @@ inline communicator from_mpi(mpi::communicator& ranks, cuda& device, const optio
 }
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

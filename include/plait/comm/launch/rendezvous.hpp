@@ -23,6 +23,7 @@
 #include "plait/comm/launch/tcp_socket.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 namespace detail {
@@ -267,3 +268,5 @@ inline std::string share(const launch_place& here, const std::string& payload, d
 }
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

@@ -21,6 +21,7 @@
 
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl::detail {
 
@@ -178,3 +179,5 @@ inline tcp_socket connected(const std::string& address, int port_number, double 
 }
 
 }  // namespace plait::nccl::detail
+
+#include "plait/core/macros_on.hpp"

@@ -17,6 +17,7 @@
 #include "plait/comm/reduce.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::mpi::detail {
 
@@ -139,3 +140,5 @@ inline int most_tag() {
 }
 
 }  // namespace plait::mpi::detail
+
+#include "plait/core/macros_on.hpp"

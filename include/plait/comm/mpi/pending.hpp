@@ -20,6 +20,7 @@
 #include "plait/comm/mpi/calls.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::mpi::detail {
 
@@ -296,3 +297,5 @@ void issue(pending& p, bool blocking, const char* name, Blocking call, Starting 
 }
 
 }  // namespace plait::mpi::detail
+
+#include "plait/core/macros_on.hpp"

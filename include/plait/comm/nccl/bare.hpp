@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "plait/comm/nccl/types.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -34,3 +35,5 @@ struct bare_communicator {
 };
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

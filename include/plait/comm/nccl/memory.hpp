@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/comm/nccl.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -66,3 +67,5 @@ class communication_memory {
 };
 
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 
 #include "plait/comm/nccl/types.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl {
 
@@ -59,3 +60,5 @@ inline ncclConfig_t config_of(const options& settings, const std::string& label)
 
 }  // namespace detail
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include "plait/comm/nccl/options.hpp"
 #include "plait/comm/nccl/types.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/registered_memory.hpp"
 
@@ -39,3 +40,5 @@ inline registered_memory memory_for_collectives([[maybe_unused]] cuda& device, c
 }
 
 }  // namespace plait::nccl::detail
+
+#include "plait/core/macros_on.hpp"

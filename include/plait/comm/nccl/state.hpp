@@ -16,6 +16,7 @@
 #include "plait/comm/nccl/watchdog.hpp"
 #include "plait/comm/request.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/registered_memory.hpp"
 
 namespace plait::nccl::detail {
@@ -206,3 +207,5 @@ struct pending {
 };
 
 }  // namespace plait::nccl::detail
+
+#include "plait/core/macros_on.hpp"

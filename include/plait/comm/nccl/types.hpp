@@ -10,6 +10,7 @@
 #include "plait/comm/reduce.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::nccl::detail {
 
@@ -43,3 +44,5 @@ inline void check(ncclResult_t result, const char* call) {
 }
 
 }  // namespace plait::nccl::detail
+
+#include "plait/core/macros_on.hpp"

@@ -25,6 +25,7 @@
 #include "plait/comm/nccl/types.hpp"
 #include "plait/comm/recorder.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/registered_memory.hpp"
 
@@ -395,3 +396,5 @@ inline void team::watch() {
 
 }  // namespace detail
 }  // namespace plait::nccl
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 
 #include "plait/comm/threads.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 
 namespace plait::threads {
@@ -101,3 +102,5 @@ void run(int ranks, const cuda::options& options, F&& body) {
 #if defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)  // it is no template
 #include "plait/comm/threads/cuda.ipp"
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plait/comm/reduce.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/math.hpp"
 
@@ -191,3 +192,5 @@ PLAIT_CUDA_INLINE void cuda_engine::enqueue(detail::operation& op) {
 }
 
 }  // namespace plait::threads
+
+#include "plait/core/macros_on.hpp"

@@ -2,6 +2,7 @@
 // work on the host's memory (comm/threads/work.hpp). Next: comm/threads/cuda.hpp, which implements it.
 #pragma once
 
+#include "plait/core/macros_off.hpp"
 #include "plait/version.hpp"
 
 namespace plait::threads {
@@ -36,3 +37,5 @@ class device_engine {
 };
 
 }  // namespace plait::threads
+
+#include "plait/core/macros_on.hpp"

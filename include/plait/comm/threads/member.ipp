@@ -9,6 +9,7 @@
 
 #include "plait/comm/threads/work.hpp"
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait::threads::detail {
@@ -311,3 +312,5 @@ PLAIT_INLINE void member::check_pairs(const operation& op) const {
 }
 
 }  // namespace plait::threads::detail
+
+#include "plait/core/macros_on.hpp"

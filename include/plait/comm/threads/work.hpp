@@ -8,6 +8,7 @@
 
 #include "plait/comm/reduce.hpp"
 #include "plait/comm/threads/operation.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::threads::detail {
 
@@ -134,3 +135,5 @@ class work {
 };
 
 }  // namespace plait::threads::detail
+
+#include "plait/core/macros_on.hpp"

@@ -16,6 +16,7 @@
 #include "plait/comm/recorder.hpp"
 #include "plait/comm/threads/operation.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::threads {
 
@@ -121,3 +122,5 @@ class world {
 #ifndef PLAIT_COMPILED
 #include "plait/comm/threads/world.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -12,6 +12,7 @@
 #endif
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait::threads::detail {
@@ -194,3 +195,5 @@ PLAIT_INLINE std::string world::describe(const operation& op, int rank) {
 }
 
 }  // namespace plait::threads::detail
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/adamw_settings.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
@@ -89,3 +90,5 @@ void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, c
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

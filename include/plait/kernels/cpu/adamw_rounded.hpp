@@ -9,6 +9,7 @@
 #include <span>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/cpu/adamw.hpp"
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/moments.hpp"
@@ -93,3 +94,5 @@ void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>>
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

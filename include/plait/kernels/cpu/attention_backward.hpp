@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/cpu/attention_blocks.hpp"
 
@@ -195,3 +196,5 @@ PLAIT_COMPILED_TEMPLATE(void attention_backward(cpu&, const double*, const doubl
                                                 const attention_shape&, attention_accumulate, const double*))
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/attention_shape.hpp"
 #include "plait/kernels/cpu/simd.hpp"
@@ -177,3 +178,5 @@ PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities,
 }
 
 }  // namespace plait::kernels::detail
+
+#include "plait/core/macros_on.hpp"

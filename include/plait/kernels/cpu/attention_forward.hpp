@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/cpu/attention_blocks.hpp"
 
@@ -157,3 +158,5 @@ PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double
                                                const attention_shape&))
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/cross_entropy_settings.hpp"
@@ -151,3 +152,5 @@ void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const stat
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 
@@ -52,3 +53,5 @@ void embedding_backward(cpu&, const Id* ids, const T* dy, gradient_of<T>* dtable
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

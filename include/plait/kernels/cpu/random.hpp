@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plait/core/box.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/philox.hpp"
@@ -161,3 +162,5 @@ void dropout_backward(cpu& device, const T* dy, T* dx, const box& part, std::uin
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

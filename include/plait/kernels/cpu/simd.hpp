@@ -9,6 +9,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 #if defined(__AVX512F__)
@@ -279,3 +280,5 @@ void add_column_sums(std::int64_t rows, std::int64_t columns, T* out, F term) {
 }
 
 }  // namespace plait::kernels::simd
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/kernels/attention_shape.hpp"
@@ -80,3 +81,5 @@ attention_choice attention_choice_of(const Device& device) {
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/attention_shape.hpp"
@@ -62,3 +63,5 @@ inline void require_attention(const cuda& device, dtype type, std::int64_t head_
 #ifdef PLAIT_CUDA_KERNELS
 #include "plait/kernels/cuda/attention_backward.ipp"
 #endif
+
+#include "plait/core/macros_on.hpp"

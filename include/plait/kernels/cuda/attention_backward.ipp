@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/kernels/cuda/attention_backward_mma.hpp"
 #include "plait/kernels/cuda/attention_forward_mma.hpp"
@@ -116,3 +117,5 @@ PLAIT_CUDA_INLINE std::size_t attention_shared_bytes(dtype type, std::int64_t he
 #endif
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/cuda/attention_backend.hpp"
@@ -231,3 +232,5 @@ class cudnn_attention final : public attention_library {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
@@ -288,3 +289,5 @@ void require_vectors(const attention_shape& s, Pointers... pointers) {
 }
 
 }  // namespace plait::kernels::detail
+
+#include "plait/core/macros_on.hpp"

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/faults.hpp"
 #include "plait/kernels/cuda/math.hpp"
@@ -292,3 +293,5 @@ void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, co
 }
 
 }  // namespace plait::kernels
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/cuda_launch.hpp"
 #include "plait/kernels/cuda/faults.hpp"
@@ -90,3 +91,5 @@ sorted_tokens sort_tokens(cuda& device, const Id* ids, std::int64_t tokens, std:
 }
 
 }  // namespace plait::kernels::detail
+
+#include "plait/core/macros_on.hpp"

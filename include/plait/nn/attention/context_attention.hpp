@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/nn/attention/context_parallel/chosen.hpp"
 
@@ -69,3 +70,5 @@ class context_attention {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/local_heads.hpp"
@@ -168,3 +169,5 @@ class attention_core {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

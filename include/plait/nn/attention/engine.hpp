@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/local_box.hpp"
@@ -337,3 +338,5 @@ PLAIT_COMPILED_TEMPLATE(class whole_attention<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

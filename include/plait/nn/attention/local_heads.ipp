@@ -6,6 +6,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::detail {
 
@@ -22,3 +23,5 @@ PLAIT_INLINE local_heads share_of_heads(const box& q, const box& k, const std::s
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/make_plan.hpp"
 
@@ -54,3 +55,5 @@ inline constexpr bool fit_together<First, A, B, Rest...> =
 
 }  // namespace detail
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

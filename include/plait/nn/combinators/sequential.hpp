@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/combinators/layers_fit.hpp"
 #include "plait/nn/layer.hpp"
@@ -208,3 +209,5 @@ class sequential<Layers...> {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

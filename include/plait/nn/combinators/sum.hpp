@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/tensor/redistribute.hpp"
@@ -169,3 +170,5 @@ class sum {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

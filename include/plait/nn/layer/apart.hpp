@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::detail {
 
@@ -25,3 +26,5 @@ inline void require_apart(std::string_view layer, const char* call, named_array 
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

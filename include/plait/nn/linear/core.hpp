@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/linear/biases.hpp"
@@ -395,3 +396,5 @@ PLAIT_COMPILED_TEMPLATE(class linear_core<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class linear_core<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
 
@@ -301,3 +302,5 @@ PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<double, cpu>)
 #ifndef PLAIT_COMPILED
 #include "plait/nn/linear/lora.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

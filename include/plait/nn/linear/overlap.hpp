@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/make_plan.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/tensor/executor.hpp"
@@ -120,3 +121,5 @@ inline constexpr bool overlap_checked<P> = true;
 
 }  // namespace detail
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

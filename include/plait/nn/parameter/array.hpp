@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/buffer.hpp"
 
@@ -112,3 +113,5 @@ struct parameter_place {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 namespace plait {
@@ -91,3 +92,5 @@ struct parameter_memory {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

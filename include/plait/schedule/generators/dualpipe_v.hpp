@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 
 namespace plait {
@@ -61,3 +62,5 @@ struct dualpipe_v {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

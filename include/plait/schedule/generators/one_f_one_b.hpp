@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/policy.hpp"
 
 namespace plait {
@@ -86,3 +87,5 @@ struct interleaved {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

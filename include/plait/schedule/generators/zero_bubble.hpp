@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 
 namespace plait {
@@ -94,3 +95,5 @@ struct zb_v {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators/controllable_memory.hpp"
 #include "plait/schedule/generators/dualpipe_v.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
@@ -136,3 +137,5 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

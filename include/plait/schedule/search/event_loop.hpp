@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/simulate.hpp"
 
 namespace plait::detail {
@@ -95,3 +96,5 @@ schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const s
 }
 
 }  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/search/event_loop.hpp"
 
 namespace plait {
@@ -92,3 +93,5 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/search/event_loop.hpp"
 #include "plait/schedule/verify.hpp"
 
@@ -57,3 +58,5 @@ inline schedule refill_weights(const schedule& s, const schedule_costs& costs, d
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

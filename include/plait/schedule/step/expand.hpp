@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
@@ -254,3 +255,5 @@ constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, 
 #ifndef PLAIT_COMPILED
 #include "plait/schedule/step/expand.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
@@ -347,3 +348,5 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/schedule/step/errors.hpp"
 #include "plait/schedule/verify.hpp"
 
@@ -47,3 +48,5 @@ double peak_bytes(const step_schedule& s, int rank, step_memory memory);
 #ifndef PLAIT_COMPILED
 #include "plait/schedule/step/verify.ipp"  // IWYU pragma: keep
 #endif
+
+#include "plait/core/macros_on.hpp"

@@ -11,6 +11,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -334,3 +335,5 @@ PLAIT_INLINE double peak_bytes(const step_schedule& s, int rank, step_memory mem
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

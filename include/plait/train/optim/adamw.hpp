@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/layout/enforce.hpp"
@@ -252,3 +253,5 @@ PLAIT_COMPILED_TEMPLATE(class adamw<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class adamw<double, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

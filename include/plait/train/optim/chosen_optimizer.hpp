@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/train/optim/muon.hpp"
 #include "plait/train/optim/optimizer.hpp"
 
@@ -78,3 +79,5 @@ class chosen_optimizer {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

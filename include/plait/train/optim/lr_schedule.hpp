@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -89,3 +90,5 @@ class lr_schedule {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait {
 
@@ -51,3 +52,5 @@ PLAIT_INLINE matrix_owners::matrix_owners(world& w, const axis_list& axes, const
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/train/optim/matrix_owners.hpp"
 #include "plait/train/optim/muon_options.hpp"
 #include "plait/train/optim/optimizer_state.hpp"
@@ -195,3 +196,5 @@ PLAIT_COMPILED_TEMPLATE(class muon<double, cpu>)
 PLAIT_COMPILED_TEMPLATE(class muon<bf16, cpu>)
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

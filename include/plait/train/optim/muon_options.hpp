@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "plait/train/optim/newton_schulz.hpp"
@@ -56,3 +57,5 @@ inline double scale_of(muon_scale scale, std::int64_t rows, std::int64_t columns
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

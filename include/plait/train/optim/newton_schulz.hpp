@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/tensor/context.hpp"
 
@@ -74,3 +75,5 @@ void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

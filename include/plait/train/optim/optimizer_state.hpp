@@ -10,6 +10,7 @@
 
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/tensor/context.hpp"
 
@@ -80,3 +81,5 @@ class optimizer_state {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

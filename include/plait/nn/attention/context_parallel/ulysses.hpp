@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
 
 namespace plait {
@@ -223,3 +224,5 @@ class ulysses_attention {
 };
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,13 @@
+// The end of core/macros_off.hpp: the program's macros are what they were. A word that is added there is added here.
+// Next: core/macros_off.hpp, which says why; tests/consumer/plain.sh macros.
+#include "plait/version.hpp"
+
+#pragma pop_macro("min")
+#pragma pop_macro("max")
+#pragma pop_macro("None")
+#pragma pop_macro("I")
+#pragma pop_macro("small")
+#pragma pop_macro("check")
+#pragma pop_macro("verify")
+#pragma pop_macro("require")
+#pragma pop_macro("fail")
