@@ -8,6 +8,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/token_mean.hpp"
 
 namespace plait {
@@ -79,6 +80,7 @@ class cross_entropy_loss {
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
                                          const tensor<label, Labels, Device>& labels, saved* keep = nullptr) {
+    detail::require_size("cross_entropy", "labels", labels.size(), rows_);
     return forward(mb, logits.data(), labels.data(), keep);
   }
   /// The same on the caller's memory: this rank's part of the logits and of the labels, of 32 or 64 bits.

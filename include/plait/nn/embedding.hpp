@@ -11,6 +11,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/linear.hpp"
 
 namespace plait {
@@ -106,6 +107,7 @@ class embedding {
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
     tensor<T, output, Device> y(mb.ctx);
+    detail::require_size(table_->name(), "ids", ids.size(), tokens_);
     forward(mb, ids.data(), y.data());
     return y;
   }

@@ -11,6 +11,7 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/policy_check.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/linear/overlap.hpp"
@@ -146,6 +147,8 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   /// The same into a tensor that is there, such as a view of the caller's memory. It must be neither x nor the addend.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
+    detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
+    detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
     core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
   }
   /// The same on the caller's memory: this rank's part of the input and of the output.
@@ -169,6 +172,8 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
+    detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
     core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.

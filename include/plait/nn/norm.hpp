@@ -150,12 +150,14 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
-    forward(mb, x.data(), y.data(), keep);
+    forward(mb, x, y, keep);
     return y;
   }
   /// Forward into a tensor that is there, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
+    detail::require_size(core_.weight->name(), "x", x.size(), core_.rows * core_.columns);
+    detail::require_size(core_.weight->name(), "y", y.size(), core_.rows * core_.columns);
     forward(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the same pass.
@@ -203,6 +205,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    detail::require_size(core_.weight->name(), "dx", dx.size(), core_.rows * core_.columns);
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
@@ -271,12 +274,14 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
                                     saved* keep = nullptr) {
     tensor<T, output, Device> y(mb.ctx);
-    forward(mb, x.data(), y.data(), keep);
+    forward(mb, x, y, keep);
     return y;
   }
   /// Forward into a tensor that is there, such as a view of the caller's memory.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr) {
+    detail::require_size(core_.weight->name(), "x", x.size(), core_.rows * core_.columns);
+    detail::require_size(core_.weight->name(), "y", y.size(), core_.rows * core_.columns);
     forward(mb, x.data(), y.data(), keep);
   }
   /// Forward of a sum, which is computed in the same pass.
@@ -326,6 +331,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
+    detail::require_size(core_.weight->name(), "dx", dx.size(), core_.rows * core_.columns);
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.

@@ -209,6 +209,31 @@ TEST_CASE("a call does not write what it still reads") {
              "norm.weight: backward writes dx while it still reads dy"));
 }
 
+TEST_CASE("tensors of other sizes than the layer's are refused") {
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        linear<double, up> layer(ctx, "up");
+                        layer.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, layer);
+                        context<cpu> longer = ctx;
+                        longer.sizes.set(dim_of<seq>, 2 * tokens);
+                        const tensor<double, rows> x(longer);
+                        layer.forward(longer, x);
+                      }),
+             "up.weight: x has 64 elements on this rank, and the layer was made for 32"));
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+                        norm.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, norm);
+                        context<cpu> longer = ctx;
+                        longer.sizes.set(dim_of<seq>, 2 * tokens);
+                        const tensor<double, rows> x(longer);
+                        norm.forward(longer, x);
+                      }),
+             "norm.weight: x has 64 elements on this rank, and the layer was made for 32"));
+}
+
 TEST_CASE("typed tensors on the caller's memory are written in place") {
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
           linear<double, up> layer(ctx, "up");

@@ -1,7 +1,8 @@
-// The check that a call on the caller's memory does not write what it still reads: such a call gives wrong numbers and
-// no other sign. It knows arrays by where they begin; it finds no partial overlap.
+// Checks of a layer's calls that give wrong numbers and no other sign: one that writes what it still reads (arrays are
+// known by where they begin; it finds no partial overlap), and one with tensors of other sizes than the layer's.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <string_view>
 
@@ -23,6 +24,13 @@ inline void require_apart(std::string_view layer, const char* call, named_array 
     if (in.at == written.at)
       fail(
           {layer, ": ", call, " writes ", written.name, " while it still reads ", in.name, ", and both are one array"});
+}
+
+/// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
+inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
+  if (has != made_for)
+    fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
+          ": make the layer with a context of these sizes"});
 }
 
 }  // namespace plait::detail

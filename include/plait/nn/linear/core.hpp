@@ -99,6 +99,7 @@ class linear_core {
   /// Whether an addend of the output is added in the product's own pass.
   bool adds_in_product() const { return detail::fuses_additions<Device, T> && resolve_.trivial(); }
   /// Elements of the output, of all branches.
+  std::int64_t input_size() const { return gather_.source().local_size(); }
   std::int64_t output_size() const { return resolve_.target().local_size(); }
 
   /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
