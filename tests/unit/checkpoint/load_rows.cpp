@@ -91,6 +91,9 @@ struct matrices {
   int count;
 };
 
+/// A device whose memory the loader takes for one that the host does not see.
+struct device_apart : cpu {};
+
 void save(memory_file_system& files, const layout_of_columns& how, const matrices& m) {
   on_ranks({how.dp, how.tp}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     columns mine(ctx, m.rows, m.width, m.count, how.cut);
@@ -174,4 +177,18 @@ TEST_CASE("numbers of another width, and damage in rows that others read") {
     CHECK_ERROR(load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files),
                 "w00001.safetensors' is damaged: tensor 'matrix1' box [", "another checksum");
   });
+}
+
+TEST_CASE("what is exchanged goes through the memory of a device that is not the host's") {
+  const matrices m{24, 12, 9};
+  memory_file_system files;
+  save(files, {1, 1}, m);
+  for (const std::size_t limit : {std::size_t{1}, std::size_t{2000}, std::size_t{64} << 20})
+    on_ranks({2, 3}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+      device_apart device;
+      const context<device_apart> apart{device, ctx.ranks, {}, 1};
+      columns other(ctx, m.rows, m.width, m.count, false);
+      load_tensors(apart, ranks, "steps", {.tensors = other.held(), .exchange_bytes = limit}, files);
+      CHECK(other.wrong() == 0);
+    });
 }
