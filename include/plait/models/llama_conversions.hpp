@@ -87,7 +87,11 @@ inline std::vector<weight_tensor> weights_from_megatron(std::span<const weight_t
     const auto [layer, rest] = detail::layer_and_rest(e.name, "decoder.layers.");
     const std::string block = "model.layers." + layer;
     const std::string ending(e.name.substr(e.name.rfind('.') + 1));
-    if (const auto whole = detail::renamed(detail::megatron_top, e.name, true); !whole.empty())
+    const auto whole = detail::renamed(detail::megatron_top, e.name, true);
+    if (e.shape.size() == 2 && !whole.empty() && e.shape[0] > config.vocab)
+      fail({source, ": tensor '", e.name, "' has ", e.shape[0], " rows, and config.json a vocab_size of ", config.vocab,
+            "; Megatron pads the vocabulary, and with the vocab_size ", e.shape[0], " its last tokens never occur"});
+    if (!whole.empty())
       to.keep(e, std::string(whole));
     else if (const auto part = detail::renamed(detail::megatron_inner, rest, true); !part.empty())
       to.keep(e, block + std::string(part));

@@ -104,6 +104,10 @@ TEST_CASE("a tensor that is unknown or has another size is refused") {
   CHECK_ERROR(plait::weights_from_meta(meta, wider, "file"), "attention.wk.weight' has 8 rows", "the model needs 12");
   CHECK_ERROR(plait::weights_from_megatron(megatron, wider, "file"), "linear_qkv.weight' has 40 rows",
               "the model needs 48");
+  plait::llama_config unpadded = config;
+  unpadded.vocab = 3;
+  CHECK_ERROR(plait::weights_from_megatron(megatron, unpadded, "file"), "has 5 rows, and config.json a vocab_size of 3",
+              "Megatron pads the vocabulary, and with the vocab_size 5 its last tokens never occur");
   std::vector<weight_tensor> odd = meta;
   odd[0].name = "layers.x.attention.wq.weight";
   CHECK_ERROR(plait::weights_from_meta(odd, config, "file"), "'layers.x.attention.wq.weight'");
