@@ -80,6 +80,25 @@ inline std::string part_text(const std::vector<staged_share::staged_box>& boxes,
   return text;
 }
 
+/// Adds three numbers over all ranks, modulo 2^64: in halves, whose sums stay below 2^63. Collective.
+template <compute_device Device>
+std::array<std::uint64_t, 3> sums_of_ranks(Device& device, any_communicator& ranks, std::array<std::uint64_t, 3> own) {
+  if (ranks.size() == 1) return own;
+  std::array<std::int64_t, 6> halves{};
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    halves[2 * i] = static_cast<std::int64_t>(own[i] & 0xffffffffU);
+    halves[2 * i + 1] = static_cast<std::int64_t>(own[i] >> 32);
+  }
+  auto there = make_collective_buffer<std::int64_t>(device, halves.size());
+  auto* const at = there.template data<std::int64_t>();
+  device.upload(at, halves.data(), sizeof halves, device.main_stream());
+  ranks.all_reduce(at, at, halves.size(), dtype::i64, reduce_op::sum);
+  device.download(halves.data(), at, sizeof halves, device.main_stream());
+  for (std::size_t i = 0; i < own.size(); ++i)
+    own[i] = static_cast<std::uint64_t>(halves[2 * i]) + (static_cast<std::uint64_t>(halves[2 * i + 1]) << 32);
+  return own;
+}
+
 /// Finds the tensors whose boxes do not cover them, of which each rank knows those that it has. Collective.
 template <compute_device Device>
 std::string plan_differences(Device& device, any_communicator& ranks,
@@ -133,25 +152,20 @@ void agree_on_plan(Device& device, any_communicator& ranks, std::uint64_t step, 
                    const std::string& problem = {}) {
   const auto others = static_cast<std::uint64_t>(ranks.size() - 1);
   const std::uint64_t hash = detail::mixed(step), of_step = ranks.rank() == 0 ? others * hash : 0 - hash;
-  std::uint64_t sums[3] = {0, of_step, problem.empty() ? 0U : 1U};
-  for (const staged_share::staged_box& b : plan.boxes) sums[0] += detail::box_sum(b);
-  if (ranks.size() > 1) {
-    auto there = make_collective_buffer<std::uint64_t>(device, 3);
-    auto* const at = there.template data<std::uint64_t>();
-    device.upload(at, sums, sizeof sums, device.main_stream());
-    ranks.all_reduce(at, at, 3, dtype::i64, reduce_op::sum);
-    device.download(sums, at, sizeof sums, device.main_stream());
-  }
+  std::uint64_t of_boxes = 0;
+  for (const staged_share::staged_box& b : plan.boxes) of_boxes += detail::box_sum(b);
+  const auto [boxes, steps, problems] =
+      detail::sums_of_ranks(device, ranks, {of_boxes, of_step, problem.empty() ? 0U : 1U});
   const std::string what = cat({"checkpoint: step ", step, " is not saved: "});
-  if (sums[2] != 0) agree_on(device, ranks, problem, what);
-  if (sums[1] != 0) {
+  if (problems != 0) agree_on(device, ranks, problem, what);
+  if (steps != 0) {
     std::string said;
     const std::vector<std::string> all = gather_texts(device, ranks, cat({step}));
     for (std::size_t r = 0; r < std::min<std::size_t>(all.size(), 16); ++r)
       append(said, {r == 0 ? "" : ", ", "rank ", r, " ", all[r]});
     throw error_of_all(cat({"checkpoint: nothing is saved: ranks are at different steps: ", said}));
   }
-  if (sums[0] != 0)
+  if (boxes != 0)
     throw error_of_all(cat({what, "the ranks' parts do not make whole tensors, of one type and shape: ",
                             detail::plan_differences(device, ranks, plan.boxes)}));
 }
