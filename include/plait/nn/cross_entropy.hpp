@@ -140,6 +140,17 @@ class cross_entropy_loss {
                                     scale.template data<S>(), logits, rows_, range_, settings_);
   }
 
+  /// Forward and then backward on the caller's memory, where the seed is known before: returns the sum, and the logits
+  /// become their gradient.
+  template <std::integral Id, spec_like Sum>
+  tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, T* logits, const Id* labels,
+                                                  const loss_seed<Sum, Device>& seed) {
+    saved kept;
+    auto sum = forward(mb, logits, labels, &kept);
+    backward(mb, logits, labels, kept, seed);
+    return sum;
+  }
+
   const cross_entropy_settings& settings() const { return settings_; }
 
  private:

@@ -3,9 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/tensor/context.hpp"
+#include "plait/tensor/parts.hpp"
 
 namespace plait {
 
@@ -26,6 +31,27 @@ template <compute_device Device, class... Layers>
 void gather_parameters(const context<Device>& ctx, Layers&... layers) {
   each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
 }
+/// Sets all parameters of layers or models, and gathers them: `whole`, in the device's memory, has them as whole
+/// row-major arrays one after the other, in the order of `visit`, and every rank takes its parts. Returns the elements
+/// of the arrays. Throws where a parameter is padded: an array of it lacks rows. Collective.
+template <compute_device Device, class T, class... Layers>
+std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... layers) {
+  std::int64_t taken = 0;
+  each_parameter(
+      [&](auto& p) {
+        std::int64_t logical = 1, padded = 1;
+        for (const std::int64_t n : p.info().shape) logical *= n;
+        for (int d = 0; d < p.part().dims; ++d) padded *= p.part().global[static_cast<std::size_t>(d)];
+        if (logical != padded)
+          fail({"take_parts: parameter ", p.name(), " has ", logical, " elements, and ", padded,
+                " with its padding; set it by fill_values(ctx, fill)"});
+        p.fill_values(ctx, [&](auto* values) { take_part(ctx.device, p.part(), whole + taken, values); });
+        p.gather(ctx);
+        taken += logical;
+      },
+      layers...);
+  return taken;
+}
 /// Begins the gradients of all parameters of layers or models.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
@@ -44,3 +70,5 @@ void reduce_all(const context<Device>& ctx, Layers&... layers) {
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,157 @@
+// program: layers
+// What programs with memory and loops of their own use: policies in one line, a layer that keeps what its backward pass
+// needs, the loss in one call, and whole arrays of which each rank takes its parts.
+#include "plait/nn/layer/with_saved.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/layer/policy.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+namespace {
+
+using rows = spec<shard<seq, tp>, hidden>;
+using wide_rows = spec<seq, shard<ffn, tp>>;
+using ids = spec<seq, invariant<tp>>;
+using table = spec<shard<vocab, tp>, hidden>;
+using logits = spec<seq, shard<vocab, tp>>;
+using up_policy = biased_policy<rows, spec<shard<ffn, tp>, hidden>, wide_rows>;
+
+constexpr std::int64_t tokens = 8, width = 4, wide = 6, words = 10;
+
+template <class F>
+std::string on_ranks(std::int64_t ranks, F work) {
+  try {
+    threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
+      world w(plait::mesh<axis<tp>>{ranks}.shape(), c);
+      cpu device;
+      work(context<cpu>{device, w, sizes_of<seq, hidden, ffn, vocab>(tokens, width, wide, words), 1});
+    });
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::vector<float> numbers(std::int64_t n, float first) {
+  std::vector<float> all(static_cast<std::size_t>(n));
+  std::iota(all.begin(), all.end(), first);
+  for (float& v : all) v = 0.01f * v;
+  return all;
+}
+
+/// Layers as members with their memory said where they are declared.
+struct program {
+  const context<cpu>& ctx;
+  std::vector<float>&w, &g;
+  with_saved<layer_norm<float, rows>> norm{ctx, 1e-5, "norm", {&w[0], &g[0], &w[width], &g[width]}};
+  with_saved<linear<float, up_policy>> up{
+      ctx, "up", {.memory = {&w[2 * width], &g[2 * width], &w[w.size() - wide], &g[w.size() - wide]}}};
+  void visit(auto&& f) { norm.visit(f), up.visit(f); }
+};
+
+}  // namespace
+
+TEST_CASE("a layer with its saved computes what the layer computes with a saved of the caller's") {
+  const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
+    const std::int64_t own = tokens / 2 * width, out = tokens * wide / 2;
+    std::vector<float> w = numbers(2 * width + wide * width + wide, 1), g(w.size());
+    std::vector<float> x = numbers(own, 7), dy = numbers(out, 3);
+    std::vector<float> y(static_cast<std::size_t>(out)), normed(x.size()), dnormed(x.size()), dx(x.size());
+    program p{ctx, w, g};
+    p.norm.forward(ctx, x.data(), normed.data());
+    p.up.forward(ctx, normed.data(), y.data());
+    p.up.backward(ctx, normed.data(), dy.data(), dnormed.data());
+    p.norm.backward(ctx, x.data(), dnormed.data(), dx.data(), x.data());
+    reduce_all(ctx, p);
+
+    std::vector<float> w2 = w, g2(w.size());
+    layer_norm<float, rows> norm(ctx, 1e-5, "norm", parameter_memory<float>{&w2[0], &g2[0], &w2[width], &g2[width]});
+    linear<float, up_policy> up(
+        ctx, "up", {.memory = {&w2[2 * width], &g2[2 * width], &w2[w.size() - wide], &g2[w.size() - wide]}});
+    std::vector<float> y2(y.size()), normed2(x.size()), dnormed2(x.size()), dx2(x.size());
+    decltype(norm)::saved norm_saved;
+    decltype(up)::saved up_saved;
+    norm.forward(ctx, x.data(), normed2.data(), &norm_saved);
+    up.forward(ctx, normed2.data(), y2.data(), &up_saved);
+    up.backward(ctx, normed2.data(), up_saved, dy.data(), dnormed2.data());
+    norm.backward(ctx, x.data(), norm_saved, dnormed2.data(), dx2.data(), x.data());
+    reduce_all(ctx, norm, up);
+    CHECK(y == y2);
+    CHECK(dx == dx2);
+    CHECK(g == g2);
+    CHECK(g[2] != 0);
+    CHECK(g[g.size() - wide] != 0);
+  });
+  CHECK(why == "");
+}
+
+TEST_CASE("a norm with its saved refuses a second backward pass without a forward pass") {
+  const std::string why = on_ranks(1, [](const context<cpu>& ctx) {
+    with_saved<layer_norm<float, rows>> norm(ctx);
+    norm.visit([&](auto& p) { p.initialize(ctx); });
+    gather_parameters(ctx, norm);
+    zero_gradients(ctx, norm);
+    const std::vector<float> x = numbers(tokens * width, 1);
+    std::vector<float> dx(x.size());
+    norm.backward(ctx, x.data(), x.data(), dx.data());
+  });
+  CHECK(why.find("backward without what forward keeps") != std::string::npos);
+}
+
+TEST_CASE("the loss and its gradient in one call are those of two") {
+  const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
+    const cross_entropy_loss<float, logits, ids> constant(ctx, words);
+    auto loss = constant;
+    const std::vector<std::int32_t> labels = {0, 9, 3, 4, 5, 6, 7, 1};
+    std::vector<float> one = numbers(tokens * words / 2, static_cast<float>(ctx.ranks.rank())), two = one;
+    const auto seed = loss_seed<decltype(loss)::output>::weighted(ctx, 1.0 / tokens);
+    decltype(loss)::saved kept;
+    const double expected = *loss.forward(ctx, two.data(), labels.data(), &kept).data();
+    loss.backward(ctx, two.data(), labels.data(), kept, seed);
+    CHECK(*loss.forward_backward(ctx, one.data(), labels.data(), seed).data() == expected);
+    CHECK(one == two);
+    CHECK(expected > tokens);
+  });
+  CHECK(why == "");
+}
+
+TEST_CASE("every rank takes its parts of whole arrays, a tied one once") {
+  const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
+    embedding<float, layer_policy<ids, table, rows>> lookup(ctx, words, "table");
+    linear<float, up_policy> up(ctx, "up");
+    linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.tied = lookup.weight()});
+    const std::vector<float> whole = numbers(words * width + wide * width + wide, 1);
+    CHECK(take_parts(ctx, whole.data(), lookup, head, up) == static_cast<std::int64_t>(whole.size()));
+    const auto rank = static_cast<std::size_t>(ctx.ranks.rank());
+    const auto begins = [&](auto& p, std::size_t at, std::size_t part) {
+      for (std::size_t i = 0; i < part; ++i) CHECK(p->used_value()[i] == whole[at + rank * part + i]);
+    };
+    begins(lookup.weight(), 0, words * width / 2);
+    begins(up.weight(), words * width, wide * width / 2);
+    begins(up.bias(), words * width + wide * width, wide / 2);
+  });
+  CHECK(why == "");
+}
+
+TEST_CASE("whole arrays are not for a padded table") {
+  const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
+    embedding<float, layer_policy<ids, table, rows>> lookup(ctx, words - 1, "table");
+    const std::vector<float> whole = numbers(words * width, 1);
+    take_parts(ctx, whole.data(), lookup);
+  });
+  CHECK(
+      why.find("take_parts: parameter table.weight has 36 elements, and 40 with its padding; set it by fill_values") !=
+      std::string::npos);
+}
