@@ -1,0 +1,184 @@
+// The time of one transformer block, and of the embedding and the head, for one microbatch on one rank: forward,
+// backward and what recomputation adds. How blocks follow each other is in plan/step_time.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plait/plan/kernel_time.hpp"
+#include "plait/plan/network_time.hpp"
+#include "plait/plan/training_layout.hpp"
+
+namespace plait::planner {
+
+/// Seconds of a pass, by what they are spent on. Communication is what is left of it after overlap.
+struct pass_time {
+  double products = 0, attention = 0, memory = 0, tensor = 0, context = 0;
+
+  constexpr double computing() const { return products + attention + memory; }
+  constexpr double sum() const { return computing() + tensor + context; }
+  constexpr pass_time& operator+=(const pass_time& other) {
+    products += other.products, attention += other.attention, memory += other.memory;
+    tensor += other.tensor, context += other.context;
+    return *this;
+  }
+  friend constexpr pass_time operator*(double factor, const pass_time& p) {
+    return {factor * p.products, factor * p.attention, factor * p.memory, factor * p.tensor, factor * p.context};
+  }
+};
+
+/// The passes of a block, an embedding or a head. `input` and `weight` are the halves of the backward pass.
+struct part_time {
+  pass_time forward, input, weight, again;  ///< again: what is computed a second time
+
+  constexpr double backward() const { return input.sum() + weight.sum() + again.sum(); }
+};
+
+/// Sizes of one microbatch on one rank that all formulas share.
+struct rank_sizes {
+  double tokens = 0;      ///< of the microbatch on the rank
+  double cut_tokens = 0;  ///< where what tensor parallelism leaves whole is cut along the sequence
+  double query = 0, kv = 0, wide = 0, vocab = 0;  ///< widths on the rank
+  double hidden = 0;
+
+  rank_sizes(const training_job& job, const training_layout& l)
+      : tokens(static_cast<double>(l.microbatch * job.seq) / static_cast<double>(l.cp)),
+        cut_tokens(l.cuts_sequence() ? tokens / static_cast<double>(l.tp) : tokens),
+        query(job.model.query_width() / static_cast<double>(l.tp)),
+        kv(static_cast<double>(job.model.head_dim) *
+           std::max(1.0, static_cast<double>(job.model.kv_heads) / static_cast<double>(l.tp))),
+        wide(static_cast<double>(job.model.ffn) / static_cast<double>(l.tp)),
+        vocab(static_cast<double>(job.model.vocab) / static_cast<double>(l.tp)),
+        hidden(static_cast<double>(job.model.hidden)) {}
+};
+
+namespace detail {
+
+/// Seconds that a tensor-parallel pass around one sub-layer waits: an all-gather and a reduce-scatter, or an
+/// all-reduce.
+inline double tensor_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes) {
+  if (l.tp == 1) return 0;
+  const group_place group = place_group(h, l.tp_axis());
+  const double all = l.cuts_sequence() ? collective_seconds(h, group, collective::all_gather, bytes) +
+                                             collective_seconds(h, group, collective::reduce_scatter, bytes)
+                                       : collective_seconds(h, group, collective::all_reduce, bytes);
+  return all * (job.program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
+}
+
+/// Seconds that attention waits for keys and values of other ranks, forward and backward.
+inline attention_seconds context_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                                         const rank_sizes& z, const attention_seconds& attention) {
+  if (l.cp == 1) return {};
+  const double e = job.program.activation_bytes(), own = z.tokens * 2 * z.kv * e, cp = static_cast<double>(l.cp);
+  const group_place group = place_group(h, l.cp_axis());
+  if (l.context == context_kind::all_gather_kv)
+    return {collective_seconds(h, group, collective::all_gather, own * cp),
+            collective_seconds(h, group, collective::all_gather, own * cp) +
+                collective_seconds(h, group, collective::reduce_scatter, own * cp)};
+  if (l.context == context_kind::ulysses) {  // q, k and v there, the output back; and their gradients
+    const double there = collective_seconds(h, group, collective::all_to_all, z.tokens * (z.query + 2 * z.kv) * e),
+                 back = collective_seconds(h, group, collective::all_to_all, z.tokens * z.query * e);
+    return {there + back, there + back};
+  }
+  // In a ring a block of keys and values travels while the one before it is used; gradients travel with them.
+  const auto waits = [&](double bytes, double computed) {
+    const double hop = message_seconds(h, l.cp_axis(), bytes) + 2 * h.launch;
+    return (cp - 1) * std::max(hop - computed / cp, 0.0) + (cp - 1) * 2 * h.launch;
+  };
+  return {waits(own, attention.forward), waits(2 * own, attention.backward)};
+}
+
+}  // namespace detail
+
+/// A block for one microbatch. Elementwise kernels read and write, in values of each token: forward, a norm 2 hidden, a
+/// residual addition 3 hidden, rotary positions 2 (query + kv), the activation 3 or 2 wide; backward, a norm with the
+/// addition of the residual's gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. Operands
+/// in fp8 are made from bf16, as they are and transposed: 4 bytes each.
+inline part_time block_time(const hardware& h, const training_job& job, const training_layout& l) {
+  const transformer_shape& m = job.model;
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes(), gates = m.wide_products();
+  const number_kind kind = program.products;
+  part_time out;
+
+  const struct {
+    double in, out;
+  } products[] = {{z.hidden, z.query + 2 * z.kv}, {z.query, z.hidden}, {z.hidden, gates * z.wide}, {z.wide, z.hidden}};
+  for (const auto& p : products) {
+    out.forward.products += product_seconds(h, kind, z.tokens, p.out, p.in);
+    out.input.products += product_seconds(h, kind, z.tokens, p.in, p.out);
+    out.weight.products += product_seconds(h, kind, p.out, p.in, z.tokens);
+  }
+
+  const attention_seconds attention = attention_time(h, program, m, z.tokens, job.seq, z.query);
+  out.forward.attention = attention.forward;
+  out.input.attention = attention.backward;
+
+  const double passes = program.fused ? 1 : 2;
+  const double rotary = m.positions == 0 ? 2 * (z.query + z.kv) : 0;
+  const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;  // bytes
+  const double norms = 4 * z.hidden * z.cut_tokens, additions = 6 * z.hidden * z.cut_tokens;
+  const double activation = (gates + 1) * z.wide * z.tokens, activation_back = (2 * gates + 1) * z.wide * z.tokens;
+  double forward = e * (norms + additions + rotary * z.tokens + activation) + masks;
+  double backward = e * (8 * z.hidden * z.cut_tokens + rotary * z.tokens + activation_back) + masks;
+  forward *= passes, backward *= passes;
+  if (kind == number_kind::fp8) {
+    forward += 4 * z.tokens * (2 * z.hidden + z.query + z.wide);
+    backward += 4 * z.tokens * (2 * z.hidden + z.query + 2 * z.kv + gates * z.wide);
+  }
+  out.forward.memory = memory_seconds(h, forward, 6 * passes);
+  out.input.memory = memory_seconds(h, backward, 8 * passes);
+
+  const double whole = z.tokens * z.hidden * e;
+  out.forward.tensor = out.input.tensor = 2 * detail::tensor_seconds(h, job, l, whole);
+  const attention_seconds context = detail::context_seconds(h, job, l, z, attention);
+  out.forward.context = context.forward;
+  out.input.context = context.backward;
+
+  if (l.recompute == plait::recompute::full) {
+    out.again = out.forward;
+  } else if (l.recompute == plait::recompute::selective) {
+    if (program.selective_drops_scores_only)
+      out.again.attention = attention.forward;
+    else
+      out.again.memory = memory_seconds(h, e * passes * (norms + activation), 3);
+  }
+  // Where kernels are short, the host decides.
+  const auto at_least = [&](pass_time& pass, double others) {
+    if (program.host_seconds > 0) pass.memory += std::max(0.0, program.host_seconds - pass.sum() - others);
+  };
+  at_least(out.forward, 0);
+  at_least(out.input, out.weight.sum());
+  return out;
+}
+
+/// The head: the final norm, the output projection and the loss, whose logits pass memory as bf16 twice and as float
+/// four times.
+inline part_time head_time(const hardware& h, const training_job& job, const training_layout& l) {
+  const rank_sizes z(job, l);
+  const number_kind kind = job.program.products == number_kind::f32 ? number_kind::f32 : number_kind::bf16;
+  const double e = job.program.activation_bytes();
+  part_time out;
+  out.forward.products = product_seconds(h, kind, z.tokens, z.vocab, z.hidden);
+  out.input.products = product_seconds(h, kind, z.tokens, z.hidden, z.vocab);
+  out.weight.products = product_seconds(h, kind, z.vocab, z.hidden, z.tokens);
+  const double logits = z.tokens * z.vocab * (2 * e + 4 * 4) / 2;
+  out.forward.memory = memory_seconds(h, logits + 2 * e * z.hidden * z.cut_tokens, 4);
+  out.input.memory = memory_seconds(h, logits + 4 * e * z.hidden * z.cut_tokens, 4);
+  out.forward.tensor = out.input.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e) / 2;
+  return out;
+}
+
+/// The embedding: rows looked up, and their gradients added.
+inline part_time embedding_time(const hardware& h, const training_job& job, const training_layout& l) {
+  const rank_sizes z(job, l);
+  const double e = job.program.activation_bytes(), dropout = job.model.dropout ? 3 : 0;
+  part_time out;
+  out.forward.memory = memory_seconds(h, (2 * e + dropout * e) * z.hidden * z.tokens, 2);
+  out.weight.memory = memory_seconds(h, (e + 8 + dropout * e) * z.hidden * z.tokens, 2);
+  out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e) / 2;
+  return out;
+}
+
+}  // namespace plait::planner

@@ -1,0 +1,163 @@
+// The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks, shares are
+// fitted: benchmarks/planner_fit.py says on what. A machine of your own is a file: plan/hardware_json.hpp.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plait/plan/hardware.hpp"
+
+namespace plait::planner {
+
+namespace detail {
+
+inline constexpr double giga = 1e9, tera = 1e12, micro = 1e-6, gibi = 1024.0 * 1024.0 * 1024.0;
+
+/// What all Hopper parts share: the tensor cores (data sheet, dense), and shares fitted on step times.
+inline hardware hopper() {
+  hardware h;
+  h.peak = {66.9 * tera, 989.4 * tera, 1978.9 * tera};
+  h.memory = 80 * giga;
+  h.memory_bandwidth = 3.35 * tera;
+  h.reserved = 2.5 * gibi;
+  h.fragmentation = 0.03;
+  h.product_share = {0.70, 0.70, 0.60};
+  h.product_depth = 150;
+  h.product_area = 1.2e6;
+  h.attention_share = 0.50;
+  h.flash1 = 0.45;
+  h.flash2 = 0.6;
+  h.memory_share = 0.80;
+  h.launch = 3 * micro;
+  h.tensor_hidden = 0.5;
+  h.data_hidden = 0.7;
+  h.straggling = 0.004;
+  // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links);
+  // one ConnectX-7 of 400 Gbit/s for each GPU: 48.5 GB/s.
+  h.levels = {{"NVLink", 8, 362 * giga, 480.0 / 362.0, 1.5 * micro, 12 * micro, 90 * micro},
+              {"InfiniBand", 0, 48.5 * giga, 1, 6 * micro, 20 * micro, 150 * micro}};
+  return h;
+}
+
+inline hardware a100() {
+  hardware h;
+  h.name = "A100";
+  h.peak = {19.5 * tera, 312 * tera, 0};
+  h.memory = 80 * giga;
+  h.memory_bandwidth = 2.039 * tera;
+  h.reserved = 2.0 * gibi;
+  h.fragmentation = 0.03;
+  h.product_share = {0.80, 0.75, 0};
+  h.product_depth = 110;
+  h.product_area = 4.0e5;
+  h.attention_share = 0.50;
+  h.flash1 = 0.7;
+  h.memory_share = 0.80;
+  h.launch = 4 * micro;
+  h.tensor_hidden = 0.5;
+  h.data_hidden = 0.7;
+  h.straggling = 0.004;
+  // 8 A100 on NVSwitch: 235 GB/s (nccl-tests); one ConnectX-6 of 200 Gbit/s for each GPU: 23.5 GB/s.
+  h.levels = {{"NVLink", 8, 235 * giga, 1, 2 * micro, 25 * micro, 200 * micro},
+              {"InfiniBand", 0, 23.5 * giga, 1, 6 * micro, 25 * micro, 200 * micro}};
+  return h;
+}
+
+inline hardware h100() {
+  hardware h = hopper();
+  h.name = "H100";
+  return h;
+}
+
+/// The same cores as H100 with more and faster memory.
+inline hardware h200() {
+  hardware h = hopper();
+  h.name = "H200";
+  h.memory = 141 * giga;
+  h.memory_bandwidth = 4.8 * tera;
+  return h;
+}
+
+/// One Hopper GPU on a Grace CPU: 4 of them on NVLink without a switch, one 200 Gbit/s Slingshot or InfiniBand port for
+/// each, as in the Alps machine.
+inline hardware gh200() {
+  hardware h = hopper();
+  h.name = "GH200";
+  h.memory = 96 * giga;
+  h.memory_bandwidth = 4.0 * tera;
+  h.levels = {{"NVLink", 4, 300 * giga, 1, 1.5 * micro, 12 * micro, 90 * micro},
+              {"Slingshot", 0, 23.5 * giga, 1, 8 * micro, 25 * micro, 150 * micro}};
+  return h;
+}
+
+/// Nothing of Blackwell is fitted on step times: the shares are Hopper's, with the products' from the best shape of
+/// matmul_mamf (1745 of 2250 TFLOP/s).
+inline hardware b200() {
+  hardware h = hopper();
+  h.name = "B200";
+  h.peak = {80 * tera, 2250 * tera, 4500 * tera};
+  h.memory = 180 * giga;
+  h.memory_bandwidth = 8 * tera;
+  h.product_area = 2.0e6;
+  // 8 B200 on NVSwitch: 700 GB/s for rings, 850 with NVLS (NVIDIA's slides).
+  h.levels = {{"NVLink", 8, 700 * giga, 850.0 / 700.0, 1.5 * micro, 12 * micro, 90 * micro},
+              {"InfiniBand", 0, 48.5 * giga, 1, 6 * micro, 20 * micro, 150 * micro}};
+  return h;
+}
+
+/// B200 with more power, 72 of them on NVLink.
+inline hardware gb200() {
+  hardware h = b200();
+  h.name = "GB200";
+  h.peak = {80 * tera, 2500 * tera, 5000 * tera};
+  h.memory = 186 * giga;
+  h.levels[0].ranks = 72;
+  return h;
+}
+
+/// One core of a server as a rank of an in-process mesh. Its figures only say what magnitudes to expect; a file for
+/// the machine at hand takes their place.
+inline hardware cpu() {
+  hardware h;
+  h.name = "CPU";
+  h.peak = {100 * giga, 100 * giga, 0};
+  h.memory = 8 * giga;
+  h.memory_bandwidth = 10 * giga;
+  h.product_share = {0.6, 0.3, 0};
+  h.product_depth = 16;
+  h.product_area = 256;
+  h.attention_share = 0.1;
+  h.memory_share = 0.8;
+  h.launch = 1 * micro;
+  h.straggling = 0.004;
+  h.levels = {{"shared memory", 0, 2 * giga, 1, 5 * micro, 20 * micro, 0}};
+  return h;
+}
+
+}  // namespace detail
+
+/// All machines that are known by name.
+inline std::vector<hardware> known_hardware() {
+  using namespace detail;
+  return {a100(), h100(), h200(), gh200(), b200(), gb200(), cpu()};
+}
+
+/// The machine called `name`, in capitals or not; `error` naming `knob` and all machines otherwise.
+inline hardware hardware_called(std::string_view name, const std::string& knob) {
+  const auto lower = [](std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return out;
+  };
+  std::string names;
+  for (hardware& h : known_hardware()) {
+    if (lower(h.name) == lower(name)) return std::move(h);
+    names += (names.empty() ? "" : ", ") + lower(h.name);
+  }
+  fail({knob, ": unknown hardware '", name, "'; known are ", names, "; or give the path of a description (.json)"});
+}
+
+}  // namespace plait::planner

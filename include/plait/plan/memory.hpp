@@ -1,0 +1,128 @@
+// The bytes that a rank of each place in the pipeline holds, by what they are for. What a run on devices holds is found
+// by counting it: plan/dry_run.hpp, with which a test compares these formulas. Next: plan/step_time.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plait/plan/block_time.hpp"
+#include "plait/plan/pipeline_time.hpp"
+#include "plait/plan/stage_split.hpp"
+
+namespace plait::planner {
+
+/// Bytes of one rank at the fullest time of a step.
+struct memory_split {
+  double weights = 0;  ///< that products read
+  double gradients = 0;
+  double optimizer = 0;    ///< master copies and moments
+  double activations = 0;  ///< kept from forward to backward passes, of all microbatches in flight
+  double logits = 0;       ///< and their gradients, on the rank with the head
+  double working = 0;      ///< of the pass at hand: gathered inputs, gradients of activations, what is made again
+  double buffers = 0;      ///< of communication: gathered parameters, buckets, messages of the pipeline
+  double fragmentation = 0;
+  double reserved = 0;  ///< that a process cannot allocate
+
+  constexpr double state() const { return weights + gradients + optimizer; }
+  constexpr double allocated() const { return state() + activations + logits + working + buffers; }
+  constexpr double total() const { return allocated() + fragmentation + reserved; }
+};
+
+/// Trained values on one rank of the pipeline, after tensor parallelism has cut them.
+inline double rank_parameters(const training_job& job, const training_layout& l, std::int64_t rank) {
+  const transformer_shape& m = job.model;
+  const rank_sizes z(job, l);
+  const auto tp = static_cast<double>(l.tp);
+  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + (m.wide_products() + 1) * z.wide);
+  const double layer = matrices + m.layer_vectors() + m.layer_cut_biases() / tp;
+  double all = static_cast<double>(layers_of_rank(l, {m.layers, l.stages()}, rank)) * layer;
+  if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
+  if (rank == last_rank(l)) {
+    all += z.hidden * (m.biases ? 2 : 1);
+    if (!m.tied || l.stages() > 1) all += z.vocab * z.hidden;  // a tied one is held twice where a pipeline cuts
+  }
+  return all;
+}
+
+/// Bytes that one block keeps for its backward pass, of one microbatch on one rank, its input included. In values of
+/// each token, all kept: block's input, two norms' outputs and the residual's middle 4 hidden, with a byte for each of
+/// two dropout masks; queries, keys, values and attention's output 2 query + 2 kv; gate, wide and their product 2 or 3
+/// wide; one float for each head (FlashAttention), or unfused scores: 2 bytes of softmax, 3 with dropout (Korthikanti
+/// et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT). Selective recomputation drops the outputs of norms and of
+/// the activation, or the scores; full keeps the input.
+inline double block_kept_bytes(const training_job& job, const training_layout& l, plait::recompute policy) {
+  const transformer_shape& m = job.model;
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes();
+  const double input = e * z.hidden * z.cut_tokens;
+  if (policy == plait::recompute::full) return input;
+  const double norms = 2 * input, gates = m.wide_products();
+  const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
+  const double attention = e * z.tokens * (2 * z.query + 2 * z.kv);
+  const double wide = e * z.tokens * gates * z.wide, product = e * z.tokens * z.wide;
+  const double heads = z.query / static_cast<double>(m.head_dim);
+  const bool fused = program.attention != attention_kernel::unfused;
+  const double scores =
+      fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
+  double kept = 2 * input + norms + masks + attention + wide + product + scores;
+  if (policy == plait::recompute::selective) {
+    if (program.selective_drops_scores_only)
+      kept -= fused ? 0 : scores;
+    else
+      kept -= norms + product;
+  }
+  return kept;
+}
+
+/// The memory of one rank of the pipeline.
+inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                std::int64_t rank) {
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes();
+  const double parameters = rank_parameters(job, l, rank), copies = static_cast<double>(l.dp * l.cp);
+  const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+  const double one_layer = job.model.layer_parameters() / static_cast<double>(l.tp);
+  const auto share = [&](zero_level from) { return l.zero >= from && l.zero != zero_level::replicated ? copies : 1.0; };
+  memory_split out;
+  out.weights = parameters * program.weight_bytes / share(zero_level::parameters);
+  out.gradients = parameters * program.gradient_bytes / share(zero_level::gradients);
+  out.optimizer = parameters * program.optimizer_bytes / share(zero_level::optimizer);
+
+  const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
+  const double kept = block_kept_bytes(job, l, l.recompute);
+  out.activations = in_flight * layers * kept;
+  const double whole = e * z.hidden * z.tokens;
+  out.working = 2 * whole + e * z.tokens * (job.model.wide_products() + 1) * z.wide;
+  if (l.recompute != plait::recompute::none) out.working += block_kept_bytes(job, l, plait::recompute::none) - kept;
+  if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * (e + 4);
+  if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
+  if (copies > 1) {
+    if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
+    if (l.zero >= zero_level::gradients) out.buffers += one_layer * program.reduced_bytes;
+  }
+  out.fragmentation = h.fragmentation * out.allocated();
+  out.reserved = h.reserved;
+  return out;
+}
+
+/// The fullest rank of the pipeline, and what it holds.
+struct fullest_rank {
+  std::int64_t rank = 0;
+  memory_split memory;
+};
+
+inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l) {
+  fullest_rank out{0, rank_memory(h, job, l, 0)};
+  const auto look = [&](std::int64_t rank) {
+    const memory_split here = rank_memory(h, job, l, rank);
+    if (here.total() > out.memory.total()) out = {rank, here};
+  };
+  // What is kept falls from rank to rank, so that only the first two, which may have a layer more, and the last matter.
+  if (l.pp > 1) look(1);
+  if (l.pp > 2) look(l.pp - 1);
+  return out;
+}
+
+}  // namespace plait::planner

@@ -1,0 +1,170 @@
+// The price of a layout: the time of a training step and the memory of its fullest rank, by formulas that take
+// microseconds. The exact schedule is simulated in plan/simulated_step.hpp. Next: plan/search.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "plait/plan/memory.hpp"
+
+namespace plait::planner {
+
+/// Where the seconds of a step go, on the busiest rank. Communication counts where nothing hides it.
+struct step_split {
+  double products = 0, attention = 0, memory = 0;  ///< computing, with what is recomputed
+  double recompute = 0;                            ///< of these: what is computed a second time
+  double tensor = 0, context = 0;                  ///< communication of tp and cp
+  double bubble = 0;                               ///< idle for want of work in the pipeline, messages included
+  double data = 0;                                 ///< communication over dp (and cp) of gradients and parameters
+  double optimizer = 0;
+  double straggling = 0;
+
+  constexpr double computing() const { return products + attention + memory; }
+  constexpr double total() const { return computing() + tensor + context + bubble + data + optimizer + straggling; }
+};
+
+/// A layout with its price.
+struct layout_price {
+  training_layout layout;
+  step_split seconds;
+  memory_split memory;
+  std::int64_t fullest = 0;  ///< the rank of the pipeline with the most memory
+  bool fits = false;
+
+  double step() const { return seconds.total(); }
+};
+
+/// What the ranks of a pipeline do with a microbatch. A stage in the middle has blocks alone.
+struct stage_times {
+  part_time block, embedding, head;
+
+  stage_times(const hardware& h, const training_job& job, const training_layout& l)
+      : block(block_time(h, job, l)), embedding(embedding_time(h, job, l)), head(head_time(h, job, l)) {}
+
+  /// The passes of so many layers, with what else the stage has.
+  part_time of(std::int64_t layers, bool first, bool last) const {
+    part_time out;
+    const auto add = [&](double times, const part_time& part) {
+      out.forward += times * part.forward, out.input += times * part.input;
+      out.weight += times * part.weight, out.again += times * part.again;
+    };
+    add(static_cast<double>(layers), block);
+    if (first) add(1, embedding);
+    if (last) add(1, head);
+    return out;
+  }
+};
+
+namespace detail {
+
+/// Seconds of adding a microbatch's gradients to those before: each is read and written.
+inline double accumulation_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                                   double parameters) {
+  const double bytes = job.program.gradient_bytes * (l.microbatches(job) > 1 ? 2 : 1);
+  return memory_seconds(h, parameters * bytes, 0);
+}
+
+/// Seconds for which data-parallel communication is waited for, given a forward and a backward pass of all layers of
+/// the rank. Gradients go out beside the last backward pass, and parameters come in beside the first forward pass, a
+/// layer at a time; the last layer's gradients and the first one's parameters have nothing beside them. With parameters
+/// cut (ZeRO-3) that happens in each microbatch, and parameters are gathered for both passes.
+inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
+                           double layers, double forward, double backward) {
+  const group_place group = place_group(h, l.cp_axis(), l.dp_axis());
+  if (group.size == 1) return 0;
+  const software& program = job.program;
+  const double gradients = parameters * program.reduced_bytes, weights = parameters * program.weight_bytes;
+  const double hidden = program.overlaps_data ? h.data_hidden : 0;
+  const auto waits = [&](double all, double beside) {
+    if (!program.overlaps_data) return all;
+    return std::max(all - hidden * beside, all / std::max(layers, 1.0));
+  };
+  if (l.zero == zero_level::replicated)
+    return waits(collective_seconds(h, group, collective::all_reduce, gradients), backward);
+  const double out = collective_seconds(h, group, collective::reduce_scatter, gradients);
+  const double in = collective_seconds(h, group, collective::all_gather, weights);
+  if (l.zero != zero_level::parameters) return waits(out, backward) + waits(in, forward);
+  // A gather and a reduction for each layer, with their own latencies.
+  const double steps = std::max(layers, 1.0);
+  const double out_all = steps * collective_seconds(h, group, collective::reduce_scatter, gradients / steps);
+  const double in_all = steps * collective_seconds(h, group, collective::all_gather, weights / steps);
+  return static_cast<double>(l.microbatches(job)) * (waits(in_all, forward) + waits(in_all + out_all, backward));
+}
+
+/// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and
+/// written once (to zero), weights are written.
+inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                                double parameters) {
+  const software& program = job.program;
+  const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(l.dp * l.cp));
+  const double bytes = mine * (2 * program.optimizer_bytes + program.weight_bytes + 2 * program.gradient_bytes) +
+                       parameters * program.gradient_bytes;
+  return memory_seconds(h, bytes, 20);
+}
+
+}  // namespace detail
+
+/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory with the hardware's.
+inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
+  layout_price out;
+  out.layout = l;
+  const fullest_rank fullest = most_memory(h, job, l);
+  out.memory = fullest.memory;
+  out.fullest = fullest.rank;
+  out.fits = out.memory.total() <= h.memory;
+
+  const stage_times times(h, job, l);
+  const stage_split split{job.model.layers, l.stages()};
+  const std::int64_t m = l.microbatches(job);
+  pipeline_costs costs;
+  part_time busiest;
+  double most_parameters = 0, most_layers = 0, accumulation = 0;
+  for (std::int64_t r = 0; r < l.pp; ++r) {
+    const std::int64_t layers = layers_of_rank(l, split, r);
+    const part_time here = times.of(layers, r == 0, r == last_rank(l));
+    const double parameters = rank_parameters(job, l, r);
+    const double adding = detail::accumulation_seconds(h, job, l, parameters);
+    const double all = here.forward.sum() + here.backward() + adding;
+    costs.sum += all;
+    costs.forward += here.forward.sum() / static_cast<double>(l.pp);
+    costs.input += (here.input.sum() + here.again.sum()) / static_cast<double>(l.pp);
+    costs.weight += (here.weight.sum() + adding) / static_cast<double>(l.pp);
+    if (all > costs.busiest) costs.busiest = all, busiest = here, accumulation = adding;
+    if (parameters > most_parameters) most_parameters = parameters, most_layers = static_cast<double>(layers);
+  }
+  const double message =
+      message_seconds(h, l.pp_axis(),
+                      job.program.activation_bytes() * static_cast<double>(l.microbatch * job.seq * job.model.hidden) /
+                          static_cast<double>(l.cp * l.tp));
+  costs.link = job.program.overlaps_pipeline && l.chunks > 1 ? h.launch : message;
+  const auto rounds = static_cast<double>(m);
+  step_split& s = out.seconds;
+  pass_time once = busiest.forward;
+  once += busiest.input;
+  once += busiest.weight;
+  once += busiest.again;
+  s.products = rounds * once.products;
+  s.attention = rounds * once.attention;
+  s.memory = rounds * (once.memory + accumulation);
+  s.recompute = rounds * busiest.again.sum();
+  s.tensor = rounds * once.tensor;
+  s.context = rounds * once.context;
+  s.bubble = pipeline_seconds(l, m, costs) - rounds * costs.busiest;
+  s.data = detail::data_seconds(h, job, l, most_parameters, most_layers, busiest.forward.sum(), busiest.backward());
+  s.optimizer = detail::optimizer_seconds(h, job, l, most_parameters);
+  const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
+  const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));
+  s.straggling = h.straggling * std::log2(units) * s.total();
+  return out;
+}
+
+/// The share of the devices' peak that the model's operations take (Chowdhery et al. 2022, PaLM, appendix B), `counted`
+/// being the part of attention's square that counts: 1 is the convention of most tables.
+inline double utilisation(const hardware& h, const training_job& job, const training_layout& l, double seconds,
+                          double counted = 1) {
+  const double operations = job.tokens() * job.model.operations_per_token(job.seq, counted);
+  return operations / (seconds * static_cast<double>(l.ranks()) * h.peak_of(job.program.products));
+}
+
+}  // namespace plait::planner

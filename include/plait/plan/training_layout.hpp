@@ -1,0 +1,148 @@
+// A layout as the planner's data: the extents of a mesh, a schedule and the policies of one training step, with what
+// makes it legal. Specs of tensors are not here: a strategy has them (nn/strategy.hpp). Next: plan/parse_layout.hpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/recompute.hpp"
+#include "plait/plan/network_time.hpp"
+#include "plait/plan/transformer_shape.hpp"
+#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/schedule/step/step_schedule.hpp"
+
+namespace plait::planner {
+
+/// The schedules that have formulas here, by the names of schedule/parse.hpp.
+enum class schedule_kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v };
+inline constexpr int schedule_kinds = 6;
+
+constexpr const char* name_of(schedule_kind kind) {
+  constexpr const char* names[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// How keys and values come to the ranks that share a sequence.
+enum class context_kind : std::uint8_t { ring, all_gather_kv, ulysses };
+
+constexpr const char* name_of(context_kind kind) {
+  constexpr const char* names[] = {"ring", "all_gather_kv", "ulysses"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// What is trained, whatever the layout.
+struct training_job {
+  transformer_shape model;
+  std::int64_t seq = 0;           ///< tokens of a sequence
+  std::int64_t global_batch = 0;  ///< sequences of a step
+  software program{};
+
+  double tokens() const { return static_cast<double>(seq) * static_cast<double>(global_batch); }
+};
+
+/// A mesh with the policies of a step. Ranks lie tensor-parallel first, then cp, dp and pp (Megatron's order); with
+/// `pipeline_inside`, pp comes before dp.
+struct training_layout {
+  std::int64_t tp = 1, cp = 1, pp = 1, dp = 1;
+  bool pipeline_inside = false;
+  std::int64_t microbatch = 1;  ///< sequences
+  schedule_kind schedule = schedule_kind::one_f_one_b;
+  std::int64_t chunks = 1;  ///< stages of a rank
+  plait::recompute recompute = plait::recompute::none;
+  zero_level zero = zero_level::optimizer;
+  bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
+  context_kind context = context_kind::ring;
+
+  std::int64_t ranks() const { return tp * cp * pp * dp; }
+  std::int64_t stages() const { return pp * chunks; }
+  bool cuts_sequence() const { return sequence_parallel && tp > 1; }
+  /// Microbatches of a rank in a step.
+  std::int64_t microbatches(const training_job& job) const { return job.global_batch / (dp * microbatch); }
+
+  axis_place tp_axis() const { return {tp, 1}; }
+  axis_place cp_axis() const { return {cp, tp}; }
+  axis_place dp_axis() const { return {dp, tp * cp * (pipeline_inside ? pp : 1)}; }
+  axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? 1 : dp)}; }
+
+  friend bool operator==(const training_layout&, const training_layout&) = default;
+};
+
+/// Chunks of a rank that a schedule has: 1, 2 for a vee, and as many as are asked for of `interleaved`.
+constexpr bool legal_chunks(schedule_kind kind, std::int64_t chunks) {
+  if (kind == schedule_kind::interleaved) return chunks >= 2 && chunks <= max_chunks;
+  return chunks == (kind == schedule_kind::zb_v ? 2 : 1);
+}
+
+namespace detail {
+
+/// "12 and 16": the nearest divisors of `whole` around `value`, for a text.
+inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
+  std::int64_t below = 0, above = 0;
+  for (std::int64_t d = 1; d <= whole && (d <= value || above == 0); ++d)
+    if (whole % d == 0) (d < value ? below : above) = d;
+  if (below == 0 || above == 0) return cat({below + above});
+  return cat({below, " and ", above});
+}
+
+}  // namespace detail
+
+/// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can. Memory is
+/// another question: plan/memory.hpp.
+inline std::string why_illegal(const training_layout& l, const training_job& job) {
+  const transformer_shape& m = job.model;
+  const auto one_or_more = [](const char* knob, std::int64_t value) {
+    return value < 1 ? cat({knob, " is ", value, "; legal is 1 or more"}) : std::string();
+  };
+  if (std::string e = one_or_more("tp", l.tp); !e.empty()) return e;
+  if (std::string e = one_or_more("cp", l.cp); !e.empty()) return e;
+  if (std::string e = one_or_more("pp", l.pp); !e.empty()) return e;
+  if (std::string e = one_or_more("dp", l.dp); !e.empty()) return e;
+  if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return e;
+  if (std::string e = one_or_more("seq", job.seq); !e.empty()) return e;
+  if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return e;
+  if (m.heads % l.tp != 0)
+    return cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
+                detail::nearest_divisors(m.heads, l.tp)});
+  if (m.ffn % l.tp != 0)
+    return cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
+                detail::nearest_divisors(m.ffn, l.tp)});
+  if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)
+    return cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
+                " heads of keys; one must divide the other, so that each is on one rank or whole on several"});
+  const std::int64_t pieces =
+      l.cp * (l.cuts_sequence() ? l.tp : 1) * (l.cp > 1 && l.context == context_kind::ring ? 2 : 1);
+  if (job.seq % pieces != 0)
+    return cat({"seq is ", job.seq, " and is cut into ", pieces, " pieces by cp = ", l.cp,
+                l.cuts_sequence() ? cat({" and tp = ", l.tp}) : std::string(), "; the nearest legal are ",
+                job.seq / pieces * pieces, " and ", (job.seq / pieces + 1) * pieces});
+  if (l.context == context_kind::ulysses && (m.heads / l.tp) % l.cp != 0)
+    return cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
+                " heads, which ulysses shares out; the nearest are ", detail::nearest_divisors(m.heads / l.tp, l.cp)});
+  if (l.stages() > m.layers)
+    return cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
+                " layers; use at most ", m.layers, " stages"});
+  if (!legal_chunks(l.schedule, l.chunks))
+    return cat({"chunks is ", l.chunks, " and the schedule ", name_of(l.schedule), "; legal is ",
+                l.schedule == schedule_kind::interleaved ? cat({"2 to ", max_chunks})
+                                                         : cat({l.schedule == schedule_kind::zb_v ? 2 : 1})});
+  if (l.pp == 1 && l.chunks > 1)
+    return cat({"pp is 1 with ", l.chunks, " chunks on a rank; without a pipeline a rank has one chunk"});
+  const std::int64_t share = l.dp * l.microbatch;
+  if (job.global_batch % share != 0)
+    return cat({"batch is ", job.global_batch, " sequences and dp ", l.dp, " ranks take microbatches of ", l.microbatch,
+                "; the nearest legal batches are ",
+                job.global_batch < share
+                    ? cat({share})
+                    : cat({job.global_batch / share * share, " and ", (job.global_batch / share + 1) * share})});
+  const std::int64_t m_count = l.microbatches(job);
+  if (l.schedule == schedule_kind::interleaved && m_count % l.pp != 0)
+    return cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
+                "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
+                " and ", (m_count / l.pp + 1) * l.pp * share});
+  if (l.zero == zero_level::parameters && l.pp > 1)
+    return "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1";
+  return {};
+}
+
+}  // namespace plait::planner

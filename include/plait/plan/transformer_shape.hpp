@@ -1,0 +1,107 @@
+// The sizes of a transformer, as far as its time and memory depend on them, and how a program computes it. It is no
+// model: models/llama_plan.hpp makes a shape from a Llama's configuration. Next: plan/training_layout.hpp.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/plan/hardware.hpp"
+
+namespace plait::planner {
+
+/// A decoder of `layers` equal blocks between an embedding and an output projection.
+struct transformer_shape {
+  std::int64_t vocab = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
+  bool gated = true;           ///< the MLP has a gate beside its wide projection (SwiGLU); else one projection (GeLU)
+  bool tied = false;           ///< the output projection is the embedding
+  bool biases = false;         ///< on all products, and in norms (GPT)
+  bool dropout = false;        ///< after attention's scores, and before each residual addition
+  std::int64_t positions = 0;  ///< learned embeddings of positions; 0: rotary
+  std::int64_t window = 0;     ///< position i sees j if i - window < j <= i; 0: all j <= i
+
+  double query_width() const { return static_cast<double>(heads * head_dim); }
+  double kv_width() const { return static_cast<double>(kv_heads * head_dim); }
+  /// Wide projections of an MLP.
+  double wide_products() const { return gated ? 2 : 1; }
+
+  /// Trained values of one block: matrices alone, as they are cut by tensor parallelism.
+  double layer_matrices() const {
+    const auto h = static_cast<double>(hidden);
+    return h * (2 * query_width() + 2 * kv_width() + (wide_products() + 1) * static_cast<double>(ffn));
+  }
+  /// Trained values of one block that every tensor-parallel rank has: norms, and the biases of row-parallel products.
+  double layer_vectors() const { return static_cast<double>(hidden) * (biases ? 6 : 2); }
+  /// Biases of a block that are cut by tensor parallelism.
+  double layer_cut_biases() const {
+    return biases ? query_width() + 2 * kv_width() + wide_products() * static_cast<double>(ffn) : 0;
+  }
+  double layer_parameters() const { return layer_matrices() + layer_vectors() + layer_cut_biases(); }
+  double embedding_parameters() const { return static_cast<double>((vocab + positions) * hidden); }
+  /// Trained values of the whole model. A tied output projection counts once.
+  double parameters() const {
+    return static_cast<double>(layers) * layer_parameters() + embedding_parameters() +
+           (tied ? 0 : static_cast<double>(vocab * hidden)) + static_cast<double>(hidden) * (biases ? 2 : 1);
+  }
+
+  /// Part of the square of attention's scores that is computed: half of it for a causal mask, less for a window.
+  double visible(std::int64_t seq) const {
+    const double width = window == 0 || window >= seq ? 1 : static_cast<double>(window) / static_cast<double>(seq);
+    return width - width * width / 2;
+  }
+
+  /// Operations of a training step for one token, forward and backward, without what is recomputed: 6 for each value of
+  /// a matrix that is multiplied with, and 12 heads head_dim seq for the square of scores, of which `counted` counts
+  /// (1: all, as in PaLM, appendix B; `visible(seq)`: what a causal kernel computes).
+  double operations_per_token(std::int64_t seq, double counted) const {
+    const double multiplied = static_cast<double>(layers) * layer_matrices() + static_cast<double>(vocab * hidden);
+    return 6 * multiplied + 12 * static_cast<double>(layers) * query_width() * static_cast<double>(seq) * counted;
+  }
+};
+
+/// Throws `error` naming the size, its text starting with `source`, unless all sizes can make a model.
+inline void validate(const transformer_shape& m, const std::string& source) {
+  const auto positive = [&](const char* key, std::int64_t value) {
+    if (value < 1 || value > std::numeric_limits<std::int32_t>::max())
+      fail({source, ": ", key, " is ", value, "; legal are 1 to ", std::numeric_limits<std::int32_t>::max()});
+  };
+  positive("vocab", m.vocab);
+  positive("hidden", m.hidden);
+  positive("layers", m.layers);
+  positive("heads", m.heads);
+  positive("kv_heads", m.kv_heads);
+  positive("head_dim", m.head_dim);
+  positive("ffn", m.ffn);
+  if (m.heads % m.kv_heads != 0)
+    fail(
+        {source, ": heads is ", m.heads, " and kv_heads ", m.kv_heads, "; the first must be a multiple of the second"});
+  if (m.window < 0 || m.positions < 0)
+    fail({source, ": window is ", m.window, " and positions ", m.positions, "; legal is 0 or more"});
+}
+
+/// How scores and weighted values are computed. Fused kernels keep no scores; the generations differ in their share of
+/// the peak (FlashAttention 1, 2, 3; cuDNN's is as fast as the third).
+enum class attention_kernel : std::uint8_t { unfused, flash1, flash2, flash3 };
+
+/// Facts about the program that trains: what it stores, fuses and overlaps. None is fitted.
+struct software {
+  std::string name = "plait";
+  number_kind products = number_kind::bf16;  ///< of the linears' operands; attention has bf16 at most
+  attention_kernel attention = attention_kernel::flash3;
+  bool fused = true;              ///< norms, activations and residual additions pass memory once
+  double weight_bytes = 2;        ///< of a parameter as products read it
+  double gradient_bytes = 4;      ///< of a gradient while microbatches add to it
+  double optimizer_bytes = 12;    ///< of a parameter's master copy and two moments
+  double reduced_bytes = 4;       ///< of a gradient on the wire
+  bool overlaps_tensor = true;    ///< tensor-parallel communication in chunks beside the products
+  bool overlaps_data = true;      ///< data-parallel communication beside the first forward and the last backward passes
+  bool overlaps_pipeline = true;  ///< messages between stages beside computation
+  bool selective_drops_scores_only = false;  ///< `recompute::selective` makes attention's scores again and no more
+  double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
+
+  /// Bytes of an activation.
+  double activation_bytes() const { return products == number_kind::f32 ? 4 : 2; }
+};
+
+}  // namespace plait::planner
