@@ -62,7 +62,8 @@ inline double tensor_seconds(const hardware& h, const training_job& job, const t
   const double all = l.cuts_sequence() ? collective_seconds(h, group, collective::all_gather, bytes) +
                                              collective_seconds(h, group, collective::reduce_scatter, bytes)
                                        : collective_seconds(h, group, collective::all_reduce, bytes);
-  return all * (job.program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
+  const bool near = group.together.front() == group.size;
+  return all * (near && job.program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
 }
 
 /// Seconds that attention waits for keys and values of other ranks, forward and backward.

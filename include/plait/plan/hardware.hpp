@@ -22,6 +22,9 @@ constexpr const char* name_of(number_kind kind) {
   return kind == number_kind::f32 ? "f32" : kind == number_kind::bf16 ? "bf16" : "fp8";
 }
 
+/// Most levels that a network may have.
+inline constexpr std::size_t max_levels = 6;
+
 /// One level of a network: what joins `ranks` accelerators into a unit, such as the NVLink of a node. The levels of a
 /// machine go from the inside to the outside.
 struct network_level {
@@ -102,6 +105,8 @@ inline void validate(const hardware& h, const std::string& source) {
   part("data_hidden", h.data_hidden);
   natural("straggling", h.straggling);
   if (h.levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
+  if (h.levels.size() > max_levels)
+    fail({source, ": levels has ", h.levels.size(), " entries; legal are 1 to ", max_levels});
   for (std::size_t i = 0; i < h.levels.size(); ++i) {
     const network_level& l = h.levels[i];
     const std::string key = cat({"levels[", i, "]."});

@@ -13,9 +13,6 @@
 
 namespace plait::planner {
 
-/// Most levels that a network may have.
-inline constexpr std::size_t max_levels = 6;
-
 /// Where the ranks of a group lie: how many of them share a unit of each level of the network.
 struct group_place {
   std::int64_t size = 1;                            ///< ranks of the group
@@ -33,7 +30,7 @@ struct axis_place {
 inline group_place place_group(const hardware& h, axis_place a, axis_place b = {}) {
   group_place g;
   g.size = a.extent * b.extent;
-  g.levels = std::min(h.levels.size(), max_levels);
+  g.levels = h.levels.size();  // `validate` has counted them
   const auto within = [](axis_place axis, std::int64_t unit) {
     return std::clamp<std::int64_t>(unit / axis.stride, 1, axis.extent);
   };

@@ -1,0 +1,226 @@
+#include "rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <string_view>
+#include <tuple>
+
+#include "plait/io/mapped_file.hpp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/hardware_json.hpp"
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/software_table.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+double real(const std::string& text, const std::string& knob) {
+  double value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc{} || end != text.data() + text.size() || !(value >= 0 && value < 1e30))
+    plait::fail({knob, ": '", text, "' is not a number from 0 on"});
+  return value;
+}
+
+bool flag(const std::string& text, const std::string& knob) {
+  if (text != "0" && text != "1") plait::fail({knob, ": '", text, "' is neither 0 nor 1"});
+  return text == "1";
+}
+
+/// Cells of a line. A cell in quotes may hold commas.
+std::vector<std::string> cells_of(std::string_view line, const std::string& where) {
+  std::vector<std::string> cells(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"') {
+      cells.back() += line[++i];
+    } else if (line[i] == '"') {
+      quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
+      cells.emplace_back();
+    } else if (line[i] != '\r') {
+      cells.back() += line[i];
+    }
+  }
+  if (quoted) plait::fail({where, ": a cell's quotes are not closed"});
+  return cells;
+}
+
+/// Sets what a column of sizes names; false: it names none.
+bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& knob) {
+  const std::map<std::string, std::int64_t*> sizes{
+      {"vocab", &m.vocab}, {"hidden", &m.hidden},       {"layers", &m.layers},
+      {"heads", &m.heads}, {"kv_heads", &m.kv_heads},   {"head_dim", &m.head_dim},
+      {"ffn", &m.ffn},     {"positions", &m.positions}, {"window", &m.window}};
+  const std::map<std::string, bool*> kinds{
+      {"gated", &m.gated}, {"tied", &m.tied}, {"biases", &m.biases}, {"dropout", &m.dropout}};
+  if (const auto size = sizes.find(name); size != sizes.end())
+    *size->second = pp::parse_count(value, knob, name == "positions" || name == "window" ? 0 : 1);
+  else if (const auto kind = kinds.find(name); kind != kinds.end())
+    *kind->second = flag(value, knob);
+  else
+    return false;
+  return true;
+}
+
+/// Sets a fact about the program; false: the column names none.
+bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& knob) {
+  const std::map<std::string, double*> numbers{{"weight_bytes", &s.weight_bytes},
+                                               {"gradient_bytes", &s.gradient_bytes},
+                                               {"optimizer_bytes", &s.optimizer_bytes},
+                                               {"reduced_bytes", &s.reduced_bytes},
+                                               {"host_seconds", &s.host_seconds}};
+  const std::map<std::string, bool*> flags{{"fused", &s.fused},
+                                           {"overlaps_tensor", &s.overlaps_tensor},
+                                           {"overlaps_data", &s.overlaps_data},
+                                           {"overlaps_pipeline", &s.overlaps_pipeline}};
+  if (const auto number = numbers.find(name); number != numbers.end()) {
+    *number->second = real(value, knob);
+  } else if (const auto one = flags.find(name); one != flags.end()) {
+    *one->second = flag(value, knob);
+  } else if (name == "precision") {
+    int found = -1;
+    for (int i = 0; i < pp::number_kinds; ++i)
+      if (value == pp::name_of(static_cast<pp::number_kind>(i))) found = i;
+    if (found < 0) plait::fail({knob, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
+    s.products = static_cast<pp::number_kind>(found);
+    if (s.products == pp::number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8;  // no copies
+  } else if (name == "attention") {
+    constexpr std::array<std::string_view, 4> names{"unfused", "flash1", "flash2", "flash3"};
+    const auto at = std::find(names.begin(), names.end(), value);
+    if (at == names.end())
+      plait::fail({knob, ": unknown attention '", value, "'; legal are unfused, flash1, flash2 and flash3"});
+    s.attention = static_cast<pp::attention_kernel>(at - names.begin());
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/// Columns in the order in which they are set: what names a whole before what changes a part of it.
+int turn(const std::string& column) { return column == "model" || column == "program" || column == "cluster" ? 0 : 1; }
+
+constexpr std::string_view price_columns =
+    "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
+    "bubble,"
+    "data,optimizer,straggling,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_held,activations_bytes,"
+    "logits_bytes,working_bytes,buffers_bytes,fits,refused";
+
+std::string price_cells(const request& r) {
+  const pp::training_layout& l = r.layout;
+  std::string why = pp::why_illegal(l, r.job);
+  if (why.empty() && r.accelerators != 0 && l.ranks() != r.accelerators)
+    why = plait::cat({"the layout has ", l.ranks(), " ranks and the cluster ", r.accelerators});
+  if (!why.empty()) {
+    std::string cells = std::to_string(l.ranks());
+    cells.append(static_cast<std::size_t>(std::count(price_columns.begin(), price_columns.end(), ',')), ',');
+    return cells + '"' + why + '"';
+  }
+  const pp::layout_price p = pp::price(r.machine, r.job, l);
+  const pp::step_split& s = p.seconds;
+  const pp::memory_split& m = p.memory;
+  return fmt::format(
+      "{},{:.6g},{:.6g},{:.4f},{:.4f},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:."
+      "6g},"
+      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
+      l.ranks(), p.step(), r.job.tokens() / p.step(), pp::utilisation(r.machine, r.job, l, p.step()),
+      pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)), s.products, s.attention, s.memory,
+      s.recompute, s.tensor, s.context, s.bubble, s.data, s.optimizer, s.straggling, m.total(), m.weights, m.gradients,
+      m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
+}
+
+}  // namespace
+
+std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& knob) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos)
+    plait::fail({knob, ": '", text, "' names no number of accelerators, as in h100:16384 or my.json:64"});
+  return {pp::load_hardware(text.substr(0, colon), knob), pp::parse_count(text.substr(colon + 1), knob)};
+}
+
+void set_property(request& r, const std::string& name, const std::string& value, const std::string& knob) {
+  if (name == "model") {
+    r.job.model = plait::plan_shape(plait::load_llama_config(value, knob));
+  } else if (name == "cluster") {
+    std::tie(r.machine, r.accelerators) = parse_cluster(value, knob);
+  } else if (name == "program") {
+    r.job.program = pp::software_called(value, knob);
+  } else if (name == "seq") {
+    r.job.seq = pp::parse_count(value, knob, 1, true);
+  } else if (name == "batch") {
+    r.job.global_batch = pp::parse_count(value, knob);
+  } else if (name == "batch_tokens") {
+    const std::int64_t tokens = pp::parse_count(value, knob, 1, true);
+    if (r.job.seq < 1) plait::fail({knob, ": a batch of tokens needs seq, the tokens of a sequence, before it"});
+    if (tokens % r.job.seq != 0)
+      plait::fail({knob, ": ", tokens, " tokens are no whole number of sequences of ", r.job.seq, "; the nearest are ",
+                   std::max(tokens / r.job.seq, std::int64_t{1}) * r.job.seq, " and ",
+                   (tokens / r.job.seq + 1) * r.job.seq});
+    r.job.global_batch = tokens / r.job.seq;
+  } else if (!set_size(r.job.model, name, value, knob) && !set_fact(r.job.program, name, value, knob)) {
+    if (std::string_view(pp::layout_keys).find(name) == std::string_view::npos)
+      plait::fail(
+          {knob,
+           ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
+           "head_dim, ffn, positions, window, gated, tied, biases, dropout), cluster, seq, batch, batch_tokens, "
+           "program and its facts (precision, attention, fused, weight_bytes, gradient_bytes, optimizer_bytes, "
+           "reduced_bytes, host_seconds, overlaps_tensor, overlaps_data, overlaps_pipeline), ",
+           pp::layout_keys});
+    pp::set_layout_key(r.layout, name, value, knob);
+  }
+}
+
+std::string price_rows(const std::string& path, const request& common) {
+  const std::string text = plait::read_file(path, "--layouts");
+  std::string out;
+  std::vector<std::string> columns;
+  std::vector<std::size_t> order;
+  std::map<std::string, std::pair<pp::hardware, std::int64_t>> clusters;  // a file of them is read once
+  std::int64_t number = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.empty() || line == "\r") continue;
+    const std::string where = plait::cat({"--layouts: '", path, "' line ", number});
+    std::vector<std::string> cells = cells_of(line, where);
+    if (columns.empty()) {
+      columns = std::move(cells);
+      for (std::size_t i = 0; i < columns.size(); ++i) order.push_back(i);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::size_t a, std::size_t b) { return turn(columns[a]) < turn(columns[b]); });
+      // A batch of tokens needs the length of a sequence.
+      std::stable_partition(order.begin(), order.end(), [&](std::size_t i) { return columns[i] != "batch_tokens"; });
+      out = fmt::format("{},{}\n", line.substr(0, line.find('\r')), price_columns);
+      continue;
+    }
+    if (cells.size() != columns.size())
+      plait::fail({where, " has ", cells.size(), " cells and the first line ", columns.size()});
+    request r = common;
+    for (const std::size_t i : order) {
+      if (cells[i].empty() || columns[i] == "note") continue;
+      const std::string knob = where + ": " + columns[i];
+      if (columns[i] == "cluster") {
+        auto known = clusters.find(cells[i]);
+        if (known == clusters.end()) known = clusters.emplace(cells[i], parse_cluster(cells[i], knob)).first;
+        std::tie(r.machine, r.accelerators) = known->second;
+      } else {
+        set_property(r, columns[i], cells[i], knob);
+      }
+    }
+    if (r.machine.levels.empty()) plait::fail({where, ": no machine; give --cluster or a column cluster"});
+    pp::validate(r.job.model, where);
+    if (r.machine.peak_of(r.job.program.products) == 0)
+      plait::fail({where, ": ", r.machine.name, " has no products in ", pp::name_of(r.job.program.products)});
+    out += fmt::format("{},{}\n", line.substr(0, line.find('\r')), price_cells(r));
+  }
+  if (columns.empty()) plait::fail({"--layouts: '", path, "' is empty; its first line names columns"});
+  return out;
+}
