@@ -34,8 +34,8 @@ MODELS = {
     "LLAMA3-70B": llama(80, 8192, 64, 8, 28672, 128256), "LLAMA3-405B": llama(126, 16384, 128, 8, 53248, 128256),
     "Nemotron-8B": nemotron(32, 4096, 32, 32, 16384), "Nemotron-15B": nemotron(32, 6144, 48, 8, 24576),
     "Nemotron-22B": nemotron(40, 6144, 48, 48, 24576), "Nemotron-340B": nemotron(96, 18432, 96, 8, 73728),
-    "GPT3-5B": gpt(24, 4096, 32, 2048, dropout=0), "GPT3-20B": gpt(44, 6144, 48, 2048, dropout=0),
-    "GPT3-175B": gpt(96, 12288, 96, 2048, dropout=0),
+    "GPT3-5B": gpt(24, 4096, 32, 2048), "GPT3-20B": gpt(44, 6144, 48, 2048),
+    "GPT3-175B": gpt(96, 12288, 96, 2048),
 }
 SPELLINGS = {"Llama3.1-8B": "LLAMA3-8B", "Llama3.1-70B": "LLAMA3-70B", "Llama3.1-405B": "LLAMA3-405B",
              "LLAMA3_8B": "LLAMA3-8B", "LLAMA3_70B": "LLAMA3-70B", "LLAMA3.1_405B": "LLAMA3-405B",
@@ -101,7 +101,7 @@ def zero_bubble(folder):
         yield {**gpt(layers, whole(r["hidden"]), whole(r["heads"]), whole(r["seq"])), "gpu": "a100",
                "published": float(r["derived_iter_s"]), "source": "zero_bubble", "program": "megatron-2022",
                "seq": r["seq"], "batch": r["global_batch"], "tp": 1, "pp": pp, "dp": 1,
-               "microbatch": r["microbatch"], "schedule": chosen, "recompute": "none", "zero": 0, "tied": 0,
+               "microbatch": r["microbatch"], "schedule": chosen, "recompute": "none", "zero": 0, "bare_ends": 1, "delayed_norm": 1,
                "convention": "time from samples per second; unfused attention presumed",
                "name": f"{r['model']} {r['schedule']} m={r['m']}"}
 
@@ -129,7 +129,8 @@ def nemo_2407(folder):
         yield {**shape, "gpu": "h100", "published": float(r["derived_iter_s"]), "source": "nemo_2407",
                "program": "nemo", "precision": "fp8", "seq": r["seq"], "batch": r["gbs"], "tp": r["tp"], "pp": pp,
                "cp": r["cp"], "dp": r["dp_derived"], "microbatch": r["mbs"], "schedule": schedule(pp, whole(r["vp"])),
-               "recompute": "none", "zero": 1, "convention": "time from tokens per second",
+               "recompute": "none", "zero": 1, "attention": "flash2",
+               "convention": "time from tokens per second; FlashAttention 2 presumed",
                "name": f"{r['model']} gpus={r['gpus']} {r['measurement'][:10]}"}
 
 
@@ -173,9 +174,9 @@ def torchtitan(folder):
                "program": "fsdp", "precision": "fp8" if "loat8" in r["precision"] else "bf16",
                "fused": 1 if compiled else 0, "seq": seq, "batch": batch, "tp": r["tp"], "pp": r["pp"], "cp": cp,
                "dp": dp, "microbatch": batch // dp, "schedule": "1f1b", "zero": 3, "context": "all_gather_kv" if cp > 1 else "ring",
-               "recompute": {"no": "none", "full": "full"}.get(r["act_checkpoint"], "selective"),
-               "convention": "time from tokens per second; one of two layers or half of the operations recomputed: "
-                             "priced as selective; 500 W parts" if h100 else "time from tokens per second",
+               "recompute": {"no": "none", "full": "full"}.get(r["act_checkpoint"], "every:2"),
+               "convention": "time from tokens per second; selective recomputation "
+                             "priced as every second layer; 500 W parts" if h100 else "time from tokens per second",
                "name": f"{r['model']} {r['techniques']} seq={seq} {r['act_checkpoint']}"}
 
 

@@ -71,12 +71,14 @@ bool set_size(pp::transformer_shape& m, const std::string& name, const std::stri
 
 /// Sets a fact about the program; false: the column names none.
 bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& knob) {
-  const std::map<std::string, double*> numbers{{"weight_bytes", &s.weight_bytes},
-                                               {"gradient_bytes", &s.gradient_bytes},
-                                               {"optimizer_bytes", &s.optimizer_bytes},
-                                               {"reduced_bytes", &s.reduced_bytes},
-                                               {"host_seconds", &s.host_seconds}};
+  const std::map<std::string, double*> numbers{
+      {"weight_bytes", &s.weight_bytes},       {"gradient_bytes", &s.gradient_bytes},
+      {"optimizer_bytes", &s.optimizer_bytes}, {"reduced_bytes", &s.reduced_bytes},
+      {"loss_bytes", &s.loss_bytes},           {"host_seconds", &s.host_seconds}};
   const std::map<std::string, bool*> flags{{"fused", &s.fused},
+                                           {"async_tensor", &s.async_tensor},
+                                           {"delayed_norm", &s.delayed_norm},
+                                           {"bare_ends", &s.bare_ends},
                                            {"overlaps_tensor", &s.overlaps_tensor},
                                            {"overlaps_data", &s.overlaps_data},
                                            {"overlaps_pipeline", &s.overlaps_pipeline}};
@@ -169,7 +171,9 @@ void set_property(request& r, const std::string& name, const std::string& value,
           {knob,
            ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
            "head_dim, ffn, positions, window, gated, tied, biases, dropout), cluster, seq, batch, batch_tokens, "
-           "program and its facts (precision, attention, fused, weight_bytes, gradient_bytes, optimizer_bytes, "
+           "program and its facts (precision, attention, fused, bare_ends, delayed_norm, async_tensor, loss_bytes, "
+           "weight_bytes, gradient_bytes, "
+           "optimizer_bytes, "
            "reduced_bytes, host_seconds, overlaps_tensor, overlaps_data, overlaps_pipeline), ",
            pp::layout_keys});
     pp::set_layout_key(r.layout, name, value, knob);

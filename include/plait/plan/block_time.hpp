@@ -55,15 +55,21 @@ struct rank_sizes {
 namespace detail {
 
 /// Seconds that a tensor-parallel pass around one sub-layer waits: an all-gather and a reduce-scatter, or an
-/// all-reduce.
-inline double tensor_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes) {
+/// all-reduce. Overlap in chunks needs links as fast as those of the innermost level; across it nothing is hidden.
+/// Backward, what reduces input gradients may run beside the products of weight gradients: the reduce-scatter, or all
+/// of it.
+inline double tensor_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes,
+                             bool backward) {
   if (l.tp == 1) return 0;
   const group_place group = place_group(h, l.tp_axis());
+  const software& program = job.program;
+  if (backward && program.async_tensor && !program.overlaps_tensor)
+    return l.cuts_sequence() ? collective_seconds(h, group, collective::all_gather, bytes) : 0;
   const double all = l.cuts_sequence() ? collective_seconds(h, group, collective::all_gather, bytes) +
                                              collective_seconds(h, group, collective::reduce_scatter, bytes)
                                        : collective_seconds(h, group, collective::all_reduce, bytes);
   const bool near = group.together.front() == group.size;
-  return all * (near && job.program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
+  return all * (near && program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
 }
 
 /// Seconds that attention waits for keys and values of other ranks, forward and backward.
@@ -91,10 +97,40 @@ inline attention_seconds context_seconds(const hardware& h, const training_job& 
 
 }  // namespace detail
 
-/// A block for one microbatch. Elementwise kernels read and write, in values of each token: forward, a norm 2 hidden, a
-/// residual addition 3 hidden, rotary positions 2 (query + kv), the activation 3 or 2 wide; backward, a norm with the
-/// addition of the residual's gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. Operands
-/// in fp8 are made from bf16, as they are and transposed: 4 bytes each.
+namespace detail {
+
+/// Bytes that a block's elementwise kernels read and write for one microbatch.
+struct elementwise {
+  double norms = 0, additions = 0, rotary = 0, activation = 0, backward = 0, launches = 0;
+
+  constexpr double forward() const { return norms + additions + rotary + activation; }
+};
+
+/// In values of each token, forward: a norm 2 hidden, a residual addition 3 hidden with a byte of dropout's mask,
+/// rotary positions 2 (query + kv), the activation 3 or 2 wide; backward: a norm with the addition of the residual's
+/// gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. One kernel for each operation of
+/// Llama's reference code, which has its norms and rotary positions in float: a norm 36 bytes forward and 62 backward,
+/// rotary positions 20 and 20, the activation 10 and 18.
+inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& z) {
+  const transformer_shape& m = job.model;
+  const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
+  const bool apart = !job.program.fused, reference = apart && m.gated;
+  const double hidden = z.hidden * z.cut_tokens, heads = m.positions == 0 ? (z.query + z.kv) * z.tokens : 0;
+  const double wide = z.wide * z.tokens, masks = m.dropout ? 2 * hidden : 0;
+  elementwise out;
+  out.norms = (reference ? 72 * half : 4 * e) * hidden;
+  out.additions = 6 * e * hidden + masks;
+  out.rotary = (apart ? 20 * half : 2 * e) * heads;
+  out.activation = (reference ? 10 * half : (gates + 1) * e) * wide;
+  out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary +
+                 (reference ? 18 * half : (2 * gates + 1) * e) * wide + masks;
+  out.launches = reference ? 30 : apart ? 12 : 6;
+  return out;
+}
+
+}  // namespace detail
+
+/// A block for one microbatch. Operands in fp8 are made from bf16, as they are and transposed: 4 bytes each.
 inline part_time block_time(const hardware& h, const training_job& job, const training_layout& l) {
   const transformer_shape& m = job.model;
   const software& program = job.program;
@@ -116,34 +152,29 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   out.forward.attention = attention.forward;
   out.input.attention = attention.backward;
 
-  const double passes = program.fused ? 1 : 2;
-  const double rotary = m.positions == 0 ? 2 * (z.query + z.kv) : 0;
-  const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;  // bytes
-  const double norms = 4 * z.hidden * z.cut_tokens, additions = 6 * z.hidden * z.cut_tokens;
-  const double activation = (gates + 1) * z.wide * z.tokens, activation_back = (2 * gates + 1) * z.wide * z.tokens;
-  double forward = e * (norms + additions + rotary * z.tokens + activation) + masks;
-  double backward = e * (8 * z.hidden * z.cut_tokens + rotary * z.tokens + activation_back) + masks;
-  forward *= passes, backward *= passes;
+  const detail::elementwise moved = detail::elementwise_bytes(job, z);
+  double forward = moved.forward(), backward = moved.backward;
   if (kind == number_kind::fp8) {
     forward += 4 * z.tokens * (2 * z.hidden + z.query + z.wide);
     backward += 4 * z.tokens * (2 * z.hidden + z.query + 2 * z.kv + gates * z.wide);
   }
-  out.forward.memory = memory_seconds(h, forward, 6 * passes);
-  out.input.memory = memory_seconds(h, backward, 8 * passes);
+  out.forward.memory = memory_seconds(h, forward, moved.launches);
+  out.input.memory = memory_seconds(h, backward, 1.5 * moved.launches);
 
   const double whole = z.tokens * z.hidden * e;
-  out.forward.tensor = out.input.tensor = 2 * detail::tensor_seconds(h, job, l, whole);
+  out.forward.tensor = 2 * detail::tensor_seconds(h, job, l, whole, false);
+  out.input.tensor = 2 * detail::tensor_seconds(h, job, l, whole, true);
   const attention_seconds context = detail::context_seconds(h, job, l, z, attention);
   out.forward.context = context.forward;
   out.input.context = context.backward;
 
   if (l.recompute == plait::recompute::full) {
-    out.again = out.forward;
+    out.again = (1.0 / static_cast<double>(l.recompute_every)) * out.forward;
   } else if (l.recompute == plait::recompute::selective) {
     if (program.selective_drops_scores_only)
       out.again.attention = attention.forward;
     else
-      out.again.memory = memory_seconds(h, e * passes * (norms + activation), 3);
+      out.again.memory = memory_seconds(h, moved.norms + moved.activation, moved.launches / 2);
   }
   // Where kernels are short, the host decides.
   const auto at_least = [&](pass_time& pass, double others) {
@@ -154,8 +185,7 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   return out;
 }
 
-/// The head: the final norm, the output projection and the loss, whose logits pass memory as bf16 twice and as float
-/// four times.
+/// The head: the final norm, the output projection and the loss.
 inline part_time head_time(const hardware& h, const training_job& job, const training_layout& l) {
   const rank_sizes z(job, l);
   const number_kind kind = job.program.products == number_kind::f32 ? number_kind::f32 : number_kind::bf16;
@@ -164,10 +194,11 @@ inline part_time head_time(const hardware& h, const training_job& job, const tra
   out.forward.products = product_seconds(h, kind, z.tokens, z.vocab, z.hidden);
   out.input.products = product_seconds(h, kind, z.tokens, z.hidden, z.vocab);
   out.weight.products = product_seconds(h, kind, z.vocab, z.hidden, z.tokens);
-  const double logits = z.tokens * z.vocab * (2 * e + 4 * 4) / 2;
+  const double logits = z.tokens * z.vocab * job.program.loss_bytes / 2;
   out.forward.memory = memory_seconds(h, logits + 2 * e * z.hidden * z.cut_tokens, 4);
   out.input.memory = memory_seconds(h, logits + 4 * e * z.hidden * z.cut_tokens, 4);
-  out.forward.tensor = out.input.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e) / 2;
+  out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, false) / 2;
+  out.input.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, true) / 2;
   return out;
 }
 
@@ -178,7 +209,7 @@ inline part_time embedding_time(const hardware& h, const training_job& job, cons
   part_time out;
   out.forward.memory = memory_seconds(h, (2 * e + dropout * e) * z.hidden * z.tokens, 2);
   out.weight.memory = memory_seconds(h, (e + 8 + dropout * e) * z.hidden * z.tokens, 2);
-  out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e) / 2;
+  out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, false) / 2;
   return out;
 }
 

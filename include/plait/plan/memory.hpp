@@ -91,11 +91,13 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   out.optimizer = parameters * program.optimizer_bytes / share(zero_level::optimizer);
 
   const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
-  const double kept = block_kept_bytes(job, l, l.recompute);
+  const double everything = block_kept_bytes(job, l, plait::recompute::none);
+  const double kept =
+      everything - (everything - block_kept_bytes(job, l, l.recompute)) / static_cast<double>(l.recompute_every);
   out.activations = in_flight * layers * kept;
   const double whole = e * z.hidden * z.tokens;
   out.working = 2 * whole + e * z.tokens * (job.model.wide_products() + 1) * z.wide;
-  if (l.recompute != plait::recompute::none) out.working += block_kept_bytes(job, l, plait::recompute::none) - kept;
+  if (l.recompute != plait::recompute::none) out.working += everything - block_kept_bytes(job, l, l.recompute);
   if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * (e + 4);
   if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
   if (copies > 1) {

@@ -71,8 +71,10 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
       l.recompute = plait::recompute::selective;
     else if (value == "full")
       l.recompute = plait::recompute::full;
+    else if (value.starts_with("every:"))
+      l.recompute = plait::recompute::full, l.recompute_every = parse_count(value.substr(6), where);
     else
-      one_of("none, selective and full");
+      one_of("none, selective, full and every:K");
   } else if (key == "zero") {
     if (value.size() != 1 || value[0] < '0' || value[0] > '3') one_of("0, 1, 2 and 3");
     l.zero = static_cast<zero_level>(value[0] - '0');
@@ -118,11 +120,16 @@ inline std::string schedule_text(const training_layout& l) {
   return l.schedule == schedule_kind::interleaved ? cat({name_of(l.schedule), ":", l.chunks}) : name_of(l.schedule);
 }
 
+/// "none", "selective", "full" or "every:2"
+inline std::string recompute_text(const training_layout& l) {
+  return l.recompute_every > 1 ? cat({"every:", l.recompute_every}) : plait::name_of(l.recompute);
+}
+
 /// A layout as `parse_layout` reads it, extents first and without what has its default.
 inline std::string layout_text(const training_layout& l) {
   std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
   if (l.pp > 1) out += ",schedule=" + schedule_text(l);
-  out += cat({",recompute=", plait::name_of(l.recompute), ",zero=", static_cast<int>(l.zero)});
+  out += cat({",recompute=", recompute_text(l), ",zero=", static_cast<int>(l.zero)});
   if (!l.sequence_parallel) out += ",sequence_parallel=0";
   if (l.context != context_kind::ring) out += cat({",context=", name_of(l.context)});
   if (l.pipeline_inside) out += ",order=tp-cp-pp-dp";

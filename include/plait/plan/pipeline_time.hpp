@@ -15,6 +15,7 @@ struct pipeline_costs {
   double sum = 0;                             ///< of all ranks
   double forward = 0, input = 0, weight = 0;  ///< of a rank on average, in three parts
   double link = 0;                            ///< of a message to the next stage
+  bool delayed_norm = false;                  ///< each rank begins its next step when its own part of this one ends
 };
 
 /// Seconds of a step of p ranks with m microbatches and v chunks.
@@ -39,6 +40,8 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
       const bool h2 = l.schedule == schedule_kind::zb_h2;
       const double uneven = c.sum > 0 ? others / (c.sum / p) : p - 1;  // ranks' worth of work that the others have
       if (m <= p) return m * c.busiest + uneven * (c.forward + c.input) + 2 * (p - 1) * c.link;
+      if (h2 && c.delayed_norm)
+        return m * c.busiest + uneven * std::max(0.0, c.forward + c.input - 2 * c.weight) + 2 * (p - 1) * c.link;
       if (h2)
         return m * c.busiest + uneven * std::max(c.forward, c.forward + c.input - c.weight) + 2 * (p - 1) * c.link;
       return m * c.busiest + uneven * std::max(c.forward, c.forward + c.input - c.weight) + 4 * (p - 1) * c.link;

@@ -141,6 +141,7 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
                       job.program.activation_bytes() * static_cast<double>(l.microbatch * job.seq * job.model.hidden) /
                           static_cast<double>(l.cp * l.tp));
   costs.link = job.program.overlaps_pipeline && l.chunks > 1 ? h.launch : message;
+  costs.delayed_norm = job.program.delayed_norm;
   const auto rounds = static_cast<double>(m);
   step_split& s = out.seconds;
   pass_time once = busiest.forward;

@@ -50,6 +50,7 @@ struct training_layout {
   schedule_kind schedule = schedule_kind::one_f_one_b;
   std::int64_t chunks = 1;  ///< stages of a rank
   plait::recompute recompute = plait::recompute::none;
+  std::int64_t recompute_every = 1;  ///< with `full`: layers k, 2 k, ... recompute, and the others keep everything
   zero_level zero = zero_level::optimizer;
   bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
   context_kind context = context_kind::ring;
@@ -110,6 +111,8 @@ inline std::string why_illegal(const training_layout& l, const training_job& job
   if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)
     return cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
                 " heads of keys; one must divide the other, so that each is on one rank or whole on several"});
+  if (l.recompute_every < 1 || (l.recompute_every > 1 && l.recompute != plait::recompute::full))
+    return cat({"recompute_every is ", l.recompute_every, "; legal is 1, and more with full recomputation"});
   const std::int64_t pieces =
       l.cp * (l.cuts_sequence() ? l.tp : 1) * (l.cp > 1 && l.context == context_kind::ring ? 2 : 1);
   if (job.seq % pieces != 0)
@@ -119,9 +122,10 @@ inline std::string why_illegal(const training_layout& l, const training_job& job
   if (l.context == context_kind::ulysses && (m.heads / l.tp) % l.cp != 0)
     return cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
                 " heads, which ulysses shares out; the nearest are ", detail::nearest_divisors(m.heads / l.tp, l.cp)});
-  if (l.stages() > m.layers)
+  const std::int64_t most = m.layers + (job.program.bare_ends ? 2 : 0);
+  if (l.stages() > most)
     return cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
-                " layers; use at most ", m.layers, " stages"});
+                " layers; use at most ", most, " stages"});
   if (!legal_chunks(l.schedule, l.chunks))
     return cat({"chunks is ", l.chunks, " and the schedule ", name_of(l.schedule), "; legal is ",
                 l.schedule == schedule_kind::interleaved ? cat({"2 to ", max_chunks})

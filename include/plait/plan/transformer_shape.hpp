@@ -89,15 +89,19 @@ struct software {
   std::string name = "plait";
   number_kind products = number_kind::bf16;  ///< of the linears' operands; attention has bf16 at most
   attention_kernel attention = attention_kernel::flash3;
-  bool fused = true;              ///< norms, activations and residual additions pass memory once
-  double weight_bytes = 2;        ///< of a parameter as products read it
+  bool fused = true;        ///< norms, rotary positions and activations are a kernel each; else one for each operation
+  double loss_bytes = 10;   ///< that pass memory of each logit in its loss, forward and backward
+  double weight_bytes = 2;  ///< of a parameter as products read it
   double gradient_bytes = 4;      ///< of a gradient while microbatches add to it
   double optimizer_bytes = 12;    ///< of a parameter's master copy and two moments
   double reduced_bytes = 4;       ///< of a gradient on the wire
   bool overlaps_tensor = true;    ///< tensor-parallel communication in chunks beside the products
+  bool async_tensor = true;       ///< reductions of input gradients beside the products of weight gradients
   bool overlaps_data = true;      ///< data-parallel communication beside the first forward and the last backward passes
   bool overlaps_pipeline = true;  ///< messages between stages beside computation
   bool selective_drops_scores_only = false;  ///< `recompute::selective` makes attention's scores again and no more
+  bool delayed_norm = false;                 ///< a step begins before all ranks know the last one's gradient norm
+  bool bare_ends = false;                    ///< the first and the last stage of a pipeline may have no block
   double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.
