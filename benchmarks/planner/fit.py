@@ -98,16 +98,52 @@ def quantile(values, q):
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
 
 
+def leave_one_out(program, rows, machines, folder):
+    """Fits without one source after the other and reports on the one left out."""
+    print(f"{'left out':18} {'rows':>5} {'median %':>9} {'p90 %':>7} {'worst %':>8}")
+    for gpu, machine in machines.items():
+        within = {r["source"] for r in rows if r["gpu"] == gpu and (r["source"] not in APART or r["source"] in FITTED[gpu])}
+        for source in sorted(within):
+            others = [r for r in rows if r["gpu"] == gpu and r["source"] in within - {source}]
+            found, _ = fit(program, others, machine, SHARES[gpu], folder)
+            mine = [r for r in rows if r["source"] == source]
+            relative = [abs(math.expm1(e)) * 100 for _, _, e in errors(mine, price(program, mine, found, folder))]
+            print(f"{source:18} {len(relative):5} {quantile(relative, 0.5):9.1f} {quantile(relative, 0.9):7.1f} "
+                  f"{max(relative):8.1f}")
+
+
+def memory(program, folder_of_tables, machine, folder):
+    """Of the layouts of one sweep that ran or did not, how many the planner calls wrongly; and its predicted memory
+    beside the allocator's peak."""
+    rows = list(published.ultrascale(folder_of_tables, ran=False))
+    priced = price(program, rows, machine, folder)
+    counts = {(out, fits): 0 for out in (0, 1) for fits in ("0", "1")}
+    ratios = []
+    for row, p in zip(rows, priced):
+        if not p["step_seconds"]:
+            continue
+        counts[row["out_of_memory"], p["fits"]] += 1
+        if row["reserved_gb"] and not row["out_of_memory"]:
+            ratios.append(math.log(float(p["memory_bytes"]) / 1e9 / float(row["reserved_gb"])))
+    print(f"hf_ultrascale: of {counts[0, '0'] + counts[0, '1']} layouts that ran, {counts[0, '0']} are said not to fit; of "
+          f"{counts[1, '0'] + counts[1, '1']} out of memory, {counts[1, '1']} are said to fit")
+    relative = sorted(abs(math.expm1(r)) * 100 for r in ratios)
+    print(f"memory of {len(ratios)} that ran: median error {quantile(relative, 0.5):.1f} %, p90 {quantile(relative, 0.9):.1f} %, "
+          f"bias {100 * math.expm1(quantile(ratios, 0.5)):.1f} %")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", type=pathlib.Path)
     parser.add_argument("program")
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--show", nargs="*", default=[], help="print every row of these sources")
     args = parser.parse_args()
     rows = published.all_rows(args.tables)
-    results = []
+    results, machines = [], {}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for gpu in FITTED:
@@ -117,11 +153,16 @@ def main():
                 mine = [r for r in rows if r["gpu"] == gpu and r["source"] in FITTED[gpu]]
                 machine, best = fit(args.program, mine, machine, SHARES[gpu], folder)
                 print(gpu, {key: get(machine, key) for key in SHARES[gpu]}, f"loss {best:.4f}")
+            machines[gpu] = machine
             mine = [r for r in rows if r["gpu"] == gpu]
             found = errors(mine, price(args.program, mine, machine, folder))
             results += found
             if len(found) < len(mine):
                 print(f"{gpu}: {len(mine) - len(found)} rows are no legal layouts")
+        if args.leave_one_out:
+            leave_one_out(args.program, rows, machines, folder)
+        if args.memory:
+            memory(args.program, args.tables, machines["h100"], folder)
     print(f"{'source':18} {'rows':>5} {'median %':>9} {'p90 %':>7} {'worst %':>8} {'bias %':>7}")
 
     def report(name, chosen):
