@@ -148,7 +148,8 @@ std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, con
 
 void set_property(request& r, const std::string& name, const std::string& value, const std::string& knob) {
   if (name == "model") {
-    r.job.model = plait::plan_shape(plait::load_llama_config(value, knob));
+    const pp::transformer_shape* large = plait::find_large_llama(value);
+    r.job.model = large != nullptr ? *large : plait::plan_shape(plait::load_llama_config(value, knob));
   } else if (name == "cluster") {
     std::tie(r.machine, r.accelerators) = parse_cluster(value, knob);
   } else if (name == "program") {

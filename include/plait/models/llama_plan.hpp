@@ -2,6 +2,9 @@
 // that. Another model gives the planner such a shape itself: plan/transformer_shape.hpp.
 #pragma once
 
+#include <array>
+#include <string_view>
+
 #include "plait/models/llama_config.hpp"
 #include "plait/plan/transformer_shape.hpp"
 
@@ -15,6 +18,26 @@ inline planner::transformer_shape plan_shape(const llama_config& c) {
   m.tied = c.tie_embeddings;
   m.window = c.sliding_window;
   return m;
+}
+
+/// Shapes that are planned and too large to train on one machine, beside the presets of models/llama_config.hpp.
+struct named_shape {
+  std::string_view name;
+  planner::transformer_shape shape;
+};
+
+inline constexpr std::array<named_shape, 5> large_llamas{
+    {{"llama-2-13b", {32000, 5120, 40, 40, 40, 128, 13824}},
+     {"llama-2-70b", {32000, 8192, 80, 64, 8, 128, 28672}},
+     {"llama-3-70b", {128256, 8192, 80, 64, 8, 128, 28672}},
+     {"llama-3-405b", {128256, 16384, 126, 128, 8, 128, 53248}},
+     {"llama-3.1-405b", {128256, 16384, 126, 128, 8, 128, 53248}}}};
+
+/// The shape called `name`; null where it is none of `large_llamas`.
+inline const planner::transformer_shape* find_large_llama(std::string_view name) {
+  for (const named_shape& one : large_llamas)
+    if (one.name == name) return &one.shape;
+  return nullptr;
 }
 
 }  // namespace plait

@@ -28,6 +28,10 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
   const auto m = static_cast<double>(microbatches), p = static_cast<double>(l.pp), v = static_cast<double>(l.chunks);
   if (l.pp == 1) return m * c.busiest;
   const double others = c.sum - c.busiest;
+  const auto few = [&] {  // weight gradients fill what would be idle, but those of the last microbatch
+    const double passes = c.forward + c.input;
+    return m * (c.busiest - c.weight) + others / std::max(c.sum / p, 1e-30) * passes + c.weight + 2 * (p - 1) * c.link;
+  };
   switch (l.schedule) {
     case schedule_kind::gpipe:
       return m * c.busiest + others + 2 * (p - 1) * c.link;
@@ -39,7 +43,7 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
     case schedule_kind::zb_h2: {
       const bool h2 = l.schedule == schedule_kind::zb_h2;
       const double uneven = c.sum > 0 ? others / (c.sum / p) : p - 1;  // ranks' worth of work that the others have
-      if (m <= p) return m * c.busiest + uneven * (c.forward + c.input) + 2 * (p - 1) * c.link;
+      if (m <= p) return few();
       if (h2 && c.delayed_norm)
         return m * c.busiest + uneven * std::max(0.0, c.forward + c.input - 2 * c.weight) + 2 * (p - 1) * c.link;
       if (h2)
@@ -47,6 +51,7 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
       return m * c.busiest + uneven * std::max(c.forward, c.forward + c.input - c.weight) + 4 * (p - 1) * c.link;
     }
     case schedule_kind::zb_v:
+      if (m <= p) return few();
       return m * c.busiest + others / p * (p / 2) * (c.forward / std::max(c.forward + c.input + c.weight, 1e-30)) +
              2 * p * c.link;
   }

@@ -108,6 +108,15 @@ inline double optimizer_seconds(const hardware& h, const training_job& job, cons
 
 }  // namespace detail
 
+/// Seconds for which a message between stages holds up a rank: nothing but its launch where messages of one chunk pass
+/// beside the computation of another. The activations are cut over tp as well, whether or not the sequence is.
+inline double link_seconds(const hardware& h, const training_job& job, const training_layout& l) {
+  if (job.program.overlaps_pipeline && l.chunks > 1) return h.launch;
+  const double values =
+      static_cast<double>(l.microbatch * job.seq * job.model.hidden) / static_cast<double>(l.cp * l.tp);
+  return message_seconds(h, l.pp_axis(), job.program.activation_bytes() * values);
+}
+
 /// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory with the hardware's.
 inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
   layout_price out;
@@ -136,11 +145,7 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
     if (all > costs.busiest) costs.busiest = all, busiest = here, accumulation = adding;
     if (parameters > most_parameters) most_parameters = parameters, most_layers = static_cast<double>(layers);
   }
-  const double message =
-      message_seconds(h, l.pp_axis(),
-                      job.program.activation_bytes() * static_cast<double>(l.microbatch * job.seq * job.model.hidden) /
-                          static_cast<double>(l.cp * l.tp));
-  costs.link = job.program.overlaps_pipeline && l.chunks > 1 ? h.launch : message;
+  costs.link = link_seconds(h, job, l);
   costs.delayed_norm = job.program.delayed_norm;
   const auto rounds = static_cast<double>(m);
   step_split& s = out.seconds;

@@ -1,0 +1,190 @@
+// Why a layout wins and what binds it, in sentences; the rule of thumb beside it; and what to change where nothing
+// fits. The search itself is in plan/search.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/search.hpp"
+
+namespace plait::planner {
+
+namespace detail {
+
+inline std::string rounded(double value, int digits) {
+  double scale = 1;
+  for (int i = 0; i < digits; ++i) scale *= 10;
+  const auto units = static_cast<std::int64_t>(value * scale + (value < 0 ? -0.5 : 0.5));
+  std::string text = std::to_string(units < 0 ? -units : units);
+  if (digits > 0) {
+    while (text.size() <= static_cast<std::size_t>(digits)) text.insert(text.begin(), '0');
+    text.insert(text.end() - digits, '.');
+  }
+  return (units < 0 ? "-" : "") + text;
+}
+
+inline std::string gigabytes(double bytes) { return rounded(bytes / 1e9, 1) + " GB"; }
+
+/// The parts of a step that are not computing, with their names.
+inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
+  return {{"waiting for tensor parallelism", s.tensor},
+          {"waiting for context parallelism", s.context},
+          {"the pipeline's bubble", s.bubble},
+          {"waiting for data parallelism", s.data},
+          {"the optimizer", s.optimizer},
+          {"stragglers", s.straggling},
+          {"recomputation", s.recompute}};
+}
+
+}  // namespace detail
+
+/// "93.1 % of the step is computing; the largest losses are the pipeline's bubble with 3.0 % and ..."
+inline std::string what_binds(const layout_price& p) {
+  auto parts = detail::losses(p.seconds);
+  std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  const auto percent = [&](double seconds) { return detail::rounded(100 * seconds / p.step(), 1) + " %"; };
+  std::string out = percent(p.seconds.computing() - p.seconds.recompute) + " of the step is computing";
+  if (parts[0].second <= 0) return out;
+  out += cat({"; the largest loss is ", parts[0].first, " with ", percent(parts[0].second)});
+  if (parts[1].second > 0.002 * p.step()) out += cat({", then ", parts[1].first, " with ", percent(parts[1].second)});
+  return out;
+}
+
+/// What one change of a layout would do, as a sentence.
+struct alternative {
+  std::string change;  ///< "tp=4 instead of 8, dp=16 instead of 8"
+  std::string effect;  ///< "needs 95.1 GB and there are 85.5", "3.1 % slower: ...", or why it is not legal
+};
+
+/// The alternatives one step away from a layout: each axis halved and doubled (dp, or pp, gives and takes), other
+/// schedules, microbatches, recomputation and data-parallel policies.
+inline std::vector<alternative> alternatives(const hardware& h, const training_job& job, const layout_price& winner) {
+  std::vector<alternative> out;
+  const auto consider = [&](std::string change, const training_layout& l) {
+    alternative a{std::move(change), {}};
+    if (std::string why = why_illegal(l, job); !why.empty()) {
+      a.effect = "is not legal: " + why;
+    } else {
+      const layout_price p = price(h, job, l);
+      const double slower = p.step() / winner.step() - 1;
+      if (!p.fits) {
+        a.effect = cat({"needs ", detail::gigabytes(p.memory.total()), " and there are ", detail::gigabytes(h.memory)});
+      } else {
+        // The part that grew most, or where it is faster, fell most.
+        auto before = detail::losses(winner.seconds), after = detail::losses(p.seconds);
+        before.emplace_back("computing", winner.seconds.computing() - winner.seconds.recompute);
+        after.emplace_back("computing", p.seconds.computing() - p.seconds.recompute);
+        std::size_t most = 0;
+        for (std::size_t i = 1; i < after.size(); ++i) {
+          const double change_here = after[i].second - before[i].second;
+          const double change_most = after[most].second - before[most].second;
+          if (slower >= 0 ? change_here > change_most : change_here < change_most) most = i;
+        }
+        a.effect =
+            cat({"is ", detail::rounded(100 * std::abs(slower), 1), " % ", slower >= 0 ? "slower" : "faster",
+                 ", most of it ", after[most].first, " (", detail::rounded(1e3 * before[most].second, 0), " to ",
+                 detail::rounded(1e3 * after[most].second, 0), " ms), with ", detail::gigabytes(p.memory.total())});
+      }
+    }
+    out.push_back(std::move(a));
+  };
+  const training_layout& w = winner.layout;
+  const auto trade = [&](const char* name, std::int64_t training_layout::*axis) {
+    if (w.*axis % 2 == 0) {
+      training_layout l = w;
+      l.*axis /= 2, l.dp *= 2;
+      consider(cat({name, "=", l.*axis, " and dp=", l.dp}), l);
+    }
+    if (w.dp % 2 == 0) {
+      training_layout l = w;
+      l.*axis *= 2, l.dp /= 2;
+      consider(cat({name, "=", l.*axis, " and dp=", l.dp}), l);
+    }
+  };
+  trade("tp", &training_layout::tp);
+  trade("cp", &training_layout::cp);
+  const auto repaired = [&](training_layout l) {  // a pipeline of one has no schedule
+    if (l.pp == 1) l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
+    return l;
+  };
+  if (w.pp % 2 == 0) {
+    training_layout l = w;
+    l.pp /= 2, l.dp *= 2;
+    consider(cat({"pp=", l.pp, " and dp=", l.dp}), repaired(l));
+  }
+  if (w.dp % 2 == 0) {
+    training_layout l = w;
+    l.pp *= 2, l.dp /= 2;
+    consider(cat({"pp=", l.pp, " and dp=", l.dp}), l);
+  }
+  for (const std::int64_t b : {w.microbatch / 2, w.microbatch * 2})
+    if (b >= 1) {
+      training_layout l = w;
+      l.microbatch = b;
+      consider(cat({"microbatch=", b}), l);
+    }
+  for (const plait::recompute policy : {plait::recompute::none, plait::recompute::selective, plait::recompute::full})
+    if (policy != w.recompute) {
+      training_layout l = w;
+      l.recompute = policy, l.recompute_every = 1;
+      consider(cat({"recompute=", plait::name_of(policy)}), l);
+    }
+  if (w.pp > 1 && w.schedule != schedule_kind::one_f_one_b) {
+    training_layout l = w;
+    l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;
+    consider("schedule=1f1b", l);
+  }
+  return out;
+}
+
+/// The rule of thumb: tensor parallel within a node once one accelerator cannot hold the model's state, then as few
+/// stages as fit, then data parallel with the optimizer's state cut, microbatches of one sequence, and as little
+/// recomputation as fits. Nothing where no such layout is legal and fits.
+inline std::optional<layout_price> rule_of_thumb(const hardware& h, const training_job& job,
+                                                 std::int64_t accelerators) {
+  const std::int64_t node = h.levels.size() > 1 ? std::min(h.levels.front().ranks, accelerators) : 1;
+  std::vector<std::int64_t> widths{1};
+  if (node > 1) widths.push_back(node);
+  for (const std::int64_t tp : widths)
+    for (const std::int64_t pp : detail::divisors_up_to(accelerators, tp == 1 ? 1 : job.model.layers))
+      for (const plait::recompute policy :
+           {plait::recompute::none, plait::recompute::selective, plait::recompute::full}) {
+        training_layout l;
+        l.tp = tp, l.pp = pp, l.recompute = policy;
+        if (accelerators % (tp * pp) != 0) continue;
+        l.dp = accelerators / (tp * pp);
+        if (!why_illegal(l, job).empty()) continue;
+        layout_price p = price(h, job, l);
+        if (p.fits) return p;
+      }
+  return std::nullopt;
+}
+
+/// Why a search found nothing, and what would help: where layouts are legal, by how much the smallest is too large and
+/// the number of accelerators with which one fits; else the first refusal.
+inline std::string why_nothing(const hardware& h, const training_job& job, std::int64_t accelerators,
+                               const search_result& found, const search_options& options = {}) {
+  if (found.legal == 0) return cat({"no layout of ", accelerators, " accelerators is legal: ", found.refusal});
+  const memory_split& m = found.smallest.memory;
+  std::string out =
+      cat({"no layout fits: the smallest, ", layout_text(found.smallest.layout), ", needs ",
+           detail::gigabytes(m.total()), " on a rank, ", detail::gigabytes(m.total() - h.memory), " more than a ",
+           h.name, " has; of that, ", detail::gigabytes(m.state()), " are weights, gradients and optimizer, ",
+           detail::gigabytes(m.activations), " activations, ", detail::gigabytes(m.logits), " logits"});
+  search_options wider = options;
+  wider.most = 1;
+  for (std::int64_t n = 2 * accelerators; n <= 64 * accelerators; n *= 2) {
+    const search_result more = search_layouts(h, job, n, wider);
+    if (!more.best.empty())
+      return out + cat({"; ", n, " accelerators would do, as in ", layout_text(more.best.front().layout)});
+    if (more.legal == 0) break;
+  }
+  return out + "; more accelerators of this kind do not help: use a shorter sequence, a smaller model or more memory";
+}
+
+}  // namespace plait::planner

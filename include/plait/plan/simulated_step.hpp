@@ -1,0 +1,112 @@
+// A step's pipeline by the schedule itself: verified, and simulated with the times of each stage, where the planner's
+// formulas (plan/pipeline_time.hpp) take an average. It takes milliseconds. Ranks of one stage are alike: one stands
+// for all.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/step_time.hpp"
+#include "plait/schedule/parse.hpp"
+#include "plait/schedule/timeline.hpp"
+
+namespace plait::planner {
+
+/// A layout's schedule and the costs of its stages, in seconds.
+struct step_costing {
+  plait::schedule schedule;
+  schedule_costs costs;
+};
+
+/// The schedule of a layout with more than one stage, verified, and what each stage's passes cost, adding gradients and
+/// recomputation included. Throws `error` where a schedule of these sizes cannot be.
+inline step_costing cost_schedule(const hardware& h, const training_job& job, const training_layout& l) {
+  step_costing out;
+  const std::int64_t microbatches = l.microbatches(job);
+  if (microbatches > max_microbatches || l.pp > max_pipeline_ranks)
+    fail({"simulation: ", l.pp, " ranks and ", microbatches, " microbatches; legal are at most ", max_pipeline_ranks,
+          " and ", max_microbatches});
+  out.schedule = parse_schedule(schedule_text(l), static_cast<int>(l.pp), static_cast<int>(microbatches));
+  const stage_times times(h, job, l);
+  const stage_split split{job.model.layers, l.stages()};
+  const pipeline_shape& shape = out.schedule.shape;
+  const double layer_parameters = job.model.layer_parameters() / static_cast<double>(l.tp);
+  const double ends = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
+  for (int stage = 0; stage < shape.stages(); ++stage) {
+    const bool first = stage == 0, last = stage + 1 == shape.stages();
+    const std::int64_t layers = split.of_stage(stage);
+    const part_time part = times.of(layers, first, last);
+    const double parameters = static_cast<double>(layers) * layer_parameters + (first || last ? ends : 0);
+    const double weight = part.weight.sum() + detail::accumulation_seconds(h, job, l, parameters);
+    const double input = part.input.sum() + part.again.sum();
+    out.costs.stages.push_back({part.forward.sum(), input + weight, input, weight});
+  }
+  out.costs.link = link_seconds(h, job, l);
+  return out;
+}
+
+/// The seconds of a step with its pipeline simulated: the price's other parts stay.
+inline double simulated_seconds(const hardware& h, const training_job& job, const layout_price& priced) {
+  if (priced.layout.pp == 1) return priced.step();
+  const step_costing step = cost_schedule(h, job, priced.layout);
+  const step_split& s = priced.seconds;
+  const double pipeline = simulate(step.schedule, step.costs).makespan;
+  const double beside = pipeline + s.data + s.optimizer;
+  const double formula = s.total() - s.straggling;
+  return beside * (formula > 0 ? s.total() / formula : 1);  // stragglers in proportion
+}
+
+/// The simulated timeline, in milliseconds, to draw with observe/pipeline_svg.hpp.
+inline pipeline_timeline simulated_timeline(const hardware& h, const training_job& job, const training_layout& l) {
+  step_costing step = cost_schedule(h, job, l);
+  for (action_times& t : step.costs.stages)
+    t = {1e3 * t.forward, 1e3 * t.backward, 1e3 * t.input_backward, 1e3 * t.weight_backward};
+  step.costs.link *= 1e3;
+  return timeline_of(step.schedule, step.costs, "ms");
+}
+
+/// What else than the formulas a step of many ranks suffers.
+struct disturbance {
+  double jitter = 0;     ///< of each pass, the largest share by which a rank's varies from the mean
+  double slow_rank = 1;  ///< how many times slower than the others one rank of the pipeline is
+  std::int64_t slow_at = 0;
+  std::uint64_t seed = 1;
+};
+
+/// Seconds of the pipelines of all data-parallel replicas, each with its own slow passes, which meet at the end of the
+/// step: the slowest counts. A stage on `tp * cp` ranks is as slow as the slowest of them, so that each pass takes the
+/// largest of so many draws. `replicas` of `dp` are simulated; a cluster's ranks beyond those are alike by symmetry,
+/// and their largest is taken from the quantile of the simulated ones.
+inline double disturbed_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                                const disturbance& d, std::int64_t replicas) {
+  const step_costing even = cost_schedule(h, job, l);
+  std::uint64_t state = d.seed * 0x9e3779b97f4a7c15ull + 1;
+  const auto uniform = [&] {  // SplitMix64 (Steele et al. 2014)
+    state += 0x9e3779b97f4a7c15ull;
+    std::uint64_t z = state;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  };
+  const double group = static_cast<double>(l.tp * l.cp);
+  double worst = 0;
+  for (std::int64_t r = 0; r < std::min(std::max<std::int64_t>(replicas, 1), l.dp); ++r) {
+    schedule_costs costs = even.costs;
+    for (int stage = 0; stage < even.schedule.shape.stages(); ++stage) {
+      // The largest of `group` uniform draws has the distribution function u^group.
+      const double largest = 2 * std::pow(uniform(), 1 / group) - 1;
+      double slower = 1 + d.jitter * largest;
+      if (r == 0 && even.schedule.shape.rank_of(stage) == d.slow_at) slower *= d.slow_rank;
+      action_times& t = costs.stages[static_cast<std::size_t>(stage)];
+      t = {slower * t.forward, slower * t.backward, slower * t.input_backward, slower * t.weight_backward};
+    }
+    worst = std::max(worst, simulate(even.schedule, costs).makespan);
+  }
+  return worst;
+}
+
+}  // namespace plait::planner
