@@ -6,40 +6,169 @@
 #include <exception>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/plan/hardware_json.hpp"
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/simulated_step.hpp"
+#include "report.hpp"
 #include "rows.hpp"
 
 namespace {
 
-int run(int argc, char** argv) {
-  CLI::App app{"Finds and prices layouts of a training step by calculation.", "plan_llama"};
-  std::map<std::string, std::string> given;
-  std::string layouts;
-  for (const char* name : {"model", "cluster", "seq", "batch", "batch_tokens", "program", "precision"}) {
+namespace pp = plait::planner;
+
+struct options {
+  std::map<std::string, std::string> properties;
+  std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
+  std::vector<std::int64_t> tp, cp, pp, microbatch;
+  std::vector<std::string> schedules, recompute, zero, context;
+  double hour_price = 0;
+  std::size_t most = 10;
+  bool json = false;
+};
+
+/// Properties that are options as well as columns, in the order in which they are set.
+constexpr const char* property_names[] = {"model", "cluster", "program", "precision", "seq", "batch", "batch_tokens"};
+
+void declare(CLI::App& app, options& opt) {
+  const std::map<std::string, std::string> help{
+      {"model", "a preset, llama-3-70b or llama-3-405b, or a Hugging Face config.json"},
+      {"cluster", "hardware and its number, as in h100:16384; a description is a path that ends in .json"},
+      {"program", "whose facts are priced: plait, megatron, nemo, fsdp and others (default plait)"},
+      {"precision", "of the products: f32, bf16 or fp8 (default bf16)"},
+      {"seq", "tokens of a sequence"},
+      {"batch", "sequences of a step"},
+      {"batch_tokens", "tokens of a step, as in 16M, in place of --batch"}};
+  for (const char* name : property_names) {
     std::string option = name;
     std::replace(option.begin(), option.end(), '_', '-');
-    app.add_option("--" + option, given[name]);
+    app.add_option("--" + option, opt.properties[name], help.at(name));
   }
-  app.add_option("--layouts", layouts, "a CSV file of layouts to price");
-  std::string printed;
-  app.add_option("--print-hardware", printed, "prints the description of a machine, to start a file from");
+  app.add_option("--layout", opt.layout, "prices one layout, as in tp=8,pp=16,dp=128,schedule=interleaved:2");
+  app.add_option("--layouts", opt.layouts, "prices the rows of a CSV file; its columns may replace all options");
+  app.add_option("--tp", opt.tp, "the extents to search, as in 4,8")->delimiter(',');
+  app.add_option("--cp", opt.cp, "the same of cp")->delimiter(',');
+  app.add_option("--pp", opt.pp, "the same of pp")->delimiter(',');
+  app.add_option("--microbatch", opt.microbatch, "the microbatches to search, in sequences")->delimiter(',');
+  app.add_option("--schedule", opt.schedules, "the schedules to search: gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v")
+      ->delimiter(',');
+  app.add_option("--recompute", opt.recompute, "the policies to search: none, selective, full")->delimiter(',');
+  app.add_option("--zero", opt.zero, "the levels to search: 0, 1, 2, 3")->delimiter(',');
+  app.add_option("--context", opt.context, "of attention over cp: ring, all_gather_kv, ulysses")->delimiter(',');
+  app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--train-tokens", opt.train_tokens, "tokens to train on, as in 15T, for days and cost");
+  app.add_option("--hour-price", opt.hour_price, "of one accelerator, in any currency")->check(CLI::NonNegativeNumber);
+  app.add_flag("--json", opt.json, "for programs: one JSON object, in bytes and seconds");
+  app.add_option("--timeline", opt.timeline, "writes the best layout's simulated pipeline as SVG");
+  app.add_option("--scaling", opt.scaling, "writes curves over the number of accelerators as SVG");
+  app.add_option("--html", opt.html, "writes a page with all of it");
+  app.add_option("--print-hardware", opt.print_hardware, "prints a machine's description, to start a file from");
+}
+
+double token_count(const std::string& text) {
+  if (text.empty()) return 0;
+  const bool tera = text.back() == 'T', giga = text.back() == 'B';
+  const std::string digits = tera || giga ? text.substr(0, text.size() - 1) : text;
+  return static_cast<double>(pp::parse_count(digits, "--train-tokens")) * (tera ? 1e12 : giga ? 1e9 : 1);
+}
+
+pp::search_options search_of(const options& opt) {
+  pp::search_options out;
+  out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.microbatch = opt.microbatch, out.most = opt.most;
+  for (const auto* extents : {&opt.tp, &opt.cp, &opt.pp, &opt.microbatch})
+    for (const std::int64_t extent : *extents)
+      if (extent < 1) plait::fail({"an extent to search is ", extent, "; legal is 1 or more"});
+  pp::training_layout l;
+  for (const std::string& name : opt.schedules) {
+    pp::set_layout_key(l, "schedule", name == "interleaved" ? "interleaved:2" : name, "--schedule");
+    out.schedules.push_back(l.schedule);
+  }
+  for (const std::string& name : opt.recompute) {
+    pp::set_layout_key(l, "recompute", name, "--recompute");
+    if (l.recompute_every > 1) plait::fail("--recompute: every:K is priced with --layout, and not searched");
+    out.recompute.push_back(l.recompute);
+  }
+  for (const std::string& name : opt.zero) {
+    pp::set_layout_key(l, "zero", name, "--zero");
+    out.zero.push_back(l.zero);
+  }
+  for (const std::string& name : opt.context) {
+    pp::set_layout_key(l, "context", name, "--context");
+    out.context.push_back(l.context);
+  }
+  return out;
+}
+
+/// The layout that is asked for, or the best ones.
+findings find(const options& opt, const request& asked) {
+  findings f;
+  f.asked = asked;
+  f.why = {token_count(opt.train_tokens), opt.hour_price};
+  if (!opt.layout.empty()) {
+    const pp::training_layout l = pp::parse_layout(opt.layout, "--layout");
+    if (const std::string why = pp::why_illegal(l, asked.job); !why.empty()) plait::fail("--layout: " + why);
+    if (l.ranks() != asked.accelerators)
+      plait::fail({"--layout has ", l.ranks(), " ranks and --cluster ", asked.accelerators,
+                   " accelerators; they must be equal"});
+    f.found.best = {pp::price(asked.machine, asked.job, l)};
+  } else {
+    f.searched = true;
+    const pp::search_options search = search_of(opt);
+    f.found = pp::search_layouts(asked.machine, asked.job, asked.accelerators, search);
+    if (f.found.best.empty())
+      plait::fail(pp::why_nothing(asked.machine, asked.job, asked.accelerators, f.found, search));
+    f.thumb = pp::rule_of_thumb(asked.machine, asked.job, asked.accelerators);
+    f.neighbours = pp::alternatives(asked.machine, asked.job, f.found.best.front());
+  }
+  const pp::layout_price& best = f.found.best.front();
+  if (best.layout.pp > 1) f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
+  return f;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Finds and prices layouts of a training step by calculation.", "plan_llama"};
+  options opt;
+  declare(app, opt);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
+  } catch (const CLI::Success& e) {  // --help
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
     plait::fail({e.what(), " (--help lists the options)"});
   }
-  if (!printed.empty()) {
-    fmt::print("{}", plait::planner::hardware_text(plait::planner::load_hardware(printed, "--print-hardware")));
+  if (!opt.print_hardware.empty()) {
+    fmt::print("{}", pp::hardware_text(pp::load_hardware(opt.print_hardware, "--print-hardware")));
     return 0;
   }
   request common;
-  for (const char* name : {"model", "cluster", "seq", "batch", "batch_tokens", "program", "precision"})
-    if (!given[name].empty()) set_property(common, name, given[name], std::string("--") + name);
-  if (!layouts.empty()) fmt::print("{}", price_rows(layouts, common));
+  if (!opt.properties["batch"].empty() && !opt.properties["batch_tokens"].empty())
+    plait::fail("--batch and --batch-tokens are both given; one says the other");
+  for (const std::string name : property_names) {
+    std::string option = "--" + name;
+    std::replace(option.begin(), option.end(), '_', '-');
+    if (!opt.properties[name].empty()) set_property(common, name, opt.properties[name], option);
+  }
+  if (!opt.layouts.empty()) {
+    fmt::print("{}", price_rows(opt.layouts, common));
+    return 0;
+  }
+  if (opt.properties["model"].empty()) plait::fail("--model is missing");
+  if (opt.properties["cluster"].empty()) plait::fail("--cluster is missing, as in h100:16384");
+  if (common.job.seq == 0) plait::fail("--seq is missing");
+  if (common.job.global_batch == 0) plait::fail("--batch or --batch-tokens is missing");
+  pp::validate(common.job.model, "--model");
+  if (common.machine.peak_of(common.job.program.products) == 0)
+    plait::fail(
+        {"--precision: ", common.machine.name, " has no products in ", pp::name_of(common.job.program.products)});
+  const findings f = find(opt, common);
+  const pp::training_layout& best = f.found.best.front().layout;
+  if (!opt.timeline.empty()) plait::write_file_atomically(opt.timeline, timeline_svg(common, best), "--timeline");
+  if (!opt.scaling.empty()) plait::write_file_atomically(opt.scaling, scaling_svg(common, search_of(opt)), "--scaling");
+  if (!opt.html.empty()) plait::write_file_atomically(opt.html, html_report(f), "--html");
+  fmt::print("{}", opt.json ? json_report(f) : text_report(f));
   return 0;
 }
 
@@ -47,10 +176,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    if (std::fflush(stdout) == 0) return code;
+    fmt::print(stderr, "plan_llama: what is printed cannot be written\n");
   } catch (const std::exception& e) {
     std::fflush(stdout);
     fmt::print(stderr, "plan_llama: {}\n", e.what());
-    return 2;
   }
+  return 2;
 }

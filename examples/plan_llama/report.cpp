@@ -1,0 +1,183 @@
+#include "report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "plait/io/json_writer.hpp"
+#include "plait/plan/parse_layout.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+/// "16.8 M"
+std::string with_unit(double value) {
+  constexpr const char* units[] = {"", " k", " M", " B", " T"};
+  std::size_t unit = 0;
+  while (std::abs(value) >= 999.5 && unit + 1 < std::size(units)) value /= 1000, ++unit;
+  return fmt::format("{:.{}f}{}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", 1e6 * seconds);
+  if (seconds < 1) return fmt::format("{:.1f} ms", 1e3 * seconds);
+  return fmt::format("{:.3f} s", seconds);
+}
+
+std::string share(double part, double whole) { return fmt::format("{:.1f} %", whole > 0 ? 100 * part / whole : 0); }
+
+double tokens_per_second(const findings& f, const pp::layout_price& p) { return f.asked.job.tokens() / p.step(); }
+
+double days(const findings& f, const pp::layout_price& p) { return f.why.tokens / tokens_per_second(f, p) / 86400; }
+
+double cost(const findings& f, const pp::layout_price& p) {
+  return days(f, p) * 24 * static_cast<double>(p.layout.ranks()) * f.why.hour_price;
+}
+
+/// The mesh as a type; `train_llama --mesh` takes the same extents.
+std::string mesh_type(const pp::training_layout& l) {
+  const auto axis = [](const char* name, std::int64_t extent) {
+    return fmt::format("pl::axis<pl::{}, {}>", name, extent);
+  };
+  const std::string pipeline = axis("pp", l.pp), data = axis("dp", l.dp);
+  return fmt::format("using mesh = pl::mesh<{}, {}, {}, {}>;", l.pipeline_inside ? data : pipeline,
+                     l.pipeline_inside ? pipeline : data, axis("cp", l.cp), axis("tp", l.tp));
+}
+
+std::string trainer_options(const findings& f, const pp::training_layout& l) {
+  constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
+  std::string out = fmt::format("--mesh pp={},dp={},cp={},tp={} --seq {} --global-batch {} --micro-batch {}", l.pp,
+                                l.dp, l.cp, l.tp, f.asked.job.seq, f.asked.job.global_batch, l.microbatch);
+  if (l.pp > 1) out += " --schedule " + pp::schedule_text(l);
+  out += " --recompute " + pp::recompute_text(l);
+  if (l.zero != plait::zero_level::replicated)
+    out += fmt::format(" --data-parallel {}", levels[static_cast<int>(l.zero)]);
+  return out;
+}
+
+std::string heading(const findings& f) {
+  const pp::training_job& job = f.asked.job;
+  return fmt::format("{} parameters, {} sequences of {} tokens in a step ({} tokens), in {}, {}",
+                     with_unit(job.model.parameters()), job.global_batch, job.seq, with_unit(job.tokens()),
+                     pp::name_of(job.program.products),
+                     f.searched ? fmt::format("{} {}", f.asked.accelerators, f.asked.machine.name)
+                                : fmt::format("{} {}", f.found.best.front().layout.ranks(), f.asked.machine.name));
+}
+
+std::vector<std::pair<const char*, double>> time_parts(const pp::step_split& s) {
+  return {{"products", s.products},         {"attention", s.attention},         {"memory-bound kernels", s.memory},
+          {"tensor parallelism", s.tensor}, {"context parallelism", s.context}, {"bubble", s.bubble},
+          {"data parallelism", s.data},     {"optimizer", s.optimizer},         {"stragglers", s.straggling}};
+}
+
+std::vector<std::pair<const char*, double>> memory_parts(const pp::memory_split& m) {
+  return {{"weights", m.weights},     {"gradients", m.gradients},
+          {"optimizer", m.optimizer}, {"activations", m.activations},
+          {"logits", m.logits},       {"working", m.working},
+          {"buffers", m.buffers},     {"fragmentation", m.fragmentation},
+          {"reserved", m.reserved}};
+}
+
+std::string utilisation_text(const findings& f, const pp::layout_price& p) {
+  return fmt::format("{:.1f} %", 100 * pp::utilisation(f.asked.machine, f.asked.job, p.layout, p.step()));
+}
+
+plait::json_object layout_json(const findings& f, const pp::layout_price& p) {
+  plait::json_object seconds, memory, out;
+  for (const auto& [name, value] : time_parts(p.seconds)) seconds.add(name, value);
+  for (const auto& [name, value] : memory_parts(p.memory)) memory.add(name, value);
+  const pp::training_layout& l = p.layout;
+  out.add("layout", pp::layout_text(l)).add("tp", l.tp).add("cp", l.cp).add("pp", l.pp).add("dp", l.dp);
+  out.add("microbatch", l.microbatch).add("schedule", pp::schedule_text(l)).add("recompute", pp::recompute_text(l));
+  out.add("zero", static_cast<int>(l.zero)).add("step_seconds", p.step());
+  out.add("mfu", pp::utilisation(f.asked.machine, f.asked.job, l, p.step()));
+  out.add("mfu_causal",
+          pp::utilisation(f.asked.machine, f.asked.job, l, p.step(), f.asked.job.model.visible(f.asked.job.seq)));
+  out.add("tokens_per_second", tokens_per_second(f, p)).add("recomputed_seconds", p.seconds.recompute);
+  out.add("seconds", seconds).add("memory_bytes", p.memory.total()).add("memory", memory).add("fits", p.fits);
+  if (f.why.tokens > 0) out.add("days", days(f, p));
+  if (f.why.tokens > 0 && f.why.hour_price > 0) out.add("cost", cost(f, p));
+  return out;
+}
+
+std::string table_line(const findings& f, const char* mark, const pp::layout_price& p) {
+  const pp::step_split& s = p.seconds;
+  const double step = p.step();
+  std::string line = fmt::format(
+      "{:>4} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}", mark, duration(step), utilisation_text(f, p),
+      with_unit(tokens_per_second(f, p)), fmt::format("{:.1f} GB", p.memory.total() / 1e9), share(s.bubble, step),
+      share(s.tensor, step), share(s.context, step), share(s.data, step), share(s.recompute, step));
+  if (f.why.tokens > 0) line += fmt::format(" {:>7.1f}", days(f, p));
+  if (f.why.tokens > 0 && f.why.hour_price > 0) line += fmt::format(" {:>9}", with_unit(cost(f, p)));
+  return line + "  " + pp::layout_text(p.layout) + (p.fits ? "" : "  (does not fit)") + "\n";
+}
+
+}  // namespace
+
+std::string text_report(const findings& f) {
+  const pp::layout_price& best = f.found.best.front();
+  std::string out = heading(f) + "\n";
+  if (f.searched)
+    out += fmt::format("{} candidates, {} legal, {} fit in {:.1f} GB\n", f.found.candidates, f.found.legal,
+                       f.found.fitting, f.asked.machine.memory / 1e9);
+  out += fmt::format("\n{:>4} {:>10} {:>7} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}", "", "step", "MFU", "tokens/s",
+                     "memory", "bubble", "tp", "cp", "dp", "again");
+  if (f.why.tokens > 0) out += fmt::format(" {:>7}", "days");
+  if (f.why.tokens > 0 && f.why.hour_price > 0) out += fmt::format(" {:>9}", "cost");
+  out += "  layout\n";
+  for (std::size_t i = 0; i < f.found.best.size(); ++i)
+    out += table_line(f, fmt::format("{}", i + 1).c_str(), f.found.best[i]);
+  if (f.thumb) out += table_line(f, "rule", *f.thumb);
+
+  out += fmt::format("\n{}{}.\n", f.searched ? "1: " : "", pp::what_binds(best));
+  out += "time:  ";
+  for (const auto& [name, value] : time_parts(best.seconds))
+    if (value > 0) out += fmt::format(" {} {},", name, duration(value));
+  out.back() = '\n';
+  out += fmt::format("memory (rank {} of the pipeline): ", best.fullest);
+  for (const auto& [name, value] : memory_parts(best.memory))
+    if (value > 0) out += fmt::format(" {} {:.1f} GB,", name, value / 1e9);
+  out.back() = '\n';
+  if (f.simulated)
+    out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),
+                       100 * (*f.simulated / best.step() - 1));
+  if (f.thumb)
+    out += fmt::format("the rule of thumb takes {:+.1f} % of the time\n", 100 * (f.thumb->step() / best.step() - 1));
+  if (!f.neighbours.empty()) {
+    out += "one step away:\n";
+    for (const pp::alternative& a : f.neighbours) out += fmt::format("  {} {}\n", a.change, a.effect);
+  }
+  if (f.searched && !f.found.front.empty()) {
+    out += "less memory, more time:\n";
+    for (const pp::layout_price& p : f.found.front)  // a few of them, evenly
+      if ((&p - f.found.front.data()) % std::max<std::ptrdiff_t>(1, std::ssize(f.found.front) / 8) == 0)
+        out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration(p.step()),
+                           pp::layout_text(p.layout));
+  }
+  return out + fmt::format("\n{}\ntrain_llama {}\n", mesh_type(best.layout), trainer_options(f, best.layout));
+}
+
+std::string json_report(const findings& f) {
+  std::vector<plait::json_object> best, front, neighbours;
+  for (const pp::layout_price& p : f.found.best) best.push_back(layout_json(f, p));
+  for (const pp::layout_price& p : f.found.front) front.push_back(layout_json(f, p));
+  for (const pp::alternative& a : f.neighbours)
+    neighbours.push_back(plait::json_object().add("change", a.change).add("effect", a.effect));
+  const pp::layout_price& first = f.found.best.front();
+  plait::json_object out;
+  out.add("hardware", f.asked.machine.name).add("accelerators", first.layout.ranks());
+  out.add("parameters", f.asked.job.model.parameters()).add("seq", f.asked.job.seq);
+  out.add("global_batch", f.asked.job.global_batch).add("searched", f.searched);
+  if (f.searched) {
+    out.add("candidates", f.found.candidates).add("legal", f.found.legal).add("fitting", f.found.fitting);
+    out.add("front", front);
+  }
+  out.add("layouts", best).add("binds", pp::what_binds(first)).add("alternatives", neighbours);
+  if (f.thumb) out.add("rule_of_thumb", layout_json(f, *f.thumb));
+  if (f.simulated) out.add("simulated_seconds", *f.simulated);
+  out.add("mesh", mesh_type(first.layout)).add("train_llama", trainer_options(f, first.layout));
+  return out.text() + "\n";
+}

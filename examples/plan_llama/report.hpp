@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plait/plan/explain.hpp"
+#include "rows.hpp"
+
+/// What training costs, where the user says how much is trained and for what price.
+struct purpose {
+  double tokens = 0;      ///< to train on; 0: not asked for
+  double hour_price = 0;  ///< of an accelerator's hour
+};
+
+/// Everything that is said of a job: of a search, or of one layout that was given.
+struct findings {
+  request asked;
+  purpose why;
+  bool searched = false;
+  plait::planner::search_result found;                  ///< of a search; else `found.best` is the given layout alone
+  std::optional<plait::planner::layout_price> thumb;    ///< the rule of thumb
+  std::vector<plait::planner::alternative> neighbours;  ///< of the best
+  std::optional<double> simulated;                      ///< seconds of the best with its schedule simulated
+};
+
+/// A table of layouts with what binds the best, for people.
+std::string text_report(const findings& f);
+/// The same as one JSON object.
+std::string json_report(const findings& f);
+/// The same as a page that needs no other file, with a timeline of the pipeline and curves of scaling.
+std::string html_report(const findings& f);
+
+/// The simulated timeline of a layout's pipeline as SVG; throws without a pipeline, or with more than can be drawn.
+std::string timeline_svg(const request& asked, const plait::planner::training_layout& layout);
+/// Tokens per second of the best layouts from a small part of the cluster up to four times its size, as SVG: at a
+/// constant batch, and at a batch in proportion.
+std::string scaling_svg(const request& asked, const plait::planner::search_options& options);
