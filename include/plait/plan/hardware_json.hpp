@@ -50,8 +50,10 @@ class members_reader {
     }
   }
   const nlohmann::json* find(const char* key, bool needed) {
-    known_ += (known_.empty() ? "" : ", ") + std::string(key);
-    read_.emplace_back(key);
+    if (std::find(read_.begin(), read_.end(), key) == read_.end()) {
+      known_ += (known_.empty() ? "" : ", ") + std::string(key);
+      read_.emplace_back(key);
+    }
     const auto at = object_.find(key);
     if (at != object_.end()) return &*at;
     if (needed) fail({source_, ": ", path_, key, " is missing"});

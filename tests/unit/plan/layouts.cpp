@@ -1,0 +1,106 @@
+// program: plan
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/parse_layout.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+pp::training_job job_of(std::int64_t batch, std::int64_t seq = 8192) {
+  pp::training_job job;
+  job.model = *plait::find_large_llama("llama-3-405b");
+  job.seq = seq;
+  job.global_batch = batch;
+  return job;
+}
+
+std::string why(const char* text, std::int64_t batch = 512, std::int64_t seq = 8192) {
+  return pp::why_illegal(pp::parse_layout(text, "x"), job_of(batch, seq));
+}
+
+std::string refusal(const char* text) {
+  try {
+    pp::parse_layout(text, "--layout");
+  } catch (const plait::error& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("a layout's text reads back as it was") {
+  for (const char* text : {"tp=8,cp=2,pp=8,dp=8,microbatch=1,schedule=interleaved:8,recompute=none,zero=1",
+                           "tp=1,cp=1,pp=1,dp=64,microbatch=2,recompute=full,zero=3",
+                           "tp=4,cp=1,pp=2,dp=8,microbatch=1,schedule=zb_v,"
+                           "recompute=selective,zero=2,sequence_parallel=0,context=ulysses,order=tp-cp-pp-dp",
+                           "tp=1,cp=1,pp=2,dp=1,microbatch=1,schedule=1f1b,recompute=every:3,zero=0"}) {
+    CAPTURE(text);
+    const pp::training_layout l = pp::parse_layout(text, "x");
+    CHECK(pp::layout_text(l) == text);
+    CHECK(pp::parse_layout(pp::layout_text(l), "x") == l);
+  }
+  CHECK(pp::parse_layout("schedule=zb_v,pp=2", "x").chunks == 2);
+}
+
+TEST_CASE("a text that is no layout is refused by its key") {
+  CHECK(refusal("tp=0") == "--layout: tp: '0' is not a whole number from 1 on");
+  CHECK(refusal("tp=8x") == "--layout: tp: '8x' is not a whole number from 1 on");
+  CHECK(refusal("tp=8,tp=4") == "--layout: tp is given twice");
+  CHECK(refusal("tensor=8").starts_with("--layout: unknown key 'tensor'; legal are tp, cp, pp, dp, "));
+  CHECK(refusal("tp").starts_with("--layout: 'tp' is not key=value, as in tp=8; keys are tp, "));
+  CHECK(refusal("schedule=gpip") ==
+        "--layout: schedule: unknown value 'gpip'; legal are gpipe, 1f1b, interleaved:V, zb_h1, zb_h2 and zb_v");
+  CHECK(refusal("schedule=interleaved")
+            .starts_with("--layout: schedule: the chunks of interleaved, as in interleaved:2: '' is not a whole number "
+                         "from 2 on"));
+  CHECK(refusal("schedule=zb_v:2") ==
+        "--layout: schedule: 'zb_v:2': only interleaved has a number of chunks to choose");
+  CHECK(refusal("recompute=some") ==
+        "--layout: recompute: unknown value 'some'; legal are none, selective, full and every:K");
+  CHECK(refusal("zero=4") == "--layout: zero: unknown value '4'; legal are 0, 1, 2 and 3");
+  CHECK(refusal("order=dp-tp") == "--layout: order: unknown value 'dp-tp'; legal are tp-cp-dp-pp and tp-cp-pp-dp");
+}
+
+TEST_CASE("counts may end in a unit where they say so") {
+  CHECK(pp::parse_count("16M", "x", 1, true) == std::int64_t{16} << 20);
+  CHECK(pp::parse_count("4K", "x", 1, true) == 4096);
+  CHECK(pp::parse_count("17", "x") == 17);
+  CHECK_THROWS_WITH_AS(pp::parse_count("16M", "--batch"), "--batch: '16M' is not a whole number from 1 on",
+                       plait::error);
+  CHECK_THROWS_AS(pp::parse_count("9999999999999G", "x", 1, true), plait::error);
+  CHECK_THROWS_AS(pp::parse_count("-4", "x"), plait::error);
+  CHECK_THROWS_AS(pp::parse_count("", "x"), plait::error);
+}
+
+TEST_CASE("a layout that cannot train a job says which knob, and the nearest legal values") {
+  CHECK(why("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8").empty());
+  CHECK(why("tp=3") == "tp is 3 and the model has 128 heads, which it must divide; the nearest are 2 and 4");
+  CHECK(why("tp=8,dp=24") ==
+        "batch is 512 sequences and dp 24 ranks take microbatches of 1; the nearest legal batches are 504 and 528");
+  CHECK(why("tp=8,dp=1024") ==
+        "batch is 512 sequences and dp 1024 ranks take microbatches of 1; the nearest legal batches are 1024");
+  CHECK(why("tp=8,pp=127") == "pp is 127 with 1 chunks on a rank: 127 stages for 126 layers; use at most 126 stages");
+  CHECK(
+      why("tp=8,pp=8,dp=32,schedule=interleaved:2", 320) ==
+      "interleaved needs microbatches in multiples of pp = 8 and a rank has 10; the nearest legal batches are 256 and "
+      "512");
+  CHECK(why("tp=8,cp=3", 512, 8192) ==
+        "seq is 8192 and is cut into 48 pieces by cp = 3 and tp = 8; the nearest legal are 8160 and 8208");
+  CHECK(why("tp=8,pp=2,zero=3") ==
+        "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1");
+  CHECK(why("pp=1,schedule=interleaved:2") ==
+        "pp is 1 with 2 chunks on a rank; without a pipeline a rank has one chunk");
+  CHECK(why("tp=16,cp=16,context=ulysses") ==
+        "cp is 16 and a rank has 8 heads, which ulysses shares out; the nearest are 8");
+  pp::training_job odd = job_of(8);
+  odd.model.heads = 96, odd.model.kv_heads = 12, odd.model.ffn = 96 * 512;
+  CHECK(
+      pp::why_illegal(pp::parse_layout("tp=8", "x"), odd) ==
+      "tp is 8 and the model has 12 heads of keys; one must divide the other, so that each is on one rank or whole on "
+      "several");
+}

@@ -1,0 +1,162 @@
+// program: plan
+#include "plait/plan/memory.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/simulated_step.hpp"
+#include "plait/plan/software_table.hpp"
+#include "plait/schedule/choose_recompute.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+constexpr double gibi = 1024.0 * 1024 * 1024;
+
+pp::training_job gpt_job(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t batch) {
+  pp::training_job job;
+  job.model = {51200, hidden, layers, heads, heads, hidden / heads, 4 * hidden, false, true, true, true, 2048};
+  job.seq = 2048;
+  job.global_batch = batch;
+  job.program = pp::software_called("megatron-2022", "x");
+  return job;
+}
+
+pp::training_job llama_job(std::int64_t batch) {
+  pp::training_job job;
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  job.seq = 8192;
+  job.global_batch = batch;
+  return job;
+}
+
+}  // namespace
+
+TEST_CASE("parameters are those of the model") {
+  for (const plait::llama_preset& preset : plait::llama_presets) {
+    CAPTURE(preset.name);
+    const auto counted = static_cast<double>(plait::parameter_count(preset.config));
+    CHECK(pp::transformer_shape(plait::plan_shape(preset.config)).parameters() ==
+          doctest::Approx(counted).epsilon(1e-4));
+    if (!preset.config.qkv_bias && !preset.config.qk_norm)
+      CHECK(plait::plan_shape(preset.config).parameters() == counted);
+    // All ranks of a layout together have them, with norms on every rank of tp.
+    pp::training_job job;
+    job.model = plait::plan_shape(preset.config);
+    CHECK(pp::rank_parameters(job, {}, 0) == doctest::Approx(job.model.parameters()).epsilon(1e-12));
+    const plait::llama_flops flops = plait::flops_per_token(preset.config, 4096);
+    if (!preset.config.qkv_bias && !preset.config.qk_norm)
+      CHECK(job.model.operations_per_token(4096, 1) == doctest::Approx(flops.total()).epsilon(2e-3));
+    CHECK(job.model.visible(4096) == doctest::Approx(flops.visible));
+  }
+  CHECK(plait::find_large_llama("llama-3-405b")->parameters() == doctest::Approx(405.85e9).epsilon(1e-4));
+  CHECK(plait::find_large_llama("llama-2-70b")->parameters() == doctest::Approx(68.98e9).epsilon(1e-4));
+  CHECK(plait::find_large_llama("llama-4") == nullptr);
+}
+
+TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 and 7)") {
+  const auto kept = [](const pp::training_job& job, const char* text) {
+    const pp::training_layout l = pp::parse_layout(text, "x");
+    return pp::rank_memory(pp::hardware_called("a100", "x"), job, l, 0).activations / gibi;
+  };
+  const pp::training_job b22 = gpt_job(48, 6144, 64, 4);
+  CHECK(kept(b22, "tp=8,microbatch=4,sequence_parallel=0") == doctest::Approx(59.25));
+  CHECK(kept(b22, "tp=8,microbatch=4,recompute=selective") == doctest::Approx(9.5625));
+  const pp::training_job b175 = gpt_job(96, 12288, 96, 64);
+  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,sequence_parallel=0") == doctest::Approx(66.84375));
+  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,recompute=selective") == doctest::Approx(12.3515625));
+  const pp::training_job b1000 = gpt_job(128, 25600, 160, 512);
+  CHECK(kept(b1000, "tp=8,pp=64,sequence_parallel=0") == doctest::Approx(131.25));
+  CHECK(kept(b1000, "tp=8,pp=64,recompute=selective") == doctest::Approx(26.5625));
+  // Full recomputation keeps 7.64 % of what tensor parallelism alone keeps (22B).
+  CHECK(kept(b22, "tp=8,microbatch=4,recompute=full,sequence_parallel=0") /
+            kept(b22, "tp=8,microbatch=4,sequence_parallel=0") ==
+        doctest::Approx(2.0 / (10 + 24.0 / 8 + 5.0 * 64 * 2048 / (6144 * 8))));
+  // Parameters and optimizer: 18 bytes for each value of a matrix, 45.5625 GiB of 22B on 8 ranks.
+  CHECK(b22.model.layer_matrices() * 48 / 8 * 18 / gibi == doctest::Approx(45.5625));
+}
+
+TEST_CASE("the state of Llama 3.1 8B on 8 H100 is what its log reports as allocated (dgxc-benchmarking)") {
+  pp::training_job job = llama_job(128);
+  job.program = pp::software_called("nemo", "x");
+  const pp::memory_split m =
+      pp::rank_memory(pp::hardware_called("h100", "x"), job, pp::parse_layout("cp=2,dp=4,zero=1", "x"), 0);
+  CHECK(m.state() == doctest::Approx(44271689728.0).epsilon(0.005));
+  CHECK(m.total() < 85.5e9);
+}
+
+TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and cp") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job(16);
+  const auto at = [&](const char* zero) {
+    return pp::rank_memory(h, job, pp::parse_layout(std::string("cp=2,dp=4,zero=") + zero, "x"), 0);
+  };
+  const double n = job.model.parameters();
+  CHECK(at("0").state() == doctest::Approx(18 * n));
+  CHECK(at("1").state() == doctest::Approx((6 + 12.0 / 8) * n));
+  CHECK(at("2").state() == doctest::Approx((2 + 16.0 / 8) * n));
+  CHECK(at("3").state() == doctest::Approx(18.0 / 8 * n));
+}
+
+TEST_CASE("memory grows with the microbatch and the sequence, and falls with recomputation and every axis") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const auto total = [&](const char* text, std::int64_t batch = 64) {
+    return pp::most_memory(h, llama_job(batch), pp::parse_layout(text, "x")).memory.total();
+  };
+  CHECK(total("dp=8,microbatch=2") > total("dp=8"));
+  CHECK(total("dp=8") > total("dp=8,recompute=selective"));
+  CHECK(total("dp=8,recompute=selective") > total("dp=8,recompute=full"));
+  CHECK(total("dp=8,recompute=every:2") > total("dp=8,recompute=full"));
+  CHECK(total("dp=8,recompute=every:2") < total("dp=8"));
+  CHECK(total("tp=1,dp=8") > total("tp=2,dp=8"));
+  CHECK(total("cp=1,dp=8") > total("cp=2,dp=8"));
+  CHECK(total("pp=1,dp=8") > total("pp=2,dp=8"));
+  CHECK(total("tp=4,dp=8,sequence_parallel=0") > total("tp=4,dp=8"));
+}
+
+TEST_CASE("microbatches in flight are those of the schedules themselves") {
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "zb_h1", "zb_h2", "zb_v"})
+    for (const int p : {2, 4, 8})
+      for (const int m : {8, 16, 32}) {
+        CAPTURE(schedule);
+        CAPTURE(p);
+        CAPTURE(m);
+        const pp::training_layout l =
+            pp::parse_layout(plait::cat({"pp=", p, ",schedule=", std::string(schedule)}), "x");
+        const plait::schedule s = plait::parse_schedule(schedule, p, m);
+        for (int r = 0; r < p; ++r) {
+          double most = 0;
+          for (const auto& at : plait::most_in_flight(s, r)) {
+            double held = 0;
+            for (const plait::chunk_in_flight& c : at) held += c.forward + c.deferred;
+            most = std::max(most, held / static_cast<double>(l.chunks));
+          }
+          CHECK(most <= pp::microbatches_in_flight(l, m, r) + 1e-9);
+          // The formula is for the fullest rank of zero bubbles, and exact elsewhere.
+          if (r == 0 && m >= 2 * p) CHECK(most == doctest::Approx(pp::microbatches_in_flight(l, m, r)));
+        }
+      }
+}
+
+TEST_CASE("the even split gives each layer to one stage, the rest to the middle") {
+  for (const std::int64_t layers : {1, 2, 7, 32, 126})
+    for (std::int64_t stages = 1; stages <= layers; ++stages) {
+      const pp::stage_split split{layers, stages};
+      std::int64_t sum = 0;
+      for (std::int64_t s = 0; s < stages; ++s) {
+        sum += split.of_stage(s);
+        CHECK(split.of_stage(s) >= layers / stages);
+        CHECK(split.of_stage(s) <= (layers + stages - 1) / stages);
+      }
+      CHECK(sum == layers);
+    }
+  // Llama 3.1 405B: 126 layers on 64 stages leave one layer to the first and the last.
+  CHECK(pp::stage_split{126, 64}.of_stage(0) == 1);
+  CHECK(pp::stage_split{126, 64}.of_stage(63) == 1);
+  CHECK(pp::stage_split{126, 64}.of_stage(1) == 2);
+}

@@ -1,0 +1,154 @@
+// program: plan
+#include "plait/plan/search.hpp"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <string>
+
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/explain.hpp"
+#include "plait/plan/hardware_table.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+pp::training_job llama_job(const char* name, std::int64_t batch, std::int64_t seq = 8192) {
+  pp::training_job job;
+  const pp::transformer_shape* large = plait::find_large_llama(name);
+  job.model = large != nullptr ? *large : plait::plan_shape(plait::llama_preset_config(name));
+  job.seq = seq;
+  job.global_batch = batch;
+  return job;
+}
+
+}  // namespace
+
+TEST_CASE("the best layout is the best of all that are priced one by one") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-70b", 128);
+  pp::search_options options;
+  options.both_orders = false;
+  options.context = {pp::context_kind::ring};
+  options.schedules = {pp::schedule_kind::one_f_one_b, pp::schedule_kind::zb_h1};
+  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  double best = std::numeric_limits<double>::infinity(), smallest = best;
+  std::int64_t fitting = 0;
+  for (std::int64_t tp = 1; tp <= 64; ++tp)
+    for (std::int64_t cp = 1; tp * cp <= 64; ++cp)
+      for (std::int64_t ranks = 1; tp * cp * ranks <= 64; ++ranks)
+        for (const auto schedule : options.schedules)
+          for (std::int64_t b = 1; b <= 64; b *= 2)
+            for (int zero = 0; zero < 4; ++zero)
+              for (int mode = 0; mode < plait::recompute_modes; ++mode) {
+                if (64 % (tp * cp * ranks) != 0 || (ranks == 1 && schedule != options.schedules[0])) continue;
+                pp::training_layout l;
+                l.tp = tp, l.cp = cp, l.pp = ranks, l.dp = 64 / (tp * cp * ranks), l.microbatch = b,
+                l.schedule = schedule;
+                l.zero = static_cast<plait::zero_level>(zero);
+                l.recompute = static_cast<plait::recompute>(mode);
+                if (l.dp * l.cp == 1 && zero != 0) continue;
+                if (!pp::why_illegal(l, job).empty()) continue;
+                const pp::layout_price p = pp::price(h, job, l);
+                smallest = std::min(smallest, p.memory.total());
+                if (!p.fits) continue;
+                ++fitting;
+                best = std::min(best, p.step());
+              }
+  REQUIRE(!found.best.empty());
+  CHECK(found.best.front().step() == best);
+  CHECK(found.smallest.memory.total() == smallest);
+  CHECK(found.fitting == fitting);
+  CHECK(found.front.back().step() == best);
+}
+
+TEST_CASE("what a search returns fits, is in order, and its front has no better one in both") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-405b", 512);
+  pp::search_options options;
+  options.most = 25;
+  const pp::search_result found = pp::search_layouts(h, job, 1024, options);
+  CHECK(found.best.size() == 25);
+  CHECK(found.candidates >= found.legal);
+  CHECK(found.legal > found.fitting);
+  for (std::size_t i = 0; i < found.best.size(); ++i) {
+    CHECK(found.best[i].fits);
+    CHECK(found.best[i].layout.ranks() == 1024);
+    CHECK(pp::why_illegal(found.best[i].layout, job).empty());
+    if (i > 0) CHECK(found.best[i - 1].step() <= found.best[i].step());
+  }
+  for (std::size_t i = 1; i < found.front.size(); ++i) {
+    CHECK(found.front[i - 1].memory.total() < found.front[i].memory.total());
+    CHECK(found.front[i - 1].step() > found.front[i].step());
+  }
+  // The layout that NVIDIA's engineers run is no better in the model than the search's own.
+  pp::training_layout theirs = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
+  CHECK(pp::price(h, job, theirs).step() >= found.best.front().step());
+}
+
+TEST_CASE("extents that are asked for are the only ones") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::search_options options;
+  options.tp = {4};
+  options.pp = {2, 4};
+  options.microbatch = {1};
+  options.recompute = {plait::recompute::full};
+  for (const pp::layout_price& p : pp::search_layouts(h, llama_job("llama-3-70b", 128), 64, options).best) {
+    CHECK(p.layout.tp == 4);
+    CHECK((p.layout.pp == 2 || p.layout.pp == 4));
+    CHECK(p.layout.microbatch == 1);
+    CHECK(p.layout.recompute == plait::recompute::full);
+  }
+}
+
+TEST_CASE("a model that cannot fit says by how much and what would do") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-405b", 64);
+  const pp::search_result found = pp::search_layouts(h, job, 64);
+  CHECK(found.best.empty());
+  const std::string why = pp::why_nothing(h, job, 64, found);
+  CHECK(why.starts_with("no layout fits: the smallest, "));
+  CHECK(why.find(" more than a H100 has; of that, ") != why.npos);
+  CHECK(why.find("; 128 accelerators would do, as in ") != why.npos);
+  const pp::training_job odd = llama_job("llama-3-405b", 7, 8191);
+  const pp::search_result none = pp::search_layouts(h, odd, 128);
+  CHECK(none.legal == 0);
+  CHECK(pp::why_nothing(h, odd, 128, none).starts_with("no layout of 128 accelerators is legal: "));
+}
+
+TEST_CASE("the rule of thumb is legal, fits, and is never better than the search") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  for (const char* name : {"llama-3-8b", "llama-3-70b"}) {
+    CAPTURE(name);
+    const pp::training_job job = llama_job(name, 256);
+    const auto thumb = pp::rule_of_thumb(h, job, 256);
+    REQUIRE(thumb.has_value());
+    CHECK(thumb->fits);
+    CHECK(thumb->layout.ranks() == 256);
+    CHECK(pp::why_illegal(thumb->layout, job).empty());
+    CHECK(thumb->step() >= pp::search_layouts(h, job, 256).best.front().step());
+  }
+  CHECK(pp::rule_of_thumb(h, llama_job("llama-3-8b", 256), 256)->layout.tp == 1);
+  CHECK(pp::rule_of_thumb(h, llama_job("llama-3-70b", 256), 256)->layout.tp == 8);
+  CHECK(!pp::rule_of_thumb(h, llama_job("llama-3-405b", 64), 8).has_value());
+}
+
+TEST_CASE("alternatives tell what each change costs") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-405b", 512);
+  const pp::layout_price best = pp::search_layouts(h, job, 1024).best.front();
+  CHECK(pp::what_binds(best).find(" % of the step is computing; the largest loss is ") != std::string::npos);
+  int slower = 0, others = 0;
+  for (const pp::alternative& a : pp::alternatives(h, job, best)) {
+    CAPTURE(a.effect);
+    // The best of all has no faster neighbour.
+    CHECK(a.effect.find("faster") == std::string::npos);
+    if (a.effect.find(" % slower, most of it ") != std::string::npos)
+      ++slower;
+    else if (a.effect.starts_with("needs ") || a.effect.starts_with("is not legal: "))
+      ++others;
+  }
+  CHECK(slower >= 3);
+  CHECK(slower + others == static_cast<int>(pp::alternatives(h, job, best).size()));
+}
