@@ -57,6 +57,8 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double e = program.activation_bytes();
   const double input = e * z.hidden * z.cut_tokens;
   if (policy == plait::recompute::full) return input;
+  const double statistics = 2 * 4 * z.cut_tokens;
+  const double gathered = program.keeps_gathered && l.cuts_sequence() ? 2 * e * z.hidden * z.tokens : 0;
   const double norms = 2 * input, gates = m.wide_products();
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
   const double attention = e * z.tokens * (2 * z.query + 2 * z.kv);
@@ -65,12 +67,12 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
       fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
-  double kept = 2 * input + norms + masks + attention + wide + product + scores;
+  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + scores;
   if (policy == plait::recompute::selective) {
     if (program.selective_drops_scores_only)
       kept -= fused ? 0 : scores;
     else
-      kept -= norms + product;
+      kept -= norms + gathered + product;
   }
   return kept;
 }
@@ -98,6 +100,9 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   const double whole = e * z.hidden * z.tokens;
   out.working = 2 * whole + e * z.tokens * (job.model.wide_products() + 1) * z.wide;
   if (l.recompute != plait::recompute::none) out.working += everything - block_kept_bytes(job, l, l.recompute);
+  // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
+  if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
+    out.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
   if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * (e + 4);
   if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
   if (copies > 1) {

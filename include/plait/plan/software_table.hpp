@@ -17,6 +17,7 @@ inline std::vector<software> known_software() {
   const auto add = [&](std::string_view name, auto&& change) {
     software s;
     s.name = name;
+    s.keeps_gathered = false;
     change(s);
     all.push_back(s);
   };

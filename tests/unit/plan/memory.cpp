@@ -65,14 +65,15 @@ TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 
     return pp::rank_memory(pp::hardware_called("a100", "x"), job, l, 0).activations / gibi;
   };
   const pp::training_job b22 = gpt_job(48, 6144, 64, 4);
-  CHECK(kept(b22, "tp=8,microbatch=4,sequence_parallel=0") == doctest::Approx(59.25));
-  CHECK(kept(b22, "tp=8,microbatch=4,recompute=selective") == doctest::Approx(9.5625));
+  CHECK(kept(b22, "tp=8,microbatch=4,sequence_parallel=0") == doctest::Approx(59.25).epsilon(1e-4));
+  CHECK(kept(b22, "tp=8,microbatch=4,recompute=selective") == doctest::Approx(9.5625).epsilon(1e-4));
   const pp::training_job b175 = gpt_job(96, 12288, 96, 64);
-  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,sequence_parallel=0") == doctest::Approx(66.84375));
-  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,recompute=selective") == doctest::Approx(12.3515625));
+  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,sequence_parallel=0") == doctest::Approx(66.84375).epsilon(1e-4));
+  CHECK(kept(b175, "tp=8,pp=8,schedule=interleaved:3,recompute=selective") ==
+        doctest::Approx(12.3515625).epsilon(1e-4));
   const pp::training_job b1000 = gpt_job(128, 25600, 160, 512);
-  CHECK(kept(b1000, "tp=8,pp=64,sequence_parallel=0") == doctest::Approx(131.25));
-  CHECK(kept(b1000, "tp=8,pp=64,recompute=selective") == doctest::Approx(26.5625));
+  CHECK(kept(b1000, "tp=8,pp=64,sequence_parallel=0") == doctest::Approx(131.25).epsilon(1e-4));
+  CHECK(kept(b1000, "tp=8,pp=64,recompute=selective") == doctest::Approx(26.5625).epsilon(1e-4));
   // Full recomputation keeps 7.64 % of what tensor parallelism alone keeps (22B).
   CHECK(kept(b22, "tp=8,microbatch=4,recompute=full,sequence_parallel=0") /
             kept(b22, "tp=8,microbatch=4,sequence_parallel=0") ==

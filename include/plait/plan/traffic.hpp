@@ -1,0 +1,77 @@
+// The bytes that one rank hands to communication in a step, by axis, from a layout's formulas. A run's own are counted
+// by its ledger (comm/ledger.hpp), with which a test compares these. Their time is in plan/step_time.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "plait/plan/memory.hpp"
+
+namespace plait::planner {
+
+/// Bytes that one rank hands in in a step: its part to an all-gather, all of it to a reduce-scatter or an all-reduce
+/// (the payload of `wire_bytes`), and what it sends to other stages. Scalars, such as losses and norms, do not count,
+/// nor do gradients of norms over tp.
+struct step_traffic {
+  double tensor = 0, context = 0, pipeline = 0, data = 0;
+
+  constexpr double total() const { return tensor + context + pipeline + data; }
+};
+
+/// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
+/// backward; around an embedding and a head, one of them each way. What a layer recomputes in full it sends again, and
+/// gathered inputs that are not kept are gathered again.
+inline step_traffic rank_traffic(const training_job& job, const training_layout& l, std::int64_t rank) {
+  const software& program = job.program;
+  const rank_sizes z(job, l);
+  const double e = program.activation_bytes(), whole = e * z.hidden * z.tokens, cut = e * z.hidden * z.cut_tokens;
+  const auto microbatches = static_cast<double>(l.microbatches(job));
+  const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+  const double ends = (rank == 0 ? 1 : 0) + (rank == last_rank(l) ? 1 : 0);
+  const bool full = l.recompute == plait::recompute::full;
+  const double again = full ? 1.0 / static_cast<double>(l.recompute_every) : 0;
+  step_traffic out;
+  if (l.tp > 1) {
+    if (l.cuts_sequence()) {
+      const bool dropped = !program.keeps_gathered ||
+                           (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only);
+      const double gathers = 4 + 2 * again + (dropped ? 2 - 2 * again : 0), reductions = 4 + 2 * again;
+      out.tensor = microbatches * (layers * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      // What a head gathers is not kept either.
+      if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
+        out.tensor += microbatches * cut;
+    } else {
+      out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
+    }
+  }
+  if (l.cp > 1) {
+    const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
+    if (l.context == context_kind::ulysses)
+      out.context = microbatches * layers * (passes + 1) * 2 * z.tokens * (z.query + z.kv) * e;
+    else if (l.context == context_kind::all_gather_kv)
+      out.context = microbatches * layers * (passes * own + own + own * static_cast<double>(l.cp));
+    else  // blocks travel, and backward their gradients with them
+      out.context = microbatches * layers * static_cast<double>(l.cp - 1) * (passes + 2) * own;
+  }
+  if (l.pp > 1) {
+    double messages = 0;
+    for (std::int64_t c = 0; c < l.chunks; ++c) {
+      const std::int64_t stage = stage_of(l, rank, c);
+      const auto leaves = [&](std::int64_t to) {
+        return to >= 0 && to < l.stages() && !(l.schedule == schedule_kind::zb_v && stage / l.pp != to / l.pp);
+      };
+      messages += (leaves(stage + 1) ? 1 : 0) + (leaves(stage - 1) ? 1 : 0);
+    }
+    out.pipeline = microbatches * messages * cut;
+  }
+  if (const auto copies = static_cast<double>(l.dp * l.cp); copies > 1) {
+    const double parameters = rank_parameters(job, l, rank);
+    const double gradients = parameters * program.reduced_bytes, pieces = parameters * program.weight_bytes / copies;
+    out.data = l.zero == zero_level::replicated  ? gradients
+               : l.zero == zero_level::optimizer ? gradients + pieces
+               : l.zero == zero_level::gradients ? microbatches * gradients + pieces
+                                                 : microbatches * (gradients + 2 * pieces);
+  }
+  return out;
+}
+
+}  // namespace plait::planner

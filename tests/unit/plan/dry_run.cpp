@@ -1,0 +1,132 @@
+// What the planner's formulas say of a Llama is what its layers do on a device and in a world that only count.
+#include "plait/plan/dry_run.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/models/llama.hpp"
+#include "plait/models/llama_plan.hpp"
+#include "plait/models/llama_stages.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/recompute_prices.hpp"
+#include "plait/plan/traffic.hpp"
+#include "plait/schedule/parse.hpp"
+
+namespace {
+
+using namespace plait;
+
+using stage = llama<float, megatron_sp, counting_device>;
+
+llama_config small_llama() {
+  llama_config c;
+  c.vocab = 96, c.hidden = 64, c.layers = 4, c.heads = 8, c.kv_heads = 4, c.head_dim = 8, c.ffn = 160;
+  return c;
+}
+
+constexpr std::int64_t seq_length = 32;
+
+planner::training_job job_of(std::int64_t batch) {
+  planner::training_job job;
+  job.model = plan_shape(small_llama());
+  job.seq = seq_length;
+  job.global_batch = batch;
+  job.program.products = planner::number_kind::f32;
+  job.program.weight_bytes = 4;
+  job.program.optimizer_bytes = 8;
+  return job;
+}
+
+mesh_shape mesh_of(const planner::training_layout& l) {
+  mesh_shape mesh;
+  mesh.add(axis_of<pp>, l.pp);
+  mesh.add(axis_of<dp>, l.dp);
+  mesh.add(axis_of<cp>, 1);
+  mesh.add(axis_of<tp>, l.tp);
+  mesh.add(axis_of<tp_rep>, 1);
+  return mesh;
+}
+
+/// Bytes of the collectives of an axis, without those of `scalars` calls of a few bytes.
+double payload(const ledger& traffic, const std::string& label, std::initializer_list<collective> kinds) {
+  double bytes = 0;
+  for (const collective kind : kinds) bytes += static_cast<double>(traffic.total(label, kind).payload);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a block keeps what the formula says under each mode of recompute, and a rank has as many parameters") {
+  for (const std::int64_t tp_ranks : {1, 2, 4}) {
+    CAPTURE(tp_ranks);
+    planner::training_layout l;
+    l.tp = tp_ranks, l.microbatch = 2;
+    const planner::training_job job = job_of(2);
+    pipeline_world ranks = pipeline_world::counting(mesh_of(l), 0);
+    counting_device device;
+    const context<counting_device> ctx{
+        device, ranks.stage(), llama_sizes<megatron_sp>(small_llama(), ranks.stage().shape(), l.microbatch, seq_length),
+        1};
+    stage model(ctx, small_llama(), llama_options{}, stage_layers{0, 4, true, true});
+    std::int64_t used = 0;
+    model.visit([&](auto& p) { used += p.used_size(); });
+    CHECK(static_cast<double>(used) == planner::rank_parameters(job, l, 0));
+    gather_parameters(ctx, model);
+    zero_gradients(ctx, model);
+    const chunk_prices prices = price_recompute(ctx, model);
+    const double input = planner::block_kept_bytes(job, l, recompute::full);
+    for (std::size_t layer = 1; layer <= 4; ++layer)
+      for (const recompute mode : {recompute::none, recompute::selective, recompute::full})
+        // The input of a block is kept beside its unit.
+        CHECK(static_cast<double>(prices[layer][static_cast<std::size_t>(mode)].bytes) + input ==
+              planner::block_kept_bytes(job, l, mode));
+  }
+}
+
+TEST_CASE("a step's peak is within 2 % of the formulas, and its traffic equals them") {
+  for (const char* text : {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
+                           "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
+                           "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective"}) {
+    CAPTURE(text);
+    const planner::training_layout l = planner::parse_layout(text, "x");
+    const planner::training_job job = job_of(4 * l.microbatch * l.dp);
+    const auto stages = static_cast<int>(l.pp);
+    const schedule plan = parse_schedule("1f1b", stages, 4);
+    for (std::int64_t at = 0; at < l.pp; ++at) {
+      CAPTURE(at);
+      pipeline_world ranks = pipeline_world::counting(mesh_of(l), at * l.dp * l.tp);
+      counting_device device;
+      const context<counting_device> ctx{
+          device, ranks.stage(),
+          llama_sizes<megatron_sp>(small_llama(), ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
+      std::vector<stage_layers> parts;
+      for (std::int64_t s = 0; s < l.pp; ++s)
+        parts.push_back({s * 4 / l.pp, (s + 1) * 4 / l.pp, s == 0, s + 1 == l.pp});
+      pipeline_options how;
+      how.parallel.level = l.zero;
+      llama_options options;
+      options.keep = layer_recompute(l.recompute);
+      pipeline<stage> model(
+          ctx, ranks.along(), plan, parts,
+          [&](stage_layers part, stage* first) {
+            return std::make_unique<stage>(ctx, small_llama(), options, part, first);
+          },
+          how);
+      const step_plan step = dry_run_step(ctx, model);
+      const planner::memory_split m = planner::rank_memory({}, job, l, at);
+      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.02));
+      const planner::step_traffic sent = planner::rank_traffic(job, l, at);
+      using enum collective;
+      CHECK(payload(step.traffic, "tp", {all_gather, reduce_scatter}) == sent.tensor);
+      CHECK(payload(step.traffic, "pp", {send}) == sent.pipeline);
+      const double data = payload(step.traffic, "dp", {all_gather, reduce_scatter, all_reduce});
+      CHECK(data == doctest::Approx(sent.data).epsilon(0.01));  // losses and norms beside gradients
+    }
+  }
+}
