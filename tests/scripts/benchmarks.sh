@@ -31,6 +31,9 @@ round 0 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 256 --layers 4 --
 round 1 'of the disk|disk' "$BIN/bench_checkpoint_save" --megabytes 8 --rounds 1 --directory "$work"
 round 0 'zero3 +rank 16383: .* boxes' "$BIN/bench_checkpoint_plan" --rounds 1 --writers 100
 round 0 '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --rounds 1
+if [ -x "$BIN/bench_planner" ]; then
+  round 0 'search_405b/16384' "$BIN/bench_planner" --benchmark_min_time=0.001
+fi
 if [ -x "$BIN/bench_kernels_cpu" ]; then
   round 0 'items_per_second|FLOP|Time' "$BIN/bench_kernels_cpu" --benchmark_min_time=0.001
 fi

@@ -1,0 +1,104 @@
+#!/bin/sh
+# plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the knob's name.
+# timeout: 120
+. "$(dirname "$0")/lib/base.sh"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+plan() { "$BIN/plan_llama" "$@"; }
+lacks() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
+
+# A search: the table, the rule of thumb, reasons, a type and the trainer's options, pictures and a page.
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch-tokens 1M --train-tokens 2T --hour-price 2.5 --top 3 \
+  --timeline pipeline.svg --scaling scaling.svg --html page.html --pp 2,4,8 >table.txt || fail "a search"
+for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M tokens), in bf16, 64 H100$' \
+  ' candidates, .* legal, .* fit in 85.5 GB' '^   3 .* GB ' '^rule .*tp=8' 'days *cost' \
+  '% of the step is computing; the largest loss is' 'with the schedule simulated: ' 'one step away:' \
+  'less memory, more time:' '^using mesh = pl::mesh<pl::axis<pl::pp, [248]>, pl::axis<pl::dp, ' \
+  '^train_llama --mesh pp=[248],dp='; do
+  lacks "$line" table.txt
+done
+
+# For programs: what the table says, in numbers that agree with each other.
+plan --model llama-3-405b --cluster h100:1024 --seq 8192 --batch 512 --program nemo --json \
+  --layout tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8 >one.json || fail "one layout"
+plan --model llama-3-8b --cluster a100:16 --seq 4096 --batch 64 --json >search.json || fail "a search as JSON"
+python3 - <<'PYTHON' || fail "JSON and pictures"
+import json, xml.etree.ElementTree as tree
+one, found = json.load(open("one.json")), json.load(open("search.json"))
+layout = one["layouts"][0]
+assert layout["layout"].startswith("tp=8,cp=2,pp=8,dp=8,microbatch=1,schedule=interleaved:8"), layout["layout"]
+assert abs(layout["step_seconds"] / 19.84 - 1) < 0.08, layout["step_seconds"]  # NVIDIA/dgxc-benchmarking v25.04.02
+assert abs(sum(layout["seconds"].values()) / layout["step_seconds"] - 1) < 1e-9
+assert abs(sum(layout["memory"].values()) / layout["memory_bytes"] - 1) < 1e-9
+operations = 6 * (one["parameters"] - 128256 * 16384) + 12 * 126 * 16384 * 8192
+mfu = operations * layout["tokens_per_second"] / (1024 * 989.4e12)
+assert abs(mfu / layout["mfu"] - 1) < 1e-3, (mfu, layout["mfu"])
+assert not one["searched"] and found["searched"]
+steps = [l["step_seconds"] for l in found["layouts"]]
+assert steps == sorted(steps) and len(steps) == 10
+assert all(l["fits"] and l["tp"] * l["cp"] * l["pp"] * l["dp"] == 16 for l in found["layouts"])
+front = [(l["memory_bytes"], l["step_seconds"]) for l in found["front"]]
+assert front == sorted(front) and [s for _, s in front] == sorted((s for _, s in front), reverse=True)
+assert found["rule_of_thumb"]["step_seconds"] >= steps[0]
+for picture in ("pipeline.svg", "scaling.svg"):
+    assert tree.parse(picture).getroot().tag.endswith("svg")
+page = open("page.html").read()
+assert page.count("<svg") == 2 and "one step away" in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+PYTHON
+
+# A file of layouts is priced in one call; a row that is not legal says why and the others are priced.
+cat >layouts.csv <<'CSV'
+note,tp,pp,dp,schedule,zero
+good,8,4,2,zb_v,1
+"with, comma",8,8,1,interleaved:5,0
+not legal,3,1,2,1f1b,0
+CSV
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 64 --layouts layouts.csv >priced.csv || fail "a file of layouts"
+python3 - <<'PYTHON' || fail "the priced file: $(cat priced.csv)"
+import csv
+good, comma, bad = csv.DictReader(open("priced.csv"))
+assert float(good["step_seconds"]) > 0 and good["fits"] == "1" and good["ranks"] == "64" and good["refused"] == ""
+assert comma["note"] == "with, comma" and float(comma["step_seconds"]) > 0
+assert bad["step_seconds"] == "" and bad["refused"].startswith("tp is 3 and the model has 64 heads"), bad
+PYTHON
+
+# Hardware of one's own: a file that begins as a known machine, and one that --print-hardware wrote.
+plan --print-hardware b200 >b200.json || fail "--print-hardware"
+plan --model llama-3-70b --cluster b200.json:64 --seq 8192 --batch 128 >own.txt || fail "a printed description"
+plan --model llama-3-70b --cluster b200:64 --seq 8192 --batch 128 >known.txt
+cmp own.txt known.txt || fail "a printed description differs from what it describes"
+plan --model llama-3-70b --cluster "$SOURCE/examples/plan_llama/ethernet.json:256" --seq 8192 --batch 256 --json >slow.json ||
+  fail "the description in the repository"
+plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --json >fast.json
+python3 -c 'import json; slow, fast = (json.load(open(n))["layouts"][0] for n in ("slow.json", "fast.json"))
+assert slow["step_seconds"] > fast["step_seconds"]' || fail "a slower network is no slower"
+
+# refuses TEXT ARGUMENTS...: exit code 2 and a text that names the knob.
+refuses() {
+  text=$1
+  shift
+  plan "$@" >out.txt 2>errors.txt && fail "accepted: $*"
+  [ "$(wc -l <errors.txt)" = 1 ] || fail "$*: more than one line: $(cat errors.txt)"
+  lacks "$text" errors.txt
+}
+printf 'tensor\n8\n' >bad.csv
+job="--model llama-3-70b --seq 8192 --batch 128"
+# shellcheck disable=SC2086  # lists of options
+{
+  refuses "plan_llama: --cluster: unknown hardware 'h900'; known are a100, h100, h200, gh200, b200, gb200, cpu" $job --cluster h900:8
+  refuses "--cluster: 'h100' names no number of accelerators, as in h100:16384" $job --cluster h100
+  refuses "no layout fits: the smallest, .* more than a H100 has; .* accelerators would do, as in tp=" $job --cluster h100:8
+  refuses "no layout of 128 accelerators is legal: " --model llama-3-70b --seq 8191 --batch 7 --cluster h100:128
+  refuses "--batch-tokens: 1000000 tokens are no whole number of sequences of 8192; the nearest are 999424 and 1007616" \
+    --model llama-3-70b --seq 8192 --batch-tokens 1000000 --cluster h100:64
+  refuses "--layout: tp is 3 and the model has 64 heads, which it must divide; the nearest are 2 and 4" $job --cluster h100:3 --layout tp=3
+  refuses "--layout has 8 ranks and --cluster 64 accelerators" $job --cluster h100:64 --layout tp=8
+  refuses "--layout: unknown key 'tensor'; legal are tp, cp, pp" $job --cluster h100:8 --layout tensor=8
+  refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
+  refuses "--model is missing" --cluster h100:8 --seq 8192 --batch 8
+  refuses "--model: unknown model 'llama-9'" --model llama-9 --cluster h100:8 --seq 8192 --batch 8
+  refuses "line 2: unknown column\|line 2: tensor: unknown column" $job --cluster h100:8 --layouts bad.csv
+  refuses "The following argument was not expected: --what" --what
+}
