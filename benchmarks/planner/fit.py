@@ -112,6 +112,28 @@ def leave_one_out(program, rows, machines, folder):
                   f"{max(relative):8.1f}")
 
 
+def ranks(results):
+    """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model that
+    has five rows or more and spreads by more than a tenth."""
+    sweeps = {}
+    for row, seconds, _ in results:
+        gpus = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
+        scale = gpus / (int(row["batch"]) * int(row["seq"]))
+        key = (row["source"], row["hidden"], row["layers"], row.get("precision", "bf16"))
+        sweeps.setdefault(key, []).append((row["published"] * scale, seconds * scale))
+    by_source = {}
+    for (source, *_), pairs in sweeps.items():
+        published_times = [a for a, _ in pairs]
+        if len(pairs) >= 5 and max(published_times) > 1.1 * min(published_times):
+            orders = [[sorted(values).index(v) + (values.count(v) - 1) / 2 for v in values] for values in zip(*pairs)]
+            mean = (len(pairs) - 1) / 2
+            a, b = ([x - mean for x in order] for order in orders)
+            norm = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+            by_source.setdefault(source, []).append(sum(x * y for x, y in zip(a, b)) / norm if norm else 0)
+    for source, all_ in sorted(by_source.items()):
+        print(f"{source:18} {len(all_):3} sweeps, Spearman median {quantile(all_, 0.5):.2f}, least {min(all_):.2f}")
+
+
 def memory(program, folder_of_tables, machine, folder):
     """Of the layouts of one sweep that ran or did not, how many the planner calls wrongly; and its predicted memory
     beside the allocator's peak."""
@@ -177,6 +199,7 @@ def main():
     for source in sources:
         report(source + (" *" if source in fitted else ""), [x for x in results if x[0]["source"] == source])
     report("not fitted", [x for x in results if x[0]["source"] not in fitted and x[0]["source"] not in APART])
+    ranks(results)
     if args.show:
         for row, seconds, e in results:
             if row["source"] in args.show:

@@ -74,7 +74,8 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
   const std::map<std::string, double*> numbers{
       {"weight_bytes", &s.weight_bytes},       {"gradient_bytes", &s.gradient_bytes},
       {"optimizer_bytes", &s.optimizer_bytes}, {"reduced_bytes", &s.reduced_bytes},
-      {"loss_bytes", &s.loss_bytes},           {"host_seconds", &s.host_seconds}};
+      {"loss_bytes", &s.loss_bytes},           {"logit_bytes", &s.logit_bytes},
+      {"host_seconds", &s.host_seconds}};
   const std::map<std::string, bool*> flags{{"fused", &s.fused},
                                            {"async_tensor", &s.async_tensor},
                                            {"delayed_norm", &s.delayed_norm},
@@ -173,6 +174,7 @@ void set_property(request& r, const std::string& name, const std::string& value,
            ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
            "head_dim, ffn, positions, window, gated, tied, biases, dropout), cluster, seq, batch, batch_tokens, "
            "program and its facts (precision, attention, fused, bare_ends, delayed_norm, async_tensor, loss_bytes, "
+           "logit_bytes, "
            "weight_bytes, gradient_bytes, "
            "optimizer_bytes, "
            "reduced_bytes, host_seconds, overlaps_tensor, overlaps_data, overlaps_pipeline), ",

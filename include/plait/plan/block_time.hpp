@@ -110,7 +110,7 @@ struct elementwise {
 /// rotary positions 2 (query + kv), the activation 3 or 2 wide; backward: a norm with the addition of the residual's
 /// gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. One kernel for each operation of
 /// Llama's reference code, which has its norms and rotary positions in float: a norm 36 bytes forward and 62 backward,
-/// rotary positions 20 and 20, the activation 10 and 18.
+/// rotary positions 20 and 20, the activation 10 and 18. Gradients of biases read each product's.
 inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& z) {
   const transformer_shape& m = job.model;
   const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
@@ -124,6 +124,7 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   out.activation = (reference ? 10 * half : (gates + 1) * e) * wide;
   out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary +
                  (reference ? 18 * half : (2 * gates + 1) * e) * wide + masks;
+  if (m.biases) out.backward += e * (z.tokens * (z.query + 2 * z.kv) + wide + 2 * hidden);
   out.launches = reference ? 30 : apart ? 12 : 6;
   return out;
 }

@@ -24,15 +24,15 @@ inline hardware hopper() {
   h.memory_bandwidth = 3.35 * tera;
   h.reserved = 2.5 * gibi;
   h.fragmentation = 0.03;
-  h.product_share = {0.70, 0.70, 0.68};
+  h.product_share = {0.70, 0.70, 0.685};
   h.product_depth = 150;
   h.product_area = 1.2e6;
-  h.attention_share = 0.495;
+  h.attention_share = 0.54;
   h.flash1 = 0.45;
   h.flash2 = 0.6;
-  h.memory_share = 0.645;
+  h.memory_share = 0.60;
   h.launch = 3 * micro;
-  h.tensor_hidden = 0.765;
+  h.tensor_hidden = 0.76;
   h.data_hidden = 0.95;
   h.straggling = 0.004;
   // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links);
@@ -50,10 +50,10 @@ inline hardware a100() {
   h.memory_bandwidth = 2.039 * tera;
   h.reserved = 2.0 * gibi;
   h.fragmentation = 0.03;
-  h.product_share = {0.80, 0.81, 0};
+  h.product_share = {0.80, 0.815, 0};
   h.product_depth = 150;  // these two: 183 products measured on A100 PCIe (SimuMax), median error 2.6 %
   h.product_area = 6.0e5;
-  h.attention_share = 0.285;
+  h.attention_share = 0.28;
   h.flash1 = 0.7;
   h.memory_share = 0.95;
   h.launch = 4 * micro;

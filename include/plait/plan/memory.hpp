@@ -103,7 +103,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
   if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
     out.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
-  if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * (e + 4);
+  if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * program.logit_bytes;
   if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
   if (copies > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;

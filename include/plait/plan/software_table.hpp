@@ -48,6 +48,7 @@ inline std::vector<software> known_software() {
   // memory is evidence: 4 bytes for each parameter and 12 for each of the rank's share).
   add("nemo", [](software& s) {
     s.gradient_bytes = s.reduced_bytes = 2;
+    s.bare_ends = true;  // the embedding and the head may count as layers of their own
     s.loss_bytes = 52;
     s.selective_drops_scores_only = true;
   });
@@ -56,6 +57,7 @@ inline std::vector<software> known_software() {
     s.attention = attention_kernel::flash2;
     s.fused = false;
     s.loss_bytes = 30;
+    s.logit_bytes = 14;
     s.reduced_bytes = 2;
     s.overlaps_tensor = s.async_tensor = false;
   });
@@ -66,6 +68,8 @@ inline std::vector<software> known_software() {
     s.loss_bytes = 52;
     s.overlaps_tensor = s.async_tensor = s.overlaps_data = s.overlaps_pipeline = false;
     s.host_seconds = 2.2e-3;
+    s.gradient_bytes = 6;  // bf16 as they are computed, and the float that they are added to
+    s.logit_bytes = 14;    // bf16, float, their exponentials and a gradient
   });
   return all;
 }
