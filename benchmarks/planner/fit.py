@@ -28,7 +28,7 @@ SHARES = {"a100": ("product_share.bf16", "attention_share", "memory_share", "ten
 # bf16 and 0.71 in fp8, and here with their ends counted apart; elementwise kernels 0.6 to 0.95 of the memory's rate.
 BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "attention_share": (0.2, 0.8),
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
-ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory")
+ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb")
 
 
 def price(program, rows, machine, folder):
@@ -149,9 +149,48 @@ def memory(program, folder_of_tables, machine, folder):
             ratios.append(math.log(float(p["memory_bytes"]) / 1e9 / float(row["reserved_gb"])))
     print(f"hf_ultrascale: of {counts[0, '0'] + counts[0, '1']} layouts that ran, {counts[0, '0']} are said not to fit; of "
           f"{counts[1, '0'] + counts[1, '1']} out of memory, {counts[1, '1']} are said to fit")
-    relative = sorted(abs(math.expm1(r)) * 100 for r in ratios)
+    relative = [abs(math.expm1(r)) * 100 for r in ratios]
     print(f"memory of {len(ratios)} that ran: median error {quantile(relative, 0.5):.1f} %, p90 {quantile(relative, 0.9):.1f} %, "
           f"bias {100 * math.expm1(quantile(ratios, 0.5)):.1f} %")
+
+
+def experts(program, folder_of_tables):
+    """Layouts that engineers recommend for Llamas: they must fit, and the search must find none worse."""
+    for r in published.read(folder_of_tables, "nemo_recommended_layouts"):
+        names = {"8b": "llama-3-8b", "70b": "llama-3-70b", "405b": "llama-3-405b"}
+        if r["task"] != "pre_train" or r["model"] not in ("llama3", "llama31") or r["dtype"] not in ("bf16", "fp8"):
+            continue
+        tp, pp, cp, gpus = (int(r[k]) for k in ("tp_size", "pp_size", "cp_size", "num_gpus"))
+        dp, batch = gpus // (tp * pp * cp), int(r["gbs"])
+        options = [program, "--model", names[r["size"]], "--cluster", f"{r['system']}:{gpus}", "--seq", r["seq_len"],
+                   "--batch", str(batch), "--program", "nemo", "--precision", r["dtype"], "--json"]
+        layout = (f"tp={tp},pp={pp},cp={cp},dp={dp},microbatch={r['mbs']},zero={3 if r['use_mcore_fsdp'] == '1' else 1},"
+                  f"schedule={published.schedule(pp, published.whole(r['vp_size']))}")
+        layers = published.whole(r["recompute_layers"], 0)
+        if layers:
+            layout += ",recompute=full"
+        runs = [subprocess.run(options + more, capture_output=True, text=True) for more in (["--layout", layout], [])]
+        if any(run.returncode for run in runs):
+            print(f"{r['system']} {r['size']} {r['dtype']}: {next(run.stderr for run in runs if run.returncode).strip()[:100]}")
+            continue
+        theirs, ours = (json.loads(run.stdout)["layouts"][0] for run in runs)
+        print(f"{r['system']} {r['size']} {r['dtype']}: {layout} {'fits' if theirs['fits'] else 'DOES NOT FIT'} in "
+              f"{theirs['memory_bytes'] / 1e9:.0f} GB, {theirs['step_seconds']:.2f} s; the search's takes "
+              f"{100 * (ours['step_seconds'] / theirs['step_seconds'] - 1):+.1f} %: {ours['layout']}")
+
+
+def peaks(results_with_memory):
+    """Predicted beside published peak memory, by source; what a process cannot allocate does not count."""
+    by_source = {}
+    for row, p in results_with_memory:
+        if row.get("peak_gb") and p["memory_bytes"]:
+            held = sum(float(p[key]) for key in ("weights_bytes", "gradients_bytes", "optimizer_bytes_held",
+                                                 "activations_bytes", "logits_bytes", "working_bytes", "buffers_bytes"))
+            by_source.setdefault(row["source"], []).append(math.log(held / 1e9 / float(row["peak_gb"])))
+    for source, all_ in by_source.items():
+        print(f"peak memory of {source}: {len(all_)} rows, median error "
+              f"{quantile([abs(math.expm1(e)) * 100 for e in all_], 0.5):.1f} %, from {100 * math.expm1(min(all_)):.0f} to "
+              f"{100 * math.expm1(max(all_)):.0f} %")
 
 
 def main():
@@ -162,8 +201,12 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--experts", action="store_true")
     parser.add_argument("--show", nargs="*", default=[], help="print every row of these sources")
     args = parser.parse_args()
+    if args.experts:
+        experts(args.program, args.tables)
+        return
     rows = published.all_rows(args.tables)
     results, machines = [], {}
     with tempfile.TemporaryDirectory() as folder:
@@ -185,6 +228,9 @@ def main():
             leave_one_out(args.program, rows, machines, folder)
         if args.memory:
             memory(args.program, args.tables, machines["h100"], folder)
+            for gpu, machine in machines.items():
+                mine = [r for r in rows if r["gpu"] == gpu]
+                peaks(list(zip(mine, price(args.program, mine, machine, folder))))
     print(f"{'source':18} {'rows':>5} {'median %':>9} {'p90 %':>7} {'worst %':>8} {'bias %':>7}")
 
     def report(name, chosen):

@@ -103,7 +103,7 @@ def zero_bubble(folder):
                "seq": r["seq"], "batch": r["global_batch"], "tp": 1, "pp": pp, "dp": 1,
                "microbatch": r["microbatch"], "schedule": chosen, "recompute": "none", "zero": 0, "bare_ends": 1, "delayed_norm": 1,
                "convention": "time from samples per second; unfused attention presumed",
-               "name": f"{r['model']} {r['schedule']} m={r['m']}"}
+               "peak_gb": r["peak_mem_gb"], "name": f"{r['model']} {r['schedule']} m={r['m']}"}
 
 
 def dgxc(folder):
@@ -177,6 +177,7 @@ def torchtitan(folder):
                "recompute": {"no": "none", "full": "full"}.get(r["act_checkpoint"], "every:2"),
                "convention": "time from tokens per second; selective recomputation "
                              "priced as every second layer; 500 W parts" if h100 else "time from tokens per second",
+               "peak_gb": float(r["memory_gib"]) * 1.073741824 if r["memory_gib"] else "",
                "name": f"{r['model']} {r['techniques']} seq={seq} {r['act_checkpoint']}"}
 
 

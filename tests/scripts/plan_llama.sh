@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cd "$work"
+cd "$work" || fail "no folder to work in"
 
 plan() { "$BIN/plan_llama" "$@"; }
 lacks() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
@@ -66,10 +66,14 @@ PYTHON
 
 # Hardware of one's own: a file that begins as a known machine, and one that --print-hardware wrote.
 plan --print-hardware b200 >b200.json || fail "--print-hardware"
+for known in a100 h100 h200 gh200 b200 gb200 cpu; do
+  plan --print-hardware "$known" | cmp - "$SOURCE/examples/plan_llama/hardware/$known.json" ||
+    fail "hardware/$known.json is not what is known of $known; write it with --print-hardware"
+done
 plan --model llama-3-70b --cluster b200.json:64 --seq 8192 --batch 128 >own.txt || fail "a printed description"
 plan --model llama-3-70b --cluster b200:64 --seq 8192 --batch 128 >known.txt
 cmp own.txt known.txt || fail "a printed description differs from what it describes"
-plan --model llama-3-70b --cluster "$SOURCE/examples/plan_llama/ethernet.json:256" --seq 8192 --batch 256 --json >slow.json ||
+plan --model llama-3-70b --cluster "$SOURCE/examples/plan_llama/hardware/h100_ethernet.json:256" --seq 8192 --batch 256 --json >slow.json ||
   fail "the description in the repository"
 plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --json >fast.json
 python3 -c 'import json; slow, fast = (json.load(open(n))["layouts"][0] for n in ("slow.json", "fast.json"))

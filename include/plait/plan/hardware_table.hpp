@@ -1,5 +1,5 @@
 // The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks, shares are
-// fitted: benchmarks/planner_fit.py says on what. A machine of your own is a file: plan/hardware_json.hpp.
+// fitted: benchmarks/planner/README.md says on what. A machine of your own is a file: plan/hardware_json.hpp.
 #pragma once
 
 #include <array>
@@ -13,15 +13,15 @@ namespace plait::planner {
 
 namespace detail {
 
-inline constexpr double giga = 1e9, tera = 1e12, micro = 1e-6, mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
+inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
 
 /// What all Hopper parts share: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
 /// what drivers report, in MiB, more than the name says.
 inline hardware hopper() {
   hardware h;
-  h.peak = {66.9 * tera, 989.4 * tera, 1978.9 * tera};
+  h.peak = {66.9e12, 989.4e12, 1978.9e12};
   h.memory = 81559 * mebi;
-  h.memory_bandwidth = 3.35 * tera;
+  h.memory_bandwidth = 3.35e12;
   h.reserved = 2.5 * gibi;
   h.fragmentation = 0.03;
   h.product_share = {0.70, 0.70, 0.685};
@@ -31,23 +31,23 @@ inline hardware hopper() {
   h.flash1 = 0.45;
   h.flash2 = 0.6;
   h.memory_share = 0.60;
-  h.launch = 3 * micro;
+  h.launch = 3e-6;
   h.tensor_hidden = 0.76;
   h.data_hidden = 0.95;
   h.straggling = 0.004;
   // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links);
   // one ConnectX-7 of 400 Gbit/s for each GPU: 48.5 GB/s.
-  h.levels = {{"NVLink", 8, 362 * giga, 480.0 / 362.0, 1.5 * micro, 12 * micro, 90 * micro},
-              {"InfiniBand", 0, 48.5 * giga, 1, 6 * micro, 20 * micro, 150 * micro}};
+  h.levels = {{"NVLink", 8, 362e9, 480.0 / 362.0, 1.5e-6, 12e-6, 90e-6},
+              {"InfiniBand", 0, 48.5e9, 1, 6e-6, 20e-6, 150e-6}};
   return h;
 }
 
 inline hardware a100() {
   hardware h;
   h.name = "A100";
-  h.peak = {19.5 * tera, 312 * tera, 0};
+  h.peak = {19.5e12, 312e12, 0};
   h.memory = 81920 * mebi;
-  h.memory_bandwidth = 2.039 * tera;
+  h.memory_bandwidth = 2.039e12;
   h.reserved = 2.0 * gibi;
   h.fragmentation = 0.03;
   h.product_share = {0.80, 0.815, 0};
@@ -56,13 +56,12 @@ inline hardware a100() {
   h.attention_share = 0.28;
   h.flash1 = 0.7;
   h.memory_share = 0.95;
-  h.launch = 4 * micro;
+  h.launch = 4e-6;
   h.tensor_hidden = 0.5;  // these two are guesses: no published step on A100 overlaps much
   h.data_hidden = 0.7;
   h.straggling = 0.004;
   // 8 A100 on NVSwitch: 235 GB/s (nccl-tests); one ConnectX-6 of 200 Gbit/s for each GPU: 23.5 GB/s.
-  h.levels = {{"NVLink", 8, 235 * giga, 1, 2 * micro, 25 * micro, 200 * micro},
-              {"InfiniBand", 0, 23.5 * giga, 1, 6 * micro, 25 * micro, 200 * micro}};
+  h.levels = {{"NVLink", 8, 235e9, 1, 2e-6, 25e-6, 200e-6}, {"InfiniBand", 0, 23.5e9, 1, 6e-6, 25e-6, 200e-6}};
   return h;
 }
 
@@ -77,7 +76,7 @@ inline hardware h200() {
   hardware h = hopper();
   h.name = "H200";
   h.memory = 143771 * mebi;
-  h.memory_bandwidth = 4.8 * tera;
+  h.memory_bandwidth = 4.8e12;
   return h;
 }
 
@@ -87,9 +86,8 @@ inline hardware gh200() {
   hardware h = hopper();
   h.name = "GH200";
   h.memory = 97871 * mebi;
-  h.memory_bandwidth = 4.0 * tera;
-  h.levels = {{"NVLink", 4, 300 * giga, 1, 1.5 * micro, 12 * micro, 90 * micro},
-              {"Slingshot", 0, 23.5 * giga, 1, 8 * micro, 25 * micro, 150 * micro}};
+  h.memory_bandwidth = 4.0e12;
+  h.levels = {{"NVLink", 4, 300e9, 1, 1.5e-6, 12e-6, 90e-6}, {"Slingshot", 0, 23.5e9, 1, 8e-6, 25e-6, 150e-6}};
   return h;
 }
 
@@ -98,14 +96,14 @@ inline hardware gh200() {
 inline hardware b200() {
   hardware h = hopper();
   h.name = "B200";
-  h.peak = {80 * tera, 2250 * tera, 4500 * tera};
+  h.peak = {80e12, 2250e12, 4500e12};
   h.memory = 183359 * mebi;
   h.product_share = {0.70, 0.68, 0.73};
-  h.memory_bandwidth = 8 * tera;
+  h.memory_bandwidth = 8e12;
   h.product_area = 2.0e6;
   // 8 B200 on NVSwitch: 700 GB/s for rings, 850 with NVLS (NVIDIA's slides).
-  h.levels = {{"NVLink", 8, 700 * giga, 850.0 / 700.0, 1.5 * micro, 12 * micro, 90 * micro},
-              {"InfiniBand", 0, 48.5 * giga, 1, 6 * micro, 20 * micro, 150 * micro}};
+  h.levels = {{"NVLink", 8, 700e9, 850.0 / 700.0, 1.5e-6, 12e-6, 90e-6},
+              {"InfiniBand", 0, 48.5e9, 1, 6e-6, 20e-6, 150e-6}};
   return h;
 }
 
@@ -113,7 +111,7 @@ inline hardware b200() {
 inline hardware gb200() {
   hardware h = b200();
   h.name = "GB200";
-  h.peak = {80 * tera, 2500 * tera, 5000 * tera};
+  h.peak = {80e12, 2500e12, 5000e12};
   h.memory = 189471 * mebi;
   h.levels[0].ranks = 72;
   return h;
@@ -124,17 +122,17 @@ inline hardware gb200() {
 inline hardware cpu() {
   hardware h;
   h.name = "CPU";
-  h.peak = {100 * giga, 100 * giga, 0};
-  h.memory = 8 * giga;
-  h.memory_bandwidth = 10 * giga;
+  h.peak = {100e9, 100e9, 0};
+  h.memory = 8e9;
+  h.memory_bandwidth = 10e9;
   h.product_share = {0.6, 0.3, 0};
   h.product_depth = 16;
   h.product_area = 256;
   h.attention_share = 0.1;
   h.memory_share = 0.8;
-  h.launch = 1 * micro;
+  h.launch = 1e-6;
   h.straggling = 0.004;
-  h.levels = {{"shared memory", 0, 2 * giga, 1, 5 * micro, 20 * micro, 0}};
+  h.levels = {{"shared memory", 0, 2e9, 1, 5e-6, 20e-6, 0}};
   return h;
 }
 

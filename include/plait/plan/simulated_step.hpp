@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -79,8 +80,8 @@ struct disturbance {
 
 /// Seconds of the pipelines of all data-parallel replicas, each with its own slow passes, which meet at the end of the
 /// step: the slowest counts. A stage on `tp * cp` ranks is as slow as the slowest of them, so that each pass takes the
-/// largest of so many draws. `replicas` of `dp` are simulated; a cluster's ranks beyond those are alike by symmetry,
-/// and their largest is taken from the quantile of the simulated ones.
+/// largest of so many draws. `replicas` of them are simulated, at most `dp`;
+/// fewer underestimate.
 inline double disturbed_seconds(const hardware& h, const training_job& job, const training_layout& l,
                                 const disturbance& d, std::int64_t replicas) {
   const step_costing even = cost_schedule(h, job, l);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "plait/plan/flops.hpp"
 #include "plait/plan/hardware_json.hpp"
 #include "plait/plan/network_time.hpp"
 #include "plait/plan/software_table.hpp"
@@ -48,6 +49,16 @@ TEST_CASE("every known machine is legal, and its description reads back as it wa
     CHECK(pp::parse_hardware(text, "text").levels.back().bandwidth == h.levels.back().bandwidth);
   }
   CHECK(pp::hardware_called("gb200", "--cluster").levels[0].ranks == 72);
+}
+
+TEST_CASE("peaks are those that utilisation is counted by") {
+  for (const char* name : {"A100", "H100", "H200", "GH200", "B200"}) {
+    CAPTURE(name);
+    const pp::hardware h = pp::hardware_called(name, "x");
+    const std::string reported = std::string("NVIDIA ") + name + " 80GB HBM3";
+    CHECK(h.peak_of(pp::number_kind::bf16) ==
+          doctest::Approx(1e12 * plait::known_peak_tflops(reported, plait::product_kind::bf16)).epsilon(1e-3));
+  }
 }
 
 TEST_CASE("a description begins as a known machine and replaces what it names") {
