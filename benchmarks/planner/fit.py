@@ -212,10 +212,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for gpu in FITTED:
+            if not any(r["gpu"] == gpu for r in rows):
+                continue
             machine = json.loads(subprocess.run([args.program, "--print-hardware", gpu], check=True,
                                                 capture_output=True, text=True).stdout)
             if args.fit:
                 mine = [r for r in rows if r["gpu"] == gpu and r["source"] in FITTED[gpu]]
+                if not mine:
+                    parser.error(f"nothing to fit {gpu} on: of {', '.join(FITTED[gpu])} there are no rows")
                 machine, best = fit(args.program, mine, machine, SHARES[gpu], folder)
                 print(gpu, {key: get(machine, key) for key in SHARES[gpu]}, f"loss {best:.4f}")
             machines[gpu] = machine

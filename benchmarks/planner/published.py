@@ -54,7 +54,11 @@ def schedule(pp, chunks):
 
 
 def read(folder, name):
-    with open(pathlib.Path(folder) / f"{name}.csv", newline="") as file:
+    path = pathlib.Path(folder) / f"{name}.csv"
+    if not path.exists():
+        print(f"{name}.csv is not in the folder of tables")
+        return
+    with open(path, newline="") as file:
         yield from csv.DictReader(file)
 
 
