@@ -80,6 +80,7 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
                                            {"async_tensor", &s.async_tensor},
                                            {"delayed_norm", &s.delayed_norm},
                                            {"bare_ends", &s.bare_ends},
+                                           {"reduces_each_microbatch", &s.reduces_each_microbatch},
                                            {"overlaps_tensor", &s.overlaps_tensor},
                                            {"overlaps_data", &s.overlaps_data},
                                            {"overlaps_pipeline", &s.overlaps_pipeline}};
@@ -173,7 +174,8 @@ void set_property(request& r, const std::string& name, const std::string& value,
           {knob,
            ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
            "head_dim, ffn, positions, window, gated, tied, biases, dropout), cluster, seq, batch, batch_tokens, "
-           "program and its facts (precision, attention, fused, bare_ends, delayed_norm, async_tensor, loss_bytes, "
+           "program and its facts (precision, attention, fused, bare_ends, reduces_each_microbatch, delayed_norm, "
+           "async_tensor, loss_bytes, "
            "logit_bytes, "
            "weight_bytes, gradient_bytes, "
            "optimizer_bytes, "

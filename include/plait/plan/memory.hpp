@@ -105,9 +105,14 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
     out.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
   if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * program.logit_bytes;
   if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
+  // A ring has a block of keys and values at hand and one under way, and backward their gradients.
+  if (l.cp > 1 && l.context == context_kind::ring) out.buffers += 4 * 2 * e * z.kv * z.tokens;
   if (copies > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
-    if (l.zero >= zero_level::gradients) out.buffers += one_layer * program.reduced_bytes;
+    // What microbatches add to is whole until it is reduced into the rank's part.
+    if (l.zero >= zero_level::gradients)
+      out.buffers += (program.reduces_each_microbatch || l.microbatches(job) == 1 ? one_layer : parameters) *
+                     program.gradient_bytes;
   }
   out.fragmentation = h.fragmentation * out.allocated();
   out.reserved = h.reserved;

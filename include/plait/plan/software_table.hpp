@@ -56,6 +56,7 @@ inline std::vector<software> known_software() {
   add("fsdp", [](software& s) {
     s.attention = attention_kernel::flash2;
     s.fused = false;
+    s.reduces_each_microbatch = true;
     s.loss_bytes = 30;
     s.logit_bytes = 14;
     s.reduced_bytes = 2;

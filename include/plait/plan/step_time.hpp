@@ -69,7 +69,7 @@ inline double accumulation_seconds(const hardware& h, const training_job& job, c
 /// the rank. Gradients go out beside the last backward pass, and parameters come in beside the first forward pass, a
 /// layer at a time; the last layer's gradients and the first one's parameters have nothing beside them. With parameters
 /// cut (ZeRO-3) that happens in each microbatch, and parameters are gathered for both passes; with gradients cut
-/// (ZeRO-2), gradients go out after each microbatch.
+/// (ZeRO-2), gradients go out once or after each microbatch.
 inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
                            double layers, double forward, double backward) {
   const group_place group = place_group(h, l.cp_axis(), l.dp_axis());
@@ -87,12 +87,14 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
   const double in = collective_seconds(h, group, collective::all_gather, weights);
   const auto microbatches = static_cast<double>(l.microbatches(job));
   if (l.zero == zero_level::optimizer) return waits(out, backward) + waits(in, forward);
-  if (l.zero == zero_level::gradients) return microbatches * waits(out, backward) + waits(in, forward);
+  const double reductions = program.reduces_each_microbatch ? microbatches : 1;
+  if (l.zero == zero_level::gradients) return reductions * waits(out, backward) + waits(in, forward);
   // A gather and a reduction for each layer, with their own latencies.
   const double steps = std::max(layers, 1.0);
   const double out_all = steps * collective_seconds(h, group, collective::reduce_scatter, gradients / steps);
   const double in_all = steps * collective_seconds(h, group, collective::all_gather, weights / steps);
-  return microbatches * (waits(in_all, forward) + waits(in_all + out_all, backward));
+  return microbatches * waits(in_all, forward) + (microbatches - reductions) * waits(in_all, backward) +
+         reductions * waits(in_all + out_all, backward);
 }
 
 /// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and

