@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "plait/models/llama.hpp"
@@ -22,7 +23,8 @@ namespace {
 
 using namespace plait;
 
-using stage = llama<float, megatron_sp, counting_device>;
+template <class Precision>
+using stage_of = llama<Precision, megatron_sp, counting_device>;
 
 llama_config small_llama() {
   llama_config c;
@@ -32,14 +34,18 @@ llama_config small_llama() {
 
 constexpr std::int64_t seq_length = 32;
 
+/// Of plait as it trains in `Precision`: its own facts are the defaults of `planner::software`, in bf16.
+template <class Precision>
 planner::training_job job_of(std::int64_t batch) {
   planner::training_job job;
   job.model = plan_shape(small_llama());
   job.seq = seq_length;
   job.global_batch = batch;
-  job.program.products = planner::number_kind::f32;
-  job.program.weight_bytes = 4;
-  job.program.optimizer_bytes = 8;
+  if constexpr (std::is_same_v<Precision, float>) {
+    job.program.products = planner::number_kind::f32;
+    job.program.weight_bytes = 4;
+    job.program.optimizer_bytes = 8;  // no master copies
+  }
   return job;
 }
 
@@ -62,12 +68,14 @@ double payload(const ledger& traffic, const std::string& label, std::initializer
 
 }  // namespace
 
-TEST_CASE("a block keeps what the formula says under each mode of recompute, and a rank has as many parameters") {
+TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recompute, as many parameters as a rank has",
+                   Precision, float, bf16) {
+  using stage = stage_of<Precision>;
   for (const std::int64_t tp_ranks : {1, 2, 4}) {
     CAPTURE(tp_ranks);
     planner::training_layout l;
     l.tp = tp_ranks, l.microbatch = 2;
-    const planner::training_job job = job_of(2);
+    const planner::training_job job = job_of<Precision>(2);
     pipeline_world ranks = pipeline_world::counting(mesh_of(l), 0);
     counting_device device;
     const context<counting_device> ctx{
@@ -89,7 +97,8 @@ TEST_CASE("a block keeps what the formula says under each mode of recompute, and
   }
 }
 
-TEST_CASE("a step's peak is within 2.5 % of the formulas, and so is its traffic") {
+TEST_CASE_TEMPLATE("a step's peak is within 2.5 % of the formulas, and so is its traffic", Precision, float, bf16) {
+  using stage = stage_of<Precision>;
   for (const char* text :
        {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
         "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
@@ -97,7 +106,7 @@ TEST_CASE("a step's peak is within 2.5 % of the formulas, and so is its traffic"
         "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3"}) {
     CAPTURE(text);
     const planner::training_layout l = planner::parse_layout(text, "x");
-    const planner::training_job job = job_of(4 * l.microbatch * l.dp);
+    const planner::training_job job = job_of<Precision>(4 * l.microbatch * l.dp);
     const auto stages = static_cast<int>(l.pp);
     const schedule plan = parse_schedule("1f1b", stages, 4);
     for (std::int64_t at = 0; at < l.pp; ++at) {
