@@ -25,7 +25,7 @@ struct options {
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
   std::vector<std::int64_t> tp, cp, pp, microbatch;
   std::vector<std::string> schedules, recompute, zero, context;
-  double hour_price = 0;
+  double hour_price = 0, jitter = 0, slow_rank = 1;
   std::size_t most = 10;
   bool json = false;
 };
@@ -61,6 +61,10 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--train-tokens", opt.train_tokens, "tokens to train on, as in 15T, for days and cost");
   app.add_option("--hour-price", opt.hour_price, "of one accelerator, in any currency")->check(CLI::NonNegativeNumber);
+  app.add_option("--jitter", opt.jitter, "simulates every pipeline with passes that vary by up to this share")
+      ->check(CLI::Range(0.0, 0.5));
+  app.add_option("--slow-rank", opt.slow_rank, "... and one rank that is so many times slower than the others")
+      ->check(CLI::Range(1.0, 10.0));
   app.add_flag("--json", opt.json, "for programs: one JSON object, in bytes and seconds");
   app.add_option("--timeline", opt.timeline, "writes the best layout's simulated pipeline as SVG");
   app.add_option("--scaling", opt.scaling, "writes curves over the number of accelerators as SVG");
@@ -125,6 +129,12 @@ findings find(const options& opt, const request& asked) {
   }
   const pp::layout_price& best = f.found.best.front();
   if (best.layout.pp > 1) f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
+  if (opt.jitter > 0 || opt.slow_rank > 1) {
+    const pp::disturbance how{.jitter = opt.jitter, .slow_rank = opt.slow_rank, .slow_at = best.layout.pp / 2};
+    const pp::step_costing even = pp::cost_schedule(asked.machine, asked.job, best.layout);
+    const double before = plait::simulate(even.schedule, even.costs).makespan;
+    f.disturbed = pp::disturbed_seconds(asked.machine, asked.job, best.layout, how, best.layout.dp) / before - 1;
+  }
   return f;
 }
 

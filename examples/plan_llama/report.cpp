@@ -144,6 +144,9 @@ std::string text_report(const findings& f) {
   if (f.simulated)
     out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),
                        100 * (*f.simulated / best.step() - 1));
+  if (f.disturbed)
+    out +=
+        fmt::format("with jitter and slow ranks in all {} pipelines: {:+.1f} %\n", best.layout.dp, 100 * *f.disturbed);
   if (f.thumb)
     out += fmt::format("the rule of thumb takes {:+.1f} % of the time\n", 100 * (f.thumb->step() / best.step() - 1));
   if (!f.neighbours.empty()) {
@@ -178,6 +181,7 @@ std::string json_report(const findings& f) {
   out.add("layouts", best).add("binds", pp::what_binds(first)).add("alternatives", neighbours);
   if (f.thumb) out.add("rule_of_thumb", layout_json(f, *f.thumb));
   if (f.simulated) out.add("simulated_seconds", *f.simulated);
+  if (f.disturbed) out.add("disturbed_share", *f.disturbed);
   out.add("mesh", mesh_type(first.layout)).add("train_llama", trainer_options(f, first.layout));
   return out.text() + "\n";
 }

@@ -23,6 +23,8 @@ done
 # For programs: what the table says, in numbers that agree with each other.
 plan --model llama-3-405b --cluster h100:1024 --seq 8192 --batch 512 --program nemo --json \
   --layout tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8 >one.json || fail "one layout"
+plan --model llama-3-405b --cluster h100:16384 --seq 8192 --batch 2048 --jitter 0.02 --slow-rank 1.1 --json \
+  --layout tp=8,pp=16,dp=128,schedule=interleaved:4 >slow_rank.json || fail "jitter and a slow rank"
 plan --model llama-3-8b --cluster a100:16 --seq 4096 --batch 64 --json >search.json || fail "a search as JSON"
 python3 - <<'PYTHON' || fail "JSON and pictures"
 import json, xml.etree.ElementTree as tree
@@ -35,6 +37,8 @@ assert abs(sum(layout["memory"].values()) / layout["memory_bytes"] - 1) < 1e-9
 operations = 6 * (one["parameters"] - 128256 * 16384) + 12 * 126 * 16384 * 8192
 mfu = operations * layout["tokens_per_second"] / (1024 * 989.4e12)
 assert abs(mfu / layout["mfu"] - 1) < 1e-3, (mfu, layout["mfu"])
+disturbed = json.load(open("slow_rank.json"))["disturbed_share"]
+assert 0.05 < disturbed < 0.14, disturbed  # of one rank a tenth slower, and the others at most 2 %
 assert not one["searched"] and found["searched"]
 steps = [l["step_seconds"] for l in found["layouts"]]
 assert steps == sorted(steps) and len(steps) == 10
