@@ -37,14 +37,17 @@ double cost(const findings& f, const pp::layout_price& p) {
   return days(f, p) * 24 * static_cast<double>(p.layout.ranks()) * f.why.hour_price;
 }
 
-/// The mesh as a type; `train_llama --mesh` takes the same extents.
-std::string mesh_type(const pp::training_layout& l) {
+/// The mesh as a type; `train_llama --mesh` takes the same extents, with tp and tp_rep as one. Ranks of tp beyond the
+/// heads of keys hold copies of those: an axis of their own.
+std::string mesh_type(const findings& f, const pp::training_layout& l) {
   const auto axis = [](const char* name, std::int64_t extent) {
     return fmt::format("pl::axis<pl::{}, {}>", name, extent);
   };
+  const std::int64_t copies = std::max<std::int64_t>(1, l.tp / f.asked.job.model.kv_heads);
   const std::string pipeline = axis("pp", l.pp), data = axis("dp", l.dp);
-  return fmt::format("using mesh = pl::mesh<{}, {}, {}, {}>;", l.pipeline_inside ? data : pipeline,
-                     l.pipeline_inside ? pipeline : data, axis("cp", l.cp), axis("tp", l.tp));
+  return fmt::format("using mesh = pl::mesh<{}, {}, {}, {}{}>;", l.pipeline_inside ? data : pipeline,
+                     l.pipeline_inside ? pipeline : data, axis("cp", l.cp), axis("tp", l.tp / copies),
+                     copies > 1 ? ", " + axis("tp_rep", copies) : "");
 }
 
 std::string trainer_options(const findings& f, const pp::training_layout& l) {
@@ -160,7 +163,7 @@ std::string text_report(const findings& f) {
         out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration(p.step()),
                            pp::layout_text(p.layout));
   }
-  return out + fmt::format("\n{}\ntrain_llama {}\n", mesh_type(best.layout), trainer_options(f, best.layout));
+  return out + fmt::format("\n{}\ntrain_llama {}\n", mesh_type(f, best.layout), trainer_options(f, best.layout));
 }
 
 std::string json_report(const findings& f) {
@@ -182,6 +185,6 @@ std::string json_report(const findings& f) {
   if (f.thumb) out.add("rule_of_thumb", layout_json(f, *f.thumb));
   if (f.simulated) out.add("simulated_seconds", *f.simulated);
   if (f.disturbed) out.add("disturbed_share", *f.disturbed);
-  out.add("mesh", mesh_type(first.layout)).add("train_llama", trainer_options(f, first.layout));
+  out.add("mesh", mesh_type(f, first.layout)).add("train_llama", trainer_options(f, first.layout));
   return out.text() + "\n";
 }

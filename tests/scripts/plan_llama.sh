@@ -25,6 +25,10 @@ plan --model llama-3-405b --cluster h100:1024 --seq 8192 --batch 512 --program n
   --layout tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8 >one.json || fail "one layout"
 plan --model llama-3-405b --cluster h100:16384 --seq 8192 --batch 2048 --jitter 0.02 --slow-rank 1.1 --json \
   --layout tp=8,pp=16,dp=128,schedule=interleaved:4 >slow_rank.json || fail "jitter and a slow rank"
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 64 --layout tp=16,dp=4,zero=3 >copies.txt || fail "more ranks than heads of keys"
+lacks '^using mesh = pl::mesh<pl::axis<pl::pp, 1>, pl::axis<pl::dp, 4>, pl::axis<pl::cp, 1>, pl::axis<pl::tp, 8>, pl::axis<pl::tp_rep, 2>>;$' copies.txt
+plan --model "$SOURCE/tests/data/llama_mha/config.json" --cluster cpu:4 --precision f32 --seq 128 --batch 8 >small.txt || fail "a config.json"
+lacks '^train_llama --mesh ' small.txt
 plan --model llama-3-8b --cluster a100:16 --seq 4096 --batch 64 --json >search.json || fail "a search as JSON"
 python3 - <<'PYTHON' || fail "JSON and pictures"
 import json, xml.etree.ElementTree as tree
