@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/kernel_time.hpp"
 #include "plait/plan/network_time.hpp"
 #include "plait/plan/training_layout.hpp"
@@ -215,3 +216,5 @@ inline part_time embedding_time(const hardware& h, const training_job& job, cons
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/search.hpp"
 
@@ -189,3 +190,5 @@ inline std::string why_nothing(const hardware& h, const training_job& job, std::
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

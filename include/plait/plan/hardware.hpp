@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 
 namespace plait::planner {
 
@@ -126,3 +127,5 @@ inline void validate(const hardware& h, const std::string& source) {
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

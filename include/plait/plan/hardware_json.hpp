@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/io/json_reader.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/io/mapped_file.hpp"
@@ -181,3 +182,5 @@ inline hardware load_hardware(const std::string& name_or_path, const std::string
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/hardware.hpp"
 
 namespace plait::planner {
@@ -161,3 +162,5 @@ inline hardware hardware_called(std::string_view name, const std::string& knob) 
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plait/plan/transformer_shape.hpp"
 
@@ -69,3 +70,5 @@ inline attention_seconds attention_time(const hardware& h, const software& progr
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

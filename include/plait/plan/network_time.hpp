@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "plait/core/collective.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/hardware.hpp"
 
 namespace plait::planner {
@@ -83,3 +84,5 @@ inline double message_seconds(const hardware& h, axis_place axis, double bytes) 
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/training_layout.hpp"
 
 namespace plait::planner {
@@ -137,3 +138,5 @@ inline std::string layout_text(const training_layout& l) {
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

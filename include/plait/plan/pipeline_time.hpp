@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/training_layout.hpp"
 
 namespace plait::planner {
@@ -80,3 +81,5 @@ constexpr double microbatches_in_flight(const training_layout& l, std::int64_t m
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/step_time.hpp"
 
 namespace plait::planner {
@@ -192,3 +193,5 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/step_time.hpp"
 #include "plait/schedule/parse.hpp"
@@ -111,3 +112,5 @@ inline double disturbed_seconds(const hardware& h, const training_job& job, cons
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

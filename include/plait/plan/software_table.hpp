@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/transformer_shape.hpp"
 
 namespace plait::planner {
@@ -86,3 +87,5 @@ inline software software_called(std::string_view name, const std::string& knob) 
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/memory.hpp"
 
 namespace plait::planner {
@@ -179,3 +180,5 @@ inline double utilisation(const hardware& h, const training_job& job, const trai
 }
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/plan/hardware.hpp"
 
 namespace plait::planner {
@@ -112,3 +113,5 @@ struct software {
 };
 
 }  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"
