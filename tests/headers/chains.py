@@ -1,10 +1,15 @@
-"""chains.py INCLUDE_ROOT FOLDER HEADERS.txt [--check]: writes to FOLDER sources that show that every header compiles alone.
+"""chains.py INCLUDE_ROOT FOLDER HEADERS.txt [BASE...] [--check]: writes to FOLDER sources that show that every header
+compiles alone.
 
 HEADERS.txt names the headers, a line each. Each source includes a chain of them, and each header of a chain includes all
 that stand before it, by itself or through others. What comes before a header in a source is therefore what the header
 brings anyway: if it lacks an include, the source does not compile, as if the header stood alone; and a header that many
 others include is parsed once for all of its chain. The chains are the fewest there are (Dilworth's theorem, by way of a
-maximum matching). Prints the sources. With --check nothing is written: the exit status says whether all is as it would be.
+maximum matching).
+
+The sources come in parts: that of each base has the headers that include it and none of the bases before it; the first
+part has the rest. Whatever is in a base comes before the headers of its part anyway, so it can be precompiled for them.
+Prints the sources, a line for each part. With --check nothing is written: the exit status says whether all is as it would be.
 """
 import pathlib
 import re
@@ -66,10 +71,17 @@ def main() -> int:
 
     for header in headers:
         closure(header)
-    sources = {}
-    for chain in chains_of(headers, below):
-        lines = [f"#include <{header}>\n" for header in chain]  # twice: a header without a guard is an error
-        sources[re.sub(r"\W", "_", chain[-1]) + ".cpp"] = "".join([*lines, *(line.rstrip() + "  // NOLINT\n" for line in lines)])
+    bases = [a for a in sys.argv[4:] if a != "--check"]
+    parts: list[list[str]] = [[] for _ in [None, *bases]]
+    for header in headers:
+        parts[next((i for i, base in enumerate(bases, 1) if base in below[header]), 0)].append(header)
+    sources, names_of = {}, []
+    for part in parts:
+        names_of.append([])
+        for chain in chains_of(part, below):
+            lines = [f"#include <{header}>\n" for header in chain]  # twice: a header without a guard is an error
+            names_of[-1].append(re.sub(r"\W", "_", chain[-1]) + ".cpp")
+            sources[names_of[-1][-1]] = "".join([*lines, *(line.rstrip() + "  // NOLINT\n" for line in lines)])
     found = {file.name: file.read_text() for file in folder.glob("*.cpp")}
     if "--check" in sys.argv:
         if found != sources:
@@ -81,7 +93,7 @@ def main() -> int:
     for name, text in sources.items():
         if found.get(name) != text:
             (folder / name).write_text(text)
-    print(";".join(str(folder / name) for name in sorted(sources)), end="")
+    print("\n".join(";".join(str(folder / name) for name in sorted(names)) for names in names_of), end="")
     return 0
 
 
