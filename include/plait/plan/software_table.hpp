@@ -49,7 +49,8 @@ inline std::vector<software> known_software() {
   // memory is evidence: 4 bytes for each parameter and 12 for each of the rank's share).
   add("nemo", [](software& s) {
     s.gradient_bytes = s.reduced_bytes = 2;
-    s.bare_ends = true;  // the embedding and the head may count as layers of their own
+    s.reduces_each_microbatch = true;  // Megatron-Core's FSDP
+    s.bare_ends = true;                // the embedding and the head may count as layers of their own
     s.loss_bytes = 52;
     s.selective_drops_scores_only = true;
   });
