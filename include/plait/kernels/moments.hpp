@@ -3,13 +3,13 @@
 // tests/unit/kernels/moments.cpp.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/kernels/bits.hpp"
 
 namespace plait::kernels {
 
@@ -67,38 +67,37 @@ constexpr moment_places places_of(moment_type type, std::size_t full_element, st
 /// Returns the scale of a block whose largest magnitude is `most`: its exponent as in a float, one more where `most`
 /// needs rounding up to the next power of 2. A block below 2^-95 counts as zero, whose scale is 0.
 PLAIT_HOST_DEVICE constexpr std::uint8_t moment_scale(float most) {
-  const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(most) + 0xFFFFFu) >> 23;
+  const std::uint32_t exponent = (bits_as<std::uint32_t>(most) + 0xFFFFFu) >> 23;
   return exponent < 32 ? std::uint8_t{0} : static_cast<std::uint8_t>(exponent);
 }
 
 /// Returns the code of a first moment in a block of this scale; 16 random bits say which of its two neighbours.
 PLAIT_HOST_DEVICE constexpr std::uint8_t first_moment_code(float x, std::uint8_t scale, std::uint32_t random) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const auto bits = bits_as<std::uint32_t>(x);
   const std::uint32_t sign = bits >> 24 & 0x80u, size = bits & 0x7FFFFFFFu;
   const std::uint32_t r = random & 0xFFFFu;
   const std::int32_t upper = static_cast<std::int32_t>((size + (r << 4 | 8u)) >> 20) - (scale - 15) * 8;
   // Below the least exponent, codes are multiples of 2^-17 of the scale.
-  const float steps = std::bit_cast<float>(size) * std::bit_cast<float>((271u - scale) << 23);
+  const float steps = bits_as<float>(size) * bits_as<float>((271u - scale) << 23);
   const bool small = static_cast<std::int32_t>(size >> 23) < scale - 14;
   const auto lower = static_cast<std::int32_t>((small ? steps : 0.0f) + (static_cast<float>(r) + 0.5f) * 0x1p-16f);
   return static_cast<std::uint8_t>(scale == 0 ? 0u : sign | static_cast<std::uint32_t>(small ? lower : upper));
 }
 PLAIT_HOST_DEVICE constexpr float first_moment(std::uint8_t code, std::uint8_t scale) {
   const std::int32_t size = code & 0x7F;
-  const float steps = static_cast<float>(size) * std::bit_cast<float>(static_cast<std::uint32_t>(scale - 17) << 23);
-  const float value =
-      size < 8 ? steps : std::bit_cast<float>(static_cast<std::uint32_t>(size + (scale - 15) * 8) << 20);
+  const float steps = static_cast<float>(size) * bits_as<float>(static_cast<std::uint32_t>(scale - 17) << 23);
+  const float value = size < 8 ? steps : bits_as<float>(static_cast<std::uint32_t>(size + (scale - 15) * 8) << 20);
   return scale == 0 ? 0.0f : code & 0x80 ? -value : value;
 }
 
 /// Returns the code of a second moment, likewise.
 PLAIT_HOST_DEVICE constexpr std::uint8_t second_moment_code(float x, std::uint8_t scale, std::uint32_t random) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x) + ((random & 0xFFFFu) << 4 | 8u);
+  const std::uint32_t bits = bits_as<std::uint32_t>(x) + ((random & 0xFFFFu) << 4 | 8u);
   const std::int32_t code = static_cast<std::int32_t>(bits >> 20) - (scale - 31) * 8;
   return static_cast<std::uint8_t>(scale == 0 || code < 0 ? 0 : code);
 }
 PLAIT_HOST_DEVICE constexpr float second_moment(std::uint8_t code, std::uint8_t scale) {
-  return scale == 0 ? 0.0f : std::bit_cast<float>(static_cast<std::uint32_t>(code + (scale - 31) * 8) << 20);
+  return scale == 0 ? 0.0f : bits_as<float>(static_cast<std::uint32_t>(code + (scale - 31) * 8) << 20);
 }
 
 }  // namespace plait::kernels

@@ -3,11 +3,11 @@
 // kernels/adamw_settings.hpp for who rounds so.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/dtype.hpp"
+#include "plait/kernels/bits.hpp"
 #include "plait/kernels/run_map.hpp"
 
 namespace plait::kernels {
@@ -34,11 +34,14 @@ PLAIT_HOST_DEVICE constexpr std::uint64_t value_rounding(std::uint64_t step_seed
 
 /// Returns one of the two bf16 next to x, by 16 random bits: the upper one with a probability of the distance from the
 /// lower one over their distance, which is exact, as a float has 16 bits more. What bf16 has stays; NaN and infinity
-/// are rounded by `to_bf16`.
+/// are rounded as by `to_bf16`, which no kernel of a GPU may call.
 PLAIT_HOST_DEVICE constexpr bf16 to_bf16_stochastically(float x, std::uint32_t random) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const bf16 rounded{static_cast<std::uint16_t>((bits + (random & 0xFFFFu)) >> 16)};
-  return (bits & 0x7F800000u) == 0x7F800000u ? to_bf16(x) : rounded;
+  const auto bits = bits_as<std::uint32_t>(x);
+  const bool infinite_or_nan = (bits & 0x7F800000u) == 0x7F800000u, nan = infinite_or_nan && (bits & 0x7FFFFFu) != 0;
+  const std::uint32_t rounded = infinite_or_nan ? bits >> 16 | (nan ? 0x40u : 0u) : (bits + (random & 0xFFFFu)) >> 16;
+  return bf16{static_cast<std::uint16_t>(rounded)};
 }
+static_assert(to_bf16_stochastically(bits_as<float>(0x7F800001u), 0).bits == to_bf16(bits_as<float>(0x7F800001u)).bits);
+static_assert(to_bf16_stochastically(bits_as<float>(0xFF800000u), 7).bits == to_bf16(bits_as<float>(0xFF800000u)).bits);
 
 }  // namespace plait::kernels
