@@ -16,6 +16,8 @@
 #include "plait/nn/parameter/free.hpp"
 #include "plait/tensor/parts.hpp"
 
+namespace foreign_memory {  // files of one program may have helpers of one name
+
 using namespace plait;
 
 namespace {
@@ -345,3 +347,5 @@ TEST_CASE("one rank's part of a whole array, out of it and back") {
           }
         }) == "");
 }
+
+}  // namespace foreign_memory

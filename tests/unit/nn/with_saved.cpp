@@ -17,6 +17,8 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
+namespace with_saved_layers {  // files of one program may have helpers of one name
+
 using namespace plait;
 
 namespace {
@@ -155,3 +157,5 @@ TEST_CASE("whole arrays are not for a padded table") {
       why.find("take_parts: parameter table.weight has 36 elements, and 40 with its padding; set it by fill_values") !=
       std::string::npos);
 }
+
+}  // namespace with_saved_layers
