@@ -13,6 +13,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/device/canonical_product.hpp"
 #include "plait/device/device.hpp"
 #ifdef PLAIT_PLAIN_PRODUCTS
 #include "plait/device/gemm_plain.hpp"
@@ -48,6 +49,9 @@ class cpu {
     /// Threads that one product may use; at least 1. OpenBLAS, which does those of doubles, has one number for the
     /// whole process: where products of several devices run side by side, the first one's.
     int threads = 1;
+    /// Whether sums in products have one order, whatever their sizes (device/canonical_product.hpp): what contexts with
+    /// canonical numerics need. With one thread.
+    bool canonical = false;
   };
 
   class event;
@@ -73,6 +77,8 @@ class cpu {
     if (options_.threads < 1) {
       fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
+    if (options_.canonical && options_.threads != 1)
+      fail({"cpu: options::canonical is for options::threads = 1, and here they are ", options_.threads});
     warm_up();
   }
   cpu(const cpu&) = delete;
@@ -90,6 +96,7 @@ class cpu {
   }
 
   int threads() const { return options_.threads; }
+  bool canonical() const { return options_.canonical; }
   stream main_stream() const { return {}; }
   stream side_stream() const { return {}; }
   void synchronize() const {}
@@ -132,6 +139,7 @@ class cpu {
     problem.check();
     if (m == 0 || n == 0) return;
     if (k == 0) return scale_matrix(m, n, beta, c, ldc);
+    if (options_.canonical) return canonical_products_.run(float_gemm_, supports_bf16(), problem, alpha, a, b, beta, c);
     if constexpr (std::is_same_v<T, double>) {
       detail::double_gemm(options_.threads, problem, alpha, a, b, beta, c);
     } else {
@@ -157,6 +165,7 @@ class cpu {
   options options_;
   caching_allocator<heap> allocator_;
   detail::float_gemm float_gemm_;
+  canonical_products canonical_products_;
 };
 
 static_assert(compute_device<cpu>);

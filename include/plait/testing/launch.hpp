@@ -16,11 +16,13 @@ struct on_cpu;  // the cpu is no device here: name on_one_gpu
 /// How a parity test starts its ranks: as threads on the cpu. On a GPU that they share: `on_one_gpu` (launch_cuda.hpp).
 /// Anything that calls body(communicator, device) on every rank will do.
 struct on_cpu {
+  cpu::options device{};
+
   template <class F>
   void operator()(int ranks, F&& body) const {
     threads::run(ranks, [&](threads::communicator& comm) {
-      cpu device;
-      body(comm, device);
+      cpu own(device);
+      body(comm, own);
     });
   }
 };

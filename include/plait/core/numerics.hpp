@@ -1,0 +1,39 @@
+// How sums are made that a layout may cut: as is fastest, or in a canonical order that is the same on every layout. It
+// sums nothing: core/leaves.hpp has the order, nn/canonical.hpp what layers have of it. Next: tensor/context.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "plait/version.hpp"
+
+namespace plait {
+
+/// The numerics of a context. Where they are canonical, each sum that some layout may cut is cut into leaves whose
+/// number and places depend on no layout; the terms of a leaf are added one after the other, and leaves by a binary
+/// tree. The same program then has the same bits on every mesh, schedule, number of microbatches and backend. Runs are
+/// comparable where these numbers are equal.
+struct numerics {
+  /// Leaves of each dim of features that may be sharded: heads, kv_heads, ffn, vocab, and those that a policy shards. A
+  /// dim whose size they do not divide has as many as are common divisors. 0: sums are made as is fastest.
+  std::int64_t features = 0;
+  /// Leaves of the samples of a step, so at least as many as ranks along dp times microbatches.
+  std::int64_t samples = 0;
+  /// Leaves of a sequence, so at least as many as ranks along cp, twice as many in zigzag order. Attention meets keys
+  /// by these leaves.
+  std::int64_t sequence = 0;
+  /// Ranks of a zigzag order (`numerics_under` knows them); 1: sequences lie in original order.
+  std::int64_t zigzag = 1;
+
+  constexpr bool canonical() const { return features > 0; }
+  friend constexpr bool operator==(const numerics&, const numerics&) = default;
+};
+
+/// Canonical numerics as a policy: `context{device, world, sizes, seed, deterministic<8, 8, 2>{}}`.
+template <std::int64_t Features, std::int64_t Samples = Features, std::int64_t Sequence = 1>
+struct deterministic {
+  static_assert(Features > 0 && Samples > 0 && Sequence > 0,
+                "deterministic<Features, Samples, Sequence> are numbers of leaves: 1 or more each");
+  constexpr operator numerics() const { return {Features, Samples, Sequence, 1}; }  // NOLINT: the same facts
+};
+
+}  // namespace plait

@@ -1,0 +1,181 @@
+// Products on the CPU whose sums have one order, whatever the sizes and strides of the factors: those of
+// `cpu::options::canonical`. They are no other arithmetic than the library's, but held to it. Next: core/numerics.hpp;
+// tests/unit/device/canonical_product.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/device/gemm_problem.hpp"
+
+namespace plait {
+
+/// C = alpha op(A) op(B) + beta C in this order: the terms of up to 256 neighbours in k are added one after the other
+/// by fused multiply-adds, from zero (bf16 in hardware: pair by pair, the second of each first, and what is subnormal
+/// counts as zero, as VDPBF16PS does); each such sum, times alpha, is added to beta C in the order of k. So cutting
+/// rows or columns changes no bit. oneDNN keeps to this for products of 16 rows and columns or more, which is looked at
+/// for every new problem, and refused where it does not hold; smaller ones, and all of double, are computed here.
+class canonical_products {
+ public:
+  /// The terms that are added without a break.
+  static constexpr std::int64_t chunk = 256;
+
+  /// `library` is oneDNN's products; `pairs` whether it multiplies bf16 in hardware.
+  template <class Library, class In, class Out>
+  void run(Library& library, bool pairs, const gemm_problem& problem, arithmetic<In> alpha, const In* a, const In* b,
+           arithmetic<In> beta, Out* c) {
+    using A = arithmetic<In>;
+    const bool direct = std::is_same_v<Out, A> && alpha == A(1) && (beta == A(0) || beta == A(1));
+    if constexpr (std::is_same_v<Out, A>) {
+      if (direct) return chunks(library, pairs, problem, a, b, beta == A(1), c);
+    }
+    gemm_problem p = problem;
+    p.ldc = p.n;
+    std::vector<A>& sums = scratch<A>();
+    sums.resize(static_cast<std::size_t>(p.m * p.n));
+    chunks(library, pairs, p, a, b, false, sums.data());
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      Out* const row = c + i * problem.ldc;
+      const A* const sum = sums.data() + i * p.n;
+      for (std::int64_t j = 0; j < p.n; ++j)
+        row[j] = converted<Out>(beta == A(0) ? alpha * sum[j] : std::fma(beta, widened(row[j]), alpha * sum[j]));
+    }
+  }
+
+ private:
+  template <class Library, class In, class A>
+  void chunks(Library& library, bool pairs, const gemm_problem& problem, const In* a, const In* b, bool adds, A* c) {
+    for (std::int64_t at = 0; at < problem.k; at += chunk, adds = true) {
+      gemm_problem p = problem;
+      p.k = std::min(chunk, problem.k - at);
+      const In* const from_a = a + at * (p.trans_a ? p.lda : 1);
+      const In* const from_b = b + at * (p.trans_b ? 1 : p.ldb);
+      if constexpr (std::is_same_v<In, double>) {
+        plain(false, p, from_a, from_b, adds, c);
+      } else if (p.m < 16 || p.n < 16) {
+        plain(pairs && std::is_same_v<In, bf16>, p, from_a, from_b, adds, c);
+      } else {
+        checked(library, pairs && std::is_same_v<In, bf16>, p, from_a, from_b, adds, c);
+      }
+    }
+  }
+
+  template <class Library, class In>
+  void checked(Library& library, bool pairs, const gemm_problem& p, const In* a, const In* b, bool adds, float* c) {
+    const auto run = [&] { library.run(p, 1.0f, a, b, adds ? 1.0f : 0.0f, c); };
+    const known same{p, adds, std::is_same_v<In, bf16>};
+    if (std::find(checked_.begin(), checked_.end(), same) != checked_.end()) return run();
+    constexpr std::int64_t samples = 24;
+    float before[samples];
+    std::int64_t at[samples];
+    for (std::int64_t s = 0; s < samples; ++s) {  // corners, then spread by the golden ratio
+      const std::int64_t i = s < 4 ? (s & 1) * (p.m - 1) : s * 40503 % p.m,
+                         j = s < 4 ? (s >> 1) * (p.n - 1) : s * 26543 % p.n;
+      at[s] = i * p.ldc + j;
+      before[s] = adds ? c[at[s]] : 0.0f;
+    }
+    run();
+    for (std::int64_t s = 0; s < samples; ++s) {
+      const std::int64_t i = at[s] / p.ldc, j = at[s] % p.ldc;
+      const In* const row = a + (p.trans_a ? i : i * p.lda);
+      float sum = 0;
+      const auto add = [&](std::int64_t k) {
+        const float x = widened(row[k * (p.trans_a ? p.lda : 1)]),
+                    y = widened(b[p.trans_b ? j * p.ldb + k : k * p.ldb + j]);
+        sum = pairs ? flushed(std::fma(flushed(x), flushed(y), sum)) : std::fma(x, y, sum);
+      };
+      each_term(pairs, p.k, add);
+      const float expected = adds ? before[s] + sum : sum;
+      if (std::memcmp(&expected, &c[at[s]], sizeof expected) != 0 && expected == expected)
+        fail({p.text(),
+              ": the library does not add the terms of this product one after the other on this processor, so "
+              "that its bits depend on the layout; leave cpu::options::canonical out"});
+    }
+    checked_.push_back(same);
+  }
+
+  template <class F>
+  static void each_term(bool pairs, std::int64_t k, F&& add) {
+    if (!pairs) {
+      for (std::int64_t i = 0; i < k; ++i) add(i);
+    } else {
+      for (std::int64_t i = 0; i < k; i += 2) {
+        if (i + 1 < k) add(i + 1);
+        add(i);
+      }
+    }
+  }
+  static float flushed(float x) {
+    return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+  }
+
+  template <class In, class A>
+  void plain(bool pairs, const gemm_problem& p, const In* a, const In* b, bool adds, A* c) {
+    constexpr std::int64_t width = 64;
+    std::vector<A>& columns = packed<A>();
+    columns.resize(static_cast<std::size_t>(p.k * width));
+    const auto ready = [&](In x) {
+      if constexpr (std::is_same_v<In, bf16>)
+        return pairs ? flushed(widened(x)) : widened(x);
+      else
+        return x;
+    };
+    for (std::int64_t first = 0; first < p.n; first += width) {
+      const std::int64_t count = std::min(width, p.n - first);
+      for (std::int64_t k = 0; k < p.k; ++k)
+        for (std::int64_t j = 0; j < width; ++j)
+          columns[static_cast<std::size_t>(k * width + j)] =
+              j < count ? ready(b[p.trans_b ? (first + j) * p.ldb + k : k * p.ldb + first + j]) : A(0);
+      for (std::int64_t i = 0; i < p.m; ++i) {
+        A sums[width] = {};
+        each_term(pairs, p.k, [&](std::int64_t k) {
+          const A x = ready(a[p.trans_a ? k * p.lda + i : i * p.lda + k]);
+          const A* const y = columns.data() + k * width;
+          for (std::int64_t j = 0; j < width; ++j) sums[j] = std::fma(x, y[j], sums[j]);
+          if constexpr (std::is_same_v<In, bf16>) {
+            if (pairs)
+              for (std::int64_t j = 0; j < width; ++j) sums[j] = flushed(sums[j]);
+          }
+        });
+        A* const row = c + i * p.ldc + first;
+        for (std::int64_t j = 0; j < count; ++j) row[j] = adds ? row[j] + sums[j] : sums[j];
+      }
+    }
+  }
+
+  struct known {
+    gemm_problem problem;
+    bool adds, rounded;
+    bool operator==(const known&) const = default;
+  };
+  template <class A>
+  std::vector<A>& scratch() {
+    if constexpr (std::is_same_v<A, double>)
+      return double_scratch_;
+    else
+      return float_scratch_;
+  }
+  template <class A>
+  std::vector<A>& packed() {
+    if constexpr (std::is_same_v<A, double>)
+      return double_packed_;
+    else
+      return float_packed_;
+  }
+
+  std::vector<known> checked_;
+  std::vector<float> float_scratch_, float_packed_;
+  std::vector<double> double_scratch_, double_packed_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
