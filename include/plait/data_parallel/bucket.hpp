@@ -12,30 +12,14 @@
 #include "plait/comm/request.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/data_parallel/canonical_bucket.hpp"
 #include "plait/data_parallel/ranks.hpp"
+#include "plait/data_parallel/reduction.hpp"
 #include "plait/layout/balance_owners.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
-
-/// How the gradient of a parameter becomes complete: over which axes of data parallelism, and over which others.
-struct reduction_axes {
-  axis_list shard;      ///< those of `data_axes::shard` over which it is partial
-  axis_list replicate;  ///< those of `data_axes::replicate`
-  axis_list rest;       ///< others, such as a norm's over tensor ranks; few elements
-
-  friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
-};
-
-/// Throws for a trainable parameter to whose gradient no pass of the step has added: it would decay, and nothing else.
-/// Gradients in the caller's memory are not known to be empty.
-template <class Precision, compute_device Device>
-void require_used(const parameter<Precision, Device>& p) {
-  if (!p.trainable() || !p.gradient_is_empty()) return;
-  fail({"training step: no pass has added to the gradient of the parameter ", p.name(),
-        ", which the model visits; use it in every step, freeze it before the step is made, or leave it out of visit"});
-}
 
 /// The arrays of a unit's parameters that are reduced alike, one after the other in one array of `zero_level`'s making
 /// (buckets as in Megatron-LLaMA and PyTorch's FSDP: each cut evenly over the ranks, whatever the shapes in it):
@@ -135,6 +119,11 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// A pass is about to add to the gradients.
   void need_gradients(const context<Device>& ctx) {
     if (!trainable_ || summed_) return;
+    if (canonical_ && level_ >= zero_level::gradients &&
+        !axes_.empty()) {  // the sums of arrays have memory of their own
+      if (!gradients_) make_reduced(ctx);
+      return;
+    }
     whole_gradients_ = make_collective_buffer<gradient_type>(ctx.device, static_cast<std::size_t>(total_));
     summed_ = whole_gradients_.template data<gradient_type>();
     if (!gradients_) make_reduced(ctx);
@@ -144,6 +133,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void start_reduction(const context<Device>& ctx) {
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
+    if (canonical_) return terms_.start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const range& r : rest_)
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
@@ -163,7 +153,9 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     reduction_.wait();
     constexpr dtype type = dtype_of<gradient_type>;
     const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
-    if (!sent_.empty()) {
+    if (canonical_) {
+      terms_.finish(ctx, gradients_);
+    } else if (!sent_.empty()) {
       if (copies_) copies_->all_reduce(own_sent(), own_sent(), n, dtype::bf16, reduce_op::sum);
       kernels::cast(ctx.device, own_sent(), gradients_, static_cast<std::int64_t>(n));
       sent_.reset();
@@ -192,6 +184,27 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     std::int64_t begin = 0, end = 0;
     any_communicator* comm = nullptr;
   };
+
+  /// Takes the canonical sums of all arrays.
+  void take_terms(const context<Device>& ctx) {
+    const reduction_axes& how = members_[0].how;
+    axis_list joined = axes_.empty() ? how.shard : axis_list();
+    for (const axis_id axis : how.replicate) joined.push_back(axis);
+    terms_ = {{axes_, ctx.ranks.shape().in_order(joined)}, piece_, rank_};
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {
+      const member* first = nullptr;
+      for (const member& m : members_) {
+        if (m.who->array().get() != arrays_[i] || !m.who->trainable()) continue;
+        if (first && !(first->how.rest == m.how.rest))
+          fail({"parameter ", m.who->name(),
+                ": canonical numerics (deterministic) have no order for parameters side by "
+                "side that are reduced over different axes, as this one and ",
+                first->who->name()});
+        first = &m;
+      }
+      if (first) terms_.add(ctx, *arrays_[i], begins_[i], first->how.rest, first->who->name());
+    }
+  }
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
                    bucket_cut cut, gradient_wire wire, data_ranks& ranks)
@@ -290,6 +303,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
     }
     join_ranges();
+    if ((canonical_ = ctx.numerics.canonical())) take_terms(ctx);
     for (array* a : arrays_) a->lend(self);
     if (values_) place_values(values_);
     set_current(false);
@@ -362,6 +376,8 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
   request gather_, reduction_;
+  canonical_bucket<Precision, Device> terms_;  ///< under canonical numerics
+  bool canonical_ = false;
 };
 
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)

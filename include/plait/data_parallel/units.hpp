@@ -18,22 +18,6 @@
 
 namespace plait {
 
-/// Over which axes the gradient of a parameter is reduced, by the dual of how it is used.
-inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) {
-  reduction_axes how;
-  const layout gradient = dual(used);
-  for (const axis_id axis : ranks.ranks().shape().axes) {
-    if (gradient.state_of(axis) != state::partial || ranks.ranks().shape().extent(axis) == 1) continue;
-    if (ranks.shard().find(axis) >= 0)
-      how.shard.push_back(axis);
-    else if (ranks.replicate().find(axis) >= 0)
-      how.replicate.push_back(axis);
-    else
-      how.rest.push_back(axis);
-  }
-  return how;
-}
-
 /// The units of a rank. Parameters whose gradients are reduced alike lie in a bucket together; a parameter in the
 /// caller's memory, or one that its strategy stores in another way than it is used, stays where it is and is gathered
 /// and reduced by itself, which `zero_level::replicated` alone allows.
@@ -51,6 +35,10 @@ class parameter_units {
     if (wire != gradient_wire::full && !std::is_same_v<gradient_of<Precision>, float>)
       fail({"data parallelism: gradient_wire::bf16 is for gradients in float, and here they are in ",
             plait::name_of(dtype_of<gradient_of<Precision>>), "; legal is full"});
+    if (wire != gradient_wire::full && ctx.numerics.canonical())
+      fail(
+          "data parallelism: canonical numerics (deterministic) sum gradients in their own type; gradient_wire is "
+          "full");
     if (level == zero_level::replicated && cut != bucket_cut::even)
       fail({"data parallelism: ", cut.is_whole() ? "bucket_cut::whole" : "bucket_cut::blocks",
             " cuts nothing at zero_level::replicated; legal is even"});

@@ -71,6 +71,8 @@ class counting_device {
     count_operations(2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
   }
   static constexpr bool supports_bf16() { return true; }
+  /// It has any order of sums that is asked for.
+  static constexpr bool canonical() { return true; }
 
  private:
   struct address_space {

@@ -50,4 +50,10 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
 template <class D>
 inline constexpr bool only_counts = requires { D::only_counts; };
 
+/// Whether a device has products whose sums can have one order, as canonical numerics need.
+template <class D>
+concept has_canonical_products = requires(const D& device) {
+  { device.canonical() } -> std::convertible_to<bool>;
+};
+
 }  // namespace plait

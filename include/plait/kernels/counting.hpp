@@ -16,6 +16,10 @@ void add(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void add_bias(counting_device&, const Arguments&...) {}
 template <class... Arguments>
+void add_bins(counting_device&, const Arguments&...) {}
+template <class... Arguments>
+void add_exact_squares(counting_device&, const Arguments&...) {}
+template <class... Arguments>
 void add_sum_squares(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void attention_backward(counting_device&, const Arguments&...) {}
@@ -143,6 +147,10 @@ template <class... Arguments>
 void silu_backward(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void silu_forward(counting_device&, const Arguments&...) {}
+template <class... Arguments>
+void sum_of_bins(counting_device&, const Arguments&...) {}
+template <class... Arguments>
+void sum_of_multiples(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void sum(counting_device&, const Arguments&...) {}
 template <class... Arguments>

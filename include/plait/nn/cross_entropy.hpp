@@ -2,11 +2,15 @@
 // gradient, is not decided here: nn/token_mean.hpp. Next: layout/rules.hpp for the typing rule.
 #pragma once
 
+#include <cmath>
+#include <concepts>
+#include <cstdint>
 #include <string>
 #include <utility>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
+#include "plait/nn/feature_sum.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/token_mean.hpp"
@@ -76,6 +80,7 @@ class cross_entropy_loss {
     rows_ = part.local_size() / part.local[last];
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
+    if (ctx.numerics.canonical()) make_canonical(ctx, part);
   }
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
@@ -97,9 +102,14 @@ class cross_entropy_loss {
     S* const sums = local_max + n;  // sum_exp, target logit and sum of logits, reduced together
     S* const sum_logits = settings_.label_smoothing != 0 ? sums + 2 * n : nullptr;
     S* const loss = local_max + 4 * n;
-    kernels::cross_entropy_local_statistics(ctx.device, logits, labels, local_max, sums, sums + n, sum_logits, n,
-                                            range_, settings_);
-    if (group_) {
+    if (columns_) {
+      canonical_statistics(ctx.device, logits, labels, local_max, global_max, sums, sum_logits);
+    } else {
+      kernels::cross_entropy_local_statistics(ctx.device, logits, labels, local_max, sums, sums + n, sum_logits, n,
+                                              range_, settings_);
+    }
+    if (columns_) {  // complete
+    } else if (group_) {
       group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
       kernels::cross_entropy_rescale(ctx.device, local_max, global_max, sums, n);
       group_->all_reduce(sums, sums, static_cast<std::size_t>((sum_logits ? 3 : 2) * n), dtype_of<S>, reduce_op::sum);
@@ -108,7 +118,10 @@ class cross_entropy_loss {
     }
     kernels::cross_entropy_loss(ctx.device, labels, global_max, sums, sums + n, sum_logits, loss, n, range_, settings_);
     tensor<double, output, Device> total(ctx);
-    kernels::sum(ctx.device, loss, n, total.data());
+    if (columns_)
+      sum_exactly(mb, loss, total.data());
+    else
+      kernels::sum(ctx.device, loss, n, total.data());
     if (keep) {
       ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
       keep->statistics = std::move(statistics);
@@ -154,10 +167,61 @@ class cross_entropy_loss {
   const cross_entropy_settings& settings() const { return settings_; }
 
  private:
+  void make_canonical(const context<Device>& ctx, const box& logits) {
+    const layout& placed = layout_v<Logits>;
+    const dim_id dim = placed.dims.back().dim;
+    layout complete = placed;
+    complete.dims.pop_back();
+    layout pending = complete;
+    for (axis_id axis : placed.dims.back().axes)
+      complete.set(axis, state::replicated), pending.set(axis, state::partial);
+    const executor moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
+    columns_ =
+        feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.numerics, ctx.sizes.of(dim)), moves, "cross_entropy");
+    all_rows_ = logits.global_size() / ctx.sizes.of(dim);
+  }
+  /// The statistics of the softmax, whose sums are over leaves of the vocabulary, relative to the maximum of all.
+  template <std::integral Id>
+  void canonical_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
+                            S* sum_logits) {
+    const std::int64_t n = rows_, width = range_.columns / columns_.local_leaves();
+    const std::int64_t elements = (sum_logits ? 3 : 2) * n;
+    constexpr auto size = static_cast<std::int64_t>(sizeof(T));
+    kernels::cross_entropy_max(device, logits, local_max, n, range_);
+    if (group_)
+      group_->all_reduce(local_max, global_max, static_cast<std::size_t>(n), dtype_of<S>, reduce_op::max);
+    else
+      device.copy(global_max, local_max, static_cast<std::size_t>(n) * sizeof(S), device.main_stream());
+    auto part = make_buffer<T>(device, static_cast<std::size_t>(n * width));
+    T* const of_leaf = part.template data<T>();
+    columns_.template run<S>(
+        device, elements, false,
+        [&](std::int64_t i, S* out, bool) {
+          kernels::copy_2d(device, logits + i * width, of_leaf, n, width * size, range_.columns * size, width * size);
+          kernels::cross_entropy_statistics(
+              device, static_cast<const T*>(of_leaf), labels, static_cast<const S*>(global_max), out, out + n,
+              sum_logits ? out + 2 * n : nullptr, n, {width, range_.first_column + i * width, range_.vocab}, settings_);
+        },
+        [&](const S* sum) {
+          device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());
+        });
+  }
+  /// The sum of losses that are rounded to multiples of a number so small that no more digits are lost than the sum
+  /// has, and so large that sums of all of a step's are exact, if they are up to 64 in the mean: then no order matters.
+  void sum_exactly(const microbatch<Device>& mb, const S* loss, double* total) {
+    const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);
+    if constexpr (has_canonical_products<Device>)
+      kernels::sum_of_multiples(mb.ctx.device, loss, rows_, quantum, total);
+    else
+      static_cast<void>(quantum), static_cast<void>(loss), static_cast<void>(total);
+  }
+
   cross_entropy_settings settings_;
   kernels::vocabulary_range range_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
+  feature_sum<Device> columns_;  ///< under canonical numerics
+  std::int64_t all_rows_ = 0;    ///< of a microbatch on all ranks, likewise
 };
 
 }  // namespace plait

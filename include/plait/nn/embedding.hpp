@@ -103,6 +103,11 @@ class embedding {
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
     tokens_ = resolve_.source().local_size() / width_;
+    if (!ctx.numerics.canonical()) return;
+    if (width_ != used.global[1] || !resolve_.planned().to.partial.empty())
+      fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
+    terms_ = &table_->array()->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
+                                                      ctx.ranks.rank(), token_grain::coarse, name));
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {
@@ -152,8 +157,9 @@ class embedding {
       on.copy(resolved.data(), dy, resolved.bytes(), on.main_stream());
       d = resolved.template data<T>();
     }
-    mb.on_weights([this, &on, ids, d, resolved = std::move(resolved)] {
+    mb.on_weights([this, &on, ids, d, index = mb.index, count = mb.count, resolved = std::move(resolved)] {
       const range weights_shown(on, names_.weights());
+      if (terms_) return add_terms(on, index, count, ids, d);
       auto* const gradient = table_->used_gradient(on);
       keeping_padding_row(on, gradient, [&] {
         kernels::embedding_backward(on, ids, d, gradient, tokens_, width_, first_, rows_, vocab_);
@@ -168,6 +174,21 @@ class embedding {
   }
 
  private:
+  /// Adds the gradients of a microbatch's tokens to the canonical sums. Each looks up one row of one rank, so that the
+  /// output's sum over ranks has one term and zeros.
+  template <class Id>
+  void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
+    using G = gradient_of<Precision>;
+    table_->begin_terms();
+    terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+      on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
+      keeping_padding_row(on, out, [&] {
+        for (const token_leaves::rows& r : leaf.parts)
+          kernels::embedding_backward(on, ids + r.first, d + r.first * width_, out, r.count, width_, first_, rows_,
+                                      vocab_);
+      });
+    });
+  }
   /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
   /// have added to it.
   template <class Gradient, class Add>
@@ -185,6 +206,7 @@ class embedding {
   std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
   parameter_ptr<Precision, Device> table_;
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
 };
 
 }  // namespace plait

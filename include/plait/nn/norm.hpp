@@ -15,108 +15,9 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/linear/core.hpp"
+#include "plait/nn/norm/core.hpp"
 
 namespace plait {
-namespace detail {
-
-/// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
-struct norm_derivation {
-  layout stored, used;
-  plait::verdict verdict;
-};
-constexpr norm_derivation derive_norm(const layout& x) {
-  norm_derivation d;
-  d.stored.dims.push_back(x.dims.back());
-  d.used = use_of(d.stored, x);
-  d.verdict = normalize(x, d.used, x.dims.back().dim).verdict;
-  return d;
-}
-
-template <class Input>
-struct norm_value {
-  static constexpr norm_derivation derivation = derive_norm(layout_v<Input>);
-  static constexpr verdict value = derivation.verdict;
-};
-
-/// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
-template <class T, compute_device Device, class F>
-void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
-  if (!mb.deferred) return work(dy);
-  Device& device = mb.ctx.device;
-  auto copy = make_buffer<T>(device, static_cast<std::size_t>(count));
-  device.copy(copy.data(), dy, copy.bytes(), device.main_stream());
-  mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
-}
-
-/// The shared part of both norms: sizes, the group that shares a row, and parameters of the last dim.
-template <class Precision, compute_device Device>
-class norm_core {
- public:
-  using W = weight_of<Precision>;
-  using G = gradient_of<Precision>;
-  using S = statistic_of<Precision>;
-
-  norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
-            const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
-      : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
-    enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
-    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
-    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
-    rows = part.local_size() / columns;
-    const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
-    if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
-    callers.require_complete(name, true, with_bias);
-    const auto make = [&](const char* which, double start, const auto& value, const auto& gradient,
-                          const auto& master) {
-      return std::make_shared<parameter<Precision, Device>>(
-          ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
-          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
-                                             value.pointer(), gradient.pointer(), master.pointer()));
-    };
-    weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
-    if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
-  }
-
-  /// Sums per-row values over the ranks that share the rows.
-  void sum_rows(S* values, std::int64_t count) {
-    if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
-  }
-
-  /// The input: x, or x + addend where there is one.
-  template <class T>
-  const T* added(Device& device, const T* x, const T* addend, T* sum) const {
-    if (addend == nullptr) return x;
-    kernels::add(device, x, addend, sum, rows * columns);
-    return sum;
-  }
-
-  /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
-  template <class T>
-  void check_backward(const buffer<Device>& kept, const T* dy, const T* dx, const T* addend) const {
-    if (kept.empty() && rows != 0)
-      fail({"the norm of ", weight->name(),
-            ": backward without what forward keeps: give forward a `saved`, and backward "
-            "the same one, once"});
-    require_apart(weight->name(), "backward", {dx, "dx"}, {{dy, "dy"}, {addend, "addend"}});
-  }
-
-  std::int64_t rows = 0, columns = 0, columns_global = 0;
-  any_communicator* row_group = nullptr;
-  range_names names;
-  parameter_ptr<Precision, Device> weight, bias;
-
-  /// Where gradients are added; null for a frozen parameter, or if they are deferred.
-  G* weight_gradient(Device& device, bool now = true) const {
-    return now && weight->trainable() ? weight->used_gradient(device) : nullptr;
-  }
-  G* bias_gradient(Device& device, bool now = true) const {
-    return now && bias->trainable() ? bias->used_gradient(device) : nullptr;
-  }
-};
-
-}  // namespace detail
-
 /// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's
 /// spec. Under sequence parallelism its weight's gradient is partial over the axes of the sequence too; the type says
 /// so, so the reduction cannot be forgotten. If the last dim is sharded, the statistics are reduced inside, both ways.
@@ -215,9 +116,10 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     core_.check_backward(kept.inv_rms, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
+      const bool now = !mb.deferred && !core_.canonical;
       kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
-                                 core_.weight_gradient(ctx.device, !mb.deferred), core_.rows, core_.columns, addend);
-      if (!mb.deferred) return;
+                                 core_.weight_gradient(ctx.device, now), core_.rows, core_.columns, addend);
+      if (now) return;
     } else if (dx) {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
       kernels::rms_norm_backward_dot(ctx.device, x, core_.weight->used_value(), dy, dot.template data<S>(), core_.rows,
@@ -227,11 +129,18 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                                     core_.rows, core_.columns, core_.columns_global, addend);
     }
     if (!core_.weight->trainable()) return;
-    detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, inv](const T* d) {
-      const range weights_shown(ctx.device, core_.names.weights());
-      kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(ctx.device), core_.rows,
-                                         core_.columns);
-    });
+    detail::with_gradient_kept(
+        mb, dy, core_.rows * core_.columns, [this, &ctx, x, inv, i = mb.index, n = mb.count](const T* d) {
+          const range weights_shown(ctx.device, core_.names.weights());
+          if (core_.canonical)
+            return core_.add_terms(
+                ctx.device, *core_.weight, i, n, x, d, inv, nullptr,
+                [&](const T* rows_x, const T* rows_d, const S* rows_inv, const S*, auto* out, std::int64_t rows) {
+                  kernels::rms_norm_backward_dweight(ctx.device, rows_x, rows_d, rows_inv, out, rows, core_.columns);
+                });
+          kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(ctx.device), core_.rows,
+                                             core_.columns);
+        });
   }
 
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight; }
@@ -342,7 +251,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {
-      const bool now = !mb.deferred && core_.weight->trainable();  // in the same pass
+      const bool now = !mb.deferred && core_.weight->trainable() && !core_.canonical;  // in the same pass
       kernels::layer_norm_backward(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dx,
                                    core_.weight_gradient(ctx.device, now), core_.bias_gradient(ctx.device, now),
                                    core_.rows, core_.columns, addend);
@@ -357,14 +266,16 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     }
     const bool weight = core_.weight->trainable(), bias = core_.bias->trainable();
     if (!weight && !bias) return;
-    detail::with_gradient_kept(mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight](const T* d) {
-      const range weights_shown(ctx.device, core_.names.weights());
-      if (weight)
-        kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(ctx.device),
-                                             core_.bias_gradient(ctx.device), core_.rows, core_.columns);
-      else
-        kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
-    });
+    detail::with_gradient_kept(
+        mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight, i = mb.index, n = mb.count](const T* d) {
+          const range weights_shown(ctx.device, core_.names.weights());
+          if (core_.canonical) return canonical_gradients(ctx.device, i, n, x, d, mean, inv);
+          if (weight)
+            kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(ctx.device),
+                                                 core_.bias_gradient(ctx.device), core_.rows, core_.columns);
+          else
+            kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
+        });
   }
 
   template <class F>
@@ -374,13 +285,27 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   }
 
  private:
+  void canonical_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x, const T* dy,
+                           const S* mean, const S* inv) {
+    const auto n = core_.columns;
+    core_.add_terms(
+        device, *core_.weight, index, count, x, dy, inv, mean,
+        [&](const T* rows_x, const T* d, const S* rows_inv, const S* rows_mean, auto* out, std::int64_t rows) {
+          using G = gradient_of<Precision>;
+          auto unused = make_buffer<G>(device, static_cast<std::size_t>(n));
+          device.zero(unused.data(), unused.bytes(), device.main_stream());
+          kernels::layer_norm_backward_dweight(device, rows_x, d, rows_mean, rows_inv, out, unused.template data<G>(),
+                                               rows, n);
+        });
+    core_.add_terms(device, *core_.bias, index, count, x, dy, inv, nullptr,
+                    [&](const T*, const T* d, const S*, const S*, auto* out, std::int64_t rows) {
+                      kernels::bias_gradient(device, d, out, rows, n);
+                    });
+  }
+
   detail::norm_core<Precision, Device> core_;
   double eps_;
 };
-
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
-PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
 
 }  // namespace plait
 

@@ -21,8 +21,10 @@
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/nn/parameter/join_terms.hpp"
 #include "plait/nn/parameter/memory.hpp"
 #include "plait/nn/parameter/reduced_gradient.hpp"
+#include "plait/nn/parameter/refusals.hpp"
 #include "plait/nn/parameter/use.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
@@ -56,7 +58,8 @@ class parameter {
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
         array_(std::move(place.array)),
         at_(place.offset),
-        callers_master_(place.master) {
+        callers_master_(place.master),
+        canonical_(ctx.numerics.canonical()) {
     enforce(check_stored(stored), "parameter " + info_.name);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
@@ -131,9 +134,10 @@ class parameter {
     return array_->values() + at_;
   }
   /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
-  /// unless the parameter is accumulating; not for a frozen one.
+  /// unless the parameter is accumulating; not for a frozen one, and not under canonical numerics.
   gradient_type* used_gradient(Device& device) {
     require_accumulating();
+    if (canonical_) detail::refuse_unordered(info_.name);
     if (empty_) clear_gradient(device);
     return summed();
   }
@@ -141,24 +145,19 @@ class parameter {
   bool gradient_is_empty() const { return empty_; }
   /// Returns the gradient for such a pass. Throws as `used_gradient` does.
   gradient_type* overwritten_gradient() {
-    require_accumulating();
-    empty_ = false;
+    begin_terms();
+    if (canonical_) detail::refuse_unordered(info_.name);
     return summed();
   }
+  /// Begins to add to the canonical sums of its array. Throws as `used_gradient` does.
+  void begin_terms() { require_accumulating(), empty_ = false; }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
-    if (current_) return;
-    fail({"parameter ", info_.name, " is used while it is ", name_of(state()),
-          ": call gather(ctx) after its values change and before a layer reads it"});
+    if (!current_) detail::refuse_ungathered(info_.name, state());
   }
   /// That of `used_gradient`.
   void require_accumulating() const {
-    if (phase_ == phase::accumulating) return;
-    if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient"});
-    fail({"parameter ", info_.name,
-          phase_ == phase::reduced
-              ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
-              : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
+    if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, phase_ == phase::reduced);
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -227,6 +226,7 @@ class parameter {
     if (frozen_) return;
     phase_ = phase::accumulating;
     empty_ = true;
+    array_->clear_terms();
     if (array_->callers_gradients()) clear_gradient(ctx.device);
   }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
@@ -236,19 +236,16 @@ class parameter {
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
   /// Collective over those. Throws unless backward passes may have added to it since the last `zero_gradient`.
   [[nodiscard]] reduced_gradient<Precision, Device> reduce(const context<Device>& ctx) {
-    if (frozen_) fail({"parameter ", info_.name, " is frozen, and has no gradient to reduce"});
-    if (phase_ != phase::accumulating)
-      fail({"parameter ", info_.name,
-            phase_ == phase::reduced
-                ? ": reduce is called twice for one gradient, which would count it more than once; "
-                  "what it returned the first time goes to the optimizer"
-                : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, "
-                  "then reduce(ctx)"});
+    if (frozen_ || phase_ != phase::accumulating)
+      detail::refuse_reduction(info_.name, frozen_, phase_ == phase::reduced);
     if (home_)
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     if (empty_) clear_gradient(ctx.device);  // no pass has met it
     gradient_type* const out = stored_gradient();
-    if (!reduce_.trivial() || out != summed()) reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
+    if (canonical_ && !empty_terms())
+      join_terms(ctx, *array_, at_, dual(used_), gather_, out, info_.name);
+    else if (!reduce_.trivial() || out != summed())
+      reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
     if (stages_)
       stages_.all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum);
     return complete_gradient();
@@ -344,6 +341,7 @@ class parameter {
   std::int64_t home_begin() const { return at_home_ + piece().begin - home_->rank() * home_->piece_; }
 
   gradient_type* summed() { return array_->gradients() + at_; }
+  bool empty_terms() const { return array_->terms().empty(); }
   bool has_stored_values() const { return callers_master_ || !stored_value_.empty(); }
   master_type* master() {
     if (home_) return home_->masters_ + home_begin();
@@ -389,6 +387,7 @@ class parameter {
   bool counts_ = true;
   bool frozen_ = false;
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
+  bool canonical_ = false;
 };
 
 template <class Precision, compute_device Device>

@@ -163,6 +163,10 @@ class pipeline {
     if (shape_.ranks > 1) executor_->along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
 
+  void sum_over_stages(std::int64_t* values, std::size_t count) {
+    if (shape_.ranks > 1) executor_->along().all_reduce(values, values, count, dtype::i64, reduce_op::sum);
+  }
+
   /// Calls f(parameter) for each that this rank has.
   template <class F>
   void visit(F&& f) {
@@ -297,7 +301,8 @@ class pipeline {
     microbatch<device> at(const context<device>& ctx, int i) const {
       microbatch<device> mb(ctx);
       mb.units = this->watcher;
-      mb.first_sample = first_sample + i * ctx.sizes.of(layout_v<typename tokens::spec>.dims[0].dim);
+      mb.place_in_step(i, static_cast<std::int64_t>(data.size()), first_sample,
+                       local_box(layout_v<typename tokens::spec>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()));
       if (!starts.empty()) mb.document_starts = starts[static_cast<std::size_t>(i)];
       return mb;
     }

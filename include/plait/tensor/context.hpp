@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "plait/comm/world.hpp"
+#include "plait/core/numerics.hpp"
 #include "plait/device/device.hpp"
 #include "plait/layout/layout.hpp"
 
@@ -21,7 +22,8 @@ constexpr dim_sizes sizes_of(Sizes... sizes) {
   return table;
 }
 
-/// Layers run in a context: one rank's device and mesh, the global size of every dim, and the seed of random numbers.
+/// Layers run in a context: one rank's device and mesh, the global size of every dim, the seed of random numbers, and
+/// the numerics.
 /// Nothing in it changes during a step; what differs between microbatches is in `microbatch` (tensor/microbatch.hpp).
 template <compute_device Device>
 struct context {
@@ -29,6 +31,8 @@ struct context {
   world& ranks;
   dim_sizes sizes;
   std::uint64_t seed = 0;
+  /// How sums are made that the layout cuts (core/numerics.hpp).
+  plait::numerics numerics{};
 };
 
 }  // namespace plait

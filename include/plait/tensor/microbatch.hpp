@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/box.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/tensor/context.hpp"
 
@@ -70,6 +71,15 @@ class weight_work {
   std::vector<unit_begin> units_;
 };
 
+/// The index in a step of the first sample that a rank has in microbatch `index` of `count`, where it has `local` of
+/// the microbatch's `global` samples, from `offset` on. Microbatches follow each other in a step; under canonical
+/// numerics the samples of a rank do, so that a rank has one part of a sum over samples however many microbatches there
+/// are.
+constexpr std::int64_t first_sample_in_step(const numerics& order, std::int64_t index, std::int64_t count,
+                                            std::int64_t global, std::int64_t offset, std::int64_t local) {
+  return order.canonical() ? offset * count + index * local : index * global + offset;
+}
+
 /// One microbatch on its way through the layers: the context, and what differs from one microbatch to the next. Every
 /// layer hands it on to the layers it is made of. A context converts to a microbatch of its own, so that a layer that
 /// is used by itself takes a context.
@@ -81,6 +91,8 @@ struct microbatch {
   /// Global index of its first sample, over all steps: with it, dropout differs from sample to sample, but not from
   /// mesh to mesh.
   std::int64_t first_sample = 0;
+  /// Which microbatch of its step it is, and of how many: canonical sums over samples go by it.
+  std::int64_t index = 0, count = 1;
   /// For sequences packed from documents: the position of the first token of each token's document, in the device's
   /// memory, one for each of this rank's tokens; null: none. Must not decrease along the text.
   const std::int32_t* document_starts = nullptr;
@@ -95,6 +107,12 @@ struct microbatch {
   /// The number of the first unit of the layers that this goes through, in its stage; negative: they are in one unit.
   int first_unit = 0;
 
+  /// Makes it the i-th of `of` in a step whose first sample is `first`; `part` are this rank's samples of a microbatch.
+  void place_in_step(std::int64_t i, std::int64_t of, std::int64_t first, const box& part) {
+    index = i, count = of;
+    first_sample = first - part.offset[0] +
+                   first_sample_in_step(ctx.numerics, i, of, part.global[0], part.offset[0], part.local[0]);
+  }
   /// Returns the same microbatch under another policy.
   microbatch keeping(recompute what) const {
     microbatch other = *this;

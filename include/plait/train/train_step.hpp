@@ -170,8 +170,16 @@ class training_step {
       for (const reduced& gradient : gradients) norm.add(ctx, gradient);
       double* const squares = step.squares_.template data<double>();
       auto* const clipped = step.clipped_.template data<kernels::clip_numbers>();
-      ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
-      step.model_.sum_over_stages(ctx, squares);
+      if (ctx.numerics.canonical()) {
+        if constexpr (has_canonical_products<device>) {
+          std::int64_t* const bins = norm.exact_squares(ctx);
+          step.model_.sum_over_stages(bins, kernels::exact_squares::words);
+          kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), squares);
+        }
+      } else {
+        ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
+        step.model_.sum_over_stages(ctx, squares);
+      }
       kernels::clip(ctx.device, squares, step.clip_, clipped);
       if (!step.by_last_norm_) step.optimizer_.clip_by(ctx, clipped);
       step.has_norm_ = has_norm = true;

@@ -11,6 +11,7 @@
 #include "plait/kernels/cpu/elementwise.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/elements.hpp"
+#include "plait/kernels/exact_squares.hpp"
 
 namespace plait::kernels {
 
@@ -20,6 +21,32 @@ void sum(cpu&, const S* x, std::int64_t n, double* out) {
   *out = simd::sum_of<S>(
       n, [](simd::pack<S> v) { return v; }, x);
 }
+
+/// *out = the sum of n elements, each rounded to a multiple of `quantum`, a power of 2: exact while it is below 2^53
+/// quanta, so that it depends on no order.
+template <class S>
+void sum_of_multiples(cpu&, const S* x, std::int64_t n, double quantum, double* out) {
+  double total = 0;
+  for (std::int64_t i = 0; i < n; ++i) total += std::nearbyint(static_cast<double>(x[i]) / quantum) * quantum;
+  *out = total;
+}
+
+/// Adds the squares of all elements of all parts to `bins`, exactly: each square, rounded to double, is added as an
+/// integer to the three digits of its exponent's bin (kernels/exact_squares.hpp).
+template <class G>
+void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int64_t* bins) {
+  for (const const_elements<G>& part : parts)
+    for (std::int64_t i = 0; i < part.size; ++i) {
+      const auto x = static_cast<double>(part.data[i]);
+      exact_squares::add(bins, x * x);
+    }
+}
+/// all += own
+inline void add_bins(cpu&, const std::int64_t* own, std::int64_t* all) {
+  for (int i = 0; i < exact_squares::words; ++i) all[i] += own[i];
+}
+/// *out = the sum that the bins are.
+inline void sum_of_bins(cpu&, const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }
 
 /// *out += the sum of the squares of all elements of all parts.
 template <class G>

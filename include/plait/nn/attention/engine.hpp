@@ -1,8 +1,9 @@
-// The concept of an attention engine, the accumulators that engines are made of, and the engine without communication.
-// A strategy names a policy, not an engine: nn/attention/policy.hpp. Next: examples/ring_attention.cpp for an engine
-// of a user's own.
+// The concept of an attention engine, and what engines are given and make. A strategy names a policy, not an engine:
+// nn/attention/policy.hpp. Next: nn/attention/sums.hpp for accumulators, nn/attention/whole.hpp for the engine without
+// communication, examples/ring_attention.cpp for an engine of a user's own.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
@@ -33,6 +34,9 @@ struct attention_part {
   bool documents = false;                       ///< whether `first_visible` is given
   std::string name;                             ///< of the layer, for messages
   chosen_policy context = chosen_policy::ring;  ///< for a policy that is chosen at run time
+  /// Under canonical numerics, the tokens of a chunk of the sequence: queries of a chunk meet keys of a chunk, and
+  /// results are merged in one order of chunks. 0: as is fastest.
+  std::int64_t chunk = 0;
 };
 
 /// Queries, keys (both rotated) and values; `first_visible` [batch, q_len] are the positions of the first tokens that
@@ -99,6 +103,22 @@ void clear(auto& device, T* data, std::int64_t count) {
   device.zero(data, static_cast<std::size_t>(count) * sizeof(T), device.main_stream());
 }
 
+/// The runs in pieces of `chunk` tokens, in order of position; as they are where it is 0.
+inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
+  if (chunk == 0) return runs;
+  std::vector<token_run> all;
+  for (const token_run& run : runs)
+    for (std::int64_t at = 0; at < run.length; at += chunk) all.push_back({run.at + at, run.position + at, chunk});
+  std::sort(all.begin(), all.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
+  return all;
+}
+
+}  // namespace detail
+
+namespace detail {
+/// Whether an engine heeds `attention_part::chunk`; those of the library do.
+template <class Engine>
+inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
 }  // namespace detail
 
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride.
@@ -149,193 +169,6 @@ void write_key_gradients(Device& device, const S* block, const kernels::attentio
     }
   }
 }
-
-/// Attention of local queries over blocks of keys that come one after the other: partial outputs in the type of
-/// statistics, merged by their log-sum-exp (online softmax, Milakov and Gimelshein 2018), so that no number of blocks
-/// costs accuracy. o and lse are complete after `finish`.
-template <class Precision, compute_device Device>
-class attention_sum {
-  using T = activation_of<Precision>;
-  using S = statistic_of<Precision>;
-
- public:
-  /// `o` [batch, q_len, heads, head_dim] and `lse` [batch, heads, q_len] are the results.
-  attention_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
-                const std::vector<token_run>& queries, T* o, S* lse)
-      : device_(device), shape_(shape.checked()), in_(in), queries_(queries), begun_(queries.size()), o_(o), lse_(lse) {
-    if constexpr (std::is_same_v<T, S>) {
-      total_ = o;
-    } else {
-      total_memory_ = make_buffer<S>(device, elements());
-      total_ = total_memory_.template data<S>();
-    }
-  }
-
-  void add(const key_block<T>& keys) {
-    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
-      kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
-      piece.k_stride = piece.v_stride = keys.stride;
-      piece.k_batch = keys.tokens;
-      const std::int64_t o_at = q.at * shape_.heads * shape_.head_dim;
-      const bool first = begin(first_run, runs);
-      if (!first && part_.empty()) {
-        part_ = make_buffer<S>(device_, elements());
-        part_lse_ = make_buffer<S>(device_, rows());
-      }
-      S* const o = first ? total_ : part_.template data<S>();
-      S* const lse = first ? lse_ : part_lse_.template data<S>();
-      kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
-                                 keys.v + k.at * keys.stride, o + o_at, lse + q.at, piece);
-      if (!first)
-        kernels::merge_lse(device_, total_ + o_at, lse_ + q.at, o + o_at, lse + q.at, shape_.heads * shape_.head_dim,
-                           piece);
-    }
-  }
-
-  void finish() {
-    for (std::size_t i = 0; i < queries_.size(); ++i)
-      if (!begun_[i]) see_nothing(queries_[i]);
-    if constexpr (!std::is_same_v<T, S>) kernels::cast(device_, total_, o_, static_cast<std::int64_t>(elements()));
-  }
-
- private:
-  std::size_t rows() const { return static_cast<std::size_t>(shape_.batch * shape_.q_len * shape_.heads); }
-  std::size_t elements() const { return rows() * static_cast<std::size_t>(shape_.head_dim); }
-
-  /// Whether the queries of these runs have no result yet; from now on they have. Where only some have, the others are
-  /// given the result of seeing nothing.
-  bool begin(std::size_t first_run, std::size_t runs) {
-    bool some = false;
-    for (std::size_t i = first_run; i < first_run + runs; ++i) some = some || begun_[i];
-    for (std::size_t i = first_run; i < first_run + runs; ++i) {
-      if (some && !begun_[i]) see_nothing(queries_[i]);
-      begun_[i] = true;
-    }
-    return !some;
-  }
-  void see_nothing(const token_run& q) {
-    const kernels::attention_shape nothing = detail::piece_of(shape_, q, {0, q.position, 0}, nullptr);
-    kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, in_.k, in_.v,
-                               total_ + q.at * shape_.heads * shape_.head_dim, lse_ + q.at, nothing);
-  }
-
-  Device& device_;
-  kernels::attention_shape shape_;
-  attention_inputs<T> in_;
-  const std::vector<token_run>& queries_;
-  std::vector<bool> begun_;  ///< whether a run of queries has a first partial result
-  T* o_;
-  S* lse_;
-  S* total_ = nullptr;
-  buffer<Device> total_memory_, part_, part_lse_;
-};
-
-/// The backward pass of the same: dq of the local queries, summed over blocks of keys, and each block's own dk and dv,
-/// all in the type of statistics.
-template <class Precision, compute_device Device>
-class attention_gradient_sum {
-  using T = activation_of<Precision>;
-  using S = statistic_of<Precision>;
-
- public:
-  attention_gradient_sum(Device& device, const kernels::attention_shape& shape, const attention_inputs<T>& in,
-                         const std::vector<token_run>& queries, const T* o, const S* lse, const T* d_o)
-      : device_(device),
-        shape_(shape.checked()),
-        in_(in),
-        queries_(queries),
-        o_(o),
-        lse_(lse),
-        d_o_(d_o),
-        delta_(make_buffer<S>(device, static_cast<std::size_t>(shape.batch * shape.q_len * shape.heads))),
-        dq_(make_buffer<S>(device, static_cast<std::size_t>(rows() * width()))) {
-    kernels::attention_delta(device, o, d_o, delta_.template data<S>(), shape_);
-    detail::clear(device, dq_.template data<S>(), rows() * width());
-  }
-
-  /// Adds to dk and dv, which lie as the block's keys do, `stride` apart.
-  void add(const key_block<T>& keys, S* dk, S* dv, std::int64_t stride) {
-    const bool exact = shape_.window > 0 || in_.first_visible != nullptr;
-    for (const auto& [q, k, first_run, runs] : visible_pieces(queries_, *keys.runs, shape_.window, exact)) {
-      kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
-      piece.k_stride = piece.v_stride = keys.stride;
-      piece.dk_stride = piece.dv_stride = stride;
-      piece.dq_stride = width();
-      piece.k_batch = keys.tokens;
-      kernels::attention_backward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
-                                  keys.v + k.at * keys.stride, o_ + q.at * width(), lse_ + q.at, d_o_ + q.at * width(),
-                                  dq_.template data<S>() + q.at * width(), dk + k.at * stride, dv + k.at * stride,
-                                  piece, kernels::attention_accumulate{true, true}, delta_.template data<S>() + q.at);
-    }
-  }
-
-  /// Writes dq, with the stride that the shape names.
-  template <class G>
-  void finish(G* dq) {
-    detail::write_rows(device_, dq_.template data<S>(), rows(), width(), dq, shape_.dq_stride);
-  }
-
- private:
-  std::int64_t rows() const { return shape_.batch * shape_.q_len; }
-  std::int64_t width() const { return shape_.heads * shape_.head_dim; }
-
-  Device& device_;
-  kernels::attention_shape shape_;
-  attention_inputs<T> in_;
-  const std::vector<token_run>& queries_;
-  const T* o_;
-  const S* lse_;
-  const T* d_o_;
-  buffer<Device> delta_, dq_;
-};
-
-/// Attention without communication, where the whole sequence is here.
-template <class Precision, class Device>
-class whole_attention {
-  using T = activation_of<Precision>;
-  using S = statistic_of<Precision>;
-
- public:
-  struct saved {
-    buffer<Device> lse;  ///< [batch, heads, seq]
-  };
-
-  whole_attention() = default;
-  whole_attention(const context<Device>&, const attention_part& part, const axis_list&) : shape_(part.shape) {
-    if (part.blocks.size() != 1 || part.blocks[0].size() != 1)
-      fail({part.name, ": attention over the whole sequence was given a part of it"});
-    shape_.q_offset = shape_.k_offset = part.blocks[0][0].position;
-  }
-
-  bool keeps_inputs() const { return true; }
-
-  void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
-    auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
-    kernels::attention_forward(ctx.device, in.q, in.k, in.v, o, lse.template data<S>(), with(in));
-    if (keep) keep->lse = std::move(lse);
-  }
-  template <class G>
-  void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
-                attention_gradients<G> out) {
-    kernels::attention_backward(ctx.device, in.q, in.k, in.v, o, kept.lse.template data<S>(), d_o, out.dq, out.dk,
-                                out.dv, with(in));
-  }
-
- private:
-  std::int64_t rows() const { return shape_.batch * shape_.heads * shape_.q_len; }
-  kernels::attention_shape with(const attention_inputs<T>& in) const {
-    kernels::attention_shape s = shape_;
-    s.first_visible = in.first_visible;
-    return s;
-  }
-
-  kernels::attention_shape shape_;
-};
-
-PLAIT_COMPILED_TEMPLATE(class whole_attention<float, cpu>)
-PLAIT_COMPILED_TEMPLATE(class whole_attention<bf16, cpu>)
-PLAIT_COMPILED_TEMPLATE(class whole_attention<double, cpu>)
 
 }  // namespace plait
 

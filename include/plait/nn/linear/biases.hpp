@@ -56,8 +56,14 @@ class linear_biases {
                                       d.branches[i].output, parameter_place<Precision, Device>{array, at, master});
       if (master) master += biases_[i]->size();
     }
+    if (ctx.numerics.canonical() && trainable())
+      terms_ = &array->add_terms(token_leaves(ctx.numerics, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
+                                              ctx.ranks.rank(), token_grain::fine, "bias of " + info[0].weight.name));
   }
 
+  bool any() const {
+    return !biases_.empty() && std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p != nullptr; });
+  }
   /// Null for a branch without one.
   const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
   std::size_t size() const { return biases_.size(); }
@@ -86,6 +92,23 @@ class linear_biases {
       const std::int64_t rows = size / stride / batches_;
       for (std::int64_t b = 0; b < batches_; ++b)
         kernels::bias_gradient(device, dy + b * rows * stride + at, p.used_gradient(device) + b * n, rows, n, stride);
+    });
+  }
+  /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
+  void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
+    if (terms_ == nullptr) return;
+    for (const auto& p : biases_)
+      if (p && p->trainable()) p->begin_terms();
+    const std::int64_t stride = biases_.size() == 1 ? columns_[0] : total_;
+    terms_->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+      buffer<Device> room;
+      const T* const rows = rows_of_leaf(device, leaf, dy, stride, room);
+      std::int64_t to = 0;
+      each(0, biases_.size(), [&](parameter&, std::int64_t at, std::int64_t n, std::int64_t) {
+        device.zero(out + to, static_cast<std::size_t>(n) * sizeof(G), device.main_stream());
+        kernels::bias_gradient(device, rows + at, out + to, leaf.count(), n, stride);
+        to += n;
+      });
     });
   }
   /// Adds to the same gradients what product(sums) writes, `columns` sums: in place where nothing was added yet,
@@ -125,6 +148,7 @@ class linear_biases {
   std::int64_t batches_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;
   std::vector<parameter_ptr<Precision, Device>> biases_;
+  gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
   bool all_ = true;
 };
 

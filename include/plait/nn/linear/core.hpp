@@ -18,30 +18,15 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/linear/biases.hpp"
 #include "plait/nn/linear/branch.hpp"
+#include "plait/nn/linear/canonical.hpp"
 #include "plait/nn/linear/lora.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
+#include "plait/nn/linear/saved.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/tensor/chunked_collective.hpp"
 
 namespace plait {
-
-/// The memory that linears keep of a forward pass beyond their input: the gathered input, unless it is the input
-/// itself, or is to be gathered again, or no weight needs it; what adapters have between their two weights.
-template <compute_device Device>
-struct linear_saved {
-  buffer<Device> gathered, adapted;
-};
-
-namespace detail {
-
-/// Whether a product on the device can add a row to each row of its result, and a matrix, in the same pass.
-template <class Device, class T>
-concept fuses_additions = requires(Device& d, std::int64_t n, const T* in, T* out) {
-  d.gemm(false, true, n, n, n, 1.0, in, n, in, n, 0.0, out, n, {in, in});
-};
-
-}  // namespace detail
 
 /// The computation of linears that share an input, without types: everything follows from their derivation.
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
@@ -81,7 +66,10 @@ class linear_core {
       columns_[i] = sizes[i] / inner_ / batches_;
       total_ += columns_[i];
     }
-    make_resolution(ctx, d, info[0].weight.name);
+    const auto [product, output, sizes_of_output] = detail::resolution_of(d, ctx.sizes, total_, info[0].weight.name);
+    resolve_ = executor(product, output, ctx.ranks, sizes_of_output, "output of " + info[0].weight.name);
+    unresolve_ =
+        executor(resolve_.backward(), ctx.ranks, sizes_of_output, "gradient of the output of " + info[0].weight.name);
     make_adapters(ctx, d, info);
     if (overlap != 1) cut(overlap, info[0].weight.name);
     if (shared)
@@ -92,6 +80,17 @@ class linear_core {
     for (std::size_t i = 0; i < info.size(); ++i)
       for (const auto* base : {&weight(i), &bias(i)})
         if (info[i].lora.rank != 0 && *base) (*base)->freeze();
+    if (!ctx.numerics.canonical()) return;
+    canonical_ = {ctx,
+                  d,
+                  resolve_,
+                  spread_,
+                  {rows_, inner_, total_, inputs_first_, columns_},
+                  batches_ != 1,
+                  adapters_.any(),
+                  overlap != 1,
+                  first_name.substr(0, first_name.rfind(".weight"))};
+    if (weights_trainable()) terms_ = &weights_[0]->array()->add_terms(canonical_.tokens());
   }
 
   std::int64_t rows() const { return batches_ * rows_; }
@@ -111,7 +110,12 @@ class linear_core {
     buffer<Device> gathered = gather_chunks_ ? gathered_room(ctx) : gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> adapted = adapters_.hidden(ctx.device, input);
-    if (resolve_.trivial()) {
+    if (canonical_.sums_output()) {
+      const bool biased = biases_.any();
+      canonical_.forward(ctx.device, input, weights(), y, biased ? nullptr : addend, output_size());
+      biases_.add(ctx.device, y, output_size());
+      if (biased && addend) kernels::accumulate(ctx.device, addend, y, output_size());
+    } else if (resolve_.trivial()) {
       bool biased = false;
       const auto product = [&](std::int64_t first, std::int64_t rows) {
         biased = multiply(ctx, true, total_, inner_, {first, rows}, input, y + first * total_,
@@ -177,6 +181,8 @@ class linear_core {
           spread_chunks_.reduce(ctx.device, dx, dtype_of<T>, [&](std::int64_t first, std::int64_t rows, void* to) {
             multiply(ctx, false, inner_, total_, {first, rows}, d, static_cast<T*>(to), nullptr, false);
           });
+    } else if (dx && canonical_.sums_input_gradient()) {
+      canonical_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
     } else if (dx) {
       buffer<Device> gathered;
       T* out = dx;
@@ -196,15 +202,18 @@ class linear_core {
       if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
     }
     if (trains)
-      mb.on_weights([this, &ctx, x, dy, d, resolved = std::move(resolved), kept_dy = std::move(kept_dy),
-                     gathered = std::move(saved.gathered), adapted = std::move(saved.adapted),
-                     dadapted = std::move(dadapted)] {
+      mb.on_weights([this, &ctx, x, dy, d, index = mb.index, count = mb.count, resolved = std::move(resolved),
+                     kept_dy = std::move(kept_dy), gathered = std::move(saved.gathered),
+                     adapted = std::move(saved.adapted), dadapted = std::move(dadapted)] {
         const range weights_shown(ctx.device, names_.weights());
         const T* const input = gathered.empty() ? x : gathered.template data<T>();
-        gradients(ctx, d, input, dy);
+        if (canonical_)
+          canonical_gradients(ctx, index, count, d, input, dy);
+        else
+          gradients(ctx, d, input, dy);
         adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
       });
-    if (!dx || spread_.trivial()) return;
+    if (!dx || spread_.trivial() || canonical_.sums_input_gradient()) return;
     spreading.wait();
     if (addend) kernels::accumulate(ctx.device, addend, dx, spread_.target().local_size());
   }
@@ -221,28 +230,6 @@ class linear_core {
   }
 
  private:
-  void make_resolution(const context<Device>& ctx, const shared_linears& d, const std::string& name) {
-    layout product = d.branches[0].product, output = d.branches[0].output;
-    dim_sizes sizes = ctx.sizes;
-    if (d.branches.size() > 1) {
-      const axis_list moving = differing_axes(product, output);
-      product = detail::side_by_side(product, d.input, moving);
-      output = detail::side_by_side(output, d.input, moving);
-      sizes.set(dim_of<detail::columns>, total_);
-      for (const linear_layouts& b : d.branches) {
-        if (differing_axes(b.product, b.output) == moving &&
-            detail::side_by_side(b.product, d.input, moving) == product &&
-            detail::side_by_side(b.output, d.input, moving) == output)
-          continue;
-        fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
-              describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
-              describe(b.product), " to ", describe(b.output)});
-      }
-    }
-    resolve_ = executor(product, output, ctx.ranks, sizes, "output of " + name);
-    unresolve_ = executor(resolve_.backward(), ctx.ranks, sizes, "gradient of the output of " + name);
-  }
-
   /// Cuts the collectives that stand beside a product.
   void cut(std::int64_t chunks, const std::string& name) {
     detail::check_overlap(name, chunks, adapters_.any(), gather_, resolve_);
@@ -381,6 +368,15 @@ class linear_core {
     }
   }
 
+  /// The same under canonical numerics, where only leaves of a step are added.
+  void canonical_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d, const T* in,
+                           const T* dy) {
+    for (const auto& p : weights_)
+      if (p->trainable()) p->begin_terms();
+    if (terms_) canonical_.add_weights(ctx.device, *terms_, index, count, d, in);
+    biases_.add_terms(ctx.device, index, count, dy);
+  }
+
   executor gather_, spread_, resolve_, unresolve_;
   chunked_collective gather_chunks_, spread_chunks_, resolve_chunks_, unresolve_chunks_;  ///< where they overlap
   range_names names_;
@@ -390,6 +386,8 @@ class linear_core {
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;
+  detail::canonical_linear<Precision, Device> canonical_;  ///< under canonical numerics
+  gradient_terms<Precision, Device>* terms_ = nullptr;     ///< of the weights, likewise
 };
 
 PLAIT_COMPILED_TEMPLATE(class linear_core<float, cpu>)

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/nn/parameter/terms.hpp"
 
 namespace plait {
 
@@ -80,6 +82,17 @@ class parameter_array {
     own_values_.reset();
     own_gradients_.reset();
   }
+  /// The canonical sums of what layers add to the gradients; none under usual numerics.
+  using terms_type = gradient_terms<Precision, Device>;
+  const std::vector<std::unique_ptr<terms_type>>& terms() const { return terms_; }
+  /// A layer that uses these parameters begins to have a sum of its own here.
+  terms_type& add_terms(token_leaves leaves) {
+    return *terms_.emplace_back(std::make_unique<terms_type>(size_, std::move(leaves)));
+  }
+  void clear_terms() {
+    for (const auto& t : terms_) t->clear();
+  }
+
   void use_values(weight_type* at) { values_ = at; }
   void use_gradients(gradient_type* at) { gradients_ = at; }
 
@@ -90,6 +103,7 @@ class parameter_array {
   gradient_type* gradients_;
   buffer<Device> own_values_, own_gradients_;
   std::shared_ptr<void> lender_;
+  std::vector<std::unique_ptr<terms_type>> terms_;
   bool callers_values_, callers_gradients_;
   int trainable_ = 0;
 };

@@ -38,6 +38,23 @@ class gradient_norm {
     }
     return all;
   }
+  /// The same under canonical numerics, as integers that `kernels::sum_of_bins` makes one number of: exact, so that
+  /// they can be added over stages, in whatever order.
+  std::int64_t* exact_squares(const context<Device>& ctx)
+    requires has_canonical_products<Device>
+  {
+    constexpr std::int64_t words = kernels::exact_squares::words;
+    bins_ = make_buffer<std::int64_t>(ctx.device, (parts_.size() + 1) * static_cast<std::size_t>(words));
+    auto* const all = bins_.template data<std::int64_t>();
+    ctx.device.zero(all, bins_.bytes(), ctx.device.main_stream());
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      std::int64_t* const own = all + static_cast<std::int64_t>(i + 1) * words;
+      kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
+      if (parts_[i].group) parts_[i].group->all_reduce(own, own, words, dtype::i64, reduce_op::sum);
+      kernels::add_bins(ctx.device, static_cast<const std::int64_t*>(own), all);
+    }
+    return all;
+  }
   /// The norm, on the host.
   double total(const context<Device>& ctx) {
     double sum = 0;
@@ -63,7 +80,7 @@ class gradient_norm {
     return parts_.back();
   }
   std::vector<part> parts_;
-  buffer<Device> sums_;
+  buffer<Device> sums_, bins_;
 };
 
 /// The factor by which clipping to `limit` multiplies gradients: PyTorch's clip_grad_norm_, limit / (norm + 1e-6) where

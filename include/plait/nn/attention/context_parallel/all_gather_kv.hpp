@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "plait/nn/attention/engine.hpp"
+#include "plait/nn/attention/whole.hpp"
+#include "plait/tensor/canonical_exchange.hpp"
 
 namespace plait {
 namespace detail {
@@ -71,6 +72,7 @@ class all_gather_kv_attention {
   using alone = whole_attention<Precision, Device>;
 
  public:
+  static constexpr bool in_chunks = true;
   using saved = typename alone::saved;
 
   all_gather_kv_attention() = default;
@@ -89,6 +91,14 @@ class all_gather_kv_attention {
     if (part_.blocks.size() == 1) return alone_.forward(ctx, in, o, keep);
     const buffer<Device> keys = gather(ctx, in);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
+    if (part_.chunk > 0) {
+      attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>(),
+                                           part_.chunk);
+      sum.add(all_keys(keys));
+      sum.finish();
+      if (keep) keep->lse = std::move(lse);
+      return;
+    }
     for (const token_run& q : queries())
       kernels::attention_forward(ctx.device, in.q + q.at * part_.shape.q_stride, key_at(keys, q),
                                  key_at(keys, q) + width(), o + q.at * o_width(), lse.template data<S>() + q.at,
@@ -100,6 +110,7 @@ class all_gather_kv_attention {
   void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (part_.blocks.size() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
+    if (part_.chunk > 0) return backward_in_chunks(ctx, in, o, d_o, kept, out);
     const std::int64_t row = 2 * width() * static_cast<std::int64_t>(sizeof(S));
     const auto own = static_cast<std::size_t>(block_size()), all = own * part_.blocks.size();
     buffer<Device> text = make_buffer<S>(ctx.device, all);
@@ -108,8 +119,7 @@ class all_gather_kv_attention {
       const buffer<Device> keys = gather(ctx, in);
       attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                     kept.lse.template data<S>(), d_o);
-      sum.add({keys.template data<T>(), keys.template data<T>() + width(), 2 * width(), text_.length(), &text_.runs()},
-              text.template data<S>(), text.template data<S>() + width(), 2 * width());
+      sum.add(all_keys(keys), text.template data<S>(), text.template data<S>() + width(), 2 * width());
       sum.finish(out.dq);
     }
     buffer<Device> blocks = make_buffer<S>(ctx.device, all), mine = make_buffer<S>(ctx.device, own);
@@ -119,6 +129,41 @@ class all_gather_kv_attention {
   }
 
  private:
+  /// The same, with dk and dv as canonical sums over chunks of queries, which ranks exchange.
+  template <class G>
+  void backward_in_chunks(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o,
+                          saved& kept, attention_gradients<G> out) {
+    const auto ranks = static_cast<std::int64_t>(part_.blocks.size());
+    const std::int64_t leaves = text_.length() / part_.chunk, all = block_size() * ranks;
+    canonical_sum<S, Device> sum_of_keys(all, leaves);
+    {
+      const buffer<Device> keys = gather(ctx, in);
+      attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
+                                                    kept.lse.template data<S>(), d_o, part_.chunk);
+      sum.add_key_gradients(all_keys(keys), sum_of_keys);
+      sum.finish(out.dq);
+    }
+    partial_sums<S, Device> own = sum_of_keys.parts();
+    for (S*& values : own.values) {
+      own.memory.push_back(make_collective_buffer<S>(ctx.device, static_cast<std::size_t>(all)));
+      text_.split(ctx.device, values, own.memory.back().data(), part_.shape.batch,
+                  2 * width() * static_cast<std::int64_t>(sizeof(S)));
+      values = own.memory.back().template data<S>();
+    }
+    std::vector<std::vector<tree_node>> members;
+    for (const std::vector<token_run>& block : part_.blocks) {
+      std::vector<leaf_range> chunks;
+      for (const token_run& run : block)
+        chunks.push_back({run.position / part_.chunk, (run.position + run.length) / part_.chunk});
+      members.push_back(roots_of(chunks, leaves));
+    }
+    const canonical_exchange exchange(*comm_, std::move(members), leaves);
+    const partial_sums<S, Device> mine = exchange.run(ctx.device, std::move(own), even_parts(all, ranks));
+    write_key_gradients(ctx.device, static_cast<const S*>(mine.values[0]), part_.shape, out);
+  }
+  key_block<T> all_keys(const buffer<Device>& keys) const {
+    return {keys.template data<T>(), keys.template data<T>() + width(), 2 * width(), text_.length(), &text_.runs()};
+  }
   const std::vector<token_run>& queries() const { return part_.blocks[part_.mine]; }
   std::int64_t rows() const { return part_.shape.batch * part_.shape.heads * part_.shape.q_len; }
   std::int64_t width() const { return part_.shape.kv_heads * part_.shape.head_dim; }

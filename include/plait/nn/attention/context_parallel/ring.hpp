@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "plait/nn/attention/engine.hpp"
+#include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
 
 namespace plait {
 
@@ -55,6 +55,8 @@ class ring_route {
 /// time, and the next one travels while this one is computed with. Going back they travel again, and dk and dv with
 /// them in the type of statistics.
 ///
+/// Under canonical numerics it goes back as `all_gather_kv` does, as sums over queries have another order on a ring.
+///
 /// In zigzag order over c ranks, without a window, each rank sends in a forward pass (c-1)/c of all keys and values of
 /// its heads, B = 2 batch seq kv_heads head_dim elements of the activations' type; in a backward pass these again, and
 /// (c-1)/c B elements of the type of statistics. Without zigzag it is half as much on average, from 0 to (c-1)/c B.
@@ -66,6 +68,7 @@ class ring_attention {
   static constexpr int key_tag = 0, gradient_tag = 1, home_tag = 2;
 
  public:
+  static constexpr bool in_chunks = true;
   using saved = typename alone::saved;
 
   ring_attention() = default;
@@ -75,6 +78,7 @@ class ring_attention {
       alone_ = alone(ctx, part, axes);
     else
       comm_ = &ctx.ranks.group(axes);
+    if (part.chunk > 0) gathered_ = {ctx, part, axes};
   }
 
   bool keeps_inputs() const { return true; }
@@ -82,7 +86,8 @@ class ring_attention {
   void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
     if (route_.ranks() == 1) return alone_.forward(ctx, in, o, keep);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows()));
-    attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>());
+    attention_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o, lse.template data<S>(),
+                                         part_.chunk);
     travel(
         ctx, in, [&](int, const key_block<T>& keys) { sum.add(keys); }, [](int) {});
     sum.finish();
@@ -93,6 +98,7 @@ class ring_attention {
   void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
     if (route_.ranks() == 1) return alone_.backward(ctx, in, o, d_o, kept, out);
+    if (part_.chunk > 0) return gathered_.backward(ctx, in, o, d_o, kept, out);
     attention_gradient_sum<Precision, Device> sum(ctx.device, part_.shape, in, queries(), o,
                                                   kept.lse.template data<S>(), d_o);
     const auto block_of_gradients = [&] { return make_buffer<S>(ctx.device, static_cast<std::size_t>(block_size())); };
@@ -173,6 +179,7 @@ class ring_attention {
   ring_route route_;
   any_communicator* comm_ = nullptr;
   alone alone_;
+  all_gather_kv_attention<Precision, Device> gathered_;  ///< goes back under canonical numerics
 };
 
 }  // namespace plait

@@ -1,0 +1,116 @@
+// Canonical sums over a dim of features that ranks share out, such as a product's over ffn, brought to where they are
+// to be. Sums over tokens are elsewhere: nn/parameter/terms.hpp. Next: nn/linear/canonical.hpp, nn/cross_entropy.hpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/nn/token_leaves.hpp"
+#include "plait/tensor/canonical_exchange.hpp"
+#include "plait/tensor/context.hpp"
+#include "plait/tensor/executor.hpp"
+
+namespace plait {
+
+/// Whether sums over a dim have canonical leaves: those of the library that tensor parallelism shards, and any that
+/// `placed`, the layout of a policy, shards.
+constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
+  return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
+         !placed.axes_of(dim).empty();
+}
+
+/// A sum over a dim in canonical leaves, of which each rank has neighbours, and its all-reduce or reduce-scatter.
+template <compute_device Device>
+class feature_sum {
+ public:
+  feature_sum() = default;
+  /// `placed` shards `dim`, of which there are `leaves` leaves; `moves` brings the sum to where it is to be. Throws
+  /// `plait::error` that names `name` where ranks cannot share out the leaves, or `moves` is another plan.
+  feature_sum(const context<Device>& ctx, const layout& placed, dim_id dim, std::int64_t leaves, const executor& moves,
+              const std::string& name)
+      : leaves_(leaves), name_(name) {
+    const mesh_shape& mesh = ctx.ranks.shape();
+    const axis_list axes = ctx.ranks.pruned(placed.axes_of(dim));
+    const std::int64_t ranks = mesh.size(axes);
+    if (leaves % ranks != 0)
+      fail({name, ": canonical numerics cut ", dim.text(), " = ", ctx.sizes.of(dim), " into ", leaves,
+            " leaves (numerics::features = ", ctx.numerics.features, "), which ", ranks, " ranks of ", describe(axes),
+            " cannot share out; legal are features with a common divisor with ", ctx.sizes.of(dim),
+            " that is a multiple of ", ranks});
+    local_ = leaves / ranks;
+    first_ = mesh.index_in(ctx.ranks.rank(), axes) * local_;
+    if (moves.trivial()) {
+      if (ranks > 1)
+        fail({name, ": a sum over ranks of ", describe(axes), " stays partial, which has no canonical order"});
+      return;
+    }
+    moved_ = moves.lone();
+    axis_list over;
+    for (const redistribution_step& s : moves.planned().steps)
+      if (s.kind != transition_kind::relabel) over = s.axes;
+    if (!moved_ || moved_->kind == transition_kind::all_gather || mesh.size(over) != ranks)
+      fail({name, ": canonical numerics have an order for sums that one all-reduce or reduce-scatter over ",
+            describe(axes), " completes; here it is ", describe_steps(moves.planned())});
+    std::vector<std::vector<tree_node>> members;
+    for (const std::int64_t r : ranks_of_group(mesh, over, ctx.ranks.rank())) {
+      const std::int64_t first = mesh.index_in(r, axes) * local_;
+      members.push_back(roots_of(std::vector<leaf_range>{{first, first + local_}}, leaves));
+    }
+    exchange_ = canonical_exchange(*moved_->comm, std::move(members), leaves);
+  }
+
+  explicit operator bool() const { return local_ > 0; }
+  std::int64_t local_leaves() const { return local_; }
+
+  /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
+  /// `canonical_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one.
+  template <class A, class Product, class Done>
+  void run(Device& device, std::int64_t elements, bool may_add, Product&& product, Done&& done) const {
+    canonical_sum<A, Device> sum(elements, leaves_);
+    for (std::int64_t i = 0; i < local_; ++i)
+      sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
+    complete(device, sum.parts(), elements, done);
+  }
+  /// Completes partial sums that are made.
+  template <class A, class Done>
+  void complete(Device& device, partial_sums<A, Device> own, std::int64_t elements, Done&& done) const {
+    if (exchange_) {
+      if (moved_->kind == transition_kind::all_reduce)
+        own = exchange_.run_everywhere(device, std::move(own), elements);
+      else
+        own = exchange_.run(device, in_parts(device, std::move(own), elements), even_parts(elements, moved_->ranks));
+    }
+    if (own.values.size() != 1) fail({name_, ": a canonical sum over ", leaves_, " leaves is not complete"});
+    done(static_cast<const A*>(own.values[0]));
+  }
+
+ private:
+  /// The same with what each rank is to have in one piece.
+  template <class A>
+  partial_sums<A, Device> in_parts(Device& device, partial_sums<A, Device> own, std::int64_t elements) const {
+    if (moved_->outer == 1) return own;
+    const std::int64_t row = moved_->rows * moved_->inner * static_cast<std::int64_t>(sizeof(A)), n = moved_->ranks;
+    for (A*& values : own.values) {
+      own.memory.push_back(make_collective_buffer<A>(device, static_cast<std::size_t>(elements)));
+      A* const to = own.memory.back().template data<A>();
+      kernels::copy_3d(device, values, to, n, moved_->outer, row, row, n * row, moved_->outer * row, row);
+      values = to;
+    }
+    return own;
+  }
+
+  std::int64_t leaves_ = 0, local_ = 0, first_ = 0;
+  std::optional<lone_collective> moved_;
+  canonical_exchange exchange_;
+  std::string name_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

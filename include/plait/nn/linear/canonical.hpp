@@ -1,0 +1,160 @@
+// The sums of linears that share an input, in canonical order: over contracted features, over the features of their
+// outputs for the input's gradient, and over tokens for the weights'. Next: nn/feature_sum.hpp, nn/linear/core.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/device/canonical_product.hpp"
+#include "plait/nn/feature_sum.hpp"
+#include "plait/nn/linear/branch.hpp"
+#include "plait/nn/linear/rule.hpp"
+
+namespace plait::detail {
+
+/// Where the matrices of linears lie: the input is [rows, inner], outputs lie side by side as [rows, total], and
+/// weights below each other as [total, inner], or, of one linear, as [inner, total].
+struct linear_extents {
+  std::int64_t rows = 1, inner = 1, total = 0;
+  bool inputs_first = false;
+  std::vector<std::int64_t> columns;  ///< of each branch
+};
+
+/// Made only under canonical numerics. Sums are made in the type of arithmetic, and rounded once.
+template <class Precision, compute_device Device>
+class canonical_linear {
+  using T = activation_of<Precision>;
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using A = arithmetic<T>;
+  static constexpr std::int64_t one_sum = canonical_products::chunk;
+
+ public:
+  canonical_linear() = default;
+  /// Throws `plait::error` where there is no canonical order for such linears.
+  canonical_linear(const context<Device>& ctx, const shared_linears& d, const executor& resolve, const executor& spread,
+                   linear_extents extents, bool batched, bool adapted, bool overlaps, const std::string& name)
+      : x_(std::move(extents)) {
+    const auto refuse = [&](const char* what) {
+      fail({name, ": canonical numerics (deterministic) have no order for ", what});
+    };
+    if (batched) refuse("batches of products");
+    if (adapted) refuse("low-rank adapters");
+    if (overlaps) refuse("linears whose collectives go in chunks; leave overlap out");
+    if constexpr (!has_canonical_products<Device>) {
+      refuse("products on this device");
+    } else if (!ctx.device.canonical()) {
+      fail({name, ": canonical numerics need a device whose products have one order: set its options::canonical"});
+    }
+    const layout& weight = d.branches[0].placed;
+    if (const dim_id dim = leading(weight, d.branches[0].output, false); has_feature_leaves(dim, weight)) {
+      contracted_ = feature_sum<Device>(ctx, weight, dim, feature_leaves(ctx.numerics, ctx.sizes.of(dim)), resolve,
+                                        name + ": output");
+    } else if (!resolve.trivial()) {
+      refuse("an output that is summed over ranks without leaves");
+    }
+    std::int64_t leaves = 0;
+    axis_list axes;
+    for (const linear_layouts& b : d.branches) {
+      const dim_id dim = leading(b.placed, b.output, true);
+      const bool cut = has_feature_leaves(dim, b.placed);
+      const axis_list over = ctx.ranks.pruned(b.placed.axes_of(dim));
+      if (&b != d.branches.data() && (cut != (leaves > 0) || !(over == axes)))
+        refuse("linears that share an input and are sharded over different ranks");
+      axes = over;
+      if (cut) leaves = std::gcd(leaves, feature_leaves(ctx.numerics, ctx.sizes.of(dim)));
+    }
+    if (leaves > 0)
+      own_ = feature_sum<Device>(ctx, weight, leading(weight, d.branches[0].output, true), leaves, spread,
+                                 name + ": gradient of the input");
+    else if (!spread.trivial())
+      refuse("a gradient of the input that is summed over ranks without leaves");
+    tokens_ = token_leaves(ctx.numerics, rows_of(d), ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(),
+                           token_grain::coarse, name);
+    made_ = true;
+  }
+
+  explicit operator bool() const { return made_; }
+  /// Whether outputs are sums over features in leaves, which `forward` computes; else a product makes them.
+  bool sums_output() const { return static_cast<bool>(contracted_); }
+  bool sums_input_gradient() const { return static_cast<bool>(own_); }
+  const token_leaves& tokens() const { return tokens_; }
+
+  /// y = x W', brought to where the output is to be, plus `addend` where that is not null.
+  void forward(Device& device, const T* x, const W* w, T* y, const T* addend, std::int64_t size) const {
+    const std::int64_t width = x_.inner / contracted_.local_leaves();
+    contracted_.template run<A>(
+        device, x_.rows * x_.total, width <= one_sum,
+        [&](std::int64_t i, A* out, bool adds) {
+          const W* const from = w + i * width * (x_.inputs_first ? x_.total : 1);
+          device.gemm(false, !x_.inputs_first, x_.rows, x_.total, width, A(1), x + i * width, x_.inner, from,
+                      x_.inputs_first ? x_.total : x_.inner, A(adds), out, x_.total);
+        },
+        [&](const A* sum) { put(device, sum, y, addend, size); });
+  }
+  /// dx = d W, brought to where the input is, plus `addend`.
+  void backward(Device& device, const T* d, const W* w, T* dx, const T* addend, std::int64_t size) const {
+    const bool alone = x_.columns.size() == 1 && x_.columns[0] / own_.local_leaves() <= one_sum;
+    own_.template run<A>(
+        device, x_.rows * x_.inner, alone,
+        [&](std::int64_t i, A* out, bool adds) {
+          std::int64_t at = 0;
+          for (const std::int64_t columns : x_.columns) {
+            const std::int64_t width = columns / own_.local_leaves(), first = at + i * width;
+            device.gemm(false, x_.inputs_first, x_.rows, x_.inner, width, A(1), d + first, x_.total,
+                        w + first * (x_.inputs_first ? 1 : x_.inner), x_.inputs_first ? x_.total : x_.inner,
+                        A(adds || at > 0), out, x_.inner);
+            at += columns;
+          }
+        },
+        [&](const A* sum) { put(device, sum, dx, addend, size); });
+  }
+  /// Adds d' x of a microbatch to the sums over tokens of all weights.
+  void add_weights(Device& device, gradient_terms<Precision, Device>& terms, std::int64_t index, std::int64_t count,
+                   const T* d, const T* x) const {
+    terms.add(device, index, count, one_sum, [&](const token_leaves::leaf& leaf, G* out, bool adds) {
+      buffer<Device> room_d, room_x;
+      const T *a = rows_of_leaf(device, leaf, d, x_.total, room_d),
+              *b = rows_of_leaf(device, leaf, x, x_.inner, room_x);
+      std::int64_t m = x_.total, n = x_.inner;
+      if (x_.inputs_first) std::swap(a, b), std::swap(m, n);
+      device.gemm(true, false, m, n, leaf.count(), A(1), a, m, b, n, A(adds), out, n);
+    });
+  }
+
+ private:
+  static void put(Device& device, const A* sum, T* y, const T* addend, std::int64_t size) {
+    if constexpr (std::is_same_v<A, T>) {
+      if (addend) return kernels::add(device, sum, addend, y, size);
+    }
+    kernels::cast(device, sum, y, size);
+    if (addend) kernels::accumulate(device, addend, y, size);
+  }
+  /// The first dim of a weight that is, or is not, its output's.
+  static dim_id leading(const layout& weight, const layout& output, bool own) {
+    for (const dim_placement& p : weight.dims)
+      if (output.has(p.dim) == own) return p.dim;
+    return {};
+  }
+  /// The rows of the products.
+  static layout rows_of(const shared_linears& d) {
+    layout rows = d.gathered;
+    rows.dims = {};
+    for (const dim_placement& p : d.gathered.dims)
+      if (!d.branches[0].weight.has(p.dim)) rows.dims.push_back(p);
+    return rows;
+  }
+
+  bool made_ = false;
+  linear_extents x_;
+  feature_sum<Device> contracted_, own_;
+  token_leaves tokens_;
+};
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

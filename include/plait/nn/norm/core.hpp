@@ -1,0 +1,147 @@
+// The derivation of norms over the last dim, and the part that both share: sizes, parameters, sums over rows. The
+// layers are in nn/norm.hpp. Next: layout/rules.hpp for `normalize`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "plait/core/compiled.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/device/range.hpp"
+#include "plait/nn/layer/apart.hpp"
+#include "plait/nn/parameter.hpp"
+
+namespace plait {
+namespace detail {
+
+/// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
+struct norm_derivation {
+  layout stored, used;
+  plait::verdict verdict;
+};
+constexpr norm_derivation derive_norm(const layout& x) {
+  norm_derivation d;
+  d.stored.dims.push_back(x.dims.back());
+  d.used = use_of(d.stored, x);
+  d.verdict = normalize(x, d.used, x.dims.back().dim).verdict;
+  return d;
+}
+
+template <class Input>
+struct norm_value {
+  static constexpr norm_derivation derivation = derive_norm(layout_v<Input>);
+  static constexpr verdict value = derivation.verdict;
+};
+
+/// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
+template <class T, compute_device Device, class F>
+void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
+  if (!mb.deferred) return work(dy);
+  Device& device = mb.ctx.device;
+  auto copy = make_buffer<T>(device, static_cast<std::size_t>(count));
+  device.copy(copy.data(), dy, copy.bytes(), device.main_stream());
+  mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
+}
+
+/// The shared part of both norms: sizes, the group that shares a row, and parameters of the last dim.
+template <class Precision, compute_device Device>
+class norm_core {
+ public:
+  using W = weight_of<Precision>;
+  using G = gradient_of<Precision>;
+  using S = statistic_of<Precision>;
+
+  norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
+            const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
+      : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
+    enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
+    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
+    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
+    rows = part.local_size() / columns;
+    const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
+    if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
+    callers.require_complete(name, true, with_bias);
+    const auto make = [&](const char* which, double start, const auto& value, const auto& gradient,
+                          const auto& master) {
+      return std::make_shared<parameter<Precision, Device>>(
+          ctx, parameter_info{name + which, {columns_global}, {start, 0}, false}, stored, placed, input,
+          parameter_place<Precision, Device>(ctx.device, local_elements(placed, ctx.ranks.shape(), ctx.sizes),
+                                             value.pointer(), gradient.pointer(), master.pointer()));
+    };
+    weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
+    if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
+    if (!ctx.numerics.canonical()) return;
+    if (row_group)
+      fail({name, ": canonical numerics (deterministic) have no order for norms of rows that ranks share"});
+    const token_leaves leaves(ctx.numerics, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), token_grain::fine,
+                              name);
+    for (auto* p : {&weight, &bias})
+      if (*p) (*p)->array()->add_terms(leaves);
+    canonical = true;
+  }
+
+  /// Sums per-row values over the ranks that share the rows.
+  void sum_rows(S* values, std::int64_t count) {
+    if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
+  }
+
+  /// The input: x, or x + addend where there is one.
+  template <class T>
+  const T* added(Device& device, const T* x, const T* addend, T* sum) const {
+    if (addend == nullptr) return x;
+    kernels::add(device, x, addend, sum, rows * columns);
+    return sum;
+  }
+
+  /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
+  template <class T>
+  void check_backward(const buffer<Device>& kept, const T* dy, const T* dx, const T* addend) const {
+    if (kept.empty() && rows != 0)
+      fail({"the norm of ", weight->name(),
+            ": backward without what forward keeps: give forward a `saved`, and backward "
+            "the same one, once"});
+    require_apart(weight->name(), "backward", {dx, "dx"}, {{dy, "dy"}, {addend, "addend"}});
+  }
+
+  /// Adds to the canonical sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.
+  template <class T, class Add>
+  void add_terms(Device& device, parameter<Precision, Device>& p, std::int64_t index, std::int64_t count, const T* x,
+                 const T* dy, const S* inverse, const S* mean, Add&& add) const {
+    if (!p.trainable()) return;
+    p.begin_terms();
+    p.array()->terms()[0]->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+      buffer<Device> room[4];
+      device.zero(out, static_cast<std::size_t>(columns) * sizeof(G), device.main_stream());
+      add(rows_of_leaf(device, leaf, x, columns, room[0]), rows_of_leaf(device, leaf, dy, columns, room[1]),
+          rows_of_leaf(device, leaf, inverse, 1, room[2]),
+          mean ? rows_of_leaf(device, leaf, mean, 1, room[3]) : nullptr, out, leaf.count());
+    });
+  }
+
+  std::int64_t rows = 0, columns = 0, columns_global = 0;
+  any_communicator* row_group = nullptr;
+  range_names names;
+  parameter_ptr<Precision, Device> weight, bias;
+  bool canonical = false;
+
+  /// Where gradients are added; null for a frozen parameter, or if they are deferred.
+  G* weight_gradient(Device& device, bool now = true) const {
+    return now && weight->trainable() ? weight->used_gradient(device) : nullptr;
+  }
+  G* bias_gradient(Device& device, bool now = true) const {
+    return now && bias->trainable() ? bias->used_gradient(device) : nullptr;
+  }
+};
+
+}  // namespace detail
+
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<float, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<bf16, cpu>)
+PLAIT_COMPILED_TEMPLATE(class detail::norm_core<double, cpu>)
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,39 @@
+// The texts of the calls that do not fit a parameter's life. Next: nn/parameter.hpp, which makes them.
+#pragma once
+
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/nn/parameter/info.hpp"
+
+namespace plait::detail {
+
+[[noreturn]] inline void refuse_ungathered(const std::string& name, parameter_state state) {
+  fail({"parameter ", name, " is used while it is ", name_of(state),
+        ": call gather(ctx) after its values change and before a layer reads it"});
+}
+[[noreturn]] inline void refuse_adding(const std::string& name, bool frozen, bool reduced) {
+  if (frozen) fail({"parameter ", name, " is frozen, and has no gradient"});
+  fail({"parameter ", name,
+        reduced
+            ? ": a backward pass adds to a gradient that has been reduced; call zero_gradient(ctx) to begin a new sum"
+            : ": a backward pass adds to a gradient that has not begun; call zero_gradient(ctx) before it"});
+}
+[[noreturn]] inline void refuse_reduction(const std::string& name, bool frozen, bool reduced) {
+  if (frozen) fail({"parameter ", name, " is frozen, and has no gradient to reduce"});
+  fail({"parameter ", name,
+        reduced
+            ? ": reduce is called twice for one gradient, which would count it more than once; what it returned the "
+              "first time goes to the optimizer"
+            : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)"});
+}
+[[noreturn]] inline void refuse_unordered(const std::string& name) {
+  fail({"parameter ", name,
+        ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "
+        "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
+}
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

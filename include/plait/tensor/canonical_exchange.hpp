@@ -1,0 +1,159 @@
+// The exchange of partial sums between ranks: each rank gets those parts of an array that it is to have, and adds them
+// in canonical order, so that no backend's order of ranks enters. Next: tensor/canonical_sum.hpp for sums on a rank,
+// tests/unit/tensor/canonical_exchange.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/comm/world.hpp"
+#include "plait/core/leaves.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/tensor/canonical_sum.hpp"
+
+namespace plait {
+
+/// Elements `begin` to `end` - 1 of an array.
+struct element_range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// The even parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
+std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks);
+
+/// The ranks of a world that are with `rank` in the group of `axes`, in the group's order.
+std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank);
+
+/// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from who has a
+/// partial sum to who is to have a part of it: with one partial sum a rank, an all-reduce in two exchanges sends
+/// 2 (n-1)/n of the array, as a ring does.
+class canonical_exchange {
+ public:
+  canonical_exchange() = default;
+  /// `members` are the partial sums of each rank of `comm`, over a sum of `leaves` leaves.
+  canonical_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves);
+
+  explicit operator bool() const { return comm_ != nullptr; }
+  int ranks() const { return comm_->size(); }
+  /// The partial sums that there are afterwards.
+  const std::vector<tree_node>& joined() const { return joined_; }
+
+  /// An exchange that is under way.
+  template <class E, compute_device Device>
+  struct under_way {
+    partial_sums<E, Device> own;
+    std::vector<element_range> parts;
+    buffer<Device> sent, received;
+    request moving;
+  };
+
+  /// Starts to bring rank k of the group the elements parts[k] of all partial sums. `own` and what it views must stay
+  /// until the end.
+  template <class E, compute_device Device>
+  under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
+    check(own.nodes);
+    under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}, {}};
+    const std::size_t n = members_.size(), roots = moves.own.values.size();
+    const auto mine = static_cast<std::size_t>(moves.parts[static_cast<std::size_t>(comm_->rank())].size());
+    std::vector<std::size_t> send(n), send_at(n), receive(n), receive_at(n);
+    std::size_t sent = 0, received = 0;
+    for (std::size_t k = 0; k < n; ++k) {
+      send[k] = roots * static_cast<std::size_t>(moves.parts[k].size());
+      send_at[k] = roots == 1 ? static_cast<std::size_t>(moves.parts[k].begin) : sent;
+      sent += send[k];
+      receive[k] = members_[k].size() * mine;
+      receive_at[k] = received;
+      received += receive[k];
+    }
+    const E* from = roots == 1 ? moves.own.values[0] : nullptr;
+    if (roots != 1) {
+      moves.sent = make_collective_buffer<E>(device, sent);
+      for (std::size_t k = 0; k < n; ++k)
+        for (std::size_t r = 0; r < roots; ++r)
+          device.copy(moves.sent.template data<E>() + send_at[k] + r * static_cast<std::size_t>(moves.parts[k].size()),
+                      moves.own.values[r] + moves.parts[k].begin,
+                      static_cast<std::size_t>(moves.parts[k].size()) * sizeof(E), device.main_stream());
+      from = moves.sent.template data<E>();
+    }
+    moves.received = make_collective_buffer<E>(device, received);
+    comm_->start_all_to_all_v(from, send, send_at, moves.received.template data<E>(), receive, receive_at, dtype_of<E>)
+        .swap(moves.moving);
+    return moves;
+  }
+  /// Waits, and joins what has come: this rank's part of the sums `joined()`.
+  template <class E, compute_device Device>
+  partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves) const {
+    moves.moving.wait();
+    const std::int64_t mine = moves.parts[static_cast<std::size_t>(comm_->rank())].size();
+    leaf_tree<E*> tree(leaves_);
+    E* next = moves.received.template data<E>();
+    for (const std::vector<tree_node>& nodes : members_)
+      for (const tree_node& node : nodes) {
+        tree.insert(node, next, [&](E* a, E* b) { kernels::accumulate(device, static_cast<const E*>(b), a, mine); });
+        next += mine;
+      }
+    partial_sums<E, Device> all;
+    for (const auto& e : tree.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value);
+    all.memory.push_back(std::move(moves.received));
+    return all;
+  }
+  template <class E, compute_device Device>
+  partial_sums<E, Device> run(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
+    return finish(device, start(device, std::move(own), std::move(parts)));
+  }
+
+  /// Brings every rank all of the joined sums: whole at once where the array is small or the ranks are two, otherwise
+  /// each rank joins a part, and sends it to the others.
+  template <class E, compute_device Device>
+  partial_sums<E, Device> run_everywhere(Device& device, partial_sums<E, Device> own, std::int64_t elements) const {
+    constexpr std::int64_t small = 4096;
+    const std::int64_t n = comm_->size();
+    if (n <= 2 || elements <= small)
+      return run(device, std::move(own), std::vector<element_range>(static_cast<std::size_t>(n), {0, elements}));
+    const std::vector<element_range> parts = even_parts(elements, n);
+    const partial_sums<E, Device> part = run(device, std::move(own), parts);
+    partial_sums<E, Device> all;
+    for (std::size_t i = 0; i < part.nodes.size(); ++i) {
+      all.memory.push_back(make_collective_buffer<E>(device, static_cast<std::size_t>(elements)));
+      all.values.push_back(all.memory.back().template data<E>());
+      spread(part.values[i], all.values[i], parts);
+    }
+    all.nodes = part.nodes;
+    return all;
+  }
+
+  /// Gathers parts of an array, which each rank has one of, on all ranks.
+  template <class E>
+  void spread(const E* part, E* whole, const std::vector<element_range>& parts) const {
+    const std::size_t n = parts.size();
+    const auto own = static_cast<std::size_t>(parts[static_cast<std::size_t>(comm_->rank())].size());
+    const std::vector<std::size_t> send(n, own), send_at(n, 0);
+    std::vector<std::size_t> receive(n), receive_at(n);
+    for (std::size_t k = 0; k < n; ++k) {
+      receive[k] = static_cast<std::size_t>(parts[k].size());
+      receive_at[k] = static_cast<std::size_t>(parts[k].begin);
+    }
+    comm_->all_to_all_v(part, send, send_at, whole, receive, receive_at, dtype_of<E>);
+  }
+
+ private:
+  void check(const std::vector<tree_node>& own) const;
+
+  any_communicator* comm_ = nullptr;
+  std::vector<std::vector<tree_node>> members_;
+  std::vector<tree_node> joined_;
+  std::int64_t leaves_ = 1;
+};
+
+}  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/tensor/canonical_exchange.ipp"  // IWYU pragma: keep
+#endif
+
+#include "plait/core/macros_on.hpp"
