@@ -24,8 +24,9 @@ struct counted_stages {
                  const plait::llama_options& options, const plait::pipeline_options& how)
       : ranks(plait::pipeline_world::counting(s.mesh, rank)),
         device(offloads(s.opt)),
-        ctx{device, ranks.stage(), plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq),
-            s.opt.seed},
+        ctx{device, ranks.stage(),
+            plait::llama_sizes<S>(s.config, ranks.stage().shape(), s.sequences, s.opt.seq, s.numerics), s.opt.seed,
+            plait::numerics_under<S>(s.numerics, ranks.stage().shape())},
         model(
             ctx, ranks.along(), s.schedule, parts,
             [&](plait::stage_layers part, stage_type* first) {

@@ -105,7 +105,8 @@ class llama_run final : public model_run {
         heard_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
         world_(s.mesh, std::move(ranks), heard_),
         ctx_{device, world_.stage(),
-             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq), s.opt.seed},
+             plait::llama_sizes<Strategy>(s.config, world_.stage().shape(), s.sequences, s.opt.seq, s.numerics),
+             s.opt.seed, plait::numerics_under<Strategy>(s.numerics, world_.stage().shape())},
         order_(plait::sequence_order_of<Strategy>(world_.stage().shape(), ctx_.sizes)),
         stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
         model_(
@@ -132,7 +133,13 @@ class llama_run final : public model_run {
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     const std::int64_t first = samples_before(index);
-    const auto sample = [&](std::int64_t i, std::int64_t row) { return first - data_begin_ + i * s_.sequences + row; };
+    const plait::box part =
+        plait::local_box(plait::layout_v<typename tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
+    const auto sample = [&](std::int64_t i, std::int64_t row) {
+      return first - data_begin_ + row - part.offset[0] +
+             plait::first_sample_in_step(ctx_.numerics, i, s_.microbatches, part.global[0], part.offset[0],
+                                         part.local[0]);
+    };
     step_->load(ctx_, first,
                 [&](std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts) {
                   fill(

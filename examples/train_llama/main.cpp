@@ -41,7 +41,7 @@ make_run<plait::cpu> cpu_program(const options& opt) {
 
 /// Trains on a rank of the CPU.
 std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
-  plait::cpu device({s.opt.threads});
+  plait::cpu device({.threads = s.opt.threads, .canonical = s.numerics.canonical()});
   return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
 }
 

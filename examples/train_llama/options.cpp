@@ -150,6 +150,23 @@ std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const s
 
 }  // namespace
 
+plait::numerics parse_deterministic(const std::string& text) {
+  if (text == "off") return {};
+  std::vector<std::int64_t> leaves;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    const long long n = std::strtoll(word.c_str(), &rest, 10);
+    if (word.empty() || *rest != '\0' || n < 1 || n > 4096 || leaves.size() == 3)
+      plait::fail(fmt::format(
+          "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
+    leaves.push_back(n);
+    at = end + 1;
+  }
+  return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
+}
+
 bool parse(int argc, char** argv, options& opt, bool speaks) {
   CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it.",
                "train_llama"};
@@ -255,6 +272,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "--offload", opt.offload,
          "on cuda: what lies in the host's memory, pinned, and not on the GPU: none, or optimizer (moments, and "
          "the float masters of bf16); an update waits for the bus, and no bit of it changes")
+      ->capture_default_str();
+  app.add_option(
+         "--deterministic", opt.deterministic,
+         "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
+         "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1")
       ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute,
@@ -404,6 +426,18 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
   one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
   parse_recompute(opt.recompute);
+  opt.leaves = parse_deterministic(opt.deterministic);
+  if (opt.leaves.canonical()) {
+    const auto not_with = [](const char* knob, const std::string& value, const char* legal) {
+      plait::fail(
+          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", knob, value, legal));
+    };
+    if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
+    if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
+    if (opt.tensor_overlap != 1) not_with("--tensor-overlap", std::to_string(opt.tensor_overlap), "1");
+    if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
+    if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
+  }
   // With these limits no count of samples or tokens overflows.
   within("--steps", opt.steps, 0, std::int64_t{1} << 32);
   if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))

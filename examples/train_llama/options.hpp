@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/numerics.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/data/sampler.hpp"
 #include "plait/mesh/mesh.hpp"
@@ -59,6 +60,8 @@ struct options {
   std::uint64_t seed = 1;
   std::string precision = "float";
   std::string moments = "full";
+  std::string deterministic = "off";
+  plait::numerics leaves{};  ///< of --deterministic
   std::string offload = "none";
   std::string recompute = "none";
   double lr = 3e-3;
@@ -99,6 +102,9 @@ struct options {
   std::vector<std::pair<std::string, std::string>> by_name;
 };
 
+/// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
+plait::numerics parse_deterministic(const std::string& text);
+
 /// Whether layers compute in bf16.
 inline bool in_bf16(const options& opt) { return opt.precision.starts_with("bf16"); }
 
@@ -124,6 +130,7 @@ struct setup {
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
   plait::layer_recompute recompute{};
+  plait::numerics numerics{};  ///< what --deterministic says
   std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why

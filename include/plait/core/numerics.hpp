@@ -21,8 +21,8 @@ struct numerics {
   /// Leaves of a sequence, so at least as many as ranks along cp, twice as many in zigzag order. Attention meets keys
   /// by these leaves.
   std::int64_t sequence = 0;
-  /// Ranks of a zigzag order (`numerics_under` knows them); 1: sequences lie in original order.
-  std::int64_t zigzag = 1;
+  /// Ranks of a zigzag order, which `numerics_under<strategy>` knows; 0: not known, as for sequences in original order.
+  std::int64_t zigzag = 0;
 
   constexpr bool canonical() const { return features > 0; }
   friend constexpr bool operator==(const numerics&, const numerics&) = default;
@@ -33,7 +33,7 @@ template <std::int64_t Features, std::int64_t Samples = Features, std::int64_t S
 struct deterministic {
   static_assert(Features > 0 && Samples > 0 && Sequence > 0,
                 "deterministic<Features, Samples, Sequence> are numbers of leaves: 1 or more each");
-  constexpr operator numerics() const { return {Features, Samples, Sequence, 1}; }  // NOLINT: the same facts
+  constexpr operator numerics() const { return {Features, Samples, Sequence}; }  // NOLINT: the same facts
 };
 
 }  // namespace plait

@@ -200,7 +200,8 @@ class cross_entropy_loss {
           kernels::copy_2d(device, logits + i * width, of_leaf, n, width * size, range_.columns * size, width * size);
           kernels::cross_entropy_statistics(
               device, static_cast<const T*>(of_leaf), labels, static_cast<const S*>(global_max), out, out + n,
-              sum_logits ? out + 2 * n : nullptr, n, {width, range_.first_column + i * width, range_.vocab}, settings_);
+              sum_logits ? out + 2 * n : nullptr, n,
+              kernels::vocabulary_range{width, range_.first_column + i * width, range_.vocab}, settings_);
         },
         [&](const S* sum) {
           device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());

@@ -206,6 +206,14 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
 }
 
+/// Numerics for a strategy on a mesh: they know how its sequences lie.
+template <strategy S>
+numerics numerics_under(numerics order, const mesh_shape& mesh) {
+  using specs = transformer_specs<S>;
+  if (specs::sequence == dim_of<zseq>) order.zigzag = mesh.size(context_axes<typename specs::attention>);
+  return order;
+}
+
 /// The positions in the text of the tokens that this rank has, of each of its sequences: of `ids.part()` and of labels.
 /// Who fills token ids asks for them.
 template <strategy S, compute_device Device>

@@ -19,6 +19,9 @@ PLAIT_INLINE token_leaves::token_leaves(const numerics& order, const layout& tok
   if (tokens.dims.size() < 2 || !(tokens.dims[0].dim == dim_of<batch>) ||
       !(zigzag || tokens.dims[1].dim == dim_of<seq>))
     fail({name_, ": canonical numerics have an order for rows of [batch, seq], and these are of ", describe(tokens)});
+  if (zigzag && order.zigzag < 1)
+    fail({name_, ": canonical numerics of a sequence in zigzag order need to know its ranks: give the context ",
+          "numerics_under<strategy>(numerics, mesh)"});
   const box here = local_box(tokens, mesh, sizes, rank);
   const std::int64_t length = here.global[1];
   chunks_ = order.sequence * (grain == token_grain::fine ? order.features : 1);

@@ -39,6 +39,8 @@ class head_norms {
              double epsilon, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
              std::int64_t stride)
       : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
+    if (ctx.numerics.canonical())
+      fail({name, ": canonical numerics (deterministic) have no order for norms of queries and keys"});
     layout weight;
     weight.dims.push_back({queries.dims.back().dim, {}});
     for (std::size_t i = 0; i < 2; ++i)

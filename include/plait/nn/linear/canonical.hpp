@@ -130,8 +130,10 @@ class canonical_linear {
   static void put(Device& device, const A* sum, T* y, const T* addend, std::int64_t size) {
     if constexpr (std::is_same_v<A, T>) {
       if (addend) return kernels::add(device, sum, addend, y, size);
+      device.copy(y, sum, static_cast<std::size_t>(size) * sizeof(T), device.main_stream());
+    } else {
+      kernels::cast(device, sum, y, size);
     }
-    kernels::cast(device, sum, y, size);
     if (addend) kernels::accumulate(device, addend, y, size);
   }
   /// The first dim of a weight that is, or is not, its output's.

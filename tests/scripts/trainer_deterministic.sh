@@ -1,0 +1,156 @@
+#!/bin/sh
+# --deterministic: one hash of the weights, and the same losses and norms in every digit, on every mesh, schedule,
+# attention, level of data parallelism, number of microbatches and backend, in float and bf16, with AdamW and Muon, also
+# where a run stops and goes on elsewhere; another hash where sums have other leaves; and its refusals.
+# timeout: 400
+. "$(dirname "$0")/lib/common.sh"
+
+cat >config.json <<'JSON'
+{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+ "intermediate_size": 64, "vocab_size": 250, "max_position_embeddings": 256}
+JSON
+
+# one NAME ARGUMENTS...: a run of the small model, 8 sequences in a step.
+one() {
+  name=$1
+  shift
+  timeout 120 ${launch:-} "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps "${steps:-20}" --warmup 2 --sample 0 \
+    --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
+    fail "$name ($*): $(cat "$name.out")"
+}
+# same BASE NAME ARGUMENTS...: a run that gives the bits of BASE.
+same() {
+  base=$1
+  shift
+  one "$@"
+  [ "$(logs get "$1.jsonl" weights_hash)" = "$(logs get "$base.jsonl" weights_hash)" ] ||
+    fail "$* has other weights than $base: $(logs get "$1.jsonl" weights_hash), $(logs get "$base.jsonl" weights_hash)"
+  for number in loss grad_norm; do  # a run that goes on has the last steps
+    python3 -c '
+import json, sys
+runs = [[line[sys.argv[3]] for line in map(json.loads, open(name)) if "step" in line and sys.argv[3] in line]
+        for name in sys.argv[1:3]]
+sys.exit(0 if runs[1] and runs[0][-len(runs[1]):] == runs[1] else 1)' "$base.jsonl" "$1.jsonl" "$number" || fail "$* has another $number"
+  done
+}
+
+# near A B TOLERANCE: losses that differ by no more.
+near() {
+  python3 -c '
+import json, sys
+a, b = ([line["loss"] for line in map(json.loads, open(name)) if "step" in line and "loss" in line] for name in sys.argv[1:3])
+worst = max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+sys.exit(0 if worst <= float(sys.argv[3]) else f"losses differ by {worst}")' "$1.jsonl" "$2.jsonl" "$3" || fail "$1, $2"
+}
+
+one f --micro-batch 8
+one usual --micro-batch 8 --deterministic off
+[ "$(logs get f.jsonl weights_hash)" != "$(logs get usual.jsonl weights_hash)" ] || fail "--deterministic does nothing"
+near usual f 2e-5
+same f accumulated --micro-batch 4
+same f accumulated4 --micro-batch 2
+same f again --micro-batch 8 --recompute full
+same f dp2 --mesh dp=2 --micro-batch 4
+same f dp4 --mesh dp=4 --micro-batch 1
+same f dp8 --mesh dp=8 --micro-batch 1 --data-parallel zero1
+same f zero1 --mesh dp=2 --micro-batch 2 --data-parallel zero1
+same f zero2 --mesh dp=4 --micro-batch 2 --data-parallel zero2 --overlap off
+same f zero3 --mesh dp=2 --micro-batch 1 --data-parallel zero3
+same f tp2 --mesh tp=2 --micro-batch 8
+same f tp4 --mesh tp=4 --micro-batch 4
+same f tp_alone --mesh tp=4 --micro-batch 8 --strategy tp --recompute selective
+same f ring --mesh cp=2 --micro-batch 8 --attention ring:zigzag
+same f contiguous --mesh cp=4 --micro-batch 4 --attention ring:contiguous
+same f gathered --mesh cp=2 --micro-batch 2 --attention all_gather_kv:zigzag
+same f gathered4 --mesh cp=4 --micro-batch 8 --attention all_gather_kv:contiguous
+same f ulysses --mesh cp=2 --micro-batch 8 --attention ulysses:zigzag
+same f ulysses2 --mesh cp=4 --micro-batch 8 --attention ulysses:contiguous
+same f pp1f1b --mesh pp=2 --micro-batch 2
+same f pp4 --mesh pp=4 --micro-batch 1 --schedule gpipe
+same f zbv --mesh pp=2 --micro-batch 1 --schedule zb_v
+same f zbh1 --mesh pp=2,tp=2 --micro-batch 2 --schedule zb_h1
+same f interleaved --mesh pp=2,dp=2 --micro-batch 1 --schedule interleaved:2 --data-parallel zero2
+same f dp2tp2 --mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero3
+same f dp2cp2 --mesh dp=2,cp=2 --micro-batch 2 --data-parallel zero1
+same f hybrid --mesh dp=2,cp=2 --micro-batch 2 --data-parallel zero2 --replicate-over dp
+same f cp2tp2 --mesh cp=2,tp=2 --micro-batch 4
+same f cube --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero2
+same f cube3 --mesh dp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero3 --attention all_gather_kv
+same f pipes --mesh pp=2,cp=2,tp=2 --micro-batch 2
+same f four --mesh dp=2,pp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero1 --schedule zb_v
+same f wide --mesh dp=4,tp=4 --micro-batch 1 --data-parallel zero3
+
+# Processes of MPI, and a run that goes on elsewhere.
+if command -v mpirun >/dev/null && ! "$trainer" --backend mpi --help 2>&1 | grep -q 'built without MPI'; then
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none
+  launch="mpirun -n 4 --allow-run-as-root --oversubscribe"
+  same f mpi --backend mpi --mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero2
+  same f mpi_cp --backend mpi --mesh pp=2,cp=2 --micro-batch 4 --attention ring:zigzag
+  launch=
+fi
+# goes_on NAME FIRST THEN: what is saved after 10 of 20 steps under the options FIRST goes on under THEN.
+goes_on() {
+  # shellcheck disable=SC2086  # lists of options
+  {
+    same f "$1_first" $2 --checkpoint-dir "$1" --save-every 10
+    same f "$1" $3 --resume "$1/step-00000010"
+  }
+}
+goes_on moved "--mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero2" "--mesh pp=2,cp=2 --micro-batch 4"
+goes_on grown "--mesh cp=2 --micro-batch 8" "--mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero3"
+
+b="--precision bf16"
+# shellcheck disable=SC2086  # lists of options
+{
+  one b $b --micro-batch 8
+  same b b_cube $b --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero2
+  same b b_pipes $b --mesh pp=2,tp=4 --micro-batch 4
+}
+m="--optimizer muon"
+# shellcheck disable=SC2086
+{
+  one m $m --micro-batch 8
+  same m m_cube $m --mesh dp=2,cp=2,tp=2 --micro-batch 2
+  same m m_zero $m --mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero2 --shard whole
+  same m m_pipes $m --mesh pp=2,tp=2 --micro-batch 1
+}
+d="--precision double"
+# shellcheck disable=SC2086
+{
+  one d $d --micro-batch 8
+  one d_usual $d --micro-batch 8 --deterministic off
+  near d_usual d 1e-12
+  same d d_cube $d --mesh dp=2,cp=2,tp=2 --micro-batch 2 --dropout 0
+}
+
+# Other leaves are other sums.
+leaves=4,8,4 one other --micro-batch 8
+leaves=8,8,2 one coarser --micro-batch 8
+for name in other coarser; do
+  [ "$(logs get f.jsonl weights_hash)" != "$(logs get $name.jsonl weights_hash)" ] || fail "$name has the same sums"
+done
+
+# refuses TEXT ARGUMENTS...: the trainer ends with TEXT.
+refuses() {
+  expected=$1
+  shift
+  ! "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1 --sample 0 --micro-batch 1 "$@" \
+    >bad.out 2>bad.err || fail "$* is taken"
+  grep -qF -- "$expected" bad.err || fail "$*: not '$expected': $(cat bad.err)"
+}
+refuses "--deterministic yes: legal are off, and one to three numbers of leaves" --deterministic yes
+refuses "--deterministic 8,8,2,1: legal are off" --deterministic 8,8,2,1
+refuses "--deterministic 8,0: legal are off" --deterministic 8,0
+refuses "which --threads 2 has not; legal is 1" --deterministic 8 --threads 2
+refuses "which --moments int8 has not; legal is full or bf16" --deterministic 8 --moments int8
+refuses "which --reduce-in bf16 has not; legal is full" --deterministic 8 --mesh dp=2 --reduce-in bf16
+refuses "which --tensor-overlap 2 has not; legal is 1" --deterministic 8 --mesh tp=2 --tensor-overlap 2
+refuses "has no order for kv heads that ranks share, and --mesh has tp=8 for 4 kv heads; legal are up to 4" \
+  --deterministic 8 --mesh tp=8
+refuses "2 leaves of heads, as many as divide 2 and 8, cannot be shared out over tp=4" --deterministic 2,8 --mesh tp=4
+refuses "4 leaves of samples, cannot be shared out over dp=2 and 4 microbatches of 8 sequences in a step; legal are multiples of 8 that divide 8" \
+  --deterministic 8,4 --mesh dp=2
+refuses "16 leaves of samples, cannot be shared out over dp=1 and 8 microbatches of 8 sequences" --deterministic 8,16
+refuses "2 leaves of the sequence, cannot be shared out over cp=2 in zigzag order; legal are multiples of 4" \
+  --deterministic 8,8,2 --mesh cp=2
+refuses "8 leaves of the sequence, of which each is cut into 8 for norms, do not divide --seq 32" --deterministic 8,8,8
