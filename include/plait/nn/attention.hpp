@@ -136,7 +136,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     const axis_list& axes = context_axes<typename specs::attention>;
     attention_part part{shape_,     {},   static_cast<std::size_t>(mesh.index_in(rank, axes)),
                         documents_, name, options.context};
-    if (ctx.numerics.canonical()) part.chunk = chunk_of(ctx.numerics, q, k, own, name);
+    if (ctx.numerics.canonical()) check_own_keys(q, k, own, name);
+    part.chunk = detail::chunk_of<engine>(ctx.numerics, q.global[1], name);
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
     if (!options.causal && part.blocks.size() > 1)
       fail({name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
@@ -209,17 +210,12 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   }
 
  private:
-  /// The tokens of a chunk of the sequence. Throws where attention has no canonical order.
-  static std::int64_t chunk_of(const numerics& order, const box& q, const box& k, const detail::local_heads& own,
-                               const std::string& name) {
+  /// Throws where ranks share kv heads.
+  static void check_own_keys(const box& q, const box& k, const detail::local_heads& own, const std::string& name) {
     if (own.used * q.global[2] != q.local[2] * k.global[2] || own.used != k.local[2])
       fail({name,
             ": canonical numerics (deterministic) have no order for kv heads that ranks share; shard heads over no "
             "more ranks than kv_heads"});
-    if constexpr (!detail::knows_chunks<engine>)
-      fail({name,
-            ": canonical numerics (deterministic) have no order for the engine of this strategy's attention policy"});
-    return q.global[1] / order.sequence;
   }
   statistic* cosine() { return rotations_.template data<statistic>(); }
   statistic* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }

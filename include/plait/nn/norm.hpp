@@ -285,21 +285,21 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   }
 
  private:
-  void canonical_gradients(Device& device, std::int64_t index, std::int64_t count, const T* x, const T* dy,
-                           const S* mean, const S* inv) {
+  void canonical_gradients(Device& on, std::int64_t index, std::int64_t count, const T* x, const T* dy, const S* mean,
+                           const S* inv) {
     const auto n = core_.columns;
     core_.add_terms(
         device, *core_.weight, index, count, x, dy, inv, mean,
         [&](const T* rows_x, const T* d, const S* rows_inv, const S* rows_mean, auto* out, std::int64_t rows) {
           using G = gradient_of<Precision>;
-          auto unused = make_buffer<G>(device, static_cast<std::size_t>(n));
-          device.zero(unused.data(), unused.bytes(), device.main_stream());
-          kernels::layer_norm_backward_dweight(device, rows_x, d, rows_mean, rows_inv, out, unused.template data<G>(),
-                                               rows, n);
+          auto unused = make_buffer<G>(on, static_cast<std::size_t>(n));
+          on.zero(unused.data(), unused.bytes(), on.main_stream());
+          kernels::layer_norm_backward_dweight(on, rows_x, d, rows_mean, rows_inv, out, unused.template data<G>(), rows,
+                                               n);
         });
-    core_.add_terms(device, *core_.bias, index, count, x, dy, inv, nullptr,
+    core_.add_terms(on, *core_.bias, index, count, x, dy, inv, nullptr,
                     [&](const T*, const T* d, const S*, const S*, auto* out, std::int64_t rows) {
-                      kernels::bias_gradient(device, d, out, rows, n);
+                      kernels::bias_gradient(on, d, out, rows, n);
                     });
   }
 

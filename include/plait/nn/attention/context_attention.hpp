@@ -46,6 +46,7 @@ class context_attention {
     shape.q_batch = shape.k_batch = shape.lse_stride = 0;
     static_cast<void>(shape.checked());
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
+    part.chunk = detail::chunk_of<engine>(ctx.numerics, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
     positions_ = order.positions(mine * own, own);
     engine_ = engine(ctx, part, axes);

@@ -76,6 +76,8 @@ class attention_core {
   };
 
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
+    if (ctx.numerics.canonical())
+      fail({name, ": canonical numerics (deterministic) have no order for attention over another sequence's keys"});
     const std::int64_t rank = ctx.ranks.rank();
     const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
     const box k = local_box(layout_v<K>, ctx.ranks.shape(), ctx.sizes, rank);

@@ -119,6 +119,19 @@ namespace detail {
 /// Whether an engine heeds `attention_part::chunk`; those of the library do.
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
+
+/// The tokens of a chunk of a sequence; 0 under usual numerics. Throws where an engine knows none, or they do not
+/// divide.
+template <class Engine>
+std::int64_t chunk_of(const numerics& order, std::int64_t length, const std::string& name) {
+  if (!order.canonical()) return 0;
+  if constexpr (!knows_chunks<Engine>)
+    fail({name, ": canonical numerics (deterministic) have no order for the engine of this attention policy"});
+  if (length % order.sequence != 0)
+    fail({name, ": canonical numerics cut a sequence of ", length, " tokens into ", order.sequence,
+          " chunks (numerics::sequence), which do not divide it"});
+  return length / order.sequence;
+}
 }  // namespace detail
 
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride.

@@ -26,6 +26,8 @@ class redistribution : public layer_types<T, From, To, Device> {
         back_(there_.backward(), ctx.ranks, ctx.sizes, "gradient of " + name) {
     enforce(check_boundary(layout_v<From>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<To>, ctx.ranks.shape()), name + ": output");
+    detail::require_no_sum(ctx, there_, name);
+    detail::require_no_sum(ctx, back_, "gradient of " + name);
   }
   tensor<T, To, Device> forward(const microbatch<Device>& mb, const tensor<T, From, Device>& x, saved* = nullptr) {
     tensor<T, To, Device> y(mb.ctx);

@@ -1,0 +1,104 @@
+// The leaves of tokens: every leaf is somebody's and nobody else's on each mesh, with the same tokens, whatever the
+// order of the sequence and the number of microbatches; and what ranks cannot share out is refused.
+#include "plait/nn/token_leaves.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "plait/layout/local_box.hpp"
+#include "plait/layout/spec.hpp"
+#include "plait/tensor/context.hpp"
+#include "plait/tensor/microbatch.hpp"
+
+using namespace plait;
+
+namespace {
+
+using three = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+using text = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
+using zigzag_text = spec<shard<batch, dp>, shard<zseq, cp, tp>, hidden>;
+
+/// The tokens of each leaf, as (sample of the step, position), and how often a leaf is somebody's.
+struct found {
+  std::map<std::int64_t, std::set<std::pair<std::int64_t, std::int64_t>>> tokens;
+  std::map<std::int64_t, int> owners;
+};
+
+template <class Spec>
+found leaves_of(const three& m, numerics order, std::int64_t microbatches, token_grain grain) {
+  order.zigzag = m.shape().extent(axis_of<cp>);
+  const bool zigzag = layout_v<Spec>.dims[1].dim == dim_of<zseq>;
+  const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8 / microbatches, 32, 32, 4);
+  const sequence_order places = zigzag ? sequence_order::zigzag(32, order.zigzag) : sequence_order::original(32);
+  found all;
+  for (std::int64_t rank = 0; rank < m.size(); ++rank) {
+    const token_leaves leaves(order, layout_v<Spec>, m.shape(), sizes, rank, grain, "layer");
+    const box part = local_box(layout_v<Spec>, m.shape(), sizes, rank);
+    for (const leaf_range& r : leaves.of_step(rank))
+      for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) ++all.owners[leaf];
+    for (std::int64_t i = 0; i < microbatches; ++i) {
+      const std::int64_t first =
+          first_sample_in_step(order, i, microbatches, part.global[0], part.offset[0], part.local[0]);
+      for (const auto& leaf : leaves.of_microbatch(i, microbatches))
+        for (const auto& rows : leaf.parts)
+          for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row)
+            all.tokens[leaf.number].emplace(first + row / part.local[1],
+                                            places.position(part.offset[1] + row % part.local[1]));
+    }
+  }
+  return all;
+}
+
+template <class Spec>
+void check(const three& m, std::int64_t microbatches, token_grain grain) {
+  const numerics order{4, 4, 4};
+  const found one = leaves_of<text>(three{1, 1, 1}, order, 1, grain),
+              here = leaves_of<Spec>(m, order, microbatches, grain);
+  CHECK(one.tokens.size() == (grain == token_grain::fine ? 64 : 16));
+  CHECK(here.tokens == one.tokens);
+  CHECK(here.owners.size() == one.tokens.size());
+  for (const auto& [leaf, times] : here.owners) CHECK(times == 1);
+}
+
+}  // namespace
+
+TEST_CASE("leaves have the same tokens on every mesh") {
+  for (const token_grain grain : {token_grain::coarse, token_grain::fine})
+    for (const std::int64_t microbatches : {1, 2, 4}) {
+      check<text>(three{1, 1, 1}, microbatches, grain);
+      check<zigzag_text>(three{1, 2, 1}, microbatches, grain);
+      check<text>(three{1, 4, 1}, microbatches, grain);
+      if (microbatches < 4) check<zigzag_text>(three{2, 2, 1}, microbatches, grain);
+      if (grain == token_grain::coarse) continue;
+      check<text>(three{1, 2, 4}, microbatches, grain);
+      if (microbatches == 1) check<zigzag_text>(three{4, 2, 2}, microbatches, grain);
+    }
+}
+
+TEST_CASE("what ranks cannot share out is refused, with the knob and the legal values") {
+  const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8, 32, 32, 4);
+  const auto make = [&](const three& m, numerics order, const layout& tokens) {
+    return token_leaves(order, tokens, m.shape(), sizes, 0, token_grain::coarse, "layer");
+  };
+  CHECK_THROWS_WITH_AS(make(three{4, 1, 1}, {4, 6, 4}, layout_v<text>),
+                       doctest::Contains("numerics::samples = 6 leaves of samples, which 4 ranks"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 5}, layout_v<text>),
+                       doctest::Contains("cut a sequence of 32 tokens into 5 chunks (numerics::sequence = 5)"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>),
+                       doctest::Contains("makes chunks of 16 tokens, and ranks have 8 neighbours of"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>), doctest::Contains("legal are multiples of 4"),
+                       error);
+  CHECK_THROWS_WITH_AS(make(three{1, 2, 1}, {4, 4, 4}, layout_v<zigzag_text>),
+                       doctest::Contains("give the context numerics_under<strategy>(numerics, mesh)"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<shard<hidden, tp>, seq>>),
+                       doctest::Contains("canonical numerics have an order for rows of [batch, seq]"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 16, 4}, layout_v<text>).of_microbatch(0, 1),
+                       doctest::Contains("numerics::samples = 16 leaves of 8 samples in a step are uneven"), error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 2, 4}, layout_v<text>).of_microbatch(0, 4),
+                       doctest::Contains("a microbatch has 8 on a rank; legal are multiples of 4 that divide 32"),
+                       error);
+}

@@ -1,0 +1,125 @@
+// Partial sums of ranks, exchanged and joined: the bits of one rank that has all leaves, whatever leaves ranks have and
+// whatever part of the array each is to get; and a leaf that is missing is found.
+#include "plait/tensor/canonical_exchange.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/tensor/canonical_sum.hpp"
+
+using namespace plait;
+
+namespace {
+
+constexpr std::int64_t elements = 7000;  // more than an exchange of whole arrays takes with three ranks
+
+/// A leaf's terms: numbers of very different size, so that every order of additions has bits of its own.
+std::vector<float> terms(std::int64_t leaf) {
+  std::minstd_rand random(static_cast<unsigned>(leaf) + 1);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(elements);
+  for (float& v : x) v = normal(random) * std::ldexp(1.0f, static_cast<int>(random() % 9));
+  return x;
+}
+void add(canonical_sum<float, cpu>& sum, cpu& device, std::int64_t leaf) {
+  const std::vector<float> x = terms(leaf);
+  sum.add(device, leaf, true, [&](float* out, bool adds) {
+    for (std::size_t i = 0; i < x.size(); ++i) out[i] = adds ? out[i] + x[i] : x[i];
+  });
+}
+std::vector<float> on_one_rank(std::int64_t leaves) {
+  cpu device;
+  canonical_sum<float, cpu> sum(elements, leaves);
+  for (std::int64_t leaf = leaves; leaf-- > 0;) add(sum, device, leaf);
+  const auto all = sum.parts();
+  REQUIRE(all.nodes.size() == 1);
+  return {all.values[0], all.values[0] + elements};
+}
+
+/// Whose each leaf is.
+using owners = std::vector<std::int64_t>;
+std::vector<std::vector<tree_node>> members_of(const owners& of, std::int64_t ranks) {
+  std::vector<std::vector<tree_node>> members;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    std::vector<leaf_range> own;
+    for (std::size_t leaf = 0; leaf < of.size(); ++leaf)
+      if (of[leaf] == r) own.push_back({static_cast<std::int64_t>(leaf), static_cast<std::int64_t>(leaf) + 1});
+    members.push_back(roots_of(own, static_cast<std::int64_t>(of.size())));
+  }
+  return members;
+}
+
+void check(const owners& of, std::int64_t ranks) {
+  const auto leaves = static_cast<std::int64_t>(of.size());
+  const std::vector<float> expected = on_one_rank(leaves);
+  std::vector<std::int64_t> wrong(static_cast<std::size_t>(ranks), 0);
+  threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
+    any_communicator comm(c);
+    cpu device;
+    canonical_sum<float, cpu> sum(elements, leaves);
+    for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
+      if (of[static_cast<std::size_t>(leaf)] == c.rank()) add(sum, device, leaf);
+    const canonical_exchange exchange(comm, members_of(of, ranks), leaves);
+    auto& mine = wrong[static_cast<std::size_t>(c.rank())];
+    mine += exchange.joined().size() != 1;
+    const auto everywhere = exchange.run_everywhere(device, sum.parts(), elements);
+    for (std::int64_t i = 0; i < elements; ++i)
+      mine += everywhere.values[0][i] != expected[static_cast<std::size_t>(i)];
+    // Uneven parts, of which one is empty.
+    std::vector<element_range> parts;
+    for (std::int64_t r = 0; r < ranks; ++r) parts.push_back({r * 1000, r == 1 ? 1000 : r * 1000 + 900});
+    const auto part = exchange.run(device, sum.parts(), parts);
+    const element_range own = parts[static_cast<std::size_t>(c.rank())];
+    for (std::int64_t i = 0; i < own.size(); ++i)
+      mine += part.values[0][i] != expected[static_cast<std::size_t>(own.begin + i)];
+  });
+  for (const std::int64_t n : wrong) CHECK(n == 0);
+}
+
+}  // namespace
+
+TEST_CASE("whoever has which leaves, the sum has the bits of one rank") {
+  check({0, 0, 1, 1}, 2);
+  check({0, 1, 1, 0}, 2);        // a zigzag
+  check({0, 1, 2, 0, 1, 2}, 3);  // no neighbours at all
+  check({0, 0, 0, 1, 1, 2, 2}, 3);
+  check({3, 3, 1, 0, 0, 1, 2, 2, 2, 1, 3}, 4);
+  std::mt19937 random(7);
+  for (int i = 0; i < 10; ++i) {
+    owners of(3 + random() % 14);
+    for (std::size_t leaf = 0; leaf < of.size(); ++leaf)
+      of[leaf] = leaf < 3 ? static_cast<std::int64_t>(leaf) : random() % 3;
+    check(of, 3);
+  }
+}
+
+TEST_CASE("other orders of the same leaves have other bits") {
+  std::vector<float> sum = terms(0);
+  for (std::int64_t leaf = 1; leaf < 8; ++leaf) {
+    const std::vector<float> x = terms(leaf);
+    for (std::size_t i = 0; i < x.size(); ++i) sum[i] += x[i];
+  }
+  const std::vector<float> tree = on_one_rank(8);
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < sum.size(); ++i) different += sum[i] != tree[i];
+  CHECK(different > sum.size() / 4);
+}
+
+TEST_CASE("a rank without one of its leaves is found") {
+  CHECK_THROWS_WITH_AS(threads::run(2,
+                                    [&](threads::communicator c) {
+                                      any_communicator comm(c);
+                                      cpu device;
+                                      canonical_sum<float, cpu> sum(elements, 4);
+                                      add(sum, device, c.rank() == 0 ? 0 : 2);
+                                      if (c.rank() == 0) add(sum, device, 1);
+                                      const canonical_exchange exchange(comm, members_of({0, 0, 1, 1}, 2), 4);
+                                      static_cast<void>(exchange.run_everywhere(device, sum.parts(), elements));
+                                    }),
+                       doctest::Contains("a canonical sum over 4 leaves is incomplete on this rank"), error);
+}
