@@ -289,7 +289,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                            const S* inv) {
     const auto n = core_.columns;
     core_.add_terms(
-        device, *core_.weight, index, count, x, dy, inv, mean,
+        on, *core_.weight, index, count, x, dy, inv, mean,
         [&](const T* rows_x, const T* d, const S* rows_inv, const S* rows_mean, auto* out, std::int64_t rows) {
           using G = gradient_of<Precision>;
           auto unused = make_buffer<G>(on, static_cast<std::size_t>(n));

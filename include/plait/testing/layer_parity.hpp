@@ -46,6 +46,7 @@ struct layer_run {
   recompute policy = recompute::none;
   bool backward = true;
   bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient is there
+  numerics order{};
 };
 
 struct layer_values {
@@ -78,7 +79,7 @@ void fill_parameters(const context<Device>& ctx, Layer& layer, const bump& chang
 /// device and from one of the `counting_device`, for whose prediction what is kept and sent is compared with it.
 template <class Device, class Make>
 layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
-  const context<Device> ctx{device, ranks, sizes, 99};
+  const context<Device> ctx{device, ranks, sizes, 99, how.order};
   auto layer = make(ctx);
   using L = decltype(layer);
   using T = typename L::value_type;
@@ -113,7 +114,7 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
     ranks.ledger().clear();
     const auto dx = layer.backward(mb, x, kept, dy);
     later.run();
-    const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy);
+    const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy, how.order);
     out.found.require(held == plan.kept_bytes,
                       cat({"a forward pass keeps ", held, " bytes, and the dry run said ", plan.kept_bytes}));
     out.found.add(compare_ledgers(forward, plan.forward), "forward");
