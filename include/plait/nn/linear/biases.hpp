@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -58,7 +59,7 @@ class linear_biases {
     }
     if (ctx.numerics.canonical() && trainable())
       terms_ = &array->add_terms(token_leaves(ctx.numerics, d.branches[0].output, ctx.ranks.shape(), ctx.sizes,
-                                              ctx.ranks.rank(), token_grain::fine, "bias of " + info[0].weight.name));
+                                              ctx.ranks.rank(), token_grain::fine, first_name()));
   }
 
   bool any() const {
@@ -134,6 +135,11 @@ class linear_biases {
   }
 
  private:
+  std::string first_name() const {
+    for (const auto& p : biases_)
+      if (p) return p->name();
+    return {};
+  }
   /// Calls f(parameter, offset in a row, columns, row stride) for each from `begin` to `end`.
   template <class F>
   void each(std::size_t begin, std::size_t end, F&& f) const {

@@ -89,7 +89,7 @@ class linear_core {
                   batches_ != 1,
                   adapters_.any(),
                   overlap != 1,
-                  first_name.substr(0, first_name.rfind(".weight"))};
+                  weights_[0]->name().substr(0, weights_[0]->name().rfind(".weight"))};
     if (weights_trainable()) terms_ = &weights_[0]->array()->add_terms(canonical_.tokens());
   }
 

@@ -1,0 +1,180 @@
+// Layers under canonical numerics: outputs, gradients of inputs and of weights have the bits of one rank on every mesh,
+// and are what the usual numerics give but for rounding; what is kept and sent is what a dry run says. Layers that have
+// no such order are refused by name.
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "plait/nn/attention.hpp"
+#include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/norm.hpp"
+#include "plait/nn/strategies.hpp"
+#include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+constexpr numerics order{4, 4, 4, 1};
+const testing::on_cpu canonical{{.canonical = true}};
+
+dim_sizes sizes() {
+  dim_sizes s = transformer_sizes(4, 16);
+  s.set(dim_of<zseq>, 16), s.set(dim_of<hidden>, 24), s.set(dim_of<ffn>, 40);
+  s.set(dim_of<heads>, 8), s.set(dim_of<kv_heads>, 4), s.set(dim_of<head_dim>, 4);
+  return s;
+}
+
+void check_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    worst = std::max(worst, std::abs(a[i] - b[i])), size = std::max(size, std::abs(a[i]));
+  CHECK(worst <= tolerance * size);
+}
+
+/// `make` makes a layer whose values are of T.
+template <class T, class Mesh, class Make>
+void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make) {
+  for (const bool deferred : {false, true}) {
+    const layer_run how{
+        .policy = deferred ? recompute::selective : recompute::none, .deferred = deferred, .order = order};
+    const layer_values one = run_on(alone, sizes(), make, how, canonical)[0];
+    CHECK(one.found.text() == "");
+    const layer_values usual = run_on(alone, sizes(), make)[0];
+    const double tolerance = sizeof(T) == 8 ? 1e-13 : 1e-4;
+    check_near(one.y, usual.y, tolerance);
+    check_near(one.dx, usual.dx, tolerance);
+    for (std::size_t i = 0; i < one.gradients.size(); ++i)
+      check_near(one.gradients[i].second, usual.gradients[i].second, tolerance);
+    for (const Mesh& mesh : meshes)
+      for (const layer_values& rank : run_on(mesh, sizes(), make, how, canonical)) {
+        INFO(describe(mesh.shape()));
+        CHECK(rank.found.text() == "");
+        CHECK(rank.y == one.y);
+        CHECK(rank.dx == one.dx);
+        REQUIRE(rank.gradients.size() == one.gradients.size());
+        for (std::size_t i = 0; i < one.gradients.size(); ++i) {
+          INFO(one.gradients[i].first);
+          CHECK(rank.gradients[i].second == one.gradients[i].second);
+        }
+      }
+  }
+}
+template <class T, template <class, class, class> class Layer, class Policy>
+void check_policy() {
+  check<T>(two{1, 1}, {two{1, 2}, two{2, 1}, two{2, 2}, two{4, 1}, two{2, 4}},
+           [](const auto& ctx) { return Layer<T, Policy, device_of<decltype(ctx)>>(ctx, "layer"); });
+}
+template <class T, class Spec>
+void check_norms() {
+  const auto meshes = {two{1, 2}, two{2, 1}, two{2, 2}, two{1, 4}, two{4, 1}};
+  check<T>(two{1, 1}, meshes,
+           [](const auto& ctx) { return rms_norm<T, Spec, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); });
+  check<T>(two{1, 1}, meshes,
+           [](const auto& ctx) { return layer_norm<T, Spec, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); });
+}
+
+/// A weight that lies as [in, out].
+using column_by_inputs = spec<hidden, shard<ffn, tp>>;
+using row_by_inputs = spec<shard<ffn, tp>, hidden>;
+
+using four_axes = context_parallel<megatron_sp, chosen<cp>>;
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("linears", T, float, double) {
+  check_policy<T, linear, policy<rows_split, column, wide, true>>();
+  check_policy<T, linear, policy<rows_whole, column, wide>>();
+  check_policy<T, linear, policy<wide, row, rows_split, true>>();
+  check_policy<T, linear, policy<wide, row, rows_whole, true>>();
+  check_policy<T, linear, policy<rows_split, column_by_inputs, wide, true>>();
+  check_policy<T, linear, policy<wide, row_by_inputs, rows_split>>();
+}
+
+TEST_CASE_TEMPLATE("norms", T, float, double) {
+  check_norms<T, rows_split>();
+  check_norms<T, rows_whole>();
+}
+
+TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
+  using mesh = megatron_sp::mesh;
+  const auto meshes = {mesh{1, 1, 2, 1}, mesh{1, 2, 1, 1}, mesh{2, 2, 2, 1}, mesh{1, 4, 2, 1}};
+  for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses})
+    for (const std::int64_t window : {0, 5}) {
+      if (how == chosen_policy::ulysses && window != 0) continue;
+      check<T>(mesh{1, 1, 1, 1}, how == chosen_policy::ulysses ? std::initializer_list<mesh>{mesh{1, 2, 2, 1}} : meshes,
+               [=](const auto& ctx) {
+                 attention_options options{.window = window, .context = how, .qkv_bias = true, .output_bias = true};
+                 options.frequencies = {1, 0.1};
+                 return self_attention<T, four_axes, device_of<decltype(ctx)>>(ctx, "attention", options);
+               });
+    }
+  check<T>(mesh{1, 1, 1, 1}, meshes, [](const auto& ctx) {
+    return swiglu_mlp<T, four_axes, device_of<decltype(ctx)>>(ctx, "mlp", initializer{}, true);
+  });
+}
+
+namespace {
+/// The message with which a layer is refused on one or several ranks.
+template <class Make>
+std::string refusal(const two& mesh, Make&& make, cpu::options device = {.canonical = true}, numerics of = order) {
+  try {
+    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
+      world ranks(mesh.shape(), c);
+      cpu own(device);
+      make(context<cpu>{own, ranks, sizes(), 1, of});
+    });
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+bool is_refused(const two& mesh, const char* text, auto&& make, cpu::options device = {.canonical = true},
+                numerics of = order) {
+  const std::string found = refusal(mesh, make, device, of);
+  if (found.find(text) == std::string::npos) MESSAGE(found);
+  return found.find(text) != std::string::npos;
+}
+}  // namespace
+
+TEST_CASE("what has no canonical order is refused by name") {
+  using column_linear = linear<float, policy<rows_split, column, wide>>;
+  using row_linear = linear<float, policy<wide, row, rows_split>>;
+  CHECK(is_refused(two{1, 1},
+                   "layer: canonical numerics need a device whose products have one order: set its options::canonical",
+                   [](const auto& ctx) { column_linear(ctx, "layer"); }, {}));
+  CHECK(is_refused(two{1, 2},
+                   "layer: canonical numerics (deterministic) have no order for linears whose collectives go in chunks",
+                   [](const auto& ctx) { column_linear(ctx, "layer", {.overlap = 2}); }));
+  CHECK(is_refused(two{1, 1}, "have no order for low-rank adapters",
+                   [](const auto& ctx) { column_linear(ctx, "layer", {.lora = {.rank = 2}}); }));
+  CHECK(
+      is_refused(two{1, 2}, "a sum over ranks of tp stays partial, which has no canonical order", [](const auto& ctx) {
+        linear<float, policy<wide, row, spec<shard<batch, dp>, seq, hidden, partial<tp>>>>(ctx, "layer");
+      }));
+  CHECK(is_refused(two{1, 2}, "numerics::features = 3), which 2 ranks of tp cannot share out",
+                   [](const auto& ctx) { row_linear(ctx, "layer"); }, {.canonical = true}, {3, 4, 4, 1}));
+  CHECK(is_refused(
+      two{1, 2}, "norm: canonical numerics (deterministic) have no order for norms of rows that ranks share",
+      [](const auto& ctx) { rms_norm<float, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx, 1e-5, "norm"); }));
+  CHECK(is_refused(two{1, 2},
+                   "moved: canonical numerics (deterministic) have no order for this sum over ranks: reduce_scatter",
+                   [](const auto& ctx) { redistribution<float, rows_pending, rows_split>(ctx, "moved"); }));
+}
+
+TEST_CASE("a layer that adds to gradients in its own order is refused by its parameter") {
+  CHECK(is_refused(two{1, 1},
+                   "parameter layer.weight: its layer adds to the gradient in an order that depends on the layout",
+                   [](const auto& ctx) {
+                     linear<float, policy<rows_split, column, wide>> layer(ctx, "layer");
+                     layer.visit([&](auto& p) { p.zero_gradient(ctx); });
+                     layer.weight()->used_gradient(ctx.device);
+                   }));
+}
