@@ -47,6 +47,9 @@ class cuda {
     /// bus: AdamW's moments, Muon's momenta, float masters of narrower weights. No bit of a result changes. An update
     /// takes as long as the bus needs for those bytes, both ways at a time.
     bool offload_optimizer = false;
+    /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:
+    /// what contexts with canonical numerics need.
+    bool canonical = false;
   };
 
   class event;
@@ -116,6 +119,9 @@ class cuda {
     faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
     zero(faults_, sizeof(device_fault), main_);
     own_bytes_ = allocator_.bytes_in_use();
+    if (!options_.canonical) return;
+    gemm_.pin();
+    attention_.backend = attention_backend::own;
   }
   cuda(const cuda&) = delete;
   cuda& operator=(const cuda&) = delete;
@@ -277,7 +283,14 @@ class cuda {
   void use_products(const product_choices& choices) { gemm_.adopt(choices); }
 
   /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
-  void use_attention(attention_choice choice) { attention_ = choice; }
+  void use_attention(attention_choice choice) {
+    if (options_.canonical && choice.backend != attention_backend::own)
+      fail(
+          "cuda: options::canonical has one order of sums, which a library's attention may not keep; legal is "
+          "attention_backend::own");
+    attention_ = choice;
+  }
+  bool canonical() const { return options_.canonical; }
   const attention_choice& attention() const { return attention_; }
 
   static constexpr bool supports_bf16() { return true; }

@@ -29,11 +29,6 @@ inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, con
   fail({problem.text(), ": cuBLASLt: ", doing, ": ", text != nullptr ? text : std::to_string(status)});
 }
 
-template <class T>
-inline constexpr cudaDataType_t cuda_type = std::is_same_v<T, double> ? CUDA_R_64F
-                                            : std::is_same_v<T, bf16> ? CUDA_R_16BF
-                                                                      : CUDA_R_32F;
-
 }  // namespace detail
 
 /// The work of a product beside multiplying, in the same pass over C. `bias` [n] is added to every row; `addend` [m, n]
@@ -86,7 +81,7 @@ class cublaslt_gemm {
     const bool is_new = found == entries_.end();
     if (is_new) {
       if (entries_.size() >= max_entries) entries_.clear();
-      found = entries_.emplace(k, make_entry<In, Out>(k)).first;
+      found = entries_.emplace(k, make_entry(k)).first;
     }
     entry& e = found->second;
     if (!e.exists) return false;
@@ -104,6 +99,14 @@ class cublaslt_gemm {
     if (is_new && candidates_ > 1 && choices_.find(text_of(k)) == nullptr) measure_new<Out>(k, e, multiply, stream);
     multiply(e.algorithm, c);
     return true;
+  }
+
+  /// From now on every product of one number of terms, types and transpositions is computed by one algorithm, whatever
+  /// its other sizes, that splits no sum; what it cannot compute is refused. Then cutting rows or columns changes no
+  /// bit, as an algorithm's tiles of one size go through the terms of each sum in one order.
+  void pin() {
+    pins_ = true;
+    entries_.clear();
   }
 
   std::size_t cached_problems() const { return entries_.size(); }
@@ -219,10 +222,13 @@ class cublaslt_gemm {
     return owned_layout(layout);
   }
 
-  template <class In, class Out>
-  entry make_entry(const key& k) {
+  /// Describes a problem; which algorithm computes it is open.
+  entry describe(const key& k) const {
     const gemm_problem& p = k.problem;
-    constexpr bool is_double = std::is_same_v<In, double>;
+    const bool is_double = k.in == dtype::f64;
+    const auto type_of = [](dtype type) {
+      return type == dtype::f64 ? CUDA_R_64F : type == dtype::bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    };
     const cublasComputeType_t compute = is_double ? CUBLAS_COMPUTE_64F
                                         : k.tf32  ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                   : CUBLAS_COMPUTE_32F;
@@ -236,9 +242,18 @@ class cublaslt_gemm {
     if (k.also == beside::bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
     if (k.also == beside::row_sums)  // its B is our a
       set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, p);
-    e.a = make_layout(detail::cuda_type<In>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
-    e.b = make_layout(detail::cuda_type<In>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
-    e.c = make_layout(detail::cuda_type<Out>, p.m, p.n, p.ldc, p);
+    e.a = make_layout(type_of(k.in), p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
+    e.b = make_layout(type_of(k.in), p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
+    e.c = make_layout(type_of(k.out), p.m, p.n, p.ldc, p);
+    return e;
+  }
+  entry make_entry(const key& k) {
+    const gemm_problem& p = k.problem;
+    entry e = describe(k);
+    if (pins_) {
+      pin(e, k);
+      return e;
+    }
     const product_choices::choice* const chosen = adopted_.size() == 0 ? nullptr : adopted_.find(text_of(k));
     const int at = chosen == nullptr ? 0 : chosen->candidate;
     const proposals found = proposed(e, k, at + 1);
@@ -249,6 +264,39 @@ class cublaslt_gemm {
             " here; measure the products anew"});
     e.algorithm = found.algorithm(at);
     return e;
+  }
+
+  /// Gives an entry the algorithm of its kind: the first that the heuristic has for a square of 512 with as many terms.
+  void pin(entry& e, const key& k) {
+    const gemm_problem& p = k.problem;
+    e.exists = k.also != beside::row_sums;
+    if (!e.exists) return;
+    const auto refuse = [&](const char* why) {
+      fail({p.text(), ": cuda::options::canonical has one algorithm for products of ", p.k, " terms, ", why});
+    };
+    if (*std::min_element(std::begin(k.aligned), std::end(k.aligned)) < 16)
+      refuse("which needs parts of matrices that begin at multiples of 16 bytes");
+    auto found = pinned_.find(kind_of(k));
+    if (found == pinned_.end()) {
+      gemm_problem square = p;
+      square.m = square.n = 512;
+      square.lda = p.trans_a ? 512 : p.k, square.ldb = p.trans_b ? p.k : 512, square.ldc = 512;
+      key like = k;
+      like.problem = square, like.workspace = 0;
+      for (std::uint16_t& bytes : like.aligned) bytes = 16;
+      const entry reference = describe(like);
+      found = pinned_.emplace(kind_of(k), proposed(reference, like, 1).algorithm(0)).first;
+    }
+    cublasLtMatmulHeuristicResult_t result{};
+    if (cublasLtMatmulAlgoCheck(handle_, e.operation.get(), e.b.get(), e.a.get(), e.c.get(), e.c.get(), &found->second,
+                                &result) != CUBLAS_STATUS_SUCCESS ||
+        result.workspaceSize != 0)
+      refuse("which cannot compute this one");
+    e.algorithm = found->second;
+  }
+  static std::string kind_of(const key& k) {
+    return cat({name_of(k.in), " ", name_of(k.out), " ", int{k.problem.trans_a}, int{k.problem.trans_b}, int{k.tf32},
+                " ", k.problem.k, " ", static_cast<int>(k.also)});
   }
 
   /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product.
@@ -312,8 +360,9 @@ class cublaslt_gemm {
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{k.workspace});
     // Terms of a sum that is split over blocks are added in the type of the arithmetic, never in the output's bf16.
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-           std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+    if (!pins_) reductions |= CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     // The factors are exchanged: cuBLASLt's A is our b.
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{k.aligned[1]});
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{k.aligned[0]});
@@ -335,6 +384,8 @@ class cublaslt_gemm {
 
   cublasLtHandle_t handle_ = nullptr;
   int candidates_ = 1;
+  bool pins_ = false;
+  std::unordered_map<std::string, cublasLtMatmulAlgo_t> pinned_;
   product_choices choices_, adopted_;
   std::unordered_map<key, entry, key_hash> entries_;
 };

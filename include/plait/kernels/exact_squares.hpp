@@ -3,9 +3,9 @@
 // tests/unit/kernels/exact_squares.cpp.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "plait/core/compiled.hpp"
 
@@ -17,31 +17,33 @@ inline constexpr int digits = 3, digit_bits = 20, exponents = 8;
 inline constexpr int bins = 2048 / exponents;
 inline constexpr int words = bins * digits + 1;  ///< the last counts what is not finite
 
-/// Adds a number, which is not negative.
-PLAIT_HOST_DEVICE inline void add(std::int64_t* sum, double x) {
-  const auto bits = std::bit_cast<std::uint64_t>(x);
+/// Calls add(word, value) for the words that a number, which is not negative, adds to.
+template <class Add>
+PLAIT_HOST_DEVICE inline void each_word(double x, Add add) {
+  std::uint64_t bits = 0;
+  memcpy(&bits, &x, sizeof bits);  // no std::bit_cast in kernels
   const auto exponent = static_cast<int>(bits >> 52 & 2047);
-  if (exponent == 2047) {
-    ++sum[bins * digits];
-    return;
-  }
+  if (exponent == 2047) return add(bins * digits, std::int64_t{1});
   std::uint64_t mantissa = (bits & ((std::uint64_t{1} << 52) - 1)) | (exponent == 0 ? 0 : std::uint64_t{1} << 52);
-  mantissa <<= exponent % exponents;
-  std::int64_t* const bin = sum + exponent / exponents * digits;
+  mantissa <<= exponent == 0 ? 1 : exponent % exponents;  // subnormal numbers have the exponent 1
+  const int bin = exponent / exponents * digits;
   constexpr std::uint64_t mask = (std::uint64_t{1} << digit_bits) - 1;
-  bin[0] += static_cast<std::int64_t>(mantissa & mask);
-  bin[1] += static_cast<std::int64_t>(mantissa >> digit_bits & mask);
-  bin[2] += static_cast<std::int64_t>(mantissa >> 2 * digit_bits);
+  add(bin, static_cast<std::int64_t>(mantissa & mask));
+  add(bin + 1, static_cast<std::int64_t>(mantissa >> digit_bits & mask));
+  add(bin + 2, static_cast<std::int64_t>(mantissa >> 2 * digit_bits));
+}
+inline void add(std::int64_t* sum, double x) {
+  each_word(x, [sum](int word, std::int64_t value) { sum[word] += value; });
 }
 
 /// Returns the sum, from the smallest bin to the largest; NaN where something was not finite. Its bits depend on the
 /// integers alone.
-inline double total(const std::int64_t* sum) {
-  if (sum[bins * digits] != 0) return std::nan("");
+PLAIT_HOST_DEVICE inline double total(const std::int64_t* sum) {
+  if (sum[bins * digits] != 0) return NAN;
   double all = 0;
   for (int b = 0; b < bins; ++b)
     for (int d = 0; d < digits; ++d)
-      all += std::ldexp(static_cast<double>(sum[b * digits + d]), b * exponents + d * digit_bits - 1075);
+      all += ldexp(static_cast<double>(sum[b * digits + d]), b * exponents + d * digit_bits - 1075);
   return all;
 }
 

@@ -182,10 +182,11 @@ class embedding {
     table_->begin_terms();
     terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
       on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
+      buffer<Device> room_ids, room_d;
+      const Id* const leaf_ids = detail::rows_of_leaf(on, leaf, ids, 1, room_ids);
+      const T* const leaf_d = detail::rows_of_leaf(on, leaf, d, width_, room_d);
       keeping_padding_row(on, out, [&] {
-        for (const token_leaves::rows& r : leaf.parts)
-          kernels::embedding_backward(on, ids + r.first, d + r.first * width_, out, r.count, width_, first_, rows_,
-                                      vocab_);
+        kernels::embedding_backward(on, leaf_ids, leaf_d, out, leaf.count(), width_, first_, rows_, vocab_);
       });
     });
   }

@@ -323,6 +323,25 @@ inline std::atomic<int> product_delay[3], products_done[3];
 
 }  // namespace stand_in
 
+namespace stand_in {
+/// A test's: whether each algorithm adds the terms of a sum in an order of its own, and the heuristic's proposals
+/// depend on how large a product is.
+inline std::atomic<bool> orders_differ = false;
+}  // namespace stand_in
+
+/// Every algorithm can compute every product.
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              const cublasLtMatmulAlgo_t* algorithm,
+                                              cublasLtMatmulHeuristicResult_t* result) {
+  stand_in::gemm g;
+  if (!handle || !algorithm || algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (const auto status = stand_in::make_gemm(desc, a, b, c, d, g)) return status;
+  *result = {*algorithm, algorithm->data[2], CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 /// The first algorithm needs a workspace of 1 MiB where that is allowed, the others none.
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -333,7 +352,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
   *returned = 0;
   if (!handle || asked < 1) return CUBLAS_STATUS_INVALID_VALUE;
   if (const auto status = stand_in::make_gemm(desc, a, b, c, d, g)) return status;
-  for (std::uint64_t i = 0; i < 3 && *returned < asked; ++i) {
+  const std::uint64_t turn = stand_in::orders_differ ? (g.d.rows * 3 + g.d.cols) / 8 % 3 : 0;
+  for (std::uint64_t n = 0; n < 3 && *returned < asked; ++n) {
+    const std::uint64_t i = (n + turn) % 3;
     const std::size_t workspace = i == 0 ? 1 << 20 : 0;
     if (workspace > (preference ? preference->workspace : 0)) continue;
     // The first splits the sum, and adds its parts in the output where it may.
@@ -358,6 +379,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (algorithm && algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
   if (needed > workspace_bytes || (needed && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
   g.split_in_output = algorithm && algorithm->data[3] != 0;
+  if (stand_in::orders_differ && algorithm) g.terms_together = 3 + static_cast<std::int64_t>(algorithm->data[1]) * 2;
   const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
   double scalars[2] = {};
   const auto read = [wide = g.wide](const void* p) {

@@ -121,6 +121,7 @@
                                  std::int64_t, std::int64_t, std::int64_t))                                            \
   PLAIT_KERNEL(void rope_backward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,   \
                                   std::int64_t, std::int64_t, std::int64_t))                                           \
+  PLAIT_KERNEL(void sum_of_multiples(cuda&, const T*, std::int64_t, double, double*))                                  \
   PLAIT_KERNEL(void sum(cuda&, const T*, std::int64_t, double*))                                                       \
   PLAIT_KERNEL(void swiglu_forward(cuda&, const T*, T*, std::int64_t, std::int64_t))                                   \
   PLAIT_KERNEL(void swiglu_backward(cuda&, const T*, const T*, T*, std::int64_t, std::int64_t))
@@ -139,6 +140,7 @@
   PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_momentum_tensor<S, S>>, const muon_settings&,       \
                                   const adamw_scalars*))                                                          \
   PLAIT_KERNEL(void divide_by_norm(cuda&, const S*, S*, std::int64_t, const double*, double))                     \
+  PLAIT_KERNEL(void add_exact_squares(cuda&, std::span<const const_elements<S>>, std::int64_t*))                  \
   PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<S>>, double*))
 
 namespace plait::kernels {

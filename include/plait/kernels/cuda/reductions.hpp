@@ -10,6 +10,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/elements.hpp"
+#include "plait/kernels/exact_squares.hpp"
 
 namespace plait::kernels {
 
@@ -20,6 +21,18 @@ void sum(cuda& device, const S* x, std::int64_t n, double* out);
 /// *out += the sum of the squares of all elements of all parts.
 template <class G>
 void add_sum_squares(cuda& device, std::span<const const_elements<G>> parts, double* out);
+
+/// *out = the sum of n elements, each rounded to a multiple of `quantum`: exact, so that it depends on no order.
+template <class S>
+void sum_of_multiples(cuda& device, const S* x, std::int64_t n, double quantum, double* out);
+
+/// Adds the squares of all elements of all parts to `bins`, as integers (kernels/exact_squares.hpp).
+template <class G>
+void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, std::int64_t* bins);
+/// all += own
+void add_bins(cuda& device, const std::int64_t* own, std::int64_t* all);
+/// *out = the sum that the bins are.
+void sum_of_bins(cuda& device, const std::int64_t* bins, double* out);
 
 /// *y = 1 / *x where *x > 0, else 0.
 void reciprocal(cuda& device, const double* x, double* y);

@@ -69,6 +69,42 @@ static __global__ void sum_of_sums(const double* sums, std::int64_t count, bool 
   if (threadIdx.x == 0) *out = add ? *out + total : total;
 }
 
+/// One block, whose threads' sums are exact, and so is theirs.
+template <class S>
+__global__ static void sum_multiples(const S* x, std::int64_t n, double quantum, double* out) {
+  __shared__ double scratch[warp_lanes];
+  double total = 0;
+  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x)
+    total += nearbyint(number<double>(x[i]) / quantum) * quantum;
+  total = block_sum(total, scratch);
+  if (threadIdx.x == 0) *out = total;
+}
+
+/// Integers are added in whatever order threads come.
+template <class G>
+__global__ static void exact_squares_of_chunks(const tensor_table<const_elements<G>> table, std::int64_t* bins) {
+  using word = unsigned long long;
+  __shared__ word own[exact_squares::words];
+  for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x)) own[i] = 0;
+  __syncthreads();
+  const int chunk = static_cast<int>(blockIdx.x), entry = table.entry_of(chunk);
+  const std::int64_t begin = (chunk - table.first_chunk[entry]) * sum_chunk;
+  const std::int64_t left = table.entries[entry].size - begin, size = left < sum_chunk ? left : sum_chunk;
+  const G* const x = table.entries[entry].data + begin;
+  for (std::int64_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const double value = number<double>(x[i]);
+    exact_squares::each_word(value * value, [](int at, std::int64_t n) { atomicAdd(&own[at], static_cast<word>(n)); });
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x))
+    if (own[i] != 0) atomicAdd(reinterpret_cast<word*>(bins) + i, own[i]);
+}
+static __global__ void add_bins_of(const std::int64_t* own, std::int64_t* all) {
+  for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x))
+    all[i] += own[i];
+}
+static __global__ void sum_of_bins_of(const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }
+
 static __global__ void reciprocal_of(const double* x, double* y) { *y = *x > 0 ? 1 / *x : 0.0; }
 
 template <class T>
@@ -130,7 +166,27 @@ void fill_from(cuda& device, T* y, std::int64_t n, const double* value) {
   plait::detail::launch(device, {plait::detail::blocks_for(n, 256, 4096), 256}, detail::fill_with<T>, y, n, value);
 }
 
+template <class S>
+void sum_of_multiples(cuda& device, const S* x, std::int64_t n, double quantum, double* out) {
+  plait::detail::launch(device, {1, detail::sum_of_sums_threads}, detail::sum_multiples<S>, x, n, quantum, out);
+}
+
+template <class G>
+void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, std::int64_t* bins) {
+  detail::for_each_table<const_elements<G>>(
+      parts, detail::sum_chunk, [&](const detail::tensor_table<const_elements<G>>& table, int chunks) {
+        plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::sum_threads},
+                              detail::exact_squares_of_chunks<G>, table, bins);
+      });
+}
+
 #ifndef PLAIT_COMPILED_CUDA
+PLAIT_CUDA_INLINE void add_bins(cuda& device, const std::int64_t* own, std::int64_t* all) {
+  plait::detail::launch(device, {1, detail::sum_threads}, detail::add_bins_of, own, all);
+}
+PLAIT_CUDA_INLINE void sum_of_bins(cuda& device, const std::int64_t* bins, double* out) {
+  plait::detail::launch(device, {1, 1}, detail::sum_of_bins_of, bins, out);
+}
 PLAIT_CUDA_INLINE void clip(cuda& device, const double* squares, double limit, clip_numbers* out) {
   plait::detail::launch(device, {1, 1}, detail::clip_numbers_of, squares, limit, out);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plait/core/compiled.hpp"
+#include "plait/kernels/exact_squares.hpp"
 #include "plait/nn/parameter.hpp"
 
 namespace plait {

@@ -38,6 +38,7 @@ struct gemm {
   matrix_layout a, b, c, d;
   bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
   bool split_in_output = false;                                       // parts of a sum are added in the output's type
+  std::int64_t terms_together = 0;                                    // whose sum is then added to the others'; 0: all
   epilogue after;
 
   /// Those of the products alone.
@@ -98,7 +99,7 @@ void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, 
       return x;
     }
   };
-  std::vector<Sum> left(m * k), right(k * n), row(n);
+  std::vector<Sum> left(m * k), right(k * n), row(n), together(g.terms_together > 0 ? n : 0);
   for (std::size_t i = 0; i < m; ++i) {
     for (std::size_t p = 0; p < k; ++p) {
       left[i * k + p] = rounded(load<Sum>(g.a.type, a, g.trans_a ? g.a.at(p, i) : g.a.at(i, p)));
@@ -114,8 +115,11 @@ void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, 
     for (std::size_t p = 0; p < k; ++p) {
       const Sum x = left[i * k + p];
       const Sum* __restrict__ from = right.data() + p * n;
-      Sum* __restrict__ to = row.data();
+      Sum* __restrict__ to = g.terms_together > 0 ? together.data() : row.data();
       for (std::size_t j = 0; j < n; ++j) to[j] += x * from[j];
+      if (g.terms_together > 0 && ((p + 1) % static_cast<std::size_t>(g.terms_together) == 0 || p + 1 == k)) {
+        for (std::size_t j = 0; j < n; ++j) row[j] += together[j], together[j] = 0;
+      }
       // A sum that is split over blocks, whose parts meet in the output, is rounded at each meeting.
       if (g.split_in_output && g.d.type == CUDA_R_16BF && (p + 1) % std::max<std::size_t>(k / 4, 1) == 0) {
         for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<Sum>(bf16_value(bf16_bits(static_cast<float>(to[j]))));
