@@ -192,6 +192,20 @@ dp=2,tp=2 --data-parallel zero3 --prefetch 2
 MESHES
 [ "$n" = 14 ] || fail "only $n meshes were tried"
 
+# Ranks that are processes.
+if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+  common="--mesh dp=2,pp=2 --data-parallel zero2 --micro-batch 2 --sample 0 --log-hashes 2 --log-gradient-hashes"
+  # shellcheck disable=SC2086
+  train threads --model deep.json $common
+  # shellcheck disable=SC2086
+  timeout 60 mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --model deep.json --data "$text" \
+    --seq 32 --global-batch 8 --steps 5 $common --log mpi.jsonl >mpi.out 2>mpi.err || fail "processes: $(tail -n 3 mpi.err)"
+  hashes mpi.jsonl "0 2 4 5" gradients
+  compare 0 threads.jsonl mpi.jsonl
+  ends equal
+fi
+
 # A run that is killed leaves a last line that is not whole, or a log without a step.
 head -c -20 straight.jsonl | sed '$d' >killed.jsonl
 printf '{"step": 10, "lo' >>killed.jsonl

@@ -168,7 +168,7 @@ class pipeline {
   void visit(F&& f) {
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) visit_chunk(chunk, f);
   }
-  /// Those of one of its stages.
+  /// Calls f(parameter) for each of one of its stages.
   template <class F>
   void visit_chunk(int chunk, F&& f) {
     settle();

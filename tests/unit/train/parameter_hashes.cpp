@@ -29,7 +29,7 @@ struct run_of_hashes {
 };
 
 /// Two steps on dp x pp x tp ranks; every rank must have the list that is returned.
-run_of_hashes train(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks, const schedule& plan) {
+run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks, const schedule& plan) {
   mesh_shape shape;
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   shape.add(axis_of<dp>, dp_ranks);
@@ -82,7 +82,7 @@ run_of_hashes train(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ra
   return all[0];
 }
 
-scenario of(bool tied, zero_level level = zero_level::replicated) {
+scenario scenario_of(bool tied, zero_level level = zero_level::replicated) {
   scenario s{small_config(8, 4)};
   s.config.layers = 5;
   s.config.tie_embeddings = tied;
@@ -105,7 +105,7 @@ std::vector<std::string> names_of(const std::vector<parameter_hash>& all) {
 TEST_CASE("the list is the same on every mesh, and over the stages of every pipeline in the model's order") {
   for (const bool tied : {false, true}) {
     CAPTURE(tied);
-    const run_of_hashes one = train(of(tied), 1, 1, make_schedule<one_f_one_b>(1, 2));
+    const run_of_hashes one = train_hashed(scenario_of(tied), 1, 1, make_schedule<one_f_one_b>(1, 2));
     REQUIRE(one.initial.size() == (tied ? 2u : 3u) + 9 * 5);
     CHECK(one.initial.front().name == "model.embed_tokens.weight");
     CHECK(one.initial[1].name.starts_with("model.layers.0."));
@@ -120,33 +120,33 @@ TEST_CASE("the list is the same on every mesh, and over the stages of every pipe
     for (const schedule& plan : {make_schedule<one_f_one_b>(2, 2), make_schedule<interleaved<2>>(2, 2),
                                  make_schedule<zb_v>(2, 2), make_schedule<one_f_one_b>(5, 2)}) {
       CAPTURE(plan.name.str());
-      const run_of_hashes piped = train(of(tied), 1, 1, plan);
+      const run_of_hashes piped = train_hashed(scenario_of(tied), 1, 1, plan);
       CHECK(piped.initial == one.initial);
       CHECK(names_of(piped.trained) == names_of(one.trained));
       if (!tied) CHECK(piped.trained == one.trained);  // the ends of a tied table are summed apart
     }
-    const run_of_hashes tensor = train(of(tied), 1, 2, make_schedule<one_f_one_b>(1, 2));
+    const run_of_hashes tensor = train_hashed(scenario_of(tied), 1, 2, make_schedule<one_f_one_b>(1, 2));
     CHECK(tensor.initial == one.initial);
     CHECK(names_of(tensor.trained) == names_of(one.trained));
     CHECK(tensor.trained != one.trained);
-    const run_of_hashes whole = train(of(tied), 2, 2, make_schedule<one_f_one_b>(1, 2));
+    const run_of_hashes whole = train_hashed(scenario_of(tied), 2, 2, make_schedule<one_f_one_b>(1, 2));
     for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
       CAPTURE(static_cast<int>(level));
-      const run_of_hashes cut = train(of(tied, level), 2, 2, make_schedule<one_f_one_b>(1, 2));
+      const run_of_hashes cut = train_hashed(scenario_of(tied, level), 2, 2, make_schedule<one_f_one_b>(1, 2));
       CHECK(cut.initial == one.initial);
       CHECK(cut.trained == whole.trained);
-      CHECK(train(of(tied, level), 2, 1, make_schedule<zb_v>(2, 2)).initial == one.initial);
+      CHECK(train_hashed(scenario_of(tied, level), 2, 1, make_schedule<zb_v>(2, 2)).initial == one.initial);
     }
   }
 }
 
 TEST_CASE("the hash of all weights is the one it has been") {
-  const run_of_hashes one = train(of(false), 1, 1, make_schedule<one_f_one_b>(1, 2));
+  const run_of_hashes one = train_hashed(scenario_of(false), 1, 1, make_schedule<one_f_one_b>(1, 2));
   std::uint64_t by_hand = 0;
   threads::run(1, [&](threads::communicator c) {
     world w(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
     cpu device;
-    const scenario s = of(false);
+    const scenario s = scenario_of(false);
     const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 20260};
     small_llama model(ctx, s.config);
     model.visit([&](auto& p) {
@@ -171,7 +171,7 @@ TEST_CASE("one bit of one element changes one hash; a frozen parameter has no gr
   threads::run(2, [&](threads::communicator c) {
     world w(megatron_sp::mesh{1, 1, 2, 1}.shape(), c);
     cpu device;
-    const scenario s = of(false);
+    const scenario s = scenario_of(false);
     const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 1};
     small_llama model(ctx, s.config);
     model.visit([&](auto& p) { p.initialize(ctx); });
