@@ -22,6 +22,10 @@ struct diff_options {
 /// Compares two steps, whatever layouts saved them. Returns whether they are equal.
 bool diff(const diff_options& opt);
 
+/// Compares the logs of two runs that have hashes of their parameters. Returns whether they are equal in all steps that
+/// both have.
+bool compare_runs(const std::string& a, const std::string& b);
+
 struct export_options {
   std::string step, out;
   bool weights_only = false;

@@ -13,8 +13,9 @@ namespace {
 
 /// Runs the command that is asked for. Returns the exit code.
 int run(int argc, char** argv) {
-  CLI::App app{"Looks into training states that were saved on any layout.", "checkpoint_tool"};
-  app.footer("Exit codes: 0, 1 where verify finds a fault or diff a difference, 2 for an error.");
+  CLI::App app{"Looks into training states that were saved on any layout, and compares runs by their logs.",
+               "checkpoint_tool"};
+  app.footer("Exit codes: 0, 1 where verify finds a fault or diff or compare-runs a difference, 2 for an error.");
 
   inspect_options look;
   CLI::App* const inspecting = app.add_subcommand("inspect", "Tells what a step, or a folder of steps, holds.");
@@ -35,6 +36,12 @@ int run(int argc, char** argv) {
       ->add_option("--tolerance", compared.tolerance,
                    "by how much elements may differ and count as equal, relative to the largest of their tensor")
       ->capture_default_str();
+
+  std::string log_a, log_b;
+  CLI::App* const comparing_runs = app.add_subcommand(
+      "compare-runs", "Finds the first step, and the first parameter in it, at which two runs differ in any bit.");
+  comparing_runs->add_option("A", log_a, "the log of a run, which train_llama --log --log-hashes wrote")->required();
+  comparing_runs->add_option("B", log_b, "another")->required();
 
   export_options exported;
   CLI::App* const exporting =
@@ -90,11 +97,12 @@ int run(int argc, char** argv) {
   }
   if (app.get_subcommands().empty())
     plait::fail(
-        "give a command: inspect, verify, diff, export-safetensors, export-hf, import-hf or reshard (--help tells "
-        "more)");
+        "give a command: inspect, verify, diff, compare-runs, export-safetensors, export-hf, import-hf or reshard "
+        "(--help tells more)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
   if (comparing->parsed() && !diff(compared)) return exit_found;
+  if (comparing_runs->parsed() && !compare_runs(log_a, log_b)) return exit_found;
   if (exporting->parsed()) export_safetensors(exported);
   if (exporting_model->parsed()) export_hf(model);
   if (importing->parsed()) import_hf(imported);

@@ -23,6 +23,7 @@
 #include "plait/pipeline/world.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/train/optim/chosen_optimizer.hpp"
+#include "plait/train/parameter_hashes.hpp"
 #include "plait/train/step_communication.hpp"
 #include "plait/train/train_step.hpp"
 #include "plait/train/weights_hash.hpp"
@@ -254,6 +255,13 @@ class llama_run final : public model_run {
   }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
+  std::vector<plait::parameter_hash> hashes(bool gradients) override {
+    model_.settle();  // the gathers after the update belong to the step
+    const plait::ledger before = world_.stage().ledger();
+    std::vector<plait::parameter_hash> all = plait::parameter_hashes(ctx_, model_, gradients);
+    world_.stage().ledger().restore(before);
+    return all;
+  }
   void write_model() override {
     plait::export_hugging_face(
         ctx_, world_.root(), model_, s_.config, s_.opt.export_hf,

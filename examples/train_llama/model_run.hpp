@@ -16,6 +16,7 @@
 #include "plait/device/device.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/observe/step_trace.hpp"
+#include "plait/train/parameter_hash.hpp"
 #include "plait/train/step_result.hpp"
 
 /// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
@@ -32,6 +33,9 @@ class model_run {
   /// The prompt and what the model makes of it, a byte per token; shorter if interrupted.
   virtual std::vector<std::int64_t> sample() = 0;
   virtual std::uint64_t weights_hash() = 0;
+  /// The hashes of each parameter, and of its gradient in the last step, if those are asked for. The ledger does not
+  /// count what they take.
+  virtual std::vector<plait::parameter_hash> hashes(bool gradients) = 0;
   /// Writes the model as --export-hf says.
   virtual void write_model() = 0;
 

@@ -348,6 +348,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
       ->capture_default_str();
   app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
+  app.add_option("--log-hashes", opt.log_hashes,
+                 "every so many steps, before the first and after the last, log a hash of each parameter, by which "
+                 "checkpoint_tool compare-runs finds where two runs differ; 0: never")
+      ->capture_default_str();
+  app.add_flag("--log-gradient-hashes", opt.log_gradient_hashes,
+               "with --log-hashes, also one of each parameter's gradient, summed over all ranks and not yet clipped");
   app.add_option("--plot", opt.plot, "loss curve as SVG");
   app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
@@ -449,6 +455,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   within("--seed", seed, 0, std::int64_t{1} << 62);
   within("--threads", opt.threads, 1, 1024);
   within("--sample", opt.sample, 0, 1 << 24);
+  within("--log-hashes", opt.log_hashes, 0, std::int64_t{1} << 32);
+  if (opt.log_hashes > 0 && opt.log.empty())
+    plait::fail(fmt::format("--log-hashes {} needs --log, which names the file that the hashes are written to",
+                            opt.log_hashes));
+  if (opt.log_gradient_hashes && opt.log_hashes == 0)
+    plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
   if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
   opt.seed = static_cast<std::uint64_t>(seed);
   const auto in_range = [](const char* knob, double value, double low, double below) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../size_text.hpp"
@@ -194,6 +195,8 @@ class reporter {
     curve_.points.push_back({static_cast<double>(record.step), record.loss});
   }
 
+  void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all) { log_->hashes(step, all); }
+
   /// What became of a save; it has its time on a rank, and all ranks' bytes.
   void saved(const plait::finished_save& s, double bytes) {
     plait::json_object line;
@@ -321,6 +324,13 @@ std::string train(const setup& s, model_run& run) {
   keeper saves(s, run, [&](const plait::finished_save& save, double bytes) {
     if (report) report->saved(save, bytes);
   });
+  std::int64_t hashed = -1;
+  const auto hash = [&] {  // with --log-hashes; collective
+    if (std::exchange(hashed, end.steps) == end.steps) return;
+    const auto all = run.hashes(s.opt.log_gradient_hashes && end.steps > end.resumed);
+    if (report) report->hashes(end.steps, all);
+  };
+  if (s.opt.log_hashes > 0) hash();
   for (std::int64_t step = end.resumed; step < s.opt.steps; ++step) {
     if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
     const auto start = clock_type::now();
@@ -339,6 +349,7 @@ std::string train(const setup& s, model_run& run) {
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
                     r.skipped, std::move(communication)});
     end.skipped += r.skipped;
+    if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
       problem = fmt::format(
           "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
@@ -347,6 +358,7 @@ std::string train(const setup& s, model_run& run) {
     }
     saves.after(end.steps);
   }
+  if (s.opt.log_hashes > 0) hash();  // the last, however it came
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
   saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.begins_from_weights()));

@@ -300,7 +300,7 @@ refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --toler
 refused "--tolerance is nan; legal" diff $four $cut --tolerance nan
 refused "Could not convert: --tolerance = x" diff $four $cut --tolerance x
 refused "B is required" diff $four
-refused "give a command: inspect, verify, diff, export-safetensors, export-hf, import-hf or reshard"
+refused "give a command: inspect, verify, diff, compare-runs, export-safetensors, export-hf, import-hf or reshard"
 refused "The following argument was not expected: list" list
 refused "The following argument was not expected: --frob" inspect tp --frob
 cp -r $two renamed

@@ -74,6 +74,9 @@ struct ledger {
 
   /// Starts a new period; the rows stay.
   void clear();
+  /// Forgets what has been communicated since `before` was copied from this ledger, as by somebody who only looks on;
+  /// the rows stay. Then and now nothing may be under way.
+  void restore(const ledger& before);
 };
 
 }  // namespace plait

@@ -1,6 +1,7 @@
 // The definitions of ledger.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,11 @@ PLAIT_INLINE void ledger::clear() {
     r.kinds = {};
     r.under_way.clear();
   }
+}
+
+PLAIT_INLINE void ledger::restore(const ledger& before) {
+  clear();
+  for (std::size_t i = 0; i < before.rows.size(); ++i) rows[i] = before.rows[i];
 }
 
 }  // namespace plait

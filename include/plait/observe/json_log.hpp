@@ -1,5 +1,6 @@
 // The log of a training run for programs: a JSON object on each line. For people there are observe/progress.hpp and
-// observe/loss_curve.hpp; the flight recorder of collectives is in comm/recorder.hpp.
+// observe/loss_curve.hpp; the flight recorder of collectives is in comm/recorder.hpp. Next: observe/run_log.hpp, which
+// reads it.
 #pragma once
 
 #include <fcntl.h>
@@ -20,6 +21,7 @@
 #include "plait/io/json_writer.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/observe/step_record.hpp"
+#include "plait/train/parameter_hash.hpp"
 
 namespace plait {
 
@@ -71,6 +73,21 @@ class json_log {
     if (record.skipped) line.add("skipped", true);
     if (!record.communication.empty()) line.add("communication", communication_object(record.communication));
     write(line);
+  }
+  /// The hashes of all parameters after so many steps, 0 before the first, in the order of the model:
+  /// `{"hashes": {"step": 4, "weights": {"model.norm.weight": "00000000000000ff", ..}, "gradients": {..}}}`, the
+  /// gradients where there are any.
+  void hashes(std::int64_t step, const std::vector<parameter_hash>& all) {
+    json_object weights, gradients, line;
+    bool any = false;
+    for (const parameter_hash& p : all) {
+      weights.add(p.name, hex_text(p.value));
+      any = any || p.gradient;
+      if (p.gradient) gradients.add(p.name, hex_text(*p.gradient));
+    }
+    line.add("step", step).add("weights", weights);
+    if (any) line.add("gradients", gradients);
+    write(json_object().add("hashes", line));
   }
   /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,
   /// `communication` of all steps, `weights_hash`.

@@ -170,9 +170,14 @@ class pipeline {
   /// Calls f(parameter) for each that this rank has.
   template <class F>
   void visit(F&& f) {
+    for (int chunk = 0; chunk < shape_.chunks; ++chunk) visit_chunk(chunk, f);
+  }
+  /// Calls f(parameter) for each of one of its stages.
+  template <class F>
+  void visit_chunk(int chunk, F&& f) {
     settle();
     const visitor erased(f);
-    for (Stage* stage : stages_) stage->visit(erased);
+    at(chunk).visit(erased);
   }
   /// Visits all but the copy of a tied parameter that another rank counts: over all stages, each parameter once.
   template <class F>

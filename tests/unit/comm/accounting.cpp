@@ -26,6 +26,32 @@ static_assert(wire_bytes(collective::all_reduce, 8, 800) ==
               wire_bytes(collective::reduce_scatter, 8, 800) + wire_bytes(collective::all_gather, 8, 100));
 static_assert(wire_bytes(collective::all_reduce, 1, 800) == 0);
 
+TEST_CASE("a ledger forgets what came after a copy of it, and keeps its rows") {
+  threads::run(2, [](threads::communicator& world) {
+    auto book = std::make_shared<ledger>();
+    any_communicator all = any_communicator(world).counted(book, nullptr);
+    any_communicator other = all.split(0, all.rank(), "other");
+    float x[2] = {}, y[4] = {};
+    all.all_gather(x, y, 2, dtype::f32);
+    const ledger::row* const row = &book->of("world");
+    const ledger before = *book;
+    all.all_gather(x, y, 2, dtype::f32);
+    all.all_reduce(x, x, 2, dtype::f32, reduce_op::sum);
+    other.all_reduce(x, x, 2, dtype::f32, reduce_op::sum);
+    CHECK(book->total().calls == 4);
+    book->restore(before);
+    CHECK(book->total().calls == 1);
+    CHECK(book->total("world", collective::all_gather).wire == before.total().wire);
+    CHECK(book->total().seconds == before.total().seconds);
+    CHECK(book->of("world").under_way.seconds() == row->under_way.seconds());
+    CHECK(&book->of("world") == row);
+    CHECK(book->total("other").calls == 0);
+    all.all_gather(x, y, 2, dtype::f32);
+    other.all_reduce(x, x, 2, dtype::f32, reduce_op::sum);
+    CHECK(book->total().calls == 3);
+  });
+}
+
 TEST_CASE("a ledger counts calls and bytes per group and kind") {
   threads::run(4, [](threads::communicator& world) {
     auto book = std::make_shared<ledger>();

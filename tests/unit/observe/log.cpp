@@ -92,6 +92,17 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   CHECK(last["summary"]["weights_hash"] == "00ff");
 }
 
+TEST_CASE("hashes are a line of their own, by the names of parameters in the order of the model") {
+  temp_folder dir;
+  json_log log(dir / "log.jsonl");
+  log.hashes(0, {{"b", 255}, {"a", ~std::uint64_t{0}}});
+  log.hashes(1, {{"b", 1, 2}, {"a", 3}});
+  CHECK(dir.read("log.jsonl") ==
+        R"({"hashes": {"step": 0, "weights": {"b": "00000000000000ff", "a": "ffffffffffffffff"}}}
+{"hashes": {"step": 1, "weights": {"b": "0000000000000001", "a": "0000000000000003"}, "gradients": {"b": "0000000000000002"}}}
+)");
+}
+
 TEST_CASE("a log has one writer, and another does not touch it") {
   temp_folder dir;
   const std::string path = dir / "log.jsonl";

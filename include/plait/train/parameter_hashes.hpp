@@ -1,0 +1,109 @@
+// A hash of each parameter of a model that does not depend on the mesh: two runs are compared by them, to find the
+// first parameter in which they differ. It keeps no values. Next: train/weights_hash.hpp for one hash of all,
+// observe/compare_runs.hpp for the comparison.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/nn/parameter.hpp"
+#include "plait/tensor/gather_records.hpp"
+#include "plait/train/gather_whole.hpp"
+#include "plait/train/parameter_hash.hpp"
+
+namespace plait {
+
+namespace detail {
+
+/// Returns the hash of the whole of a parameter's values or gradient, of which `local` is this rank's piece.
+/// Collective.
+template <class E, class Precision, compute_device Device>
+std::uint64_t hash_of_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* local) {
+  const std::vector<E> all = gather_whole(ctx, p, local);
+  std::size_t count = 1;
+  for (const std::int64_t n : p.info().shape) count *= static_cast<std::size_t>(n);
+  const std::string_view bytes(reinterpret_cast<const char*>(all.data()), count * sizeof(E));
+  return fnv1a(bytes, fnv1a(p.name()));
+}
+
+/// A parameter's hashes as they travel, the names apart.
+struct sent_hashes {
+  std::uint64_t value, gradient;
+  std::uint64_t has_gradient;
+  std::uint64_t name_length;
+  std::int64_t stage;
+};
+
+/// Returns the hashes of all ranks of a pipeline, by stage: `chunks` are those of this rank's stages. Collective.
+template <compute_device Device, class Pipeline>
+std::vector<parameter_hash> hashes_of_stages(const context<Device>& ctx, Pipeline& model,
+                                             const std::vector<std::vector<parameter_hash>>& chunks) {
+  any_communicator& along = model.executor().along();
+  std::vector<sent_hashes> own;
+  std::vector<char> own_names;
+  for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk)
+    for (const parameter_hash& h : chunks[chunk]) {
+      own.push_back({h.value, h.gradient.value_or(0), h.gradient.has_value(), h.name.size(),
+                     model.shape().stage_of(along.rank(), static_cast<int>(chunk))});
+      own_names.insert(own_names.end(), h.name.begin(), h.name.end());
+    }
+  const auto all = gather_records(ctx.device, along, own);
+  const auto names = gather_records(ctx.device, along, own_names);
+  std::vector<std::pair<std::int64_t, parameter_hash>> by_stage;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    std::string_view rest(names[rank].data(), names[rank].size());
+    for (const sent_hashes& h : all[rank]) {
+      parameter_hash& to = by_stage.emplace_back(h.stage, parameter_hash{}).second;
+      to.name = rest.substr(0, h.name_length);
+      to.value = h.value;
+      if (h.has_gradient != 0) to.gradient = h.gradient;
+      rest.remove_prefix(h.name_length);
+    }
+  }
+  std::stable_sort(by_stage.begin(), by_stage.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<parameter_hash> out;
+  for (auto& [stage, hash] : by_stage) out.push_back(std::move(hash));
+  return out;
+}
+
+}  // namespace detail
+
+/// Returns the hashes of each parameter, in the order of the forward pass, on every rank alike: they depend neither on
+/// the mesh, nor on how data parallelism cuts parameters, nor on which stage of a pipeline has which; a parameter that
+/// several layers or stages share counts once. Where `gradients` are asked for, those are the reduced ones that the
+/// last step has left, before clipping; there must have been one. Collective over the mesh, and over the stages of a
+/// pipeline; every parameter is gathered, one after the other, so the place to ask is between steps.
+template <compute_device Device, class Model>
+std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& model, bool gradients = false) {
+  std::vector<parameter_hash> here;
+  const auto add = [&](auto& p) {
+    const auto& read = std::as_const(p);
+    parameter_hash hash{p.name(), detail::hash_of_whole(ctx, read, read.value())};
+    if (gradients && p.trainable()) hash.gradient = detail::hash_of_whole(ctx, read, read.gradient());
+    here.push_back(std::move(hash));
+  };
+  if constexpr (!requires { model.executor(); }) {
+    model.visit(add);
+    return here;
+  } else {
+    std::vector<std::vector<parameter_hash>> chunks;
+    for (int chunk = 0; chunk < model.shape().chunks; ++chunk) {
+      model.visit_chunk(chunk, [&](auto& p) {
+        if (p.counts()) add(p);
+      });
+      chunks.push_back(std::exchange(here, {}));
+    }
+    return detail::hashes_of_stages(ctx, model, chunks);
+  }
+}
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,200 @@
+// program: training_step
+// Hashes of parameters and gradients: the same list on every mesh, under every policy of data parallelism and over the
+// stages of pipelines; the weights' hash made of them; and one bit that differs.
+#include "plait/train/parameter_hashes.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/models/llama_stages.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/one_f_one_b.hpp"
+#include "plait/schedule/generators/zero_bubble.hpp"
+#include "support/llama_parity.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using small_llama = llama<double, megatron_sp, cpu>;
+
+struct run_of_hashes {
+  std::vector<parameter_hash> initial, trained;
+  std::uint64_t initial_sum = 0, trained_sum = 0;
+  std::uint64_t sent = 0;  ///< bytes that the ledger has of the hashes, once it is restored
+};
+
+/// Two steps on dp x pp x tp ranks; every rank must have the list that is returned.
+run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks, const schedule& plan) {
+  mesh_shape shape;
+  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
+  shape.add(axis_of<dp>, dp_ranks);
+  shape.add(axis_of<pp>, plan.shape.ranks);
+  shape.add(axis_of<cp>, 1);
+  shape.add(axis_of<tp>, split.tp);
+  shape.add(axis_of<tp_rep>, split.tp_rep);
+  std::vector<run_of_hashes> all(static_cast<std::size_t>(shape.size()));
+  threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
+    pipeline_world ranks(shape, any_communicator(c));
+    cpu device;
+    const std::int64_t microbatch = s.batch / s.microbatches;
+    const context<cpu> ctx{device, ranks.stage(),
+                           llama_sizes<megatron_sp>(s.config, ranks.stage().shape(), microbatch, s.seq), 20260};
+    const stage_costs even{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0, 0};
+    const std::vector<stage_layers> parts = split_layers(even, plan.shape.stages());
+    pipeline<small_llama> model(
+        ctx, ranks.along(), plan, parts,
+        [&](stage_layers part, small_llama* first) {
+          return std::make_unique<small_llama>(ctx, s.config, s.options, part, first);
+        },
+        s.parallel);
+    adamw<double> optimizer;
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    run_of_hashes& out = all[static_cast<std::size_t>(ranks.root().rank())];
+    out.initial = parameter_hashes(ctx, model);
+    out.initial_sum = weights_hash(ctx, model);
+    training_step step(ctx, model, optimizer, s.clip);
+    for (std::int64_t i = 0; i < s.steps; ++i) {
+      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
+        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
+      });
+      optimizer.begin_step(ctx, s.learning_rate);
+      step.run(ctx);
+      static_cast<void>(step.result(ctx));
+    }
+    model.settle();
+    const ledger before = ranks.stage().ledger();
+    out.trained = parameter_hashes(ctx, model, true);
+    CHECK((shape.size() == 1 || ranks.stage().ledger().total().calls > before.total().calls));
+    ranks.stage().ledger().restore(before);
+    out.sent = ranks.stage().ledger().total().wire - before.total().wire;
+    out.trained_sum = weights_hash(ctx, model);
+  });
+  for (const run_of_hashes& other : all) {
+    CHECK(other.initial == all[0].initial);
+    CHECK(other.trained == all[0].trained);
+    CHECK(other.sent == 0);
+  }
+  return all[0];
+}
+
+scenario scenario_of(bool tied, zero_level level = zero_level::replicated) {
+  scenario s{small_config(8, 4)};
+  s.config.layers = 5;
+  s.config.tie_embeddings = tied;
+  s.seq = 8;
+  s.microbatches = 2;
+  s.steps = 2;
+  s.clip = 0;
+  s.parallel.parallel.level = level;
+  return s;
+}
+
+std::vector<std::string> names_of(const std::vector<parameter_hash>& all) {
+  std::vector<std::string> names;
+  for (const parameter_hash& p : all) names.push_back(p.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("the list is the same on every mesh, and over the stages of every pipeline in the model's order") {
+  for (const bool tied : {false, true}) {
+    CAPTURE(tied);
+    const run_of_hashes one = train_hashed(scenario_of(tied), 1, 1, make_schedule<one_f_one_b>(1, 2));
+    REQUIRE(one.initial.size() == (tied ? 2u : 3u) + 9 * 5);
+    CHECK(one.initial.front().name == "model.embed_tokens.weight");
+    CHECK(one.initial[1].name.starts_with("model.layers.0."));
+    CHECK(one.initial.back().name == (tied ? "model.norm.weight" : "lm_head.weight"));
+    CHECK(weights_hash(one.initial) == one.initial_sum);
+    CHECK(weights_hash(one.trained) == one.trained_sum);
+    CHECK(std::none_of(one.initial.begin(), one.initial.end(), [](auto& p) { return p.gradient.has_value(); }));
+    CHECK(std::all_of(one.trained.begin(), one.trained.end(), [](auto& p) { return p.gradient.has_value(); }));
+    for (std::size_t i = 0; i < one.initial.size(); ++i) CHECK(one.initial[i].value != one.trained[i].value);
+
+    // Where no sum is cut in another way, every bit is the same.
+    for (const schedule& plan : {make_schedule<one_f_one_b>(2, 2), make_schedule<interleaved<2>>(2, 2),
+                                 make_schedule<zb_v>(2, 2), make_schedule<one_f_one_b>(5, 2)}) {
+      CAPTURE(plan.name.str());
+      const run_of_hashes piped = train_hashed(scenario_of(tied), 1, 1, plan);
+      CHECK(piped.initial == one.initial);
+      CHECK(names_of(piped.trained) == names_of(one.trained));
+      if (!tied) CHECK(piped.trained == one.trained);  // the ends of a tied table are summed apart
+    }
+    const run_of_hashes tensor = train_hashed(scenario_of(tied), 1, 2, make_schedule<one_f_one_b>(1, 2));
+    CHECK(tensor.initial == one.initial);
+    CHECK(names_of(tensor.trained) == names_of(one.trained));
+    CHECK(tensor.trained != one.trained);
+    const run_of_hashes whole = train_hashed(scenario_of(tied), 2, 2, make_schedule<one_f_one_b>(1, 2));
+    for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+      CAPTURE(static_cast<int>(level));
+      const run_of_hashes cut = train_hashed(scenario_of(tied, level), 2, 2, make_schedule<one_f_one_b>(1, 2));
+      CHECK(cut.initial == one.initial);
+      CHECK(cut.trained == whole.trained);
+      CHECK(train_hashed(scenario_of(tied, level), 2, 1, make_schedule<zb_v>(2, 2)).initial == one.initial);
+    }
+  }
+}
+
+TEST_CASE("the hash of all weights is the one it has been") {
+  const run_of_hashes one = train_hashed(scenario_of(false), 1, 1, make_schedule<one_f_one_b>(1, 2));
+  std::uint64_t by_hand = 0;
+  threads::run(1, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    const scenario s = scenario_of(false);
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 20260};
+    small_llama model(ctx, s.config);
+    model.visit([&](auto& p) {
+      p.initialize(ctx);
+      std::int64_t count = 1;
+      for (const std::int64_t n : p.info().shape) count *= n;
+      std::uint64_t hash = 14695981039346656037ull;
+      const auto add = [&](const void* bytes, std::size_t size) {
+        for (std::size_t i = 0; i < size; ++i)
+          hash = (hash ^ static_cast<const unsigned char*>(bytes)[i]) * 1099511628211ull;
+      };
+      add(p.name().data(), p.name().size());
+      add(std::as_const(p).value(), static_cast<std::size_t>(count) * sizeof(double));
+      by_hand += hash ^ (hash >> 32);
+    });
+    CHECK(weights_hash(ctx, model) == by_hand);
+  });
+  CHECK(one.initial_sum == by_hand);
+}
+
+TEST_CASE("one bit of one element changes one hash; a frozen parameter has no gradient's") {
+  threads::run(2, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{1, 1, 2, 1}.shape(), c);
+    cpu device;
+    const scenario s = scenario_of(false);
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 1};
+    small_llama model(ctx, s.config);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    model.visit([&](auto& p) {
+      if (p.name() == "model.layers.1.mlp.up_proj.weight") p.freeze();
+    });
+    gather_parameters(ctx, model);
+    zero_gradients(ctx, model);
+    reduce_all(ctx, model);
+    const std::vector<parameter_hash> before = parameter_hashes(ctx, model, true);
+    model.visit([&](auto& p) {
+      if (p.name() == "model.layers.3.mlp.down_proj.weight" && c.rank() == 1)
+        p.value()[7] = std::nextafter(p.value()[7], 10.0);
+    });
+    const std::vector<parameter_hash> after = parameter_hashes(ctx, model, true);
+    REQUIRE(after.size() == before.size());
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      CAPTURE(after[i].name);
+      CHECK((after[i].value != before[i].value) == (after[i].name == "model.layers.3.mlp.down_proj.weight"));
+      CHECK(after[i].gradient == before[i].gradient);
+      CHECK(after[i].gradient.has_value() == (after[i].name != "model.layers.1.mlp.up_proj.weight"));
+    }
+  });
+  CHECK(hex_text(0) == "0000000000000000");
+  CHECK(hex_text(0x0123456789abcdefull) == "0123456789abcdef");
+}
