@@ -9,6 +9,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/token_mean.hpp"
 
 namespace plait {
@@ -69,11 +70,8 @@ class cross_entropy_loss {
       : settings_(settings) {
     enforce_boundary<Logits>(ctx, "cross_entropy: logits");
     enforce_boundary<Labels>(ctx, "cross_entropy: labels");
-    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
-    const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const auto last = static_cast<std::size_t>(part.dims - 1);
-    range_ = {part.local[last], part.offset[last], vocab};
-    rows_ = part.local_size() / part.local[last];
+    range_.vocab = vocab;
+    resize(ctx);
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
   }
@@ -89,6 +87,7 @@ class cross_entropy_loss {
                                          saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy forward");
+    made_for_.require("cross_entropy", ctx.sizes);
     const std::int64_t n = rows_;
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
@@ -133,6 +132,7 @@ class cross_entropy_loss {
       fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy backward");
+    made_for_.require("cross_entropy", ctx.sizes);
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();
@@ -151,11 +151,22 @@ class cross_entropy_loss {
     return sum;
   }
 
+  /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
+  void resize(const context<Device>& ctx) {
+    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
+    const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    const auto last = static_cast<std::size_t>(part.dims - 1);
+    range_ = {part.local[last], part.offset[last], range_.vocab};
+    rows_ = part.local_size() / part.local[last];
+    made_for_ = detail::made_for(ctx.sizes, {&layout_v<Logits>});
+  }
+
   const cross_entropy_settings& settings() const { return settings_; }
 
  private:
   cross_entropy_settings settings_;
   kernels::vocabulary_range range_;
+  detail::made_for made_for_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
 };

@@ -13,30 +13,14 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/linear/core.hpp"
+#include "plait/nn/norm/rule.hpp"
+#include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
 namespace detail {
-
-/// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
-struct norm_derivation {
-  layout stored, used;
-  plait::verdict verdict;
-};
-constexpr norm_derivation derive_norm(const layout& x) {
-  norm_derivation d;
-  d.stored.dims.push_back(x.dims.back());
-  d.used = use_of(d.stored, x);
-  d.verdict = normalize(x, d.used, x.dims.back().dim).verdict;
-  return d;
-}
-
-template <class Input>
-struct norm_value {
-  static constexpr norm_derivation derivation = derive_norm(layout_v<Input>);
-  static constexpr verdict value = derivation.verdict;
-};
 
 /// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
 template <class T, compute_device Device, class F>
@@ -60,10 +44,7 @@ class norm_core {
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
       : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
     enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
-    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
-    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
-    rows = part.local_size() / columns;
+    take_sizes(ctx, input, name);
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
     callers.require_complete(name, true, with_bias);
@@ -77,6 +58,24 @@ class norm_core {
     weight = make(".weight", 1, callers.weight, callers.gradient, callers.master);
     if (with_bias) bias = make(".bias", 0, callers.bias, callers.bias_gradient, callers.bias_master);
   }
+
+  /// Takes the sizes of the context; all but the last dim's may change.
+  void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
+    if (const std::int64_t now = ctx.sizes.of(input.dims.back().dim); now != columns_global)
+      fail({name, ": resize changes ", input.dims.back().dim.text(), " from ", columns_global, " to ", now,
+            ", and the weight has this dim: make another norm for another width"});
+    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
+    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
+    rows = part.local_size() / columns;
+    sizes = made_for(ctx.sizes, {&input});
+  }
+  /// Throws unless the sizes of a call's context are those that the norm was made for.
+  void require_sizes(const context<Device>& ctx) const { sizes.require(weight->name(), ctx.sizes); }
+  void rebind(const parameter_memory<Precision>& callers) {
+    rebind_parameters<Precision, Device>(name(), {weight}, {bias}, callers);
+  }
+  std::string name() const { return weight->name().substr(0, weight->name().rfind(".weight")); }
 
   /// Sums per-row values over the ranks that share the rows.
   void sum_rows(S* values, std::int64_t count) {
@@ -98,10 +97,12 @@ class norm_core {
       fail({"the norm of ", weight->name(),
             ": backward without what forward keeps: give forward a `saved`, and backward "
             "the same one, once"});
-    require_apart(weight->name(), "backward", {dx, "dx"}, {{dy, "dy"}, {addend, "addend"}});
+    const std::int64_t size = rows * columns;
+    require_apart(weight->name(), "backward", {dx, size, "dx"}, {{dy, size, "dy"}, {addend, size, "addend"}});
   }
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
+  made_for sizes;
   any_communicator* row_group = nullptr;
   range_names names;
   parameter_ptr<Precision, Device> weight, bias;
@@ -174,6 +175,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
+    core_.require_sizes(ctx);
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -212,6 +214,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.require_sizes(ctx);
     core_.check_backward(kept.inv_rms, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
@@ -233,6 +236,11 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                                          core_.columns);
     });
   }
+
+  /// Makes the norm ready for other batches and lengths, those of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) { core_.take_sizes(ctx, layout_v<Input>, core_.name()); }
+  /// Binds the weight to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight; }
   template <class F>
@@ -298,6 +306,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
+    core_.require_sizes(ctx);
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
@@ -338,6 +347,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.require_sizes(ctx);
     core_.check_backward(kept.statistics, dy, dx, addend);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
@@ -366,6 +376,10 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
         kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
     });
   }
+
+  /// As `rms_norm`'s.
+  void resize(const context<Device>& ctx) { core_.take_sizes(ctx, layout_v<Input>, core_.name()); }
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   template <class F>
   void visit(F&& f) {

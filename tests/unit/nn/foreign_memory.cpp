@@ -270,6 +270,48 @@ TEST_CASE("typed tensors on the caller's memory are written in place") {
         }) == "");
 }
 
+TEST_CASE("a call does not write bytes that it still reads, wherever arrays begin") {
+  const auto refused = [](auto work) {
+    return on_ranks(1, [&](const context<cpu>& ctx) {
+      std::vector<double> all(4 * tokens * wide, 1.0);
+      linear<double, up> layer(ctx, "up", {.memory = {all.data() + 3 * tokens * wide, own_memory}});
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      linear<double, up>::saved kept;
+      work(ctx, layer, kept, all.data());
+    });
+  };
+  constexpr std::int64_t in = tokens * width, out = tokens * wide;
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + in - 2, &kept); }),
+             "up.weight: forward writes y while it still reads x, and they share 16 bytes"));
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p + out - 1, p, &kept); }),
+             "up.weight: forward writes y while it still reads x, and they share 8 bytes"));
+  CHECK(says(
+      refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + 3 * out - 1, &kept); }),
+      "up.weight: forward writes y while it still reads the weight, and they share 192 bytes"));
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) {
+               layer.forward(ctx, p, p + in, &kept);
+               layer.backward(ctx, p, kept, p + in, p + in + out - 3);
+             }),
+             "up.weight: backward writes dx while it still reads dy, and they share 24 bytes"));
+  CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // side by side
+          layer.forward(ctx, p, p + in, &kept);
+          layer.backward(ctx, p, kept, p + in, p + in + out);
+        }) == "");
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+                        norm.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, norm);
+                        zero_gradients(ctx, norm);
+                        rms_norm<double, rows>::saved kept;
+                        std::vector<double> x(in, 1.0), all(2 * in, 1.0);
+                        norm.forward(ctx, x.data(), all.data(), &kept);
+                        norm.backward(ctx, x.data(), kept, all.data(), all.data() + in - 1);
+                      }),
+             "norm.weight: backward writes dx while it still reads dy, and they share 8 bytes"));
+}
+
 TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
           embedding<double, table_policy> table(ctx, 10, "table");
