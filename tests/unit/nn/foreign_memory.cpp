@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -310,6 +312,38 @@ TEST_CASE("a call does not write bytes that it still reads, wherever arrays begi
                         norm.backward(ctx, x.data(), kept, all.data(), all.data() + in - 1);
                       }),
              "norm.weight: backward writes dx while it still reads dy, and they share 8 bytes"));
+}
+
+TEST_CASE("views of memory that may only be read") {
+  static_assert(!std::is_convertible_v<const_tensor<double, rows>&, tensor<double, rows>&>);
+  static_assert(std::is_same_v<decltype(std::declval<const_tensor<double, rows>&>().data()), const double*>);
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          linear<double, up> layer(ctx, "up");
+          rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+          layer.visit([&](auto& p) { p.initialize(ctx); });
+          norm.visit([&](auto& p) { p.initialize(ctx); });
+          gather_parameters(ctx, layer, norm);
+          zero_gradients(ctx, layer, norm);
+          std::vector<double> numbers(tokens / 2 * width), n(numbers), y(tokens * wide / 2), dx(numbers);
+          for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i % 5) - 2;
+          const std::vector<double> x = numbers;
+          auto normed = view<rows>(ctx, n.data());
+          auto out = view<up::output>(ctx, y.data());
+          auto din = view<dual_t<rows>>(ctx, dx.data());
+          static_assert(std::is_same_v<decltype(normed), tensor<double, rows>>);
+          linear<double, up>::saved kept, kept_of_pointers;
+          rms_norm<double, rows>::saved kept_norm;
+          norm.forward(ctx, view<rows>(ctx, x.data()), normed, &kept_norm);
+          const std::vector<double> read = n;
+          layer.forward(ctx, view<rows>(ctx, read.data()), out, &kept);
+          std::vector<double> expected(y), dexpected(dx);
+          layer.forward(ctx, n.data(), expected.data(), &kept_of_pointers);
+          if (y != expected) fail("the output differs");
+          const std::vector<double> dy(y);
+          layer.backward(ctx, view<rows>(ctx, read.data()), kept, view<dual_t<up::output>>(ctx, dy.data()).get(), din);
+          layer.backward(ctx, n.data(), kept_of_pointers, dy.data(), dexpected.data());
+          if (dx != dexpected) fail("the gradient differs");
+        }) == "");
 }
 
 TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
