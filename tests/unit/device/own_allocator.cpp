@@ -1,10 +1,11 @@
-// program: devices
+// program: program_memory
 // A program's own allocator under the processor as a device: what it sees is what the device has, from its making to
 // its end, through the calls of layers.
 #include <doctest/doctest.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -80,8 +81,7 @@ TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
       linear<float, up> layer(ctx, "up");
       rms_norm<float, rows> norm(ctx);
       sees_all("made");
-      for (auto visit : {0, 1}) {
-        static_cast<void>(visit);
+      for (int turn = 0; turn < 2; ++turn) {
         layer.visit([&](auto& p) { p.initialize(ctx); });
         norm.visit([&](auto& p) { p.initialize(ctx); });
         gather_parameters(ctx, layer, norm);

@@ -1,3 +1,4 @@
+// program: layers
 // Layers on a program's own memory that are bound to other pointers, and layers that take other batches and lengths:
 // each against a layer that is made anew.
 #include <doctest/doctest.h>
@@ -15,10 +16,13 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/nn/parameter/free.hpp"
 
-namespace {
+namespace rebind {  // files of one program may have helpers of one name
 
 using namespace plait;
+
+namespace {
 
 using two = plait::mesh<axis<tp>>;
 using rows = spec<shard<seq, tp>, hidden>;
@@ -315,6 +319,10 @@ TEST_CASE("a layer that is bound to other memory reads and adds there") {
           embedding<double, table_policy> table(ctx, words, "table", {.memory = {t.data(), dt.data()}});
           table.rebind({u.data(), dt.data()});
           if (table.weight()->used_value() != u.data()) fail("the embedding reads what it had");
+          free_parameter<double, spec<hidden>, rows> scale(ctx, "scale", {first.w.data(), first.dw.data()});
+          scale.rebind({second.w.data(), second.dw.data()});
+          if (scale.values() != second.w.data() || scale.gradients(ctx.device) != second.dw.data())
+            fail("the program's own parameter is where it was");
         }) == "");
 }
 
@@ -452,3 +460,5 @@ TEST_CASE("attention and an MLP on the caller's memory") {
           }
         }) == "");
 }
+
+}  // namespace rebind

@@ -1,3 +1,4 @@
+// program: program_memory
 // What a layer's calls take from a program's own allocator is what a run that only counts says, to the byte.
 #include "plait/plan/workspace.hpp"
 
@@ -12,9 +13,11 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
-namespace {
+namespace workspace {  // files of one program may have helpers of one name
 
 using namespace plait;
+
+namespace {
 
 using two = plait::mesh<axis<tp>>;
 using rows = spec<shard<seq, tp>, hidden>;
@@ -93,3 +96,5 @@ void check_workspace() {
 TEST_CASE("a linear that gathers") { check_workspace<up_on>(); }
 TEST_CASE("a linear that reduces") { check_workspace<down_on>(); }
 TEST_CASE("a norm") { check_workspace<norm_on>(); }
+
+}  // namespace workspace
