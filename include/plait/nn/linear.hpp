@@ -151,7 +151,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
     core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
   }
-  /// The same on the caller's memory: this rank's part of the input and of the output. Throws where the context has
+  /// Forward on the caller's memory: this rank's part of the input and of the output. Throws where the context has
   /// other sizes than the layer was made for, or last resized to.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr) {
     core_.forward(mb, x, y, keep, addend);

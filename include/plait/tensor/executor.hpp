@@ -22,8 +22,8 @@
 
 namespace plait {
 
-/// Throws, with the text that a boundary has for it, if the layout names an axis that the mesh does not have: a sum over
-/// it would be dropped in silence.
+/// Throws, with the text that a boundary has for it, if the layout names an axis that the mesh does not have: a sum
+/// over it would be dropped in silence.
 void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view where);
 
 /// `a` without the axes along which there is one rank: they cost nothing and mean nothing. Axes that the mesh does not

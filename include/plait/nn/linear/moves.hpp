@@ -17,8 +17,8 @@
 
 namespace plait::detail {
 
-/// What linears that share an input send, forward and backward, and the matrices that they multiply: `batches` times
-/// [rows, inner] by [inner, columns], of which each branch has its own.
+/// The collectives of linears that share an input, forward and backward, and the matrices that they multiply: `batches`
+/// times [rows, inner] by [inner, columns], of which each branch has its own.
 class linear_moves {
  public:
   /// `name` is the first weight's.
