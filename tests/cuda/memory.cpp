@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -77,4 +78,63 @@ TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
   device.release_cache();
   CHECK(device.cached_bytes() == 0);
   CHECK(free_bytes() + slack >= before);
+}
+
+TEST_CASE("a program's allocator sees every byte of a device, with its stream, until the device ends") {
+  struct block {
+    std::size_t bytes;
+    cudaStream_t stream;
+  };
+  std::map<void*, block> blocks;
+  std::size_t bytes = 0, refused = 0;
+  std::size_t limit = std::size_t{1} << 30;
+  bool matched = true;
+  {
+    cuda device({.workspace_bytes = 4096,
+                 .memory = {[&](std::size_t n, cudaStream_t stream) -> void* {
+                              if (bytes + n > limit) return ++refused, nullptr;
+                              void* at = nullptr;
+                              if (cudaMallocAsync(&at, n, stream) != cudaSuccess) return nullptr;
+                              blocks[at] = {n, stream};
+                              bytes += n;
+                              return at;
+                            },
+                            [&](void* at, std::size_t n, cudaStream_t stream) {
+                              matched = matched && blocks.count(at) == 1 && blocks[at].bytes == n;
+                              bytes -= n;
+                              blocks.erase(at);
+                              cudaFreeAsync(at, stream);
+                            }}});
+    CHECK(bytes == device.reserved_bytes());
+    CHECK(bytes >= 4096);  // the workspace
+    const cudaStream_t main = device.main_stream().handle();
+    for (const auto& [at, b] : blocks) CHECK(b.stream == main);
+    {
+      auto numbers = make_buffer<std::int32_t>(device, 5000);
+      const std::vector<std::int32_t> ones(5000, 1);
+      device.upload(numbers.data(), ones.data(), numbers.bytes(), device.main_stream());
+      CHECK(read(device, numbers) == ones);
+      buffer<cuda> beside(device, 1000, device.side_stream());
+      CHECK(blocks.at(beside.data()).stream == device.side_stream().handle());
+      CHECK(bytes == device.reserved_bytes());
+    }
+    CHECK(bytes == device.reserved_bytes());  // in the cache
+    CHECK(device.cached_bytes() > 0);
+    limit = bytes + 10000;
+    void* const large = device.allocate(12000);  // after what is cached has gone back
+    CHECK(refused == 1);
+    CHECK(bytes == device.reserved_bytes());
+    CHECK_THROWS_AS(device.allocate(1 << 20), error);
+    device.release(large);
+    device.release_cache();
+    device.open_to({0});  // to a program's memory the program gives access
+    CHECK(device.cached_bytes() == 0);
+    CHECK(bytes == device.reserved_bytes());
+  }
+  CHECK(bytes == 0);
+  CHECK(blocks.empty());
+  CHECK(matched);
+  CHECK_THROWS_WITH_AS(
+      cuda({.memory = {.release = [](void*, std::size_t, cudaStream_t) {}}}),
+      "cuda: options::memory has release and no allocate; give both, or none for memory of the device's own", error);
 }

@@ -189,6 +189,42 @@ TEST_CASE("attach: layers on a program's own communicator, stream and pointers")
   }
 }
 
+TEST_CASE("attach: a program's own allocator sees every byte") {
+  const auto body = [](ncclComm_t comm, cudaStream_t stream, int, std::barrier<>& meeting) {
+    std::size_t bytes = 0, calls = 0;
+    const auto asks = [&](std::size_t n, cudaStream_t where) -> void* {
+      void* at = nullptr;
+      if (cudaMallocAsync(&at, n, where) != cudaSuccess) return nullptr;
+      ++calls;
+      bytes += n;
+      return at;
+    };
+    const auto gives_back = [&](void* at, std::size_t n, cudaStream_t where) {
+      bytes -= n;
+      cudaFreeAsync(at, where);
+    };
+    {
+      auto here = attach<mesh_of_tp>(comm, stream, sizes_of<seq, hidden, ffn>(tokens, width, inner),
+                                     {.workspace_bytes = 1 << 20, .memory = {asks, gives_back}});
+      if (bytes < std::size_t{1} << 20 || bytes != here.device().reserved_bytes()) fail("made beside the allocator");
+      const std::int64_t ranks = here.ranks().size();
+      matrix x(tokens / ranks, width, stream), y(tokens, inner / ranks, stream), w(inner / ranks, width, stream),
+          dw(inner / ranks, width, stream);
+      linear<float, up_policy, cuda> up(here, "up", {.memory = {w.data, dw.data}});
+      const std::size_t before = calls;
+      linear_saved<cuda> kept;
+      up.forward(here, x.data, y.data, &kept);
+      matrix dx(tokens / ranks, width, stream);
+      up.backward(here, x.data, kept, y.data, dx.data);
+      if (bytes != here.device().reserved_bytes()) fail("called beside the allocator");
+      if ((calls > before) != (ranks > 1)) fail("a gathered input comes from the allocator");
+      meeting.arrive_and_wait();
+    }
+    if (bytes != 0) fail("bytes that do not come back");
+  };
+  for (const int ranks : {1, 2}) CHECK(on_ranks(ranks, body) == "");
+}
+
 // The README's lines, as they stand there.
 namespace readme {
 

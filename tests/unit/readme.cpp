@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
@@ -67,6 +69,39 @@ void on_ranks(const pl::mesh_shape& shape, auto&& body) {
 }
 
 }  // namespace
+
+TEST_CASE("a program's own allocator, other pointers, other lengths") {
+  std::size_t seen = 0;
+  const auto my_allocate = [&](std::size_t bytes) {
+    seen += bytes;
+    return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  };
+  const auto my_release = [&](void* at, std::size_t bytes) {
+    seen -= bytes;
+    std::free(at);
+  };
+  using rows = up_projection::input;
+  {
+    pl::cpu device({.memory = {my_allocate, my_release}});  // which then sees every byte
+    pl::threads::run(1, [&](pl::threads::communicator ranks) {
+      pl::world world(up_projection::mesh(1, 1).shape(), ranks);
+      const pl::context<pl::cpu> context{device, world, pl::sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 16), 1};
+      const pl::context<pl::cpu> longer{device, world, pl::sizes_of<batch, seq, hidden, ffn>(2, 8, 8, 16), 1};
+      std::vector<float> w(16 * 8, 1.0f), dw(w), w2(16 * 8, 2.0f), dw2(w2), output(2 * 8 * 16);
+      const std::vector<float> input(2 * 8 * 8, 0.5f);
+      float *const other_weights = w2.data(), *const other_gradients = dw2.data();
+      const float* const my_input = input.data();
+      pl::linear<float, up_projection> up(context, "up", {.memory = {w.data(), dw.data()}});
+      pl::tensor<float, up_projection::output> out(longer, output.data());
+      up.rebind({other_weights, other_gradients});  // other pointers, of which nothing is copied
+      up.resize(longer);                            // a context of the same world, with other batches or lengths
+      up.forward(longer, pl::view<rows>(longer, my_input), out);  // typed views, also of memory that is const
+      if (output[0] != 8 || output.back() != 8) pl::fail("not the other weights, or not the longer text");
+      if (seen != device.reserved_bytes()) pl::fail("bytes that the allocator does not see");
+    });
+  }
+  CHECK(seen == 0);
+}
 
 TEST_CASE("the model of the first page") {
   const pl::mesh_shape shape = megatron_sp::mesh(2, 2).shape();

@@ -36,7 +36,7 @@ class caching_allocator {
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator() {
     release_cache();
-    for (auto& [pointer, used] : live_) source_.release(pointer, used.block_bytes, used.stream);
+    for (auto& [pointer, used] : live_) to_source(pointer, used.block_bytes, used.stream);
   }
 
   /// Blocks that nobody but their owner may write to, such as the scratch memory of a recorded graph. Ends with
@@ -136,6 +136,8 @@ class caching_allocator {
   std::size_t cached_bytes() const { return locked(cached_bytes_); }
   /// Bytes of blocks that belong to scratch memory, in use or not.
   std::size_t scratch_bytes() const { return locked(scratch_bytes_); }
+  /// Bytes that the source has given and not got back: of blocks in use, as they are rounded, and of released ones.
+  std::size_t reserved_bytes() const { return locked(reserved_); }
   void reset_peak() {
     const std::lock_guard lock(mutex_);
     peak_ = in_use_;
@@ -192,15 +194,22 @@ class caching_allocator {
 
   /// A source that can say no is asked again after what is cached has been given back to it.
   void* from_source(std::size_t size, stream_key stream) {
+    void* pointer = nullptr;
     if constexpr (requires { source_.try_allocate(size, stream); }) {
-      if (void* const pointer = source_.try_allocate(size, stream)) return pointer;
-      empty_cache();
+      pointer = source_.try_allocate(size, stream);
+      if (pointer == nullptr) empty_cache();
     }
-    return source_.allocate(size, stream);
+    if (pointer == nullptr) pointer = source_.allocate(size, stream);
+    reserved_ += size;
+    return pointer;
+  }
+  void to_source(void* pointer, std::size_t bytes, stream_key stream) {
+    source_.release(pointer, bytes, stream);
+    reserved_ -= bytes;
   }
   void empty_cache() {
     for (auto& [stream, blocks] : cached_) {
-      for (auto& [bytes, pointer] : blocks) source_.release(pointer, bytes, stream);
+      for (auto& [bytes, pointer] : blocks) to_source(pointer, bytes, stream);
     }
     cached_.clear();
     cached_bytes_ = 0;
@@ -220,6 +229,7 @@ class caching_allocator {
   std::size_t peak_ = 0;
   std::size_t cached_bytes_ = 0;
   std::size_t scratch_bytes_ = 0;
+  std::size_t reserved_ = 0;
 };
 
 }  // namespace plait

@@ -59,7 +59,10 @@ class counting_device {
 
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
+  /// Bytes of blocks in use and of released ones: what a device with an allocator of the program's asks it for.
+  std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
+  void release_cache() { allocator_.release_cache(); }
   /// Bytes of the host's memory that are offloaded to, and not released.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }
   /// The multiplications and additions of matrix products and of attention's forward passes so far.

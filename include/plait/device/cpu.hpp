@@ -9,12 +9,14 @@
 #include <new>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/buffer.hpp"
 #include "plait/device/canonical_product.hpp"
 #include "plait/device/device.hpp"
+#include "plait/device/memory_functions.hpp"
 #ifdef PLAIT_PLAIN_PRODUCTS
 #include "plait/device/gemm_plain.hpp"
 #else
@@ -52,6 +54,9 @@ class cpu {
     /// Whether sums in products have one order, whatever their sizes (device/canonical_product.hpp): what contexts with
     /// canonical numerics need. With one thread.
     bool canonical = false;
+    /// The program's own allocator, on boundaries of 64 bytes; none: the process's heap. The libraries that multiply
+    /// take what they need within a product from that heap in any case.
+    memory_functions<> memory{};
   };
 
   class event;
@@ -73,12 +78,14 @@ class cpu {
   };
 
   cpu() : cpu(options{}) {}
-  explicit cpu(options settings) : options_(settings), float_gemm_(settings.threads) {
+  explicit cpu(options settings)
+      : options_(std::move(settings)), allocator_(heap{options_.memory}), float_gemm_(options_.threads) {
     if (options_.threads < 1) {
       fail({"cpu: options::threads = ", options_.threads, ", must be at least 1"});
     }
     if (options_.canonical && options_.threads != 1)
       fail({"cpu: options::canonical is for options::threads = 1, and here they are ", options_.threads});
+    options_.memory.require_both("cpu");
     warm_up();
   }
   cpu(const cpu&) = delete;
@@ -122,6 +129,8 @@ class cpu {
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use(); }
   std::size_t peak_bytes() const { return allocator_.peak_bytes(); }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
+  /// Bytes that come from `options::memory`, or the heap: of blocks in use and of released ones.
+  std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   void release_cache() { allocator_.release_cache(); }
 
@@ -152,14 +161,23 @@ class cpu {
   static bool supports_bf16() { return detail::float_gemm::supports_bf16(); }
 
  private:
+  /// Where memory comes from: the program's allocator, where it gives one.
   struct heap {
-    static constexpr std::align_val_t alignment{64};
-    void* allocate(std::size_t bytes, std::uintptr_t) const {
-      void* const pointer = ::operator new(bytes, alignment, std::nothrow);
+    static constexpr std::size_t boundary = 64;
+    void* try_allocate(std::size_t bytes, std::uintptr_t) const {
+      if (programs) return programs.allocate_aligned(boundary, "cpu", bytes);
+      return ::operator new(bytes, std::align_val_t{boundary}, std::nothrow);
+    }
+    void* allocate(std::size_t bytes, std::uintptr_t stream) const {
+      void* const pointer = try_allocate(bytes, stream);
       if (pointer == nullptr) fail({"cpu: out of memory, ", bytes, " bytes were asked for"});
       return pointer;
     }
-    void release(void* pointer, std::size_t, std::uintptr_t) const noexcept { ::operator delete(pointer, alignment); }
+    void release(void* pointer, std::size_t bytes, std::uintptr_t) const noexcept {
+      if (programs) return programs.release(pointer, bytes);
+      ::operator delete(pointer, std::align_val_t{boundary});
+    }
+    memory_functions<> programs;
   };
 
   options options_;

@@ -23,6 +23,7 @@
 #include "plait/device/device.hpp"
 #include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
+#include "plait/device/memory_functions.hpp"
 #include "plait/device/pinned_memory.hpp"
 #include "plait/device/registered_memory.hpp"
 #include "plait/device/upload_ring.hpp"
@@ -50,6 +51,10 @@ class cuda {
     /// Whether sums in products have one order whatever the sizes (`cublaslt_gemm::pin`), and attention is plait's own:
     /// what contexts with canonical numerics need.
     bool canonical = false;
+    /// The program's own allocator of the GPU's memory, on boundaries of 256 bytes and in the order of the stream that
+    /// it is told; none: a pool of this device object. The program then gives `peers` access itself. What CUDA's
+    /// libraries and NCCL take for themselves, and what `measure_products` takes, does not come from it.
+    memory_functions<cudaStream_t> memory{};
   };
 
   class event;
@@ -101,7 +106,10 @@ class cuda {
   cuda() : cuda(options{}) {}
   /// Throws `plait::error` where there is no such device, or it is too old.
   explicit cuda(options settings)
-      : options_(settings), name_(select(settings.device)), pool_(settings.device, settings.peers), allocator_(pool_) {
+      : options_(std::move(settings)),
+        name_(select(options_.device)),
+        pool_(options_.device, options_.peers, options_.memory),
+        allocator_(pool_) {
     detail::cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options_.device),
                        "asking for the GPU");
     if (options_.main == nullptr) {
@@ -224,6 +232,9 @@ class cuda {
   std::size_t bytes_in_use() const { return allocator_.bytes_in_use() - own_bytes_; }
   std::size_t peak_bytes() const { return allocator_.peak_bytes() - own_bytes_; }
   std::size_t cached_bytes() const { return allocator_.cached_bytes(); }
+  /// Bytes that the pool, or `options::memory`, has given: of blocks in use, with the device's own workspace, and of
+  /// released ones. Registered memory that served such blocks counts as well.
+  std::size_t reserved_bytes() const { return allocator_.reserved_bytes(); }
   void reset_peak() { allocator_.reset_peak(); }
   /// Bytes of the host's memory that `options::offload_optimizer` has taken, and that have not been released.
   std::size_t host_bytes_in_use() const { return on_host_.bytes_in_use(); }

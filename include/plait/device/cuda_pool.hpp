@@ -13,15 +13,19 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda_check.hpp"
+#include "plait/device/memory_functions.hpp"
 #include "plait/device/registered_memory.hpp"
 
 namespace plait::detail {
 
 /// Where a CUDA device's caching allocator gets its memory: a private stream-ordered pool, which keeps what is released
-/// to it. Blocks are asked for and given back in the order of their stream.
+/// to it, or the program's allocator. Blocks are asked for and given back in the order of their stream.
 class cuda_pool {
  public:
-  explicit cuda_pool(int device, const std::vector<int>& peers = {}) : device_(device) {
+  explicit cuda_pool(int device, const std::vector<int>& peers = {}, memory_functions<cudaStream_t> programs = {})
+      : device_(device), programs_(std::move(programs)) {
+    programs_.require_both("cuda");
+    if (programs_) return;
     cudaMemPoolProps wanted{};
     wanted.allocType = cudaMemAllocationTypePinned;  // CUDA's word for memory that stays on its device
     wanted.location.type = cudaMemLocationTypeDevice;
@@ -33,11 +37,14 @@ class cuda_pool {
   }
   cuda_pool(const cuda_pool&) = delete;
   cuda_pool& operator=(const cuda_pool&) = delete;
-  ~cuda_pool() { cudaMemPoolDestroy(pool_); }
+  ~cuda_pool() {
+    if (pool_ != nullptr) cudaMemPoolDestroy(pool_);
+  }
 
   /// Gives other GPUs of the process access, where the machine connects them. Where it does not, NCCL copies by way of
-  /// the host.
+  /// the host. To the memory of the program's allocator, the program gives it.
   void open_to(const std::vector<int>& peers) {
+    if (programs_) return;
     for (const int peer : peers) {
       int connected = 0;
       if (peer == device_) continue;
@@ -70,14 +77,8 @@ class cuda_pool {
     if ((stream & registered_key) != 0) return try_allocate_registered(bytes, stream);
     const auto s = reinterpret_cast<cudaStream_t>(stream);
     refuse_while_captured(bytes, s);
-    void* pointer = nullptr;
-    const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, s);
-    if (status == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());
-      return nullptr;
-    }
-    cuda_check(status, "allocating");
-    held_ += bytes;
+    void* const pointer = programs_ ? programs_.allocate_aligned(boundary, "cuda", bytes, s) : from_pool(bytes, s);
+    if (pointer != nullptr) held_ += bytes;
     return pointer;
   }
   void* allocate(std::size_t bytes, std::uintptr_t stream) {
@@ -87,12 +88,16 @@ class cuda_pool {
   }
   void release(void* pointer, std::size_t bytes, std::uintptr_t stream) noexcept {
     if (registered_.holds(pointer)) return registered_.release(pointer, bytes);
-    cudaFreeAsync(pointer, reinterpret_cast<cudaStream_t>(stream));
+    const auto s = reinterpret_cast<cudaStream_t>(stream);
     held_ -= bytes;
+    if (programs_) return programs_.release(pointer, bytes, s);
+    cudaFreeAsync(pointer, s);
   }
 
   /// Gives what has been released back to the driver, once the streams have come so far.
-  void trim() { cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back"); }
+  void trim() {
+    if (pool_ != nullptr) cuda_check(cudaMemPoolTrimTo(pool_, 0), "giving memory back");
+  }
 
   std::size_t expected = 0;  ///< what the plan says, for the text of the error
 
@@ -100,6 +105,18 @@ class cuda_pool {
   /// Marks, in a stream's key, blocks of registered memory: no address has this bit.
   static constexpr std::uintptr_t registered_key = std::uintptr_t{1} << 63;
 
+  static constexpr std::size_t boundary = 256;
+
+  void* from_pool(std::size_t bytes, cudaStream_t stream) {
+    void* pointer = nullptr;
+    const cudaError_t status = cudaMallocFromPoolAsync(&pointer, bytes, pool_, stream);
+    if (status == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());
+      return nullptr;
+    }
+    cuda_check(status, "allocating");
+    return pointer;
+  }
   void* try_allocate_registered(std::size_t bytes, std::uintptr_t stream) {
     void* const pointer = registered_.try_allocate(bytes);
     if (pointer == nullptr) refuse_while_captured(bytes, reinterpret_cast<cudaStream_t>(stream & ~registered_key));
@@ -123,7 +140,8 @@ class cuda_pool {
   }
 
   int device_;
-  cudaMemPool_t pool_ = nullptr;
+  memory_functions<cudaStream_t> programs_;
+  cudaMemPool_t pool_ = nullptr;  ///< null where memory comes from the program
   std::size_t held_ = 0;
   registered_blocks registered_;
 };

@@ -26,6 +26,9 @@ struct attach_options {
   double deadline = 600;                                ///< see nccl::options
   std::uint64_t seed = 0;                               ///< of weights and dropout
   std::size_t registered_bytes = 0;                     ///< see nccl::options
+  /// The program's own allocator, from which the device's memory comes, but for one word of the thread that watches for
+  /// lost ranks; see cuda::options.
+  memory_functions<cudaStream_t> memory{};
 };
 
 /// One rank of a mesh in a CUDA program that has its own communicator, stream and GPU. It stands wherever a
@@ -44,11 +47,12 @@ class attached_rank {
       : device_({.device = device_of(comm),
                  .tf32 = options.tf32,
                  .workspace_bytes = options.workspace_bytes,
-                 .main = named(stream)}),
+                 .main = named(stream),
+                 .memory = options.memory}),
         ranks_(shape, nccl::attach(comm, device_,
                                    {.deadline = options.deadline, .registered_bytes = options.registered_bytes})),
         context_{device_, ranks_, sizes, options.seed} {
-    open_to_process();
+    open_to_process(static_cast<bool>(options.memory));
   }
   attached_rank(const attached_rank&) = delete;
   attached_rank& operator=(const attached_rank&) = delete;
@@ -66,7 +70,7 @@ class attached_rank {
     return device;
   }
   /// Lets the other GPUs of this process use the device's memory: NCCL has ranks of one process read each other's.
-  void open_to_process() {
+  void open_to_process(bool programs_memory) {
     static const std::uint64_t process = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32;
     struct place {
       std::uint64_t process, device;
@@ -74,9 +78,14 @@ class attached_rank {
     nccl::detail::state& all = ranks_.root().get_if<nccl::communicator>()->shared_state();
     const auto n = static_cast<std::size_t>(all.size);
     if (n == 1) return;
-    void* memory = nullptr;  // not of the pool, which is not open yet
-    detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
-    meeting_.reset(memory);  // to be freed at the end: that waits for the device
+    void* memory = nullptr;
+    if (programs_memory) {
+      programs_meeting_ = make_buffer<place>(device_, n + 1);
+      memory = programs_meeting_.data();
+    } else {  // not of the pool, which is not open yet
+      detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
+      meeting_.reset(memory);  // to be freed at the end: that waits for the device
+    }
     const place mine{process, static_cast<std::uint64_t>(device_.index())};
     std::vector<place> there(n);
     const cuda::stream side = device_.side_stream();  // the caller's may hold work that nobody has begun yet
@@ -105,6 +114,7 @@ class attached_rank {
 
   std::unique_ptr<void, cudaError_t (*)(void*)> meeting_{nullptr, cudaFree};
   cuda device_;
+  buffer<cuda> programs_meeting_;
   world ranks_;
   plait::context<cuda> context_;
 };

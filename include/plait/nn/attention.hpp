@@ -2,6 +2,7 @@
 // nn/attention/core.hpp, nn/attention/context_attention.hpp. Next: nn/attention/policy.hpp for sharded sequences.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -58,6 +59,14 @@ struct attention_options {
   std::int64_t overlap = 0;  ///< as `linear_options::overlap`
 };
 
+/// The caller's memory for an attention's weights (`parameter_memory`), this rank's part: those of queries, keys and
+/// values lie one after the other, [(heads + 2 kv_heads) local, head_dim, hidden], and so do their biases. The last two
+/// are those of the norms of queries and keys, where there are some.
+template <class Precision>
+struct attention_memory {
+  parameter_memory<Precision> qkv{}, out{}, q_norm{}, k_norm{};
+};
+
 /// Grouped-query self-attention under a strategy: queries, keys and values are one product over one gathered input;
 /// attention runs on the rank's own heads in blocks, so that no seq x seq array exists; the output projection brings
 /// the result back. Where the strategy shards heads over more axes than kv heads, keys and values are replicated over
@@ -93,65 +102,30 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     typename engine::saved engine_saved;
   };
 
-  self_attention(const context<Device>& ctx, const std::string& name, attention_options options = {})
+  self_attention(const context<Device>& ctx, const std::string& name, attention_options options = {},
+                 const attention_memory<Precision>& memory = {})
       : names_(name),
+        options_(std::move(options)),
         qkv_(ctx, qkv_value::derivation,
-             {detail::describe_branch<typename specs::query>(ctx, name + ".q_proj", options.init, options.qkv_bias,
-                                                             options.lora.q),
-              detail::describe_branch<typename specs::key>(ctx, name + ".k_proj", options.init, options.qkv_bias,
-                                                           options.lora.k),
-              detail::describe_branch<typename specs::key>(ctx, name + ".v_proj", options.init, options.qkv_bias,
-                                                           options.lora.v)},
-             {}, {}, detail::chosen_overlap<typename specs::query>(options.overlap, name)),
+             {detail::describe_branch<typename specs::query>(ctx, name + ".q_proj", options_.init, options_.qkv_bias,
+                                                             options_.lora.q),
+              detail::describe_branch<typename specs::key>(ctx, name + ".k_proj", options_.init, options_.qkv_bias,
+                                                           options_.lora.k),
+              detail::describe_branch<typename specs::key>(ctx, name + ".v_proj", options_.init, options_.qkv_bias,
+                                                           options_.lora.v)},
+             memory.qkv, {}, detail::chosen_overlap<typename specs::query>(options_.overlap, name)),
         out_(ctx, out_value::derivation,
-             {detail::describe_branch<typename specs::attention_output>(ctx, name + ".o_proj", options.output_init,
-                                                                        options.output_bias, options.lora.o)},
-             {}, {}, detail::chosen_overlap<typename specs::query>(options.overlap, name)),
-        rotates_(!options.frequencies.empty()),
-        documents_(options.documents) {
+             {detail::describe_branch<typename specs::attention_output>(ctx, name + ".o_proj", options_.output_init,
+                                                                        options_.output_bias, options_.lora.o)},
+             memory.out, {}, detail::chosen_overlap<typename specs::query>(options_.overlap, name)) {
     enforce_boundary<input>(ctx, name + ": input");
-    const std::int64_t rank = ctx.ranks.rank();
-    const mesh_shape& mesh = ctx.ranks.shape();
-    const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);
-    const box k = local_box(layout_v<typename specs::keys>, mesh, ctx.sizes, rank);
-    const detail::local_heads own = detail::share_of_heads(q, k, name);
-    kv_heads_ = k.local[2];
-    key_at_ = (q.local[2] + own.first) * q.local[3];
-    value_at_ = (q.local[2] + kv_heads_ + own.first) * q.local[3];
-    shape_.batch = q.local[0];
-    shape_.q_len = shape_.k_len = q.local[1];
-    shape_.heads = q.local[2];
-    shape_.kv_heads = own.used;
-    shape_.head_dim = q.local[3];
-    kernels::require_attention(ctx.device, dtype_of<activation_of<Precision>>, shape_.head_dim);
-    shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
-    shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
-    shape_.window = options.window;
-    shape_.causal = options.causal;
-    if (rotates_ && static_cast<std::int64_t>(options.frequencies.size()) * 2 != shape_.head_dim)
-      fail({name, ": ", options.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
-            ", must be half of it"});
-    if (options.window < 0) fail({name, ": attention_window is ", options.window, "; at least 1, or 0 for none"});
-    const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
-    const axis_list& axes = context_axes<typename specs::attention>;
-    attention_part part{shape_,     {},   static_cast<std::size_t>(mesh.index_in(rank, axes)),
-                        documents_, name, options.context};
-    if (ctx.numerics.canonical()) check_own_keys(q, k, own, name);
-    part.chunk = detail::chunk_of<engine>(ctx.numerics, q.global[1], name);
-    for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
-    if (!options.causal && part.blocks.size() > 1)
-      fail({name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
-            part.blocks.size()});
-    engine_ = engine(ctx, part, axes);
-    if (options.qk_norm_epsilon > 0)
+    const bool norms = options_.qk_norm_epsilon > 0;
+    check_memory(name, memory, norms);
+    take_sizes(ctx, name);
+    if (norms)
       norms_.emplace(ctx, name, layout_v<typename specs::queries>, layout_v<typename specs::keys>,
-                     options.qk_norm_epsilon, shape_.batch * shape_.q_len, shape_.heads, kv_heads_, shape_.head_dim,
-                     qkv_.columns());
-    if (!rotates_) return;
-    const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);
-    rotations_ = make_buffer<statistic>(ctx.device, positions.size() * options.frequencies.size() * 2);
-    kernels::rope_table(ctx.device, positions.data(), shape_.q_len, std::span<const double>(options.frequencies),
-                        cosine(), sine());
+                     options_.qk_norm_epsilon, shape_.batch * shape_.q_len, shape_.heads, kv_heads_, shape_.head_dim,
+                     qkv_.columns(), std::array{memory.q_norm, memory.k_norm});
   }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
@@ -201,6 +175,25 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     return dx;
   }
 
+  /// Makes the attention ready for other batches and lengths, those of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    qkv_.resize(ctx, qkv_value::derivation);
+    out_.resize(ctx, out_value::derivation);
+    take_sizes(ctx, name());
+    if (norms_) norms_->resize(shape_.batch * shape_.q_len);
+  }
+  /// Binds all weights to other memory of the caller's (`linear::rebind`).
+  void rebind(const attention_memory<Precision>& memory) {
+    check_memory(name(), memory, norms_.has_value());
+    const std::array of_norms{memory.q_norm, memory.k_norm};
+    qkv_.rebind(memory.qkv, detail::rebinding::checked);
+    out_.rebind(memory.out, detail::rebinding::checked);
+    if (norms_) norms_->rebind(of_norms, detail::rebinding::checked);
+    qkv_.rebind(memory.qkv);
+    out_.rebind(memory.out);
+    if (norms_) norms_->rebind(of_norms, detail::rebinding::done);
+  }
+
   bool adds_in_product() const { return out_.adds_in_product(); }
   template <class F>
   void visit(F&& f) {
@@ -217,11 +210,66 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
             ": canonical numerics (deterministic) have no order for kv heads that ranks share; shard heads over no "
             "more ranks than kv_heads"});
   }
+  std::string name() const {
+    const std::string& first = qkv_.weight(0)->name();
+    return first.substr(0, first.rfind(".q_proj"));
+  }
+  /// Throws where the caller gives some of the memory and says nothing of the rest.
+  static void check_memory(const std::string& name, const attention_memory<Precision>& memory, bool norms) {
+    const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
+        q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()};
+    if (norms) return detail::require_all_parts(name, {qkv, out, q_norm, k_norm});
+    detail::require_all_parts(name, {qkv, out});
+    if (q_norm.said || k_norm.said)
+      fail({name, ": memory.q_norm and memory.k_norm are of norms, and this layer has none (qk_norm_epsilon is 0)"});
+  }
+  /// Takes the sizes of the context: the shape of the attention on this rank, its engine and its rotations.
+  void take_sizes(const context<Device>& ctx, const std::string& name) {
+    const std::int64_t rank = ctx.ranks.rank();
+    const mesh_shape& mesh = ctx.ranks.shape();
+    const box q = local_box(layout_v<typename specs::queries>, mesh, ctx.sizes, rank);
+    const box k = local_box(layout_v<typename specs::keys>, mesh, ctx.sizes, rank);
+    const detail::local_heads own = detail::share_of_heads(q, k, name);
+    kv_heads_ = k.local[2];
+    key_at_ = (q.local[2] + own.first) * q.local[3];
+    value_at_ = (q.local[2] + kv_heads_ + own.first) * q.local[3];
+    shape_.batch = q.local[0];
+    shape_.q_len = shape_.k_len = q.local[1];
+    shape_.heads = q.local[2];
+    shape_.kv_heads = own.used;
+    shape_.head_dim = q.local[3];
+    kernels::require_attention(ctx.device, dtype_of<activation_of<Precision>>, shape_.head_dim);
+    shape_.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
+    shape_.q_stride = shape_.k_stride = shape_.v_stride = qkv_.columns();
+    shape_.window = options_.window;
+    shape_.causal = options_.causal;
+    if (rotates() && static_cast<std::int64_t>(options_.frequencies.size()) * 2 != shape_.head_dim)
+      fail({name, ": ", options_.frequencies.size(), " rotary frequencies for head_dim = ", shape_.head_dim,
+            ", must be half of it"});
+    if (options_.window < 0) fail({name, ": attention_window is ", options_.window, "; at least 1, or 0 for none"});
+    const sequence_order order = sequence_order_of<S>(mesh, ctx.sizes);
+    const axis_list& axes = context_axes<typename specs::attention>;
+    attention_part part{
+        shape_, {}, static_cast<std::size_t>(mesh.index_in(rank, axes)), options_.documents, name, options_.context};
+    if (ctx.numerics.canonical()) check_own_keys(q, k, own, name);
+    part.chunk = detail::chunk_of<engine>(ctx.numerics, q.global[1], name);
+    for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
+    if (!options_.causal && part.blocks.size() > 1)
+      fail({name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
+            part.blocks.size()});
+    engine_ = engine(ctx, part, axes);
+    if (!rotates()) return;
+    const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);
+    rotations_ = make_buffer<statistic>(ctx.device, positions.size() * options_.frequencies.size() * 2);
+    kernels::rope_table(ctx.device, positions.data(), shape_.q_len, std::span<const double>(options_.frequencies),
+                        cosine(), sine());
+  }
+  bool rotates() const { return !options_.frequencies.empty(); }
   statistic* cosine() { return rotations_.template data<statistic>(); }
   statistic* sine() { return cosine() + shape_.q_len * shape_.head_dim / 2; }
   detail::rotary_tables<statistic> rotation() {
-    return rotates_ ? detail::rotary_tables<statistic>{cosine(), sine(), shape_.q_len}
-                    : detail::rotary_tables<statistic>{};
+    return rotates() ? detail::rotary_tables<statistic>{cosine(), sine(), shape_.q_len}
+                     : detail::rotary_tables<statistic>{};
   }
   std::int64_t attended_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
 
@@ -230,8 +278,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
              : attention_inputs<T>{nullptr, nullptr, nullptr, mb.document_starts};
   }
   void check_documents(const microbatch<Device>& mb) const {
-    if ((mb.document_starts != nullptr) == documents_) return;
-    fail(documents_
+    if ((mb.document_starts != nullptr) == options_.documents) return;
+    fail(options_.documents
              ? "attention_options::documents is set, but the microbatch has no document_starts"
              : "the microbatch has document_starts, but attention_options::documents is not set: this model would "
                "ignore them");
@@ -240,18 +288,18 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
   /// Applies a rotation to queries and to all local keys, which lie side by side.
   template <class F>
   void rotate(const context<Device>& ctx, T* qkv, F kernel) {
-    if (!rotates_) return;
+    if (!rotates()) return;
     kernel(ctx.device, qkv, static_cast<const statistic*>(cosine()), static_cast<const statistic*>(sine()),
            shape_.batch * shape_.q_len, shape_.heads + kv_heads_, shape_.head_dim, qkv_.columns(), shape_.q_len);
   }
 
   range_names names_;
+  attention_options options_;
   linear_core<Precision, Device> qkv_;
   linear_core<Precision, Device> out_;
   kernels::attention_shape shape_;
   engine engine_;
   std::optional<detail::head_norms<Precision, Device>> norms_;
-  bool rotates_ = false, documents_ = false;
   std::int64_t key_at_ = 0, value_at_ = 0;  ///< in elements of a row of qkv
   std::int64_t kv_heads_ = 0;               ///< on this rank, used or not
   buffer<Device> rotations_;

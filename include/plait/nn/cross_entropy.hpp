@@ -13,6 +13,7 @@
 #include "plait/nn/feature_sum.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/token_mean.hpp"
 
 namespace plait {
@@ -73,14 +74,11 @@ class cross_entropy_loss {
       : settings_(settings) {
     enforce_boundary<Logits>(ctx, "cross_entropy: logits");
     enforce_boundary<Labels>(ctx, "cross_entropy: labels");
-    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
-    const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    const auto last = static_cast<std::size_t>(part.dims - 1);
-    range_ = {part.local[last], part.offset[last], vocab};
-    rows_ = part.local_size() / part.local[last];
+    range_.vocab = vocab;
+    take_sizes(ctx);
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
     if (!sharing.empty()) group_ = &ctx.ranks.group(sharing);
-    if (ctx.numerics.canonical()) make_canonical(ctx, part);
+    if (ctx.numerics.canonical()) make_canonical(ctx);
   }
 
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const tensor<T, Logits, Device>& logits,
@@ -94,6 +92,7 @@ class cross_entropy_loss {
                                          saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy forward");
+    made_for_.require("cross_entropy", ctx.sizes);
     const std::int64_t n = rows_;
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
@@ -146,6 +145,7 @@ class cross_entropy_loss {
       fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy backward");
+    made_for_.require("cross_entropy", ctx.sizes);
     auto scale = make_buffer<S>(ctx.device, static_cast<std::size_t>(rows_));
     kernels::fill_from(ctx.device, scale.template data<S>(), rows_, seed.data());
     const S* const statistics = kept.statistics.template data<S>();
@@ -164,10 +164,24 @@ class cross_entropy_loss {
     return sum;
   }
 
+  /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
+  void resize(const context<Device>& ctx) {
+    detail::require_resizable("cross_entropy", static_cast<bool>(columns_));
+    take_sizes(ctx);
+  }
+
   const cross_entropy_settings& settings() const { return settings_; }
 
  private:
-  void make_canonical(const context<Device>& ctx, const box& logits) {
+  void take_sizes(const context<Device>& ctx) {
+    enforce_divides(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, "cross_entropy: logits");
+    const box part = local_box(layout_v<Logits>, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    const auto last = static_cast<std::size_t>(part.dims - 1);
+    range_ = {part.local[last], part.offset[last], range_.vocab};
+    rows_ = part.local_size() / part.local[last];
+    made_for_ = detail::made_for(ctx.sizes, {&layout_v<Logits>});
+  }
+  void make_canonical(const context<Device>& ctx) {
     const layout& placed = layout_v<Logits>;
     const dim_id dim = placed.dims.back().dim;
     layout complete = placed;
@@ -178,6 +192,7 @@ class cross_entropy_loss {
     const executor moves(pending, complete, ctx.ranks, ctx.sizes, "cross_entropy: statistics");
     columns_ =
         feature_sum<Device>(ctx, placed, dim, feature_leaves(ctx.numerics, ctx.sizes.of(dim)), moves, "cross_entropy");
+    const box logits = local_box(placed, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     all_rows_ = logits.global_size() / ctx.sizes.of(dim);
   }
   /// The statistics of the softmax, whose sums are over leaves of the vocabulary, relative to the maximum of all.
@@ -219,6 +234,7 @@ class cross_entropy_loss {
 
   cross_entropy_settings settings_;
   kernels::vocabulary_range range_;
+  detail::made_for made_for_;
   std::int64_t rows_ = 0;
   any_communicator* group_ = nullptr;
   feature_sum<Device> columns_;  ///< under canonical numerics

@@ -12,7 +12,9 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
 namespace detail {
@@ -81,11 +83,7 @@ class embedding {
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
-      : names_(name),
-        vocab_(vocab),
-        padding_row_(how.padding_row),
-        resolve_(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name),
-        unresolve_(resolve_.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name) {
+      : names_(name), vocab_(vocab), padding_row_(how.padding_row) {
     enforce(check_boundary(layout_v<input>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<output>, ctx.ranks.shape()), name + ": output");
     how.memory.require_complete(name, true, false);
@@ -102,7 +100,7 @@ class embedding {
         layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
-    tokens_ = resolve_.source().local_size() / width_;
+    take_sizes(ctx, name);
     if (!ctx.numerics.canonical()) return;
     if (width_ != used.global[1] || !resolve_.planned().to.partial.empty())
       fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
@@ -121,6 +119,7 @@ class embedding {
   void forward(const microbatch<Device>& mb, const Id* ids, T* y) {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.forward());
+    made_for_.require(table_->name(), mb.ctx.sizes);
     buffer<Device> product;
     T* out = y;
     if (!resolve_.trivial()) {
@@ -145,6 +144,7 @@ class embedding {
     if (!table_->trainable()) return;
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());
+    made_for_.require(table_->name(), mb.ctx.sizes);
     buffer<Device> resolved;
     const T* d = dy;
     if (!unresolve_.trivial()) {
@@ -165,6 +165,20 @@ class embedding {
         kernels::embedding_backward(on, ids, d, gradient, tokens_, width_, first_, rows_, vocab_);
       });
     });
+  }
+
+  /// Makes the embedding ready for other batches and lengths, those of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    detail::require_resizable(table_->name(), terms_ != nullptr);
+    for (const dim_placement& p : layout_v<weight_spec>.dims)
+      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
+        fail({name(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
+              ", and the table has this dim: make another embedding for another table"});
+    take_sizes(ctx, name());
+  }
+  /// Binds the table to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& memory) {
+    detail::rebind_parameters<Precision, Device>(name(), {table_}, {}, memory);
   }
 
   const parameter_ptr<Precision, Device>& weight() const { return table_; }
@@ -190,6 +204,15 @@ class embedding {
       });
     });
   }
+  std::string name() const { return table_->name().substr(0, table_->name().rfind(".weight")); }
+  void take_sizes(const context<Device>& ctx, const std::string& name) {
+    executor resolve(value::derivation.product, value::derivation.output, ctx.ranks, ctx.sizes, "output of " + name);
+    unresolve_ = executor(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
+    resolve_ = std::move(resolve);
+    tokens_ = resolve_.source().local_size() / width_;
+    made_for_ = detail::made_for(ctx.sizes, {&layout_v<input>, &layout_v<output>, &layout_v<weight_spec>});
+  }
+
   /// Calls add(), after which the padding's row of the gradient, if this rank has it, is what it was: a tied head may
   /// have added to it.
   template <class Gradient, class Add>
@@ -206,6 +229,7 @@ class embedding {
   range_names names_;
   std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   executor resolve_, unresolve_;
+  detail::made_for made_for_;
   parameter_ptr<Precision, Device> table_;
   gradient_terms<Precision, Device>* terms_ = nullptr;  ///< under canonical numerics
 };

@@ -10,6 +10,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/requirements.hpp"
 #include "plait/tensor/tensor.hpp"
+#include "plait/tensor/view.hpp"
 
 namespace plait {
 

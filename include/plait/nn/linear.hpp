@@ -151,7 +151,8 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
     core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
   }
-  /// The same on the caller's memory: this rank's part of the input and of the output.
+  /// Forward on the caller's memory: this rank's part of the input and of the output. Throws where the context has
+  /// other sizes than the layer was made for, or last resized to.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr) {
     core_.forward(mb, x, y, keep, addend);
   }
@@ -180,6 +181,15 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     core_.backward(mb, x, kept, dy, dx, addend);
   }
+
+  /// Makes the layer ready for the sizes of this context, in the world that it was made in: batches and lengths may
+  /// change, and the weight's dims may not. Parameters stay as they are; what a forward pass has kept is of no use.
+  void resize(const context<Device>& ctx) { core_.resize(ctx, derivation); }
+  /// Binds the layer's parameters to other memory of the caller's, which holds values, and gradients that are zero or a
+  /// sum that has begun: all that the constructor was given, with `pl::own_memory` for what was not. A weight with
+  /// masters is gathered before it is used. Throws, and changes nothing, where memory of the layer's own, or lent to
+  /// it, would be replaced; a tied weight is bound by its own layer.
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   bool adds_in_product() const { return core_.adds_in_product(); }
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight(0); }

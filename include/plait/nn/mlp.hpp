@@ -15,6 +15,13 @@ struct mlp_lora {
   lora_options gate{}, up{}, down{};
 };
 
+/// The caller's memory for an MLP's weights (`parameter_memory`), this rank's part: those of gate and up lie one after
+/// the other, [2 ffn local, hidden], and so do their biases.
+template <class Precision>
+struct mlp_memory {
+  parameter_memory<Precision> gate_up{}, down{};
+};
+
 /// SwiGLU MLP (Shazeer 2020), down(silu(gate x) * up x), under a strategy: gate and up are one product over one
 /// gathered input. Parameters are named `NAME.gate_proj.weight`, `NAME.up_proj.weight`, `NAME.down_proj.weight`.
 template <class Precision, class S, compute_device Device = cpu>
@@ -37,18 +44,20 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     buffer<Device> activated;  ///< [rows, ffn local]; empty if it is computed again
   };
 
-  /// `overlap` as `linear_options::overlap`.
+  /// `overlap` as `linear_options::overlap`; `memory` gives the caller's, where there is some.
   swiglu_mlp(const context<Device>& ctx, const std::string& name, initializer init = {}, bool bias = false,
-             const mlp_lora& lora = {}, std::int64_t overlap = 0)
+             const mlp_lora& lora = {}, std::int64_t overlap = 0, const mlp_memory<Precision>& memory = {})
       : names_(name),
         gate_up_(ctx, gate_up_value::derivation,
                  {detail::describe_branch<typename specs::up>(ctx, name + ".gate_proj", init, bias, lora.gate),
                   detail::describe_branch<typename specs::up>(ctx, name + ".up_proj", init, bias, lora.up)},
-                 {}, {}, detail::chosen_overlap<typename specs::up>(overlap, name)),
+                 memory.gate_up, {}, detail::chosen_overlap<typename specs::up>(overlap, name)),
         down_(ctx, down_value::derivation,
-              {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)}, {}, {},
-              detail::chosen_overlap<typename specs::up>(overlap, name)) {
+              {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)},
+              memory.down, {}, detail::chosen_overlap<typename specs::up>(overlap, name)) {
     enforce_boundary<input>(ctx, name + ": input");
+    detail::require_all_parts(name,
+                              {{"gate_up", memory.gate_up.says_anything()}, {"down", memory.down.says_anything()}});
   }
 
   /// `addend`, such as the stream that a residual branch leaves, is added to the output where it is not null.
@@ -91,6 +100,18 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     tensor<T, dual_t<input>, Device> dx(ctx);
     gate_up_.backward(mb, x.data(), kept.in, dgate_up.template data<T>(), dx.data());
     return dx;
+  }
+
+  /// Makes the MLP ready for other batches and lengths, those of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) {
+    gate_up_.resize(ctx, gate_up_value::derivation);
+    down_.resize(ctx, down_value::derivation);
+  }
+  /// Binds all weights to other memory of the caller's (`linear::rebind`).
+  void rebind(const mlp_memory<Precision>& memory) {
+    gate_up_.rebind(memory.gate_up, detail::rebinding::checked);
+    down_.rebind(memory.down);
+    gate_up_.rebind(memory.gate_up);
   }
 
   bool adds_in_product() const { return down_.adds_in_product(); }

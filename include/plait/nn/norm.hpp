@@ -13,6 +13,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/norm/core.hpp"
@@ -75,6 +76,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
+    core_.require_sizes(ctx);
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -113,6 +115,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.require_sizes(ctx);
     core_.check_backward(kept.inv_rms, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
@@ -142,6 +145,11 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                                              core_.columns);
         });
   }
+
+  /// Makes the norm ready for other batches and lengths, those of this context (`linear::resize`).
+  void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
+  /// Binds the weight to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight; }
   template <class F>
@@ -207,6 +215,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                T* sum = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
+    core_.require_sizes(ctx);
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
@@ -247,6 +256,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
+    core_.require_sizes(ctx);
     core_.check_backward(kept.statistics, dy, dx, addend);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
@@ -277,6 +287,10 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
             kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
         });
   }
+
+  /// As `rms_norm`'s.
+  void resize(const context<Device>& ctx) { core_.resize(ctx, layout_v<Input>); }
+  void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
 
   template <class F>
   void visit(F&& f) {

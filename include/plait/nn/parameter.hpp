@@ -175,12 +175,11 @@ class parameter {
   /// so they are the same on every mesh; padding is zero.
   void initialize(const context<Device>& ctx) {
     fill_values(ctx, [&](master_type* values) {
-      if (info_.init.std == 0) {
+      if (info_.init.std == 0)
         kernels::fill(ctx.device, values, size(), converted<master_type>(info_.init.mean));
-      } else {
+      else
         kernels::fill_normal(ctx.device, values, part_, ctx.seed, stream_of(info_.name), info_.init.mean,
                              info_.init.std);
-      }
       clear_padding(ctx, values);
     });
   }
@@ -291,6 +290,7 @@ class parameter {
 
  private:
   friend class parameter_home<Precision, Device>;
+  friend class detail::parameter_rebinding<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reduced, updated };
 

@@ -24,23 +24,10 @@
 #include "plait/pipeline/options.hpp"
 #include "plait/pipeline/shared_parameters.hpp"
 #include "plait/pipeline/step_of_units.hpp"
+#include "plait/schedule/generators/forward.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 
 namespace plait {
-
-/// The forward passes of `microbatches` microbatches alone, as an evaluation runs them: every stage takes them in
-/// order, later stages first where two could run.
-constexpr schedule forward_schedule(pipeline_shape shape, int microbatches) {
-  shape.microbatches = microbatches;
-  schedule plan{"forward", shape, std::vector<std::vector<action>>(static_cast<std::size_t>(shape.ranks))};
-  // In each wave, stage s runs microbatch wave - s.
-  for (int wave = 0; wave < microbatches + shape.stages() - 1; ++wave)
-    for (int stage = std::min(wave, shape.stages() - 1); stage >= 0; --stage)
-      if (const int microbatch = wave - stage; microbatch < microbatches)
-        plan.order[static_cast<std::size_t>(shape.rank_of(stage))].push_back(
-            forward_of(shape.chunk_of(stage), microbatch));
-  return plan;
-}
 
 /// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
 /// runs, and whoever visits parameters sees as a model with this rank's parameters. Every model is one, of one stage

@@ -22,7 +22,12 @@
 
 namespace plait {
 
-/// `a` without the axes along which there is one rank: they cost nothing and mean nothing.
+/// Throws, with the text that a boundary has for it, if the layout names an axis that the mesh does not have: a sum
+/// over it would be dropped in silence.
+void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view where);
+
+/// `a` without the axes along which there is one rank: they cost nothing and mean nothing. Axes that the mesh does not
+/// have go as well: `enforce_axes` comes first.
 layout prune(const layout& a, const world& w);
 
 /// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
@@ -45,7 +50,8 @@ struct lone_collective {
 class executor {
  public:
   executor() = default;
-  /// Throws `plait::error` that names `where` if a dim does not divide or the dims differ.
+  /// Throws `plait::error` that names `where` if a dim does not divide, the dims differ, or the mesh does not have an
+  /// axis of one of the layouts.
   executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes, std::string_view where);
 
   /// Runs a given plan, such as the mirror of another.

@@ -11,6 +11,14 @@
 
 namespace plait {
 
+PLAIT_INLINE void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view where) {
+  for (axis_id axis : a.mentioned()) {
+    if (mesh.has(axis)) continue;
+    const state s = a.state_of(axis);
+    enforce(verdict{layout_error::axis_unknown, axis, a.sharded_by(axis), s, s}, where);
+  }
+}
+
 PLAIT_INLINE layout prune(const layout& a, const world& w) {
   layout b;
   for (const dim_placement& p : a.dims) b.dims.push_back({p.dim, w.pruned(p.axes)});
@@ -44,10 +52,14 @@ PLAIT_INLINE std::string describe_steps(const plan& moves) {
 
 PLAIT_INLINE executor::executor(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
                                 std::string_view where)
-    : executor(make_plan(prune(from, w), prune(to, w), w.shape(), sizes), w, sizes, where) {}
+    : executor((enforce_axes(from, w.shape(), where), enforce_axes(to, w.shape(), where),
+                make_plan(prune(from, w), prune(to, w), w.shape(), sizes)),
+               w, sizes, where) {}
 
 PLAIT_INLINE executor::executor(const plan& p, world& w, const dim_sizes& sizes, std::string_view where) : plan_(p) {
   enforce(plan_.verdict, where);
+  enforce_axes(plan_.from, w.shape(), where);
+  enforce_axes(plan_.to, w.shape(), where);
   enforce_divides(plan_.from, w.shape(), sizes, where);
   enforce_divides(plan_.to, w.shape(), sizes, where);
   // The order of a sum's ranks means nothing: it takes the communicator that the world has anyway.

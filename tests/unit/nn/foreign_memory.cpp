@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -267,6 +269,80 @@ TEST_CASE("typed tensors on the caller's memory are written in place") {
           const auto din_2 = norm.backward(ctx, in, kept_norm_2, dnormed_2);
           for (std::int64_t i = 0; i < din_2.size(); ++i)
             if (din_2.data()[i] != dx[static_cast<std::size_t>(i)]) fail("the gradient differs");
+        }) == "");
+}
+
+TEST_CASE("a call does not write bytes that it still reads, wherever arrays begin") {
+  const auto refused = [](auto work) {
+    return on_ranks(1, [&](const context<cpu>& ctx) {
+      std::vector<double> all(4 * tokens * wide, 1.0);
+      linear<double, up> layer(ctx, "up", {.memory = {all.data() + 3 * tokens * wide, own_memory}});
+      gather_parameters(ctx, layer);
+      zero_gradients(ctx, layer);
+      linear<double, up>::saved kept;
+      work(ctx, layer, kept, all.data());
+    });
+  };
+  constexpr std::int64_t in = tokens * width, out = tokens * wide;
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + in - 2, &kept); }),
+             "up.weight: forward writes y while it still reads x, and they share 16 bytes"));
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p + out - 1, p, &kept); }),
+             "up.weight: forward writes y while it still reads x, and they share 8 bytes"));
+  CHECK(says(
+      refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + 3 * out - 1, &kept); }),
+      "up.weight: forward writes y while it still reads the weight, and they share 192 bytes"));
+  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) {
+               layer.forward(ctx, p, p + in, &kept);
+               layer.backward(ctx, p, kept, p + in, p + in + out - 3);
+             }),
+             "up.weight: backward writes dx while it still reads dy, and they share 24 bytes"));
+  CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // side by side
+          layer.forward(ctx, p, p + in, &kept);
+          layer.backward(ctx, p, kept, p + in, p + in + out);
+        }) == "");
+  CHECK(says(on_ranks(1,
+                      [](const context<cpu>& ctx) {
+                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+                        norm.visit([&](auto& p) { p.initialize(ctx); });
+                        gather_parameters(ctx, norm);
+                        zero_gradients(ctx, norm);
+                        rms_norm<double, rows>::saved kept;
+                        std::vector<double> x(in, 1.0), all(2 * in, 1.0);
+                        norm.forward(ctx, x.data(), all.data(), &kept);
+                        norm.backward(ctx, x.data(), kept, all.data(), all.data() + in - 1);
+                      }),
+             "norm.weight: backward writes dx while it still reads dy, and they share 8 bytes"));
+}
+
+TEST_CASE("views of memory that may only be read") {
+  static_assert(!std::is_convertible_v<const_tensor<double, rows>&, tensor<double, rows>&>);
+  static_assert(std::is_same_v<decltype(std::declval<const_tensor<double, rows>&>().data()), const double*>);
+  CHECK(on_ranks(2, [](const context<cpu>& ctx) {
+          linear<double, up> layer(ctx, "up");
+          rms_norm<double, rows> norm(ctx, 1e-5, "norm");
+          layer.visit([&](auto& p) { p.initialize(ctx); });
+          norm.visit([&](auto& p) { p.initialize(ctx); });
+          gather_parameters(ctx, layer, norm);
+          zero_gradients(ctx, layer, norm);
+          std::vector<double> numbers(tokens / 2 * width), n(numbers), y(tokens * wide / 2), dx(numbers);
+          for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i % 5) - 2;
+          const std::vector<double> x = numbers;
+          auto normed = view<rows>(ctx, n.data());
+          auto out = view<up::output>(ctx, y.data());
+          auto din = view<dual_t<rows>>(ctx, dx.data());
+          static_assert(std::is_same_v<decltype(normed), tensor<double, rows>>);
+          linear<double, up>::saved kept, kept_of_pointers;
+          rms_norm<double, rows>::saved kept_norm;
+          norm.forward(ctx, view<rows>(ctx, x.data()), normed, &kept_norm);
+          const std::vector<double> read = n;
+          layer.forward(ctx, view<rows>(ctx, read.data()), out, &kept);
+          std::vector<double> expected(y), dexpected(dx);
+          layer.forward(ctx, n.data(), expected.data(), &kept_of_pointers);
+          if (y != expected) fail("the output differs");
+          const std::vector<double> dy(y);
+          layer.backward(ctx, view<rows>(ctx, read.data()), kept, view<dual_t<up::output>>(ctx, dy.data()).get(), din);
+          layer.backward(ctx, n.data(), kept_of_pointers, dy.data(), dexpected.data());
+          if (dx != dexpected) fail("the gradient differs");
         }) == "");
 }
 

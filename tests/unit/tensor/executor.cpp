@@ -172,3 +172,34 @@ TEST_CASE("a size that does not divide and dims that differ are refused by name"
         0);
   });
 }
+
+TEST_CASE("an axis that the mesh does not have is refused: a sum over it would be dropped") {
+  threads::run(2, [](threads::communicator c) {
+    world w(plait::mesh<axis<ax>>{2}.shape(), c);
+    dim_sizes sizes;
+    sizes.set(dim_of<seq>, 4);
+    const auto refused = [&](const layout& from, const layout& to) {
+      try {
+        executor(from, to, w, sizes, "gradient of w");
+      } catch (const error& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    const auto says = [](const std::string& text, const char* axis) {
+      CHECK_MESSAGE(text.find(cat({"gradient of w: ", text_of(layout_error::axis_unknown), " [axis ", axis})) == 0,
+                    text);
+    };
+    says(refused(layout_v<spec<partial<ax, bx>, seq>>, layout_v<spec<invariant<ax, bx>, seq>>), "bx");
+    says(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<invariant<ax>, seq, replicate<cx>>>), "cx");
+    says(refused(layout_v<spec<shard<seq, bx>, invariant<ax>>>, layout_v<spec<seq, invariant<ax>>>), "bx");
+    const plan foreign = make_plan(layout_v<spec<partial<bx>, seq>>, layout_v<spec<invariant<bx>, seq>>);
+    try {
+      executor(foreign, w, sizes, "gradient of w");
+      FAIL("a plan over an axis that the mesh lacks");
+    } catch (const error& e) {
+      says(e.what(), "bx");
+    }
+    CHECK(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<seq>>) == "");  // axes may be left unmentioned
+  });
+}

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "plait/core/compiled.hpp"
@@ -37,16 +38,30 @@ class head_norms {
   /// `rows` of `stride` elements: `heads` queries, then `kv_heads` keys, then what else there is.
   head_norms(const context<Device>& ctx, const std::string& name, const layout& queries, const layout& keys,
              double epsilon, std::int64_t rows, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
-             std::int64_t stride)
+             std::int64_t stride, const std::array<parameter_memory<Precision>, 2>& callers = {})
       : epsilon_(epsilon), rows_(rows), heads_{heads, kv_heads}, head_dim_(head_dim), stride_(stride) {
     if (ctx.numerics.canonical())
       fail({name, ": canonical numerics (deterministic) have no order for norms of queries and keys"});
     layout weight;
     weight.dims.push_back({queries.dims.back().dim, {}});
-    for (std::size_t i = 0; i < 2; ++i)
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::string norm = name + (i == 0 ? ".q_norm" : ".k_norm");
+      callers[i].require_complete(norm, true, false);
       weights_[i] = std::make_shared<parameter<Precision, Device>>(
-          ctx, parameter_info{name + (i == 0 ? ".q_norm.weight" : ".k_norm.weight"), {head_dim}, {1, 0}, false}, weight,
-          weight, i == 0 ? queries : keys);
+          ctx, parameter_info{norm + ".weight", {head_dim}, {1, 0}, false}, weight, weight, i == 0 ? queries : keys,
+          parameter_place<Precision, Device>(ctx.device, head_dim, callers[i].weight.pointer(),
+                                             callers[i].gradient.pointer(), callers[i].master.pointer()));
+    }
+  }
+
+  /// Takes another number of rows.
+  void resize(std::int64_t rows) { rows_ = rows; }
+  void rebind(const std::array<parameter_memory<Precision>, 2>& callers, rebinding how) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::string_view name = weights_[i]->name();
+      rebind_parameters<Precision, Device>(name.substr(0, name.rfind(".weight")), {weights_[i]}, {}, callers[i], false,
+                                           how);
+    }
   }
 
   /// In place; what is normalised is rotated as it is put there.

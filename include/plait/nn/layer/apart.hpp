@@ -1,7 +1,9 @@
-// Checks of a layer's calls that give wrong numbers and no other sign: one that writes what it still reads (arrays are
-// known by where they begin; it finds no partial overlap), and one with tensors of other sizes than the layer's.
+// Checks of a layer's calls that give wrong numbers and no other sign: one that writes what it still reads, and one
+// with tensors of other sizes than the layer's. Sizes of the context are checked by nn/layer/made_for.hpp. Next:
+// tests/unit/nn/foreign_memory.cpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
@@ -11,26 +13,48 @@
 
 namespace plait::detail {
 
+/// An array of a call, by its bytes. Null is no array, and one without bytes shares none.
 struct named_array {
+  template <class T>
+  constexpr named_array(const T* begin, std::int64_t elements, const char* called)
+      : at(begin), bytes(static_cast<std::size_t>(elements) * sizeof(T)), name(called) {}
+
   const void* at;
+  std::size_t bytes;
   const char* name;
 };
 
-/// Throws where one of the arrays that `call` of `layer` reads is the one it writes. Null is no array.
-inline void require_apart(std::string_view layer, const char* call, named_array written,
+/// Throws where one of the arrays that `call` of `layer` reads shares a byte with the one that it writes.
+inline void require_apart(std::string_view layer, const char* call, const named_array& written,
                           std::initializer_list<named_array> read) {
-  if (written.at == nullptr) return;
-  for (const named_array& in : read)
+  if (written.at == nullptr || written.bytes == 0) return;
+  const auto begin_of = [](const named_array& a) { return reinterpret_cast<std::uintptr_t>(a.at); };
+  const std::uintptr_t begin = begin_of(written), end = begin + written.bytes;
+  for (const named_array& in : read) {
+    const std::uintptr_t first = begin_of(in);
+    if (in.at == nullptr || in.bytes == 0 || first >= end || begin >= first + in.bytes) continue;
     if (in.at == written.at)
       fail(
           {layer, ": ", call, " writes ", written.name, " while it still reads ", in.name, ", and both are one array"});
+    const std::uintptr_t last = first + in.bytes < end ? first + in.bytes : end;
+    fail({layer, ": ", call, " writes ", written.name, " while it still reads ", in.name, ", and they share ",
+          last - (first > begin ? first : begin), " bytes"});
+  }
 }
 
 /// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
 inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
   if (has != made_for)
     fail({layer, ": ", name, " has ", has, " elements on this rank, and the layer was made for ", made_for,
-          ": make the layer with a context of these sizes"});
+          ": call the layer's resize(ctx), or make the layer, with a context of these sizes"});
+}
+
+/// Throws under canonical numerics, whose leaves are those of the sizes that a layer was made for.
+inline void require_resizable(std::string_view layer, bool canonical) {
+  if (canonical)
+    fail({layer,
+          ": resize under canonical numerics (deterministic), whose leaves are those of the sizes that the layer was "
+          "made for: make another layer for other sizes"});
 }
 
 }  // namespace plait::detail

@@ -26,6 +26,11 @@ class with_saved : public Layer {
   void backward(const mb& in, const T* x, const T* dy, T* dx, More&&... more) {
     Layer::backward(in, x, saved_, dy, dx, std::forward<More>(more)...);
   }
+  /// As the layer's own; what was kept is forgotten.
+  void resize(const context<typename Layer::device>& ctx) {
+    Layer::resize(ctx);
+    saved_ = {};
+  }
 
  private:
   typename Layer::saved saved_;

@@ -67,6 +67,7 @@ class linear_biases {
   }
   /// Null for a branch without one.
   const parameter_ptr<Precision, Device>& operator[](std::size_t i) const { return biases_[i]; }
+  const std::vector<parameter_ptr<Precision, Device>>& all() const { return biases_; }
   std::size_t size() const { return biases_.size(); }
   bool trainable() const {
     return std::any_of(biases_.begin(), biases_.end(), [](const auto& p) { return p && p->trainable(); });

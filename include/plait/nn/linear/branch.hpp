@@ -39,31 +39,6 @@ inline layout side_by_side(const layout& a, const layout& input, const axis_list
   return shared;
 }
 
-/// What linears compute, what they give, and the sizes of both; of several, the layouts of the outputs side by side.
-struct linear_resolution {
-  layout product, output;
-  dim_sizes sizes;
-};
-/// Throws where linears that share an input do not resolve their outputs alike. `total` are the columns of all.
-inline linear_resolution resolution_of(const shared_linears& d, dim_sizes sizes, std::int64_t total,
-                                       const std::string& name) {
-  layout product = d.branches[0].product, output = d.branches[0].output;
-  if (d.branches.size() == 1) return {product, output, sizes};
-  const axis_list moving = differing_axes(product, output);
-  product = side_by_side(product, d.input, moving);
-  output = side_by_side(output, d.input, moving);
-  sizes.set(dim_of<columns>, total);
-  for (const linear_layouts& b : d.branches) {
-    if (differing_axes(b.product, b.output) == moving && side_by_side(b.product, d.input, moving) == product &&
-        side_by_side(b.output, d.input, moving) == output)
-      continue;
-    fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
-          describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
-          describe(b.product), " to ", describe(b.output)});
-  }
-  return {product, output, sizes};
-}
-
 }  // namespace detail
 }  // namespace plait
 

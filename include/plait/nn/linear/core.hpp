@@ -20,11 +20,12 @@
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/canonical.hpp"
 #include "plait/nn/linear/lora.hpp"
+#include "plait/nn/linear/moves.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/linear/saved.hpp"
 #include "plait/nn/parameter.hpp"
-#include "plait/tensor/chunked_collective.hpp"
+#include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
 
@@ -32,7 +33,7 @@ namespace plait {
 /// Weights lie one below the other in one matrix, so all products are one; the outputs of several lie side by side in
 /// rows.
 template <class Precision, compute_device Device>
-class linear_core {
+class linear_core : detail::linear_moves {
  public:
   using T = activation_of<Precision>;
   using W = weight_of<Precision>;
@@ -44,38 +45,20 @@ class linear_core {
   linear_core(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch> info,
               const parameter_memory<Precision>& callers = {}, parameter_ptr<Precision, Device> shared = nullptr,
               std::int64_t overlap = 1)
-      : gather_(d.input, d.gathered, ctx.ranks, ctx.sizes, "input of " + info[0].weight.name),
-        spread_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of the input of " + info[0].weight.name),
+      : linear_moves(ctx.ranks, ctx.sizes, d, info[0].weight.name),
         names_(std::string_view(info[0].weight.name).substr(0, info[0].weight.name.rfind(".weight"))),
         inputs_first_(d.branches[0].inputs_first),
-        columns_(info.size()),
         weights_(info.size()),
         adapters_(info.size()) {
     const std::string& first_name = info[0].weight.name;
     const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
     callers.require_complete(first_name.substr(0, first_name.rfind(".weight")), !shared, with_bias);
-    const mesh_shape& mesh = ctx.ranks.shape();
-    const linear_layouts& first = d.branches[0];
-    for (const dim_placement& p : d.input.dims) {
-      const std::int64_t local = ctx.sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
-      (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
-    }
-    std::vector<std::int64_t> sizes(info.size());
-    for (std::size_t i = 0; i < info.size(); ++i) {
-      sizes[i] = local_elements(d.branches[i].weight, mesh, ctx.sizes);
-      columns_[i] = sizes[i] / inner_ / batches_;
-      total_ += columns_[i];
-    }
-    const auto [product, output, sizes_of_output] = detail::resolution_of(d, ctx.sizes, total_, info[0].weight.name);
-    resolve_ = executor(product, output, ctx.ranks, sizes_of_output, "output of " + info[0].weight.name);
-    unresolve_ =
-        executor(resolve_.backward(), ctx.ranks, sizes_of_output, "gradient of the output of " + info[0].weight.name);
     make_adapters(ctx, d, info);
-    if (overlap != 1) cut(overlap, info[0].weight.name);
+    if (overlap != 1) cut(overlap, info[0].weight.name, adapters_.any());
     if (shared)
       share(std::move(shared), d, info[0].weight.name);
     else
-      make_weights(ctx, d, info, sizes, callers);
+      make_weights(ctx, d, info, callers);
     biases_ = detail::linear_biases<Precision, Device>(ctx, d, info, callers, batches_, columns_);
     for (std::size_t i = 0; i < info.size(); ++i)
       for (const auto* base : {&weight(i), &bias(i)})
@@ -97,16 +80,31 @@ class linear_core {
   std::int64_t columns() const { return total_; }
   /// Whether an addend of the output is added in the product's own pass.
   bool adds_in_product() const { return detail::fuses_additions<Device, T> && resolve_.trivial(); }
-  /// Elements of the output, of all branches.
-  std::int64_t input_size() const { return gather_.source().local_size(); }
-  std::int64_t output_size() const { return resolve_.target().local_size(); }
+  using linear_moves::input_size;
+  using linear_moves::output_size;
+
+  /// Makes the collectives ready for the sizes of the context, in the same world: batches and lengths may change, and
+  /// the weights' dims may not. What a forward pass has kept is of the sizes before.
+  void resize(const context<Device>& ctx, const shared_linears& d) {
+    detail::require_resizable(weights_[0]->name(), static_cast<bool>(canonical_));
+    take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name(), adapters_.any());
+    adapters_.resize(rows_);
+  }
+  /// Binds all weights and biases to other memory of the caller's, of which it says as much as for the constructor.
+  void rebind(const parameter_memory<Precision>& callers, detail::rebinding how = detail::rebinding::done) {
+    const std::string_view name = weights_[0]->name();
+    detail::rebind_parameters(name.substr(0, name.rfind(".weight")), weights_, biases_.all(), callers, tied_, how);
+  }
 
   /// `addend`, of the output's size, is added to it where it is not null. Throws where y is x or addend.
   void forward(const microbatch<Device>& mb, const T* x, T* y, linear_saved<Device>* keep, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     require_gathered();
-    detail::require_apart(weights_[0]->name(), "forward", {y, "y"}, {{x, "x"}, {addend, "addend"}});
+    const std::string& name = weights_[0]->name();
+    require_sizes(name, ctx.sizes);
+    detail::require_apart(name, "forward", {y, output_size(), "y"},
+                          {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered = gather_chunks_ ? gathered_room(ctx) : gather(ctx, x);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> adapted = adapters_.hidden(ctx.device, input);
@@ -157,7 +155,11 @@ class linear_core {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     require_gathered();
-    detail::require_apart(weights_[0]->name(), "backward", {dx, "dx"}, {{x, "x"}, {dy, "dy"}, {addend, "addend"}});
+    const std::string& name = weights_[0]->name();
+    require_sizes(name, ctx.sizes);
+    detail::require_apart(
+        name, "backward", {dx, input_size(), "dx"},
+        {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});
     const bool weights = weights_trainable(), trains = weights || biases_.trainable();
     buffer<Device> resolved, kept_dy;
     const T* d = dy;
@@ -230,19 +232,6 @@ class linear_core {
   }
 
  private:
-  /// Cuts the collectives that stand beside a product.
-  void cut(std::int64_t chunks, const std::string& name) {
-    detail::check_overlap(name, chunks, adapters_.any(), gather_, resolve_);
-    detail::check_overlap(name, chunks, adapters_.any(), unresolve_, spread_);
-    const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
-      return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
-    };
-    gather_chunks_ = of(gather_, inner_, "input of ");
-    spread_chunks_ = of(spread_, inner_, "gradient of the input of ");
-    resolve_chunks_ = of(resolve_, total_, "output of ");
-    unresolve_chunks_ = of(unresolve_, total_, "gradient of the output of ");
-  }
-
   void make_adapters(const context<Device>& ctx, const shared_linears& d, const std::vector<linear_branch>& info) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < info.size(); at += columns_[i++])
@@ -251,13 +240,13 @@ class linear_core {
                           detail::product_part{batches_, rows_, inner_, columns_[i], total_, at});
   }
   void make_weights(const context<Device>& ctx, const shared_linears& d, std::vector<linear_branch>& info,
-                    const std::vector<std::int64_t>& sizes, const parameter_memory<Precision>& callers) {
+                    const parameter_memory<Precision>& callers) {
     const std::int64_t n = batches_ * total_ * inner_;
     const auto array = std::make_shared<parameter_array<Precision, Device>>(ctx.device, n, callers.weight.pointer(),
                                                                             callers.gradient.pointer());
     master_of<Precision>* master = callers.master.pointer();
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < info.size(); at += sizes[i++]) {
+    for (std::size_t i = 0; i < info.size(); at += batches_ * columns_[i++] * inner_) {
       weights_[i] =
           std::make_shared<parameter>(ctx, std::move(info[i].weight), info[i].stored_weight, d.branches[i].placed,
                                       d.gathered, parameter_place<Precision, Device>{array, at, master});
@@ -270,6 +259,7 @@ class linear_core {
       fail({name, ": the parameter ", shared->name(), " is used in two layouts, ", describe(shared->used()), " and ",
             describe(d.branches[0].weight), "; its users must shard it alike"});
     weights_[0] = std::move(shared);
+    tied_ = true;
   }
 
   /// Whether anything is to be done for gradients of weights and adapters, and of biases.
@@ -282,6 +272,7 @@ class linear_core {
     biases_.require_gathered();
   }
   const W* weights() const { return weights_[0]->used_value(); }
+  detail::named_array weights_read() const { return {weights(), batches_ * total_ * inner_, "the weight"}; }
 
   buffer<Device> gathered_room(const context<Device>& ctx) const {
     return make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
@@ -377,12 +368,9 @@ class linear_core {
     biases_.add_terms(ctx.device, index, count, dy);
   }
 
-  executor gather_, spread_, resolve_, unresolve_;
-  chunked_collective gather_chunks_, spread_chunks_, resolve_chunks_, unresolve_chunks_;  ///< where they overlap
   range_names names_;
-  std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
+  bool tied_ = false;                                      ///< whether the weight is another layer's
   bool inputs_first_ = false;                              ///< whether the weight lies as [in, out]
-  std::vector<std::int64_t> columns_;                      ///< of each branch
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, one after the other in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;

@@ -124,6 +124,8 @@ class lora_adapter {
                                      stored_as(d.b, stored), d.b, d.hidden);
   }
 
+  /// Takes another number of rows in each batch.
+  void resize(std::int64_t rows) { part_.rows = rows; }
   std::int64_t hidden_size() const { return part_.batches * part_.rows * rank_; }
   bool trainable() const { return a_->trainable() || b_->trainable(); }
   template <class F>
@@ -230,6 +232,15 @@ class lora_adapters {
   void emplace(std::size_t i, Arguments&&... arguments) {
     adapters_[i].emplace(std::forward<Arguments>(arguments)...);
     size_ += adapters_[i]->hidden_size();
+  }
+  /// Takes another number of rows in each batch, for all.
+  void resize(std::int64_t rows) {
+    size_ = 0;
+    for (auto& adapter : adapters_) {
+      if (!adapter) continue;
+      adapter->resize(rows);
+      size_ += adapter->hidden_size();
+    }
   }
   bool any() const { return size_ > 0; }
   bool trainable() const {

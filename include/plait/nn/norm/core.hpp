@@ -11,29 +11,13 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/range.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/norm/rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
 namespace detail {
-
-/// Norms work over the last dim, which may be sharded; weights lie like it and are used replicated where rows vary.
-struct norm_derivation {
-  layout stored, used;
-  plait::verdict verdict;
-};
-constexpr norm_derivation derive_norm(const layout& x) {
-  norm_derivation d;
-  d.stored.dims.push_back(x.dims.back());
-  d.used = use_of(d.stored, x);
-  d.verdict = normalize(x, d.used, x.dims.back().dim).verdict;
-  return d;
-}
-
-template <class Input>
-struct norm_value {
-  static constexpr norm_derivation derivation = derive_norm(layout_v<Input>);
-  static constexpr verdict value = derivation.verdict;
-};
 
 /// Runs `work(dy)` as a weight gradient; if it is deferred, on a copy of dy that the task owns.
 template <class T, compute_device Device, class F>
@@ -57,10 +41,7 @@ class norm_core {
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
       : columns_global(ctx.sizes.of(input.dims.back().dim)), names(name) {
     enforce(check_boundary(input, ctx.ranks.shape()), name + ": input");
-    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
-    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
-    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
-    rows = part.local_size() / columns;
+    take_sizes(ctx, input, name);
     const axis_list sharing = ctx.ranks.pruned(input.dims.back().axes);
     if (!sharing.empty()) row_group = &ctx.ranks.group(sharing);
     callers.require_complete(name, true, with_bias);
@@ -83,6 +64,29 @@ class norm_core {
     canonical = true;
   }
 
+  /// The same for a norm that is made.
+  void resize(const context<Device>& ctx, const layout& input) {
+    require_resizable(weight->name(), canonical);
+    take_sizes(ctx, input, name());
+  }
+  /// Takes the sizes of the context; all but the last dim's may change.
+  void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
+    if (const std::int64_t now = ctx.sizes.of(input.dims.back().dim); now != columns_global)
+      fail({name, ": resize changes ", input.dims.back().dim.text(), " from ", columns_global, " to ", now,
+            ", and the weight has this dim: make another norm for another width"});
+    const box part = local_box(input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    enforce_divides(input, ctx.ranks.shape(), ctx.sizes, name);
+    columns = part.local[static_cast<std::size_t>(part.dims - 1)];
+    rows = part.local_size() / columns;
+    sizes = made_for(ctx.sizes, {&input});
+  }
+  /// Throws unless the sizes of a call's context are those that the norm was made for.
+  void require_sizes(const context<Device>& ctx) const { sizes.require(weight->name(), ctx.sizes); }
+  void rebind(const parameter_memory<Precision>& callers) {
+    rebind_parameters<Precision, Device>(name(), {weight}, {bias}, callers);
+  }
+  std::string name() const { return weight->name().substr(0, weight->name().rfind(".weight")); }
+
   /// Sums per-row values over the ranks that share the rows.
   void sum_rows(S* values, std::int64_t count) {
     if (row_group) row_group->all_reduce(values, values, static_cast<std::size_t>(count), dtype_of<S>, reduce_op::sum);
@@ -103,7 +107,8 @@ class norm_core {
       fail({"the norm of ", weight->name(),
             ": backward without what forward keeps: give forward a `saved`, and backward "
             "the same one, once"});
-    require_apart(weight->name(), "backward", {dx, "dx"}, {{dy, "dy"}, {addend, "addend"}});
+    const std::int64_t size = rows * columns;
+    require_apart(weight->name(), "backward", {dx, size, "dx"}, {{dy, size, "dy"}, {addend, size, "addend"}});
   }
 
   /// Adds to the canonical sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.
@@ -122,6 +127,7 @@ class norm_core {
   }
 
   std::int64_t rows = 0, columns = 0, columns_global = 0;
+  made_for sizes;
   any_communicator* row_group = nullptr;
   range_names names;
   parameter_ptr<Precision, Device> weight, bias;

@@ -55,6 +55,8 @@ class parameter_array {
   }
   /// Whether `values` would make none.
   bool has_values() const { return values_ != nullptr; }
+  /// The values that are there; null where none are made yet.
+  const weight_type* existing_values() const { return values_; }
   /// The gradients, likewise; null where all parameters are frozen.
   gradient_type* gradients() {
     if (!gradients_ && !lent() && trainable()) {
@@ -70,6 +72,12 @@ class parameter_array {
     if (--trainable_ > 0) return;
     own_gradients_.reset();
     if (!lent()) gradients_ = nullptr;
+  }
+
+  /// Puts what is the caller's into other memory of the caller's; the rest stays.
+  void rebind(weight_type* values, gradient_type* gradients) {
+    if (callers_values_) values_ = values;
+    if (callers_gradients_ && trainable()) gradients_ = gradients;
   }
 
   /// From now on its memory is what `lender`, which it keeps alive, has it use: `use_values` and `use_gradients` say

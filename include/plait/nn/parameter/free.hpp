@@ -10,6 +10,7 @@
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
 
@@ -42,6 +43,11 @@ class free_parameter {
   gradient_of<Precision>* gradients(Device& device) { return parameter_->used_gradient(device); }
   /// Elements of this rank's part.
   std::int64_t size() const { return parameter_->used_size(); }
+
+  /// Binds it to other memory of the caller's (`linear::rebind`).
+  void rebind(const parameter_memory<Precision>& callers) {
+    detail::rebind_parameters<Precision, Device>(parameter_->name(), {parameter_}, {}, callers);
+  }
 
   const parameter_ptr<Precision, Device>& weight() const { return parameter_; }
   template <class F>

@@ -17,6 +17,10 @@ template <class Precision, compute_device Device>
 class parameter;
 template <class Precision, compute_device Device>
 class reduced_gradient;
+namespace detail {
+template <class Precision, compute_device Device>
+class parameter_rebinding;
+}  // namespace detail
 
 /// Some elements of what a rank would store of a parameter, in row-major order.
 struct parameter_piece {

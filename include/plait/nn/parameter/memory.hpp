@@ -55,6 +55,12 @@ struct parameter_memory {
   memory_at<master_of<Precision>> master{};
   memory_at<master_of<Precision>> bias_master{};
 
+  /// Whether anything is said of any of it.
+  bool says_anything() const {
+    return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
+           bias_master.said();
+  }
+
   /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
   /// layer's, a bias without one, masters where nothing is rounded.
   void require_complete(const std::string& layer, bool with_weight, bool with_bias) const {
@@ -91,6 +97,25 @@ struct parameter_memory {
   }
 };
 
+namespace detail {
+
+struct memory_part {
+  const char* name;
+  bool said;
+};
+
+/// For a layer that is made of several: throws if something is said of the memory of one and nothing of another's.
+inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
+  const char* first = nullptr;
+  for (const memory_part& p : parts)
+    if (p.said && !first) first = p.name;
+  for (const memory_part& p : parts)
+    if (first && !p.said)
+      fail({layer, ": memory gives ", first, " and says nothing of ", p.name,
+            ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
+}
+
+}  // namespace detail
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

@@ -1,0 +1,83 @@
+// The definitions of moves.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/layout/describe.hpp"
+#include "plait/layout/local_box.hpp"
+#include "plait/nn/linear/branch.hpp"
+
+namespace plait::detail {
+
+PLAIT_INLINE linear_moves::linear_moves(world& ranks, const dim_sizes& sizes, const shared_linears& d,
+                                        const std::string& name)
+    : gather_(d.input, d.gathered, ranks, sizes, "input of " + name),
+      spread_(gather_.backward(), ranks, sizes, "gradient of the input of " + name) {
+  const mesh_shape& mesh = ranks.shape();
+  const linear_layouts& first = d.branches[0];
+  for (const dim_placement& p : d.input.dims) {
+    const std::int64_t local = sizes.of(p.dim) / mesh.size(d.gathered.axes_of(p.dim));
+    (!first.weight.has(p.dim) ? rows_ : first.output.has(p.dim) ? batches_ : inner_) *= local;
+  }
+  made_for_.add(sizes, d.input);
+  for (const linear_layouts& b : d.branches) {
+    columns_.push_back(local_elements(b.weight, mesh, sizes) / inner_ / batches_);
+    total_ += columns_.back();
+    made_for_.add(sizes, b.output);
+  }
+  make_resolution(ranks, sizes, d, name);
+}
+
+PLAIT_INLINE void linear_moves::make_resolution(world& ranks, dim_sizes sizes, const shared_linears& d,
+                                                const std::string& name) {
+  layout product = d.branches[0].product, output = d.branches[0].output;
+  if (d.branches.size() > 1) {
+    const axis_list moving = differing_axes(product, output);
+    product = side_by_side(product, d.input, moving);
+    output = side_by_side(output, d.input, moving);
+    sizes.set(dim_of<columns>, total_);
+    for (const linear_layouts& b : d.branches) {
+      if (differing_axes(b.product, b.output) == moving && side_by_side(b.product, d.input, moving) == product &&
+          side_by_side(b.output, d.input, moving) == output)
+        continue;
+      fail({"output of ", name, ": linears that share an input must be resolved alike; one goes from ",
+            describe(d.branches[0].product), " to ", describe(d.branches[0].output), ", another from ",
+            describe(b.product), " to ", describe(b.output)});
+    }
+  }
+  resolve_ = executor(product, output, ranks, sizes, "output of " + name);
+  unresolve_ = executor(resolve_.backward(), ranks, sizes, "gradient of the output of " + name);
+}
+
+PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name, bool adapted) {
+  check_overlap(name, chunks, adapted, gather_, resolve_);
+  check_overlap(name, chunks, adapted, unresolve_, spread_);
+  const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
+    return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
+  };
+  gather_chunks_ = of(gather_, inner_, "input of ");
+  spread_chunks_ = of(spread_, inner_, "gradient of the input of ");
+  resolve_chunks_ = of(resolve_, total_, "output of ");
+  unresolve_chunks_ = of(unresolve_, total_, "gradient of the output of ");
+  chunks_ = chunks;
+}
+
+PLAIT_INLINE void linear_moves::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
+                                           const std::string& name, bool adapted) {
+  linear_moves now(ranks, sizes, d, name);
+  for (const linear_layouts& b : d.branches)
+    for (const dim_placement& p : b.placed.dims)
+      if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != sizes.of(p.dim))
+        fail({name, ": resize changes ", p.dim.text(), " from ", *was, " to ", sizes.of(p.dim),
+              ", and the weight has this dim: only dims that the weight does not have may change, such as batch and "
+              "seq; make another layer for another weight"});
+  if (chunks_ != 1) now.cut(chunks_, name, adapted);
+  *this = std::move(now);
+}
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,152 @@
+// program: program_memory
+// A program's own allocator under the processor as a device: what it sees is what the device has, from its making to
+// its end, through the calls of layers.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+
+namespace own_allocator {  // files of one program may have helpers of one name
+
+using namespace plait;
+
+namespace {
+
+/// A program's allocator, which knows each of its blocks and has a limit.
+struct program {
+  std::map<void*, std::size_t> blocks;
+  std::size_t bytes = 0, calls = 0, limit = ~std::size_t{0};
+  bool matched = true;
+  std::size_t skew = 0;  ///< bytes by which pointers miss their boundary
+
+  memory_functions<> functions() {
+    return {[this](std::size_t n) -> void* {
+              ++calls;
+              if (bytes + n > limit) return nullptr;
+              void* const at = static_cast<char*>(std::aligned_alloc(64, (n + 127) / 64 * 64)) + skew;
+              blocks[at] = n;
+              bytes += n;
+              return at;
+            },
+            [this](void* at, std::size_t n) {
+              matched = matched && blocks.count(at) == 1 && blocks[at] == n;
+              blocks.erase(at);
+              bytes -= n;
+              std::free(static_cast<char*>(at) - skew);
+            }};
+  }
+};
+
+using one = plait::mesh<axis<tp>>;
+using rows = spec<shard<seq, tp>, hidden>;
+struct up {
+  using input = rows;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<seq, shard<ffn, tp>>;
+};
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
+  program mine;
+  {
+    cpu device({.memory = mine.functions()});
+    CHECK(mine.bytes == 0);
+    threads::run(1, [&](threads::communicator c) {
+      world w(one{1}.shape(), c);
+      const context<cpu> ctx{device, w, sizes_of<seq, hidden, ffn>(32, 16, 64), 1};
+      const auto sees_all = [&](const char* when) {
+        if (mine.bytes != device.reserved_bytes()) fail({when, ": ", mine.bytes, ", not ", device.reserved_bytes()});
+        // Here all requests are of whole blocks.
+        if (mine.bytes != device.bytes_in_use() + device.cached_bytes())
+          fail({when, ": ", mine.bytes, " in ", device.bytes_in_use(), " and ", device.cached_bytes()});
+      };
+      linear<float, up> layer(ctx, "up");
+      rms_norm<float, rows> norm(ctx);
+      sees_all("made");
+      for (int turn = 0; turn < 2; ++turn) {
+        layer.visit([&](auto& p) { p.initialize(ctx); });
+        norm.visit([&](auto& p) { p.initialize(ctx); });
+        gather_parameters(ctx, layer, norm);
+        zero_gradients(ctx, layer, norm);
+        const tensor<float, rows> x(ctx);
+        device.zero(const_cast<float*>(x.data()), static_cast<std::size_t>(x.size()) * sizeof(float));
+        linear<float, up>::saved kept;
+        rms_norm<float, rows>::saved kept_norm;
+        const auto n = norm.forward(ctx, x, &kept_norm);
+        sees_all("norm");
+        const auto y = layer.forward(ctx, n, &kept);
+        sees_all("forward");
+        tensor<float, dual_t<up::output>> dy(ctx);
+        device.zero(dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(float));
+        const auto dn = layer.backward(ctx, n, kept, dy);
+        norm.backward(ctx, x, kept_norm, dn);
+        sees_all("backward");
+      }
+      if (mine.blocks.size() == 0) fail("the allocator was not asked");
+      device.release_cache();
+      if (device.cached_bytes() != 0) fail("a cache that was given back");
+      sees_all("released");
+    });
+  }
+  CHECK(mine.bytes == 0);
+  CHECK(mine.blocks.empty());
+  CHECK(mine.matched);
+}
+
+TEST_CASE("requests that are no whole blocks: the allocator sees blocks") {
+  program mine;
+  cpu device({.memory = mine.functions()});
+  void* const a = device.allocate(100);
+  CHECK(mine.bytes == 128);
+  CHECK(device.bytes_in_use() == 100);
+  CHECK(device.reserved_bytes() == 128);
+  device.release(a);
+  CHECK(device.cached_bytes() == 128);
+  CHECK(device.allocate(120) == a);
+  CHECK(mine.calls == 1);
+  device.release(a);
+}
+
+TEST_CASE("an allocator that has no more is asked again without the cache, and then named") {
+  program mine;
+  mine.limit = 4096;
+  cpu device({.memory = mine.functions()});
+  device.release(device.allocate(3072));
+  void* const second = device.allocate(2048);  // with the first one's block given back
+  CHECK(mine.bytes == 2048);
+  CHECK(refusal([&] { device.allocate(4096); }) == "cpu: out of memory, 4096 bytes were asked for");
+  device.release(second);
+}
+
+TEST_CASE("an allocator that is half given, or off its boundary, is refused") {
+  program mine;
+  CHECK(refusal([&] { cpu device({.memory = {.allocate = mine.functions().allocate}}); }) ==
+        "cpu: options::memory has allocate and no release; give both, or none for memory of the device's own");
+  CHECK(refusal([&] { cpu device({.memory = {.release = mine.functions().release}}); }) ==
+        "cpu: options::memory has release and no allocate; give both, or none for memory of the device's own");
+  mine.skew = 8;
+  cpu device({.memory = mine.functions()});
+  CHECK(refusal([&] { device.allocate(64); }) ==
+        "cpu: options::memory.allocate has returned memory that is not on a boundary of 64 bytes");
+  CHECK(mine.bytes == 0);
+}
+
+}  // namespace own_allocator

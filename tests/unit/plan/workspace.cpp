@@ -1,0 +1,100 @@
+// program: program_memory
+// What a layer's calls take from a program's own allocator is what a run that only counts says, to the byte.
+#include "plait/plan/workspace.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+
+namespace workspace {  // files of one program may have helpers of one name
+
+using namespace plait;
+
+namespace {
+
+using two = plait::mesh<axis<tp>>;
+using rows = spec<shard<seq, tp>, hidden>;
+struct up {
+  using input = rows;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = spec<seq, shard<ffn, tp>>;
+};
+struct down {
+  using input = up::output;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = rows;
+};
+
+const dim_sizes sizes = sizes_of<seq, hidden, ffn>(12, 10, 14);
+
+template <class Device>
+using up_on = linear<float, up, Device>;
+template <class Device>
+using down_on = linear<float, down, Device>;
+template <class Device>
+using norm_on = rms_norm<float, rows, Device>;
+
+/// Calls a layer on the program's arrays twice, on each of two ranks, and returns what its allocator was asked for by
+/// the first calls of rank 0. Throws where later calls take more.
+template <class L>
+call_workspace measured() {
+  call_workspace found;
+  threads::run(2, [&](threads::communicator c) {
+    world w(two{2}.shape(), c);
+    std::int64_t bytes = 0;
+    cpu device({.memory = {[&](std::size_t n) {
+                             bytes += static_cast<std::int64_t>(n);
+                             return std::aligned_alloc(64, (n + 63) / 64 * 64);
+                           },
+                           [&](void* p, std::size_t n) {
+                             bytes -= static_cast<std::int64_t>(n);
+                             std::free(p);
+                           }}});
+    const context<cpu> ctx{device, w, sizes, 1};
+    const auto local = [&](const layout& a) { return static_cast<std::size_t>(local_elements(a, w.shape(), sizes)); };
+    std::vector<float> x(local(layout_v<typename L::input>), 1.0f), dx(x), y(local(layout_v<typename L::output>), 1.0f),
+        dy(y), weight(200, 0.5f), gradient(weight);
+    L layer = [&] {
+      if constexpr (requires { L::derivation; })
+        return L(ctx, "layer", {.memory = {weight.data(), gradient.data()}});
+      else
+        return L(ctx, 1e-5, "layer", weight.data(), gradient.data());
+    }();
+    if (bytes != 0) fail("a layer on the program's memory allocates when it is made");
+    for (int turn = 0; turn < 2; ++turn) {
+      typename L::saved kept;
+      layer.forward(ctx, x.data(), y.data(), &kept);
+      const std::int64_t forward = bytes;
+      layer.backward(ctx, x.data(), kept, dy.data(), dx.data());
+      if (turn == 0 && w.rank() == 0) found = {forward, bytes - forward};
+      if (turn == 1 && (forward != bytes)) fail("later calls take more");
+    }
+    if (bytes != static_cast<std::int64_t>(device.reserved_bytes())) fail("bytes that the allocator does not see");
+  });
+  return found;
+}
+
+template <template <class> class Layer>
+void check_workspace() {
+  const call_workspace said =
+      workspace_bytes(two{2}.shape(), sizes, 0, [](const auto& ctx) { return Layer<counting_device>(ctx); });
+  const call_workspace took = measured<Layer<cpu>>();
+  CHECK(said.forward == took.forward);
+  CHECK(said.backward == took.backward);
+  CHECK(took.forward + took.backward > 0);
+}
+
+}  // namespace
+
+TEST_CASE("a linear that gathers") { check_workspace<up_on>(); }
+TEST_CASE("a linear that reduces") { check_workspace<down_on>(); }
+TEST_CASE("a norm") { check_workspace<norm_on>(); }
+
+}  // namespace workspace
