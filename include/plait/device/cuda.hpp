@@ -18,6 +18,7 @@
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/device/cuda_bf16.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/cuda_pool.hpp"
 #include "plait/device/device.hpp"

@@ -13,6 +13,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/policy_check.hpp"
+#include "plait/nn/layer/same_bits_calls.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/linear/overlap.hpp"
 
@@ -115,7 +116,8 @@ struct linear_options {
 ///
 /// `Precision` is a number type, or a struct for which `plait::precision` names them.
 template <class Precision, class Policy, compute_device Device = cpu>
-class linear : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
+class linear : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device>,
+               public same_bits_calls<linear<Precision, Policy, Device>, activation_of<Precision>, Device> {
   using value = detail::linear_value<Policy>;
   using T = activation_of<Precision>;
 
@@ -132,6 +134,9 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
+
+  using same_bits_calls<linear, T, Device>::forward;
+  using same_bits_calls<linear, T, Device>::backward;
 
   explicit linear(const context<Device>& ctx, std::string name = "linear", options how = {})
       : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
