@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int tokens = 64, width = 32, inner = 96, head_count = 4, head_size = 8, steps = 20;
+constexpr int tokens = 64, width = 32, inner = 96, head_count = 8, head_size = 4, steps = 20;
 constexpr int mixed = head_count * head_size;  // the width of what attention returns
 constexpr float rate = 2.0f;
 
