@@ -2,9 +2,12 @@
 # consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
 #   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
+#   nvcc_warnings  the headers for GPUs and a program on them, with all warnings of nvcc's and its host compiler's as errors
+#   nvcc      a program on GPUs by the README's line
+#   openmp    a program with OpenMP threads of its own, which stay its own
 #   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
 #   language  a compiler in C++17 mode gets one message
-# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one.
+# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
 set -eu
 
 way=$1
@@ -45,6 +48,39 @@ case "$way" in
     # What the flags are for: a header with such a warning does not pass.
     echo 'inline int narrowed(long n) { return n; }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
+    ;;
+  nvcc_warnings)
+    [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
+    # Without -Wpedantic: what nvcc hands to the host compiler has GNU line directives and designated initialisers.
+    all="-Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion,-Wsign-conversion,-Werror --Werror=all-warnings"
+    arch=$(sed -n 's/.*`nvcc .*\(-arch=sm_[0-9]*\) .*/\1/p' "$PLAIT_SOURCE/README.md")
+    "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all -I"$include" "$here/nvcc/app.cu" ||
+      fails "nvcc $here/nvcc/app.cu"
+    echo 'template <int N> struct held { int at[N]; };' >"$work/bad.cu"
+    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
+      fails "a warning of the host compiler passed"
+    fi
+    printf '%s\n' 'int host();' '__global__ void kernel() { int unused; }' >"$work/bad.cu"
+    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
+      fails "a warning of nvcc passed"
+    fi
+    ;;
+  nvcc)
+    [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
+    line=$(sed -n 's/.*`nvcc \([^`]* app.cu [^`]*\)`.*/\1/p' "$PLAIT_SOURCE/README.md")
+    [ -n "$line" ] || fails "the README has no line of nvcc's for app.cu"
+    cp "$here/nvcc/app.cu" "$work/app.cu"
+    ln -s "$include" "$work/include"
+    (cd "$work" && "$NVCC" $line -o app) || fails "nvcc $line"
+    "$work/app" || fails "app.cu"
+    ;;
+  openmp)
+    line=$(sed -n 's/^g++ \(.*\) examples.quickstart.cpp -o quickstart \(.*\)$/\1 app.cpp -o app \2/p' "$PLAIT_SOURCE/README.md")
+    [ -n "$line" ] || fails "the README has no line of g++'s for quickstart.cpp"
+    cp "$here/openmp/app.cpp" "$work/app.cpp"
+    ln -s "$include" "$work/include"
+    (cd "$work" && "$CXX" -fopenmp $openblas $(echo "$line" | sed 's/-O2/-O0/')) || fails "$CXX $line"
+    "$work/app" || fails "a program with OpenMP threads"
     ;;
   macros)  # words in lexing: one compiler is enough
     {
