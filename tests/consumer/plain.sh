@@ -3,7 +3,7 @@
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
 #   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
 #   nvcc_warnings  the headers for GPUs and a program on them, with all warnings of nvcc's and its host compiler's as errors
-#   nvcc      a program on GPUs by the README's line
+#   nvcc      a program on GPUs by the README's line, and what other compilers say of its layers
 #   openmp    a program with OpenMP threads of its own, which stay its own
 #   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
 #   language  a compiler in C++17 mode gets one message
@@ -73,6 +73,18 @@ case "$way" in
     ln -s "$include" "$work/include"
     (cd "$work" && "$NVCC" $line -o app) || fails "nvcc $line"
     "$work/app" || fails "app.cu"
+    # Another compiler is told so first, of whatever header it took the device and the layers from; and that file may use
+    # layers of the processor beside a GPU, and layers of GPUs where they are compiled elsewhere.
+    toolkit=$(dirname "$(readlink -f "$NVCC")")/../include
+    for compiler in "$CXX" ${CLANG:-}; do
+      compile="$compiler -std=c++20 -fsyntax-only -I$include -isystem $toolkit $openblas $here/nvcc/layers.cpp"
+      if $compile 2>"$work/refused.txt"; then fails "$compile: layers without kernels compiled"; fi
+      grep 'error:' "$work/refused.txt" | head -1 |
+        grep -q 'kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this file' ||
+        { head -20 "$work/refused.txt"; fails "$compile: another error comes first"; }
+      $compile -DDEVICE=cpu || fails "$compile: layers of the processor beside a GPU"
+      $compile -DPLAIT_COMPILED_CUDA || fails "$compile: layers whose kernels are compiled elsewhere"
+    done
     ;;
   openmp)
     line=$(sed -n 's/^g++ \(.*\) examples.quickstart.cpp -o quickstart \(.*\)$/\1 app.cpp -o app \2/p' "$PLAIT_SOURCE/README.md")

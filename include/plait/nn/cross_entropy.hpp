@@ -60,6 +60,7 @@ class cross_entropy_loss
   using labels_spec = Labels;
   using output = spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>;
   using label = std::int64_t;
+  static_assert(detail::kernels_there<Device>::said);
   static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
   using same_bits_calls<cross_entropy_loss, T, Device>::forward;
   using same_bits_calls<cross_entropy_loss, T, Device>::backward;
