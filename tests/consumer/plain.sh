@@ -6,7 +6,8 @@
 #   nvcc      a program on GPUs by the README's line, and what other compilers say of its layers
 #   openmp    a program with OpenMP threads of its own, which stay its own
 #   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
-#   language  a compiler in C++17 mode gets one message
+#   language  a compiler in C++17 mode gets one message, and one without exceptions another
+#   flags     without run-time type information, and with the undefined-behaviour sanitizer by the README's flags
 # PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
 set -eu
 
@@ -127,6 +128,13 @@ EOF
       fails "the macros are harmless, so the test is"
     fi
     ;;
+  flags)
+    without=$(tr '\n' ' ' <"$PLAIT_SOURCE/README.md" | sed -n 's/.*`\(-fno-sanitize=[a-z,-]*\)`.*/\1/p')
+    [ -n "$without" ] || fails "the README has no flag for -fsanitize=undefined"
+    compile="-std=c++20 -O1 -fno-rtti -fsyntax-only -I$include $openblas $PLAIT_SOURCE/examples/quickstart.cpp"
+    "$CXX" $compile -fsanitize=undefined $without || fails "$CXX -fsanitize=undefined $without"
+    [ -z "${CLANG:-}" ] || "$CLANG" $compile -fsanitize=undefined || fails "$CLANG -fsanitize=undefined"
+    ;;
   language)
     for compiler in "$CXX" ${CLANG:-}; do
       for header in plait/algebra.hpp plait/nn.hpp plait/train.hpp plait/models/llama.hpp plait/comm/clock.hpp; do
@@ -136,6 +144,11 @@ EOF
         fi
         [ "$(grep -c 'error:' "$work/old.txt")" = 1 ] || { cat "$work/old.txt"; fails "$header: more than one error"; }
         grep -q 'plait needs C++20: compile with -std=c++20' "$work/old.txt" || fails "$header: another error"
+        if "$compiler" -std=c++20 -fno-exceptions -fsyntax-only -I"$include" "$work/old.cpp" 2>"$work/old.txt"; then
+          fails "$header compiled without exceptions"
+        fi
+        [ "$(grep -c 'error:' "$work/old.txt")" = 1 ] || { cat "$work/old.txt"; fails "$header: more than one error"; }
+        grep -q 'plait needs exceptions: compile without -fno-exceptions' "$work/old.txt" || fails "$header: another error"
       done
     done
     ;;
