@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "plait/core/error.hpp"
-#include "plait/core/macros_off.hpp"
+#include "plait/core/text.hpp"
 #include "plait/io/json_writer.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/layout/spec.hpp"
@@ -128,5 +127,3 @@ inline std::string exported_layout::difference(const exported_layout& other) con
 }
 
 }  // namespace plait
-
-#include "plait/core/macros_on.hpp"

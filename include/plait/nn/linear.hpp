@@ -5,15 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/core/same_bits.hpp"
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/policy_check.hpp"
-#include "plait/nn/layer/same_bits_calls.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/linear/overlap.hpp"
 
@@ -116,8 +117,7 @@ struct linear_options {
 ///
 /// `Precision` is a number type, or a struct for which `plait::precision` names them.
 template <class Precision, class Policy, compute_device Device = cpu>
-class linear : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device>,
-               public same_bits_calls<linear<Precision, Policy, Device>, activation_of<Precision>, Device> {
+class linear : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using value = detail::linear_value<Policy>;
   using T = activation_of<Precision>;
 
@@ -134,9 +134,6 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);
   static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
   static_assert(inside_mesh<Policy, input, output>);
-
-  using same_bits_calls<linear, T, Device>::forward;
-  using same_bits_calls<linear, T, Device>::backward;
 
   explicit linear(const context<Device>& ctx, std::string name = "linear", options how = {})
       : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
@@ -184,6 +181,18 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     core_.backward(mb, x, kept, dy, dx, addend);
+  }
+
+  /// Forward and backward on arrays of a type with the same bits.
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void forward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    forward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void backward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    backward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
   }
 
   bool adds_in_product() const { return core_.adds_in_product(); }
