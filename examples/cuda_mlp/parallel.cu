@@ -1,8 +1,9 @@
-// plain.cu on every GPU of the machine: tensor-parallel products and a sequence-parallel norm, on the program's own
-// memory, streams and NCCL communicators.
+// plain.cu on every GPU of the machine: tensor-parallel products and heads, sequence-parallel norms, on the program's
+// own allocator, streams and NCCL communicators.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -10,15 +11,18 @@
 #include <vector>
 
 #include "plait/interop/nccl_attach.hpp"
+#include "plait/nn/layer/policy.hpp"
+#include "plait/nn/layer/with_saved.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
 namespace pl = plait;
-using pl::seq, pl::hidden, pl::ffn, pl::tp;
+using pl::seq, pl::hidden, pl::heads, pl::head_dim, pl::ffn, pl::tp;
 
 namespace {
 
-constexpr int tokens = 64, width = 32, inner = 96, steps = 20;
+constexpr int tokens = 64, width = 32, inner = 96, head_count = 8, head_size = 4, steps = 20;
+constexpr int mixed = head_count * head_size;  // the width of what attention returns
 constexpr float rate = 2.0f;
 
 void check(cudaError_t status) {
@@ -31,18 +35,15 @@ void check(ncclResult_t status) {
 // ---- layouts -------------------------------------------------------------------------------------------------------
 
 using mesh = pl::mesh<pl::axis<tp>>;
+struct three : pl::dim_tag<"three"> {};  // query, key and value
+using my_heads = pl::shard<heads, tp>;
+using my_ffn = pl::shard<ffn, tp>;
 using some_tokens = pl::spec<pl::shard<seq, tp>, hidden>;  // on each rank, all features of them
-using some_features = pl::spec<seq, pl::shard<ffn, tp>>;   // of all tokens
-struct up_layout {
-  using input = some_tokens;
-  using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
-  using output = some_features;
-};
-struct down_layout {
-  using input = some_features;
-  using weight = pl::spec<hidden, pl::shard<ffn, tp>>;
-  using output = some_tokens;
-};
+using some_heads = pl::spec<seq, my_heads, head_dim>;      // of all tokens
+using some_features = pl::spec<seq, my_ffn>;               // of all tokens
+template <class Input, class Weight, class Output>
+using linear = pl::with_saved<pl::linear<float, pl::layer_policy<Input, Weight, Output>, pl::cuda>>;
+using norm_layer = pl::with_saved<pl::rms_norm<float, some_tokens, pl::cuda>>;
 
 // ---- kernels -------------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,66 @@ __global__ void fill_ones(float* out, int n) {
   if (place() < n) out[place()] = 1.0f;
 }
 
+/// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
+/// p [heads, rows, rows]. A query of a head to a thread.
+__global__ void attention_forward(const float* qkv, float* p, float* y, int rows, int heads) {
+  const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  const float *q = qkv + t * pitch + h * head_size, *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
+  float *probability = p + (h * rows + t) * rows, *out = y + (t * heads + h) * head_size;
+  float top = -INFINITY, total = 0;
+  for (int s = 0; s <= t; ++s) {
+    float dot = 0;
+    for (int i = 0; i < head_size; ++i) dot += q[i] * k[s * pitch + i];
+    probability[s] = dot * rsqrtf(float{head_size});
+    top = fmaxf(top, probability[s]);
+  }
+  for (int s = 0; s <= t; ++s) total += probability[s] = expf(probability[s] - top);
+  for (int i = 0; i < head_size; ++i) out[i] = 0;
+  for (int s = 0; s <= t; ++s) {
+    probability[s] /= total;
+    for (int i = 0; i < head_size; ++i) out[i] += probability[s] * v[s * pitch + i];
+  }
+}
+/// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
+__global__ void attention_backward_query(const float* qkv, const float* p, const float* dy, float* ds, float* dqkv,
+                                         int rows, int heads) {
+  const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  const float *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
+  const float *probability = p + (h * rows + t) * rows, *dout = dy + (t * heads + h) * head_size;
+  float *dscore = ds + (h * rows + t) * rows, *dq = dqkv + t * pitch + h * head_size;
+  float mean = 0;  // of the probabilities' gradients
+  for (int s = 0; s <= t; ++s) {
+    dscore[s] = 0;
+    for (int i = 0; i < head_size; ++i) dscore[s] += dout[i] * v[s * pitch + i];
+    mean += probability[s] * dscore[s];
+  }
+  for (int i = 0; i < head_size; ++i) dq[i] = 0;
+  for (int s = 0; s <= t; ++s) {
+    dscore[s] = probability[s] * (dscore[s] - mean) * rsqrtf(float{head_size});
+    for (int i = 0; i < head_size; ++i) dq[i] += dscore[s] * k[s * pitch + i];
+  }
+}
+/// The gradients of keys and values. A key of a head to a thread.
+__global__ void attention_backward_key(const float* qkv, const float* p, const float* dy, const float* ds, float* dqkv,
+                                       int rows, int heads) {
+  const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  float *dk = dqkv + s * pitch + (heads + h) * head_size, *dv = dk + heads * head_size;
+  for (int i = 0; i < head_size; ++i) dk[i] = dv[i] = 0;
+  for (int t = s; t < rows; ++t) {
+    const int at = (h * rows + t) * rows + s;
+    for (int i = 0; i < head_size; ++i) {
+      dk[i] += ds[at] * qkv[t * pitch + h * head_size + i];
+      dv[i] += p[at] * dy[(t * heads + h) * head_size + i];
+    }
+  }
+}
+
+__global__ void add(const float* a, const float* b, float* out, int n) {
+  if (place() < n) out[place()] = a[place()] + b[place()];
+}
 __global__ void relu_forward(const float* x, float* y, int n) {
   if (place() < n) y[place()] = x[place()] > 0 ? x[place()] : 0.0f;
 }
@@ -97,20 +158,29 @@ __global__ void descend(float* weight, const float* gradient, int n) {
 
 // ---- one GPU -------------------------------------------------------------------------------------------------------
 
+/// The program's allocator: one block of memory, taken piece by piece, on boundaries of 256 bytes.
+struct arena {
+  static constexpr std::size_t bytes = std::size_t{1} << 20;
+  char* block = nullptr;
+  std::size_t used = 0;
+
+  arena() { check(cudaMalloc(reinterpret_cast<void**>(&block), bytes)); }
+  ~arena() { cudaFree(block); }
+  float* take(int n) {
+    float* const piece = reinterpret_cast<float*>(block + used);
+    used += (static_cast<std::size_t>(n) * sizeof(float) + 255) / 256 * 256;
+    if (used > bytes) throw std::runtime_error("the arena has " + std::to_string(bytes) + " bytes, which are too few");
+    return piece;
+  }
+};
+
 /// The program's memory and stream.
 struct gpu {
   cudaStream_t stream;
-  std::vector<float*> rooms;
+  arena memory{};
 
   explicit gpu(cudaStream_t on) : stream(on) {}
-  ~gpu() {
-    for (float* room : rooms) cudaFree(room);
-  }
-  float* room(int n) {
-    rooms.push_back(nullptr);
-    check(cudaMalloc(reinterpret_cast<void**>(&rooms.back()), static_cast<std::size_t>(n) * sizeof(float)));
-    return rooms.back();
-  }
+  float* room(int n) { return memory.take(n); }
 
   /// What kernel<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
   template <class... Parameters, class... Arguments>
@@ -125,47 +195,78 @@ struct gpu {
 
 /// The losses of all steps.
 std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
-  auto here = pl::attach<mesh>(comm, stream, pl::sizes_of<seq, hidden, ffn>(tokens, width, inner));
-  const int ranks = static_cast<int>(here.ranks().size()), rank = static_cast<int>(here.ranks().rank());
-  const int my_tokens = tokens / ranks, my_inner = inner / ranks;
+  auto here = pl::attach<mesh>(
+      comm, stream,
+      pl::sizes_of<seq, hidden, three, heads, head_dim, ffn>(tokens, width, 3, head_count, head_size, inner));
+  pl::context<pl::cuda>& ctx = here.context();
+  const int ranks = static_cast<int>(ctx.ranks.size()), rank = static_cast<int>(ctx.ranks.rank());
+  const int my_tokens = tokens / ranks, my_head_count = head_count / ranks, my_mixed = mixed / ranks;
+  const int my_inner = inner / ranks;
   gpu g(stream);
-  float *weight = g.room(width), *dweight = g.room(width);
+  float *norm1 = g.room(width), *dnorm1 = g.room(width);
+  float *qkv_weight = g.room(3 * my_mixed * width), *dqkv_weight = g.room(3 * my_mixed * width);
+  float *out_weight = g.room(width * my_mixed), *dout_weight = g.room(width * my_mixed);
+  float *norm2 = g.room(width), *dnorm2 = g.room(width);
   float *up = g.room(my_inner * width), *dup = g.room(my_inner * width);
   float *down = g.room(width * my_inner), *ddown = g.room(width * my_inner);
-  float *x = g.room(my_tokens * width), *normed = g.room(my_tokens * width), *dnormed = g.room(my_tokens * width);
+  float *x = g.room(my_tokens * width), *normed1 = g.room(my_tokens * width), *dnormed1 = g.room(my_tokens * width);
+  float *qkv = g.room(tokens * 3 * my_mixed), *dqkv = g.room(tokens * 3 * my_mixed);
+  float *p = g.room(my_head_count * tokens * tokens), *ds = g.room(my_head_count * tokens * tokens);
+  float *seen = g.room(tokens * my_mixed), *dseen = g.room(tokens * my_mixed), *branch = g.room(my_tokens * width);
+  float *h = g.room(my_tokens * width), *dh = g.room(my_tokens * width);
+  float *normed2 = g.room(my_tokens * width), *dnormed2 = g.room(my_tokens * width);
   float *wide = g.room(tokens * my_inner), *active = g.room(tokens * my_inner), *dactive = g.room(tokens * my_inner);
   float *z = g.room(my_tokens * width), *dz = g.room(my_tokens * width), *squares = g.room(my_tokens * width);
   float* loss = g.room(1);
-  g.launch(width, fill_ones, weight, width);
-  g.launch(my_inner * width, fill, up, my_inner, width, rank * my_inner, 0, 1, 0.2f);
-  g.launch(width * my_inner, fill, down, width, my_inner, 0, rank * my_inner, 2, 0.2f);
+  g.launch(width, fill_ones, norm1, width);
+  for (int i = 0; i < 3; ++i)  // this rank's heads of query, key and value
+    g.launch(my_mixed * width, fill, qkv_weight + i * my_mixed * width, my_mixed, width, i * mixed + rank * my_mixed, 0,
+             1, 0.2f);
+  g.launch(width * my_mixed, fill, out_weight, width, my_mixed, 0, rank * my_mixed, 2, 0.2f);
+  g.launch(width, fill_ones, norm2, width);
+  g.launch(my_inner * width, fill, up, my_inner, width, rank * my_inner, 0, 3, 0.2f);
+  g.launch(width * my_inner, fill, down, width, my_inner, 0, rank * my_inner, 4, 0.2f);
 
-  pl::rms_norm<float, some_tokens, pl::cuda> norm(here, 1e-5, "norm", weight, dweight);
-  pl::linear<float, up_layout, pl::cuda> up_layer(here, "up", {.memory = {up, dup}});
-  pl::linear<float, down_layout, pl::cuda> down_layer(here, "down", {.memory = {down, ddown}});
+  norm_layer norm1_layer(ctx, 1e-5, "norm1", norm1, dnorm1);
+  linear<some_tokens, pl::spec<three, my_heads, head_dim, hidden>, pl::spec<seq, three, my_heads, head_dim>> qkv_layer(
+      ctx, "qkv", {.memory = {qkv_weight, dqkv_weight}});
+  linear<some_heads, pl::spec<hidden, my_heads, head_dim>, some_tokens> out_layer(
+      ctx, "out", {.memory = {out_weight, dout_weight}});
+  norm_layer norm2_layer(ctx, 1e-5, "norm2", norm2, dnorm2);
+  linear<some_tokens, pl::spec<my_ffn, hidden>, some_features> up_layer(ctx, "up", {.memory = {up, dup}});
+  linear<some_features, pl::spec<hidden, my_ffn>, some_tokens> down_layer(ctx, "down", {.memory = {down, ddown}});
 
   std::vector<float> losses;
   for (int step = 0; step < steps; ++step) {
     g.launch(my_tokens * width, fill, x, my_tokens, width, rank * my_tokens, 0, 100 + step, 1.0f);
 
-    decltype(norm)::saved norm_saved;
-    decltype(up_layer)::saved up_saved, down_saved;
-    norm.forward(here, x, normed, &norm_saved);
-    up_layer.forward(here, normed, wide, &up_saved);
+    norm1_layer.forward(ctx, x, normed1);
+    qkv_layer.forward(ctx, normed1, qkv);
+    g.launch(tokens * my_head_count, attention_forward, qkv, p, seen, tokens, my_head_count);
+    out_layer.forward(ctx, seen, branch);
+    g.launch(my_tokens * width, add, x, branch, h, my_tokens * width);
+    norm2_layer.forward(ctx, h, normed2);
+    up_layer.forward(ctx, normed2, wide);
     g.launch(tokens * my_inner, relu_forward, wide, active, tokens * my_inner);
-    down_layer.forward(here, active, z, &down_saved);
+    down_layer.forward(ctx, active, z);
     g.launch(my_tokens * width, distance, x, z, squares, dz, my_tokens, width, float{tokens * width});
 
-    const auto clear = [&](auto& parameter) { parameter.zero_gradient(here); };
-    norm.visit(clear), up_layer.visit(clear), down_layer.visit(clear);
-    down_layer.backward(here, active, down_saved, dz, dactive);
+    pl::zero_gradients(ctx, norm1_layer, qkv_layer, out_layer, norm2_layer, up_layer, down_layer);
+    down_layer.backward(ctx, active, dz, dactive);
     g.launch(tokens * my_inner, relu_backward, active, dactive, wide, tokens * my_inner);
-    up_layer.backward(here, normed, up_saved, wide, dnormed);
-    norm.backward(here, x, norm_saved, dnormed, nullptr);
-    const auto reduce = [&](auto& parameter) { static_cast<void>(parameter.reduce(here)); };  // in dweight, dup, ddown
-    norm.visit(reduce), up_layer.visit(reduce), down_layer.visit(reduce);
+    up_layer.backward(ctx, normed2, wide, dnormed2);
+    norm2_layer.backward(ctx, h, dnormed2, dh);
+    out_layer.backward(ctx, seen, dh, dseen);
+    g.launch(tokens * my_head_count, attention_backward_query, qkv, p, dseen, ds, dqkv, tokens, my_head_count);
+    g.launch(tokens * my_head_count, attention_backward_key, qkv, p, dseen, ds, dqkv, tokens, my_head_count);
+    qkv_layer.backward(ctx, normed1, dqkv, dnormed1);
+    norm1_layer.backward(ctx, x, dnormed1, nullptr);
+    pl::reduce_all(ctx, norm1_layer, qkv_layer, out_layer, norm2_layer, up_layer, down_layer);  // in dnorm1 ... ddown
 
-    g.launch(width, descend, weight, dweight, width);
+    g.launch(width, descend, norm1, dnorm1, width);
+    g.launch(3 * my_mixed * width, descend, qkv_weight, dqkv_weight, 3 * my_mixed * width);
+    g.launch(width * my_mixed, descend, out_weight, dout_weight, width * my_mixed);
+    g.launch(width, descend, norm2, dnorm2, width);
     g.launch(my_inner * width, descend, up, dup, my_inner * width);
     g.launch(width * my_inner, descend, down, ddown, width * my_inner);
 

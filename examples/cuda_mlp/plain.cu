@@ -1,8 +1,10 @@
-// An MLP with a norm in front, trained on one GPU with nothing but CUDA and cuBLAS: the program's own kernels, memory,
-// stream and products. parallel.cu is the same program on every GPU of the machine.
+// A transformer's layer, causal attention and an MLP with a norm in front of each, trained on one GPU with nothing but
+// CUDA and cuBLAS: the program's own kernels, allocator, stream and products. parallel.cu is the same program on every
+// GPU of the machine.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -10,7 +12,8 @@
 
 namespace {
 
-constexpr int tokens = 64, width = 32, inner = 96, steps = 20;
+constexpr int tokens = 64, width = 32, inner = 96, head_count = 8, head_size = 4, steps = 20;
+constexpr int mixed = head_count * head_size;  // the width of what attention returns
 constexpr float rate = 2.0f;
 
 void check(cudaError_t status) {
@@ -46,14 +49,85 @@ __global__ void norm_forward(const float* x, const float* weight, float* y, floa
   inverse[r] = rsqrtf(squares / static_cast<float>(columns) + 1e-5f);
   for (int c = 0; c < columns; ++c) y[r * columns + c] = x[r * columns + c] * inverse[r] * weight[c];
 }
+/// dx = inverse (dy w - x inverse^2 mean(dy w x)), a row to a thread.
+__global__ void norm_backward(const float* x, const float* weight, const float* dy, const float* inverse, float* dx,
+                              int rows, int columns) {
+  const int r = place();
+  if (r >= rows) return;
+  float dot = 0;
+  for (int c = 0; c < columns; ++c) dot += dy[r * columns + c] * weight[c] * x[r * columns + c];
+  dot *= inverse[r] * inverse[r] / static_cast<float>(columns);
+  for (int c = 0; c < columns; ++c)
+    dx[r * columns + c] = inverse[r] * (dy[r * columns + c] * weight[c] - x[r * columns + c] * dot);
+}
 /// dweight += the sum over the rows of dy x inverse, a column to a thread.
-__global__ void norm_backward(const float* x, const float* dy, const float* inverse, float* dweight, int rows,
-                              int columns) {
+__global__ void norm_backward_weight(const float* x, const float* dy, const float* inverse, float* dweight, int rows,
+                                     int columns) {
   const int c = place();
   if (c >= columns) return;
   for (int r = 0; r < rows; ++r) dweight[c] += dy[r * columns + c] * x[r * columns + c] * inverse[r];
 }
 
+/// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
+/// p [heads, rows, rows]. A query of a head to a thread.
+__global__ void attention_forward(const float* qkv, float* p, float* y, int rows, int heads) {
+  const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  const float *q = qkv + t * pitch + h * head_size, *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
+  float *probability = p + (h * rows + t) * rows, *out = y + (t * heads + h) * head_size;
+  float top = -INFINITY, total = 0;
+  for (int s = 0; s <= t; ++s) {
+    float dot = 0;
+    for (int i = 0; i < head_size; ++i) dot += q[i] * k[s * pitch + i];
+    probability[s] = dot * rsqrtf(float{head_size});
+    top = fmaxf(top, probability[s]);
+  }
+  for (int s = 0; s <= t; ++s) total += probability[s] = expf(probability[s] - top);
+  for (int i = 0; i < head_size; ++i) out[i] = 0;
+  for (int s = 0; s <= t; ++s) {
+    probability[s] /= total;
+    for (int i = 0; i < head_size; ++i) out[i] += probability[s] * v[s * pitch + i];
+  }
+}
+/// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
+__global__ void attention_backward_query(const float* qkv, const float* p, const float* dy, float* ds, float* dqkv,
+                                         int rows, int heads) {
+  const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  const float *k = qkv + (heads + h) * head_size, *v = k + heads * head_size;
+  const float *probability = p + (h * rows + t) * rows, *dout = dy + (t * heads + h) * head_size;
+  float *dscore = ds + (h * rows + t) * rows, *dq = dqkv + t * pitch + h * head_size;
+  float mean = 0;  // of the probabilities' gradients
+  for (int s = 0; s <= t; ++s) {
+    dscore[s] = 0;
+    for (int i = 0; i < head_size; ++i) dscore[s] += dout[i] * v[s * pitch + i];
+    mean += probability[s] * dscore[s];
+  }
+  for (int i = 0; i < head_size; ++i) dq[i] = 0;
+  for (int s = 0; s <= t; ++s) {
+    dscore[s] = probability[s] * (dscore[s] - mean) * rsqrtf(float{head_size});
+    for (int i = 0; i < head_size; ++i) dq[i] += dscore[s] * k[s * pitch + i];
+  }
+}
+/// The gradients of keys and values. A key of a head to a thread.
+__global__ void attention_backward_key(const float* qkv, const float* p, const float* dy, const float* ds, float* dqkv,
+                                       int rows, int heads) {
+  const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
+  if (h >= heads) return;
+  float *dk = dqkv + s * pitch + (heads + h) * head_size, *dv = dk + heads * head_size;
+  for (int i = 0; i < head_size; ++i) dk[i] = dv[i] = 0;
+  for (int t = s; t < rows; ++t) {
+    const int at = (h * rows + t) * rows + s;
+    for (int i = 0; i < head_size; ++i) {
+      dk[i] += ds[at] * qkv[t * pitch + h * head_size + i];
+      dv[i] += p[at] * dy[(t * heads + h) * head_size + i];
+    }
+  }
+}
+
+__global__ void add(const float* a, const float* b, float* out, int n) {
+  if (place() < n) out[place()] = a[place()] + b[place()];
+}
 __global__ void relu_forward(const float* x, float* y, int n) {
   if (place() < n) y[place()] = x[place()] > 0 ? x[place()] : 0.0f;
 }
@@ -90,25 +164,34 @@ __global__ void descend(float* weight, const float* gradient, int n) {
 
 // ---- one GPU -------------------------------------------------------------------------------------------------------
 
+/// The program's allocator: one block of memory, taken piece by piece, on boundaries of 256 bytes.
+struct arena {
+  static constexpr std::size_t bytes = std::size_t{1} << 20;
+  char* block = nullptr;
+  std::size_t used = 0;
+
+  arena() { check(cudaMalloc(reinterpret_cast<void**>(&block), bytes)); }
+  ~arena() { cudaFree(block); }
+  float* take(int n) {
+    float* const piece = reinterpret_cast<float*>(block + used);
+    used += (static_cast<std::size_t>(n) * sizeof(float) + 255) / 256 * 256;
+    if (used > bytes) throw std::runtime_error("the arena has " + std::to_string(bytes) + " bytes, which are too few");
+    return piece;
+  }
+};
+
 /// The program's memory, stream and products.
 struct gpu {
   cudaStream_t stream;
+  arena memory{};
   cublasHandle_t blas = nullptr;
-  std::vector<float*> rooms;
 
   explicit gpu(cudaStream_t on) : stream(on) {
     check(cublasCreate(&blas));
     check(cublasSetStream(blas, stream));
   }
-  ~gpu() {
-    cublasDestroy(blas);
-    for (float* room : rooms) cudaFree(room);
-  }
-  float* room(int n) {
-    rooms.push_back(nullptr);
-    check(cudaMalloc(reinterpret_cast<void**>(&rooms.back()), static_cast<std::size_t>(n) * sizeof(float)));
-    return rooms.back();
-  }
+  ~gpu() { cublasDestroy(blas); }
+  float* room(int n) { return memory.take(n); }
   void clear(float* values, int n) {
     check(cudaMemsetAsync(values, 0, static_cast<std::size_t>(n) * sizeof(float), stream));
   }
@@ -134,38 +217,68 @@ struct gpu {
 /// The losses of all steps.
 std::vector<float> train(cudaStream_t stream) {
   gpu g(stream);
-  float *weight = g.room(width), *dweight = g.room(width), *inverse = g.room(tokens);
+  float *norm1 = g.room(width), *dnorm1 = g.room(width), *inverse1 = g.room(tokens);
+  float *qkv_weight = g.room(3 * mixed * width), *dqkv_weight = g.room(3 * mixed * width);
+  float *out_weight = g.room(width * mixed), *dout_weight = g.room(width * mixed);
+  float *norm2 = g.room(width), *dnorm2 = g.room(width), *inverse2 = g.room(tokens);
   float *up = g.room(inner * width), *dup = g.room(inner * width);
   float *down = g.room(width * inner), *ddown = g.room(width * inner);
-  float *x = g.room(tokens * width), *normed = g.room(tokens * width), *dnormed = g.room(tokens * width);
+  float *x = g.room(tokens * width), *normed1 = g.room(tokens * width), *dnormed1 = g.room(tokens * width);
+  float *qkv = g.room(tokens * 3 * mixed), *dqkv = g.room(tokens * 3 * mixed);
+  float *p = g.room(head_count * tokens * tokens), *ds = g.room(head_count * tokens * tokens);
+  float *seen = g.room(tokens * mixed), *dseen = g.room(tokens * mixed), *branch = g.room(tokens * width);
+  float *h = g.room(tokens * width), *dh = g.room(tokens * width);
+  float *normed2 = g.room(tokens * width), *dnormed2 = g.room(tokens * width);
   float *wide = g.room(tokens * inner), *active = g.room(tokens * inner), *dactive = g.room(tokens * inner);
   float *z = g.room(tokens * width), *dz = g.room(tokens * width), *squares = g.room(tokens * width);
   float* loss = g.room(1);
-  g.launch(width, fill_ones, weight, width);
-  g.launch(inner * width, fill, up, inner, width, 0, 0, 1, 0.2f);
-  g.launch(width * inner, fill, down, width, inner, 0, 0, 2, 0.2f);
+  g.launch(width, fill_ones, norm1, width);
+  g.launch(3 * mixed * width, fill, qkv_weight, 3 * mixed, width, 0, 0, 1, 0.2f);
+  g.launch(width * mixed, fill, out_weight, width, mixed, 0, 0, 2, 0.2f);
+  g.launch(width, fill_ones, norm2, width);
+  g.launch(inner * width, fill, up, inner, width, 0, 0, 3, 0.2f);
+  g.launch(width * inner, fill, down, width, inner, 0, 0, 4, 0.2f);
 
   std::vector<float> losses;
   for (int step = 0; step < steps; ++step) {
     g.launch(tokens * width, fill, x, tokens, width, 0, 0, 100 + step, 1.0f);
 
-    g.launch(tokens, norm_forward, x, weight, normed, inverse, tokens, width);
-    g.product(false, true, tokens, inner, width, normed, up, 0, wide);
+    g.launch(tokens, norm_forward, x, norm1, normed1, inverse1, tokens, width);
+    g.product(false, true, tokens, 3 * mixed, width, normed1, qkv_weight, 0, qkv);
+    g.launch(tokens * head_count, attention_forward, qkv, p, seen, tokens, head_count);
+    g.product(false, true, tokens, width, mixed, seen, out_weight, 0, branch);
+    g.launch(tokens * width, add, x, branch, h, tokens * width);
+    g.launch(tokens, norm_forward, h, norm2, normed2, inverse2, tokens, width);
+    g.product(false, true, tokens, inner, width, normed2, up, 0, wide);
     g.launch(tokens * inner, relu_forward, wide, active, tokens * inner);
     g.product(false, true, tokens, width, inner, active, down, 0, z);
     g.launch(tokens * width, distance, x, z, squares, dz, tokens, width, float{tokens * width});
 
-    g.clear(dweight, width);
+    g.clear(dnorm1, width);
+    g.clear(dqkv_weight, 3 * mixed * width);
+    g.clear(dout_weight, width * mixed);
+    g.clear(dnorm2, width);
     g.clear(dup, inner * width);
     g.clear(ddown, width * inner);
     g.product(true, false, width, inner, tokens, dz, active, 1, ddown);
     g.product(false, false, tokens, inner, width, dz, down, 0, dactive);
     g.launch(tokens * inner, relu_backward, active, dactive, wide, tokens * inner);
-    g.product(true, false, inner, width, tokens, wide, normed, 1, dup);
-    g.product(false, false, tokens, width, inner, wide, up, 0, dnormed);
-    g.launch(width, norm_backward, x, dnormed, inverse, dweight, tokens, width);
+    g.product(true, false, inner, width, tokens, wide, normed2, 1, dup);
+    g.product(false, false, tokens, width, inner, wide, up, 0, dnormed2);
+    g.launch(tokens, norm_backward, h, norm2, dnormed2, inverse2, dh, tokens, width);
+    g.launch(width, norm_backward_weight, h, dnormed2, inverse2, dnorm2, tokens, width);
+    g.product(true, false, width, mixed, tokens, dh, seen, 1, dout_weight);
+    g.product(false, false, tokens, mixed, width, dh, out_weight, 0, dseen);
+    g.launch(tokens * head_count, attention_backward_query, qkv, p, dseen, ds, dqkv, tokens, head_count);
+    g.launch(tokens * head_count, attention_backward_key, qkv, p, dseen, ds, dqkv, tokens, head_count);
+    g.product(true, false, 3 * mixed, width, tokens, dqkv, normed1, 1, dqkv_weight);
+    g.product(false, false, tokens, width, 3 * mixed, dqkv, qkv_weight, 0, dnormed1);
+    g.launch(width, norm_backward_weight, x, dnormed1, inverse1, dnorm1, tokens, width);
 
-    g.launch(width, descend, weight, dweight, width);
+    g.launch(width, descend, norm1, dnorm1, width);
+    g.launch(3 * mixed * width, descend, qkv_weight, dqkv_weight, 3 * mixed * width);
+    g.launch(width * mixed, descend, out_weight, dout_weight, width * mixed);
+    g.launch(width, descend, norm2, dnorm2, width);
     g.launch(inner * width, descend, up, dup, inner * width);
     g.launch(width * inner, descend, down, ddown, width * inner);
 

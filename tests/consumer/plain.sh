@@ -2,9 +2,13 @@
 # consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
 #   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
+#   nvcc_warnings  the headers for GPUs and a program on them, with all warnings of nvcc's and its host compiler's as errors
+#   nvcc      a program on GPUs by the README's line, and what other compilers say of its layers
+#   openmp    a program with OpenMP threads of its own, which stay its own
 #   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
-#   language  a compiler in C++17 mode gets one message
-# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one.
+#   language  a compiler in C++17 mode gets one message, and one without exceptions another
+#   flags     without run-time type information, and with the undefined-behaviour sanitizer by the README's flags
+# PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
 set -eu
 
 way=$1
@@ -46,6 +50,51 @@ case "$way" in
     echo 'inline int narrowed(long n) { return n; }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
     ;;
+  nvcc_warnings)
+    [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
+    # Without -Wpedantic: what nvcc hands to the host compiler has GNU line directives and designated initialisers.
+    all="-Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion,-Wsign-conversion,-Werror --Werror=all-warnings"
+    arch=$(sed -n 's/.*`nvcc .*\(-arch=sm_[0-9]*\) .*/\1/p' "$PLAIT_SOURCE/README.md")
+    "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all -I"$include" "$here/nvcc/app.cu" ||
+      fails "nvcc $here/nvcc/app.cu"
+    echo 'template <int N> struct held { int at[N]; };' >"$work/bad.cu"
+    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
+      fails "a warning of the host compiler passed"
+    fi
+    printf '%s\n' 'int host();' '__global__ void kernel() { int unused; }' >"$work/bad.cu"
+    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
+      fails "a warning of nvcc passed"
+    fi
+    ;;
+  nvcc)
+    [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
+    line=$(sed -n 's/.*`nvcc \([^`]* app.cu [^`]*\)`.*/\1/p' "$PLAIT_SOURCE/README.md")
+    [ -n "$line" ] || fails "the README has no line of nvcc's for app.cu"
+    cp "$here/nvcc/app.cu" "$work/app.cu"
+    ln -s "$include" "$work/include"
+    (cd "$work" && "$NVCC" $line -o app) || fails "nvcc $line"
+    "$work/app" || fails "app.cu"
+    # Another compiler is told so first, of whatever header it took the device and the layers from; and that file may use
+    # layers of the processor beside a GPU, and layers of GPUs where they are compiled elsewhere.
+    toolkit=$(dirname "$(readlink -f "$NVCC")")/../include
+    for compiler in "$CXX" ${CLANG:-}; do
+      compile="$compiler -std=c++20 -fsyntax-only -I$include -isystem $toolkit $openblas $here/nvcc/layers.cpp"
+      if $compile 2>"$work/refused.txt"; then fails "$compile: layers without kernels compiled"; fi
+      grep 'error:' "$work/refused.txt" | head -1 |
+        grep -q 'kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this file' ||
+        { head -20 "$work/refused.txt"; fails "$compile: another error comes first"; }
+      $compile -DDEVICE=cpu || fails "$compile: layers of the processor beside a GPU"
+      $compile -DPLAIT_COMPILED_CUDA || fails "$compile: layers whose kernels are compiled elsewhere"
+    done
+    ;;
+  openmp)
+    line=$(sed -n 's/^g++ \(.*\) examples.quickstart.cpp -o quickstart \(.*\)$/\1 app.cpp -o app \2/p' "$PLAIT_SOURCE/README.md")
+    [ -n "$line" ] || fails "the README has no line of g++'s for quickstart.cpp"
+    cp "$here/openmp/app.cpp" "$work/app.cpp"
+    ln -s "$include" "$work/include"
+    (cd "$work" && "$CXX" -fopenmp $openblas $(echo "$line" | sed 's/-O2/-O0/')) || fails "$CXX $line"
+    "$work/app" || fails "a program with OpenMP threads"
+    ;;
   macros)  # words in lexing: one compiler is enough
     {
       # What plait includes of others comes first: theirs is theirs.
@@ -79,6 +128,13 @@ EOF
       fails "the macros are harmless, so the test is"
     fi
     ;;
+  flags)
+    without=$(tr '\n' ' ' <"$PLAIT_SOURCE/README.md" | sed -n 's/.*`\(-fno-sanitize=[a-z,-]*\)`.*/\1/p')
+    [ -n "$without" ] || fails "the README has no flag for -fsanitize=undefined"
+    compile="-std=c++20 -O1 -fno-rtti -fsyntax-only -I$include $openblas $PLAIT_SOURCE/examples/quickstart.cpp"
+    "$CXX" $compile -fsanitize=undefined $without || fails "$CXX -fsanitize=undefined $without"
+    [ -z "${CLANG:-}" ] || "$CLANG" $compile -fsanitize=undefined || fails "$CLANG -fsanitize=undefined"
+    ;;
   language)
     for compiler in "$CXX" ${CLANG:-}; do
       for header in plait/algebra.hpp plait/nn.hpp plait/train.hpp plait/models/llama.hpp plait/comm/clock.hpp; do
@@ -88,6 +144,11 @@ EOF
         fi
         [ "$(grep -c 'error:' "$work/old.txt")" = 1 ] || { cat "$work/old.txt"; fails "$header: more than one error"; }
         grep -q 'plait needs C++20: compile with -std=c++20' "$work/old.txt" || fails "$header: another error"
+        if "$compiler" -std=c++20 -fno-exceptions -fsyntax-only -I"$include" "$work/old.cpp" 2>"$work/old.txt"; then
+          fails "$header compiled without exceptions"
+        fi
+        [ "$(grep -c 'error:' "$work/old.txt")" = 1 ] || { cat "$work/old.txt"; fails "$header: more than one error"; }
+        grep -q 'plait needs exceptions: compile without -fno-exceptions' "$work/old.txt" || fails "$header: another error"
       done
     done
     ;;

@@ -65,6 +65,18 @@ case "$way" in
     else
       must build_and_run app app algebra
     fi
+    if [ "$way" = add_subdirectory ]; then
+      # What a target lacks is named where something links with it, whichever folder says so, and not elsewhere.
+      if configure without "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON \
+        -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON; then
+        must false
+      fi
+      tr -s '\n ' ' ' <"$work/without.log" >"$work/words"
+      must grep -q "app links with plait::cpu, and there is none here: plait::cpu needs: dnnl, nlohmann_json. On Debian: apt-get install libdnnl-dev" \
+        "$work/words"
+      must configure headers "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON \
+        -DHEADERS_ALONE=ON
+    fi
     # An embedding project gets the targets and nothing else: no tests, examples, install rules or flags of plait.
     if cmake --build "$work/app" --target help | grep -Eq "train_llama|plait_thread_tests|unit_"; then
       echo "plait's own programs are built in the embedding project" >&2

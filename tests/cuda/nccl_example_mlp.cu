@@ -1,10 +1,12 @@
-// examples/cuda_mlp: the parallel program trains as the plain one does, on any number of ranks.
+// examples/cuda_mlp, a layer of attention and MLP: the parallel program trains as the plain one does, on any number of
+// ranks.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
 #include <nccl.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -12,6 +14,8 @@
 #include <vector>
 
 #include "plait/interop/nccl_attach.hpp"
+#include "plait/nn/layer/policy.hpp"
+#include "plait/nn/layer/with_saved.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
@@ -84,6 +88,55 @@ TEST_CASE("the example's two programs have the same losses") {
       CHECK(most < allowed);
     }
   }
+}
+
+TEST_CASE("the program's own attention has the gradients that differences tell") {
+  constexpr int rows = 6, heads = 2, head_size = plain::head_size, n = rows * 3 * heads * head_size, outputs = n / 3;
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+  {
+    plain::gpu g(stream);
+    float *qkv = g.room(n), *dqkv = g.room(n), *y = g.room(outputs), *dy = g.room(outputs);
+    float *p = g.room(heads * rows * rows), *ds = g.room(heads * rows * rows);
+    g.launch(n, plain::fill, qkv, rows, n / rows, 0, 0, 1u, 1.0f);
+    g.launch(outputs, plain::fill, dy, rows, outputs / rows, 0, 0, 2u, 1.0f);
+    const auto read = [&](const float* from, int count) {
+      std::vector<float> out(static_cast<std::size_t>(count));
+      plain::check(cudaMemcpyAsync(out.data(), from, out.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+      plain::check(cudaStreamSynchronize(stream));
+      return out;
+    };
+    const auto weighted = [&] {  // the sum of dy y
+      g.launch(rows * heads, plain::attention_forward, qkv, p, y, rows, heads);
+      const std::vector<float> a = read(y, outputs), b = read(dy, outputs);
+      double total = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) total += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+      return total;
+    };
+    weighted();
+    g.launch(rows * heads, plain::attention_backward_query, qkv, p, dy, ds, dqkv, rows, heads);
+    g.launch(rows * heads, plain::attention_backward_key, qkv, p, dy, ds, dqkv, rows, heads);
+    const std::vector<float> gradient = read(dqkv, n), values = read(qkv, n);
+    const auto set = [&](std::size_t i, float value) {
+      plain::check(cudaMemcpyAsync(qkv + i, &value, sizeof value, cudaMemcpyHostToDevice, stream));
+      plain::check(cudaStreamSynchronize(stream));
+    };
+    double most = 0, largest = 0;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      constexpr float step = 0.01f;
+      set(i, values[i] + step);
+      const double above = weighted();
+      set(i, values[i] - step);
+      const double below = weighted();
+      set(i, values[i]);
+      most = std::fmax(most,
+                       std::fabs((above - below) / (2 * static_cast<double>(step)) - static_cast<double>(gradient[i])));
+      largest = std::fmax(largest, std::fabs(static_cast<double>(gradient[i])));
+    }
+    CHECK(largest > 0.1);
+    CHECK(most < 1e-3);
+  }
+  cudaStreamDestroy(stream);
 }
 
 TEST_CASE("the example's programs run as they are") {

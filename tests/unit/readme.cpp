@@ -2,8 +2,10 @@
 // tests/mpi/attach.cpp.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
+#include "plait/nn/attention/context_attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/nn/strategies.hpp"
@@ -176,6 +179,50 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     reduce_all(context, up, positions);  // then these are complete: one that several layers use, once
     CHECK(world.ledger().total().calls > before);
     CHECK(my_dpositions[1] == 2.0f * 4);
+  });
+}
+
+TEST_CASE("attention alone, on one array with queries, keys and values") {
+  on_ranks(pl::mesh<pl::axis<dp>>(1).shape(), [](pl::world&, pl::context<pl::cpu>& context) {
+    constexpr std::int64_t samples = 2, length = 5, heads = 3, head_dim = 4, mixed = heads * head_dim;
+    std::vector<float> qkv(samples * length * 3 * mixed), dqkv(qkv.size()), y(samples * length * mixed);
+    for (std::size_t i = 0; i < qkv.size(); ++i) qkv[i] = std::sin(static_cast<float>(i));
+    std::vector<float> dy(y.size(), 1.0f);
+    const float *q = qkv.data(), *k = q + mixed, *v = k + mixed, *d_o = dy.data();
+    float *dq = dqkv.data(), *dk = dq + mixed, *dv = dk + mixed, *o = y.data();
+    const double scale = 0.5;
+    pl::kernels::attention_shape shape{.batch = samples, .heads = heads, .kv_heads = heads, .head_dim = head_dim};
+    shape.scale = scale, shape.q_stride = shape.k_stride = shape.v_stride = 3 * mixed;  // from token to token
+    pl::context_attention<float, pl::whole_sequence> attention(context, shape, pl::sequence_order::original(length));
+    decltype(attention)::saved kept;
+    attention.forward(context, {q, k, v}, o, &kept);
+    attention.backward(context, {q, k, v}, o, d_o, kept, {dq, dk, dv});
+
+    double worst = 0;
+    for (std::int64_t b = 0; b < samples; ++b)
+      for (std::int64_t h = 0; h < heads; ++h)
+        for (std::int64_t t = 0; t < length; ++t) {
+          const auto at = [&](const float* from, std::int64_t token, std::int64_t i) {
+            return static_cast<double>(from[(b * length + token) * 3 * mixed + h * head_dim + i]);
+          };
+          std::vector<double> sums(head_dim);
+          double total = 0;
+          for (std::int64_t s = 0; s <= t; ++s) {
+            double dot = 0;
+            for (std::int64_t i = 0; i < head_dim; ++i) dot += at(q, t, i) * at(k, s, i);
+            total += std::exp(dot * scale);
+            for (std::int64_t i = 0; i < head_dim; ++i)
+              sums[static_cast<std::size_t>(i)] += std::exp(dot * scale) * at(v, s, i);
+          }
+          for (std::int64_t i = 0; i < head_dim; ++i)
+            worst = std::max(worst, std::abs(sums[static_cast<std::size_t>(i)] / total -
+                                             static_cast<double>(o[((b * length + t) * heads + h) * head_dim + i])));
+        }
+    CHECK(worst < 1e-6);
+    double values = 0;  // each row of probabilities has the sum 1, so the gradients of values have that of d_o
+    for (std::size_t token = 0; token < samples * length; ++token)
+      for (std::size_t i = 0; i < mixed; ++i) values += static_cast<double>(dv[token * 3 * mixed + i]);
+    CHECK(values == doctest::Approx(static_cast<double>(dy.size())));
   });
 }
 

@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/attention_choice.hpp"
 #include "plait/device/buffer.hpp"
+#include "plait/device/cuda_bf16.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/cuda_pool.hpp"
 #include "plait/device/device.hpp"
@@ -364,6 +366,12 @@ inline void cuda::stream::wait(const event& e) const {
 }
 
 static_assert(compute_device<cuda>);
+
+#if !defined(PLAIT_CUDA_KERNELS) && !defined(PLAIT_COMPILED_CUDA)
+template <class D>
+  requires std::is_base_of_v<cuda, D>
+inline constexpr bool has_kernels<D> = false;
+#endif
 
 }  // namespace plait
 

@@ -46,6 +46,11 @@ concept compute_device = requires(D& d, typename D::stream s, typename D::event 
   { e.done() } -> std::convertible_to<bool>;
 };
 
+/// Whether the kernels of layers on a device are compiled here, or elsewhere in the program. Of `cuda` device/cuda.hpp
+/// says so, which files that compile no kernels may include as well.
+template <class D>
+inline constexpr bool has_kernels = true;
+
 /// Whether a device computes nothing, and is there to find out what a program would do (device/counting.hpp).
 template <class D>
 inline constexpr bool only_counts = requires { D::only_counts; };

@@ -1,6 +1,7 @@
 // Tensors in and out by way of DLPack, the C structs through which PyTorch, JAX and CuPy share memory; nothing is
 // copied or gathered. The structs are those of dlpack.h where it is on the include path, else declared here with equal
-// layout (DLPack 0.8, and what 1.x calls unversioned). Next: tensor/tensor.hpp, tests/unit/interop/dlpack.cpp.
+// layout (DLPack 0.8, and what 1.x calls unversioned). They know a part's shape alone: interop/exported_layout.hpp has
+// its place in the whole tensor. Next: tensor/tensor.hpp, tests/unit/interop/dlpack.cpp.
 #pragma once
 
 #include <array>
@@ -11,6 +12,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/interop/exported_layout.hpp"
 #include "plait/layout/describe.hpp"
 #include "plait/tensor/tensor.hpp"
 
@@ -83,7 +85,8 @@ struct exported {
 
 /// Hands this rank's part out; the memory goes when the receiver calls the `deleter`, or, if the tensor is a view, when
 /// its owner says so. The device must outlive it. On a GPU the receiver must order its work after the main stream's, as
-/// DLPack's protocol has it.
+/// DLPack's protocol has it. A `managed_tensor` tells the part's shape alone; `export_layout<Spec>(ctx)` tells the
+/// receiver which part of which tensor it is.
 template <class T, spec_like Spec, compute_device Device>
 managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x) {
   using holder = detail::exported<T, Spec, Device>;
@@ -104,7 +107,7 @@ managed_tensor* export_tensor(const Device& device, tensor<T, Spec, Device>&& x)
   return &out.release()->handed_out;
 }
 
-/// A view of a external tensor that holds this rank's part of a tensor with spec `Spec`; `name` stands in the errors.
+/// A view of an external tensor that holds this rank's part of a tensor with spec `Spec`; `name` stands in the errors.
 /// The external tensor must outlive the view, and whatever wrote it must come before the main stream's next work.
 /// Throws `plait::error` unless type, device, shape and strides (row-major without gaps) are those of the part.
 template <class T, spec_like Spec, compute_device Device>
@@ -132,6 +135,17 @@ tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_v
   for (int d = 0; d < part.dims; ++d) append(needed, {(d ? ", " : ""), part.local[static_cast<std::size_t>(d)]});
   fail({name, ": the DLPack tensor has shape ", has, "], and this rank's part of ", describe(layout_v<Spec>), " is ",
         needed, "], row-major without gaps"});
+}
+
+/// As above, for a tensor that came with its layout. Throws `plait::error` that names the difference unless `came_as`
+/// is how `Spec` lies on the context's mesh: a part of equal shape may be another part, or a term of a pending sum.
+template <class T, spec_like Spec, compute_device Device>
+tensor<T, Spec, Device> import_tensor(const context<Device>& ctx, const tensor_view& from,
+                                      const exported_layout& came_as, const std::string& name) {
+  const exported_layout needed = export_layout<Spec>(ctx);
+  if (const std::string difference = needed.difference(came_as); !difference.empty())
+    fail({name, ": the DLPack tensor came as ", came_as.spec, ", and ", needed.spec, " is needed: ", difference});
+  return import_tensor<T, Spec>(ctx, from, name);
 }
 
 }  // namespace plait::dlpack

@@ -14,6 +14,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
+#include "plait/nn/layer/same_bits_calls.hpp"
 #include "plait/nn/token_mean.hpp"
 
 namespace plait {
@@ -52,7 +53,8 @@ struct loss_sum {
 /// counted tokens, a scalar that is partial over every axis that shards the rows: nothing is averaged locally, so no
 /// layout can weigh tokens differently. The seed of the backward pass is made by `token_mean`.
 template <class Precision, spec_like Logits, spec_like Labels, compute_device Device = cpu>
-class cross_entropy_loss {
+class cross_entropy_loss
+    : public same_bits_calls<cross_entropy_loss<Precision, Logits, Labels, Device>, activation_of<Precision>, Device> {
   using T = activation_of<Precision>;
   using S = statistic_of<Precision>;
   using value = detail::loss_value<Logits, Labels>;
@@ -63,7 +65,10 @@ class cross_entropy_loss {
   using labels_spec = Labels;
   using output = spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>;
   using label = std::int64_t;
+  static_assert(detail::kernels_there<Device>::said);
   static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
+  using same_bits_calls<cross_entropy_loss, T, Device>::forward;
+  using same_bits_calls<cross_entropy_loss, T, Device>::backward;
 
   struct saved {
     buffer<Device> statistics;  ///< row_max [rows], sum_exp [rows]
@@ -168,6 +173,13 @@ class cross_entropy_loss {
   void resize(const context<Device>& ctx) {
     detail::require_resizable("cross_entropy", static_cast<bool>(columns_));
     take_sizes(ctx);
+  }
+  /// Both on an array of a type with the same bits.
+  template <class Other, std::integral Id, spec_like Sum>
+    requires same_bits<Other, T>
+  tensor<double, output, Device> forward_backward(const microbatch<Device>& mb, Other* logits, const Id* labels,
+                                                  const loss_seed<Sum, Device>& seed) {
+    return forward_backward(mb, elements_of<T>(logits), labels, seed);
   }
 
   const cross_entropy_settings& settings() const { return settings_; }

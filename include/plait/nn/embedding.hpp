@@ -71,6 +71,7 @@ class embedding {
   using output = typename Policy::output;
   using token = std::int64_t;
   using options = embedding_options<Precision>;
+  static_assert(detail::kernels_there<Device>::said);
   static_assert(detail::policy_checked<Policy>);
   static_assert(!detail::policy_requirements<Policy>::names_bias,
                 "an embedding has no bias: leave `bias` out of its policy");
@@ -130,6 +131,13 @@ class embedding {
     if (out != y) resolve_.run(on, out, y, dtype_of<T>);
   }
 
+  /// Forward into an array of a type with the same bits.
+  template <std::integral Id, class Other>
+    requires same_bits<Other, T>
+  void forward(const microbatch<Device>& mb, const Id* ids, Other* y) {
+    forward(mb, ids, elements_of<T>(y));
+  }
+
   /// Adds to the table's gradient; ids have none, and must live until deferred gradients are computed. Deferred tasks
   /// run in order, so that the gradient of a tied output projection is added first.
   template <spec_like Gradient>
@@ -137,6 +145,12 @@ class embedding {
                 const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
     backward(mb, ids.data(), dy.data());
+  }
+  /// Backward of an array of a type with the same bits.
+  template <std::integral Id, class Other>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void backward(const microbatch<Device>& mb, const Id* ids, Other* dy) {
+    backward(mb, ids, elements_of<T>(dy));
   }
   /// Backward on the caller's memory.
   template <std::integral Id>

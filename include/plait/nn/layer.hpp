@@ -14,10 +14,25 @@
 
 namespace plait {
 
+namespace detail {
+
+/// Refuses a layer on GPUs in a file that has no kernels for it, in the words of plait/cuda.hpp.
+template <class Device>
+struct kernels_there {
+  static_assert(has_kernels<Device>,
+                "plait: the kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this "
+                "file, or define PLAIT_COMPILED_CUDA and link with include/plait/compiled_cuda*.cu (CMake: "
+                "plait::compiled_cuda)");
+  static constexpr bool said = true;
+};
+
+}  // namespace detail
+
 /// The types of a layer: it takes a `tensor<T, Input, Device>` and makes a `tensor<T, Output, Device>`. A base for
 /// layers, which adds nothing to an object.
 template <class T, spec_like Input, spec_like Output, compute_device Device>
 struct layer_types {
+  static_assert(detail::kernels_there<Device>::said);
   using value_type = T;
   using device = Device;
   using input = Input;

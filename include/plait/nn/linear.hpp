@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/core/same_bits.hpp"
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
@@ -190,6 +192,17 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   /// masters is gathered before it is used. Throws, and changes nothing, where memory of the layer's own, or lent to
   /// it, would be replaced; a tied weight is bound by its own layer.
   void rebind(const parameter_memory<Precision>& memory) { core_.rebind(memory); }
+  /// Forward and backward on arrays of a type with the same bits.
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void forward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    forward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void backward(const microbatch<Device>& mb, Other* x, More&&... more) {
+    backward(mb, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
 
   bool adds_in_product() const { return core_.adds_in_product(); }
   const parameter_ptr<Precision, Device>& weight() const { return core_.weight(0); }

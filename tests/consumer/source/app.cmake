@@ -15,12 +15,15 @@ foreach(header IN LISTS headers)
 endforeach()
 file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/generated/all.hpp" "${all}")
 
+add_executable(algebra "${CMAKE_CURRENT_LIST_DIR}/algebra.cpp")
+target_link_libraries(algebra PRIVATE plait::plait)
+if(HEADERS_ALONE)
+  return()
+endif()
+
 add_executable(app "${CMAKE_CURRENT_LIST_DIR}/app.cpp" "${CMAKE_CURRENT_LIST_DIR}/other.cpp")
 target_include_directories(app PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
 target_link_libraries(app PRIVATE plait::cpu ${app_links})
 if(TARGET plait::mpi)
   target_link_libraries(app PRIVATE plait::mpi)
 endif()
-
-add_executable(algebra "${CMAKE_CURRENT_LIST_DIR}/algebra.cpp")
-target_link_libraries(algebra PRIVATE plait::plait)

@@ -116,6 +116,14 @@ TEST_CASE("Slurm's variables") {
   }
 }
 
+TEST_CASE("PLAIT_PORT is the port, whoever started the processes") {
+  CHECK(parse(with(torchrun, "PLAIT_PORT", "29600")).port == 29600);
+  CHECK(parse(with(with(torchrun, "PLAIT_PORT", "29600"), "TORCHELASTIC_USE_AGENT_STORE", "True")).port == 29600);
+  CHECK(parse(with(slurm, "PLAIT_PORT", "29600")).port == 29600);
+  CHECK(parse(with(with(slurm, "MASTER_PORT", "777"), "PLAIT_PORT", "29600")).port == 29600);
+  CHECK(has(complaint(with(torchrun, "PLAIT_PORT", "0")), "PLAIT_PORT is '0', must be a number of at least 1"));
+}
+
 TEST_CASE("every missing or malformed variable is named") {
   for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
     CHECK(has(complaint(without(torchrun, name)), std::string(name) + " is not set; torchrun"));
@@ -292,4 +300,29 @@ TEST_CASE("strangers on the port are sent away, and a taken port is said") {
   const auto taken = nccl::detail::listener(port);
   CHECK(has(outcomes({ranks[0]}, 1)[0],
             "rank 0 cannot listen on port " + std::to_string(port) + " of 127.0.0.1: Address already"));
+}
+
+TEST_CASE("processes whose group torch.distributed has made meet beside its store") {
+  const auto store = nccl::detail::listener(0);  // which holds MASTER_PORT, and reads what comes
+  sockaddr_in6 address{};
+  socklen_t length = sizeof address;
+  REQUIRE(::getsockname(store.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  const std::string held = std::to_string(ntohs(address.sin6_port)), port = std::to_string(free_port());
+  const auto started = [&](const char* plait_port) {
+    std::vector<nccl::launch_place> ranks;
+    for (const char* const rank : {"0", "1"}) {
+      variables set = {{"RANK", rank},
+                       {"WORLD_SIZE", "2"},
+                       {"LOCAL_RANK", rank},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", held}};
+      if (plait_port != nullptr) set["PLAIT_PORT"] = plait_port;
+      ranks.push_back(parse(set));
+    }
+    return outcomes(ranks, 1);
+  };
+  const auto refused = started(nullptr);
+  CHECK(has(refused[0], "rank 0 cannot listen on port " + held));
+  for (const std::string& text : refused) CHECK(has(text, "choose a free port by PLAIT_PORT, the same for all ranks"));
+  for (const std::string& got : started(port.c_str())) CHECK(got == std::string("id\0of rank 0", 12));
 }

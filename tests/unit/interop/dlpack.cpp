@@ -2,9 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <string>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/io/json_reader.hpp"
 
 using namespace plait;
 
@@ -81,5 +83,75 @@ TEST_CASE("an offset in bytes and strides of dims of one element are heeded") {
     refused("elements of code 2, 32 bits, 1 lanes; needed is double");
     from.dtype.bits = 64, from.device.device_type = static_cast<decltype(from.device.device_type)>(2);
     refused("x: the DLPack tensor lies on device 2:0; the context's is 1:0");
+  });
+}
+
+TEST_CASE("a part's layout goes out beside it, also as JSON") {
+  on_rank([](context<cpu>& ctx) {
+    const exported_layout out = export_layout<sharded>(ctx);
+    CHECK(out.spec == "<batch, shard<hidden, tp>>");
+    REQUIRE(out.dims.size() == 2);
+    CHECK(out.dims[0].name == "batch");
+    CHECK(out.dims[0].axes.empty());
+    CHECK(out.dims[1].name == "hidden");
+    CHECK(out.dims[1].global == 8);
+    CHECK(out.dims[1].local == 4);
+    CHECK(out.dims[1].offset == 4);
+    CHECK(out.dims[1].axes == std::vector<std::string>{"tp"});
+    REQUIRE(out.mesh.size() == 1);
+    CHECK(out.mesh[0].name == "tp");
+    CHECK(out.mesh[0].extent == 2);
+    CHECK(out.mesh[0].coordinate == 1);
+    CHECK(out.mesh[0].state == "varying");
+    CHECK(parse_json(out.json(), "the layout") == parse_json(R"({"spec": "<batch, shard<hidden, tp>>",
+                         "dims": [{"name": "batch", "global": 3, "local": 3, "offset": 0, "axes": []},
+                                  {"name": "hidden", "global": 8, "local": 4, "offset": 4, "axes": ["tp"]}],
+                         "mesh": [{"name": "tp", "extent": 2, "coordinate": 1, "state": "varying"}]})",
+                                                             "what is expected"));
+  });
+}
+
+TEST_CASE("a tensor that came with another layout is refused by name, although its shape fits") {
+  on_rank([](context<cpu>& ctx) {
+    using terms = spec<batch, hidden, partial<tp>>;
+    using sums = spec<batch, hidden, invariant<tp>>;
+    tensor<float, sharded> x(ctx);
+    dlpack::managed_tensor* const part = dlpack::export_tensor(ctx.device, std::move(x));
+    const auto came_as = [&](const exported_layout& layout) {
+      return dlpack::import_tensor<float, sharded>(ctx, part->dl_tensor, layout, "x").data();
+    };
+    const auto refused = [&](const exported_layout& layout, const char* text) {
+      CHECK_THROWS_WITH_AS(came_as(layout), doctest::Contains(text), plait::error);
+    };
+    const exported_layout own = export_layout<sharded>(ctx);
+    CHECK(came_as(own) == part->dl_tensor.data);
+    exported_layout other = own;
+    other.dims[1].offset = 0;  // what rank 0 exports
+    refused(other,
+            "x: the DLPack tensor came as <batch, shard<hidden, tp>>, and <batch, shard<hidden, tp>> is needed: "
+            "the part has elements 0 to 4 of dim hidden, not 4 to 8");
+    other = own, other.dims[1].global = 4;
+    refused(other, "dim hidden has 4 elements on all ranks together, not 8");
+    refused(export_layout<terms>(ctx),
+            "came as <batch, hidden, partial<tp>>, and <batch, shard<hidden, tp>> is needed: "
+            "dim hidden is sharded over no axis, not over tp");
+    refused(export_layout<spec<shard<hidden, tp>, batch>>(ctx), "the dims are <hidden, batch>, not <batch, hidden>");
+    other = own, other.mesh[0].extent = 4;
+    refused(other, "the mesh is 4 tp, not 2 tp");
+    other = own, other.mesh.push_back({"dp", 1, 0, "partial"});
+    CHECK(came_as(other) == part->dl_tensor.data);  // one rank along dp: no sum is pending
+    part->deleter(part);
+
+    tensor<float, terms> y(ctx);
+    dlpack::managed_tensor* const term = dlpack::export_tensor(ctx.device, std::move(y));
+    CHECK_THROWS_WITH_AS(
+        (dlpack::import_tensor<float, sums>(ctx, term->dl_tensor, export_layout<terms>(ctx), "y")),
+        doctest::Contains("y: the DLPack tensor came as <batch, hidden, partial<tp>>, and <batch, hidden, "
+                          "invariant<tp>> is needed: the tensor is partial over axis tp, not invariant"),
+        plait::error);
+    using unmentioned = spec<batch, hidden>;  // which is invariant as well
+    CHECK(dlpack::import_tensor<float, unmentioned>(ctx, term->dl_tensor, export_layout<sums>(ctx), "y").data() ==
+          term->dl_tensor.data);
+    term->deleter(term);
   });
 }

@@ -105,8 +105,10 @@ std::string token_in(const Get& get) {
 /// secret in PLAIT_TOKEN or in the file that PLAIT_TOKEN_FILE names; PLAIT_BIND_ADDRESS is where rank 0 listens. Throws
 /// `plait::error` that names the variable that is missing or malformed.
 ///
-/// torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the next port is used
-/// then.
+/// PLAIT_PORT, where it is set, is the port, whoever started the processes: a program whose process group was made by
+/// torch.distributed, or whose own store listens on MASTER_PORT, sets it to another free port of rank 0's host, the
+/// same for all ranks. torchrun's agent listens on MASTER_PORT itself where TORCHELASTIC_USE_AGENT_STORE says so; the
+/// next port is used then.
 template <class Get>
 launch_place place_from(const Get& get) {
   launch_place out;
@@ -125,7 +127,9 @@ launch_place place_from(const Get& get) {
     out.address = get("MASTER_ADDR");
     const bool taken =
         set("TORCHELASTIC_USE_AGENT_STORE") && std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
-    out.port = detail::number_in(get, "MASTER_PORT", who, 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
+    out.port = set("PLAIT_PORT")
+                   ? detail::number_in(get, "PLAIT_PORT", who, 1, 65535)
+                   : detail::number_in(get, "MASTER_PORT", who, 1, taken ? 65534 : 65535) + (taken ? 1 : 0);
     return out;
   }
   if (!set("SLURM_PROCID")) {
@@ -144,7 +148,8 @@ launch_place place_from(const Get& get) {
     }
     if (out.address.empty()) fail("nccl: neither MASTER_ADDR nor SLURM_STEP_NODELIST is set; srun sets the latter");
   }
-  out.port = set("MASTER_PORT")
+  out.port = set("PLAIT_PORT") ? detail::number_in(get, "PLAIT_PORT", "the job's script", 1, 65535)
+             : set("MASTER_PORT")
                  ? detail::number_in(get, "MASTER_PORT", "the job's script", 1, 65535)
                  : 20000 + detail::number_in(get, "SLURM_JOB_ID", "Slurm", 0, detail::any_number) % 20000;
   return out;

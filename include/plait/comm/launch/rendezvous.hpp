@@ -238,7 +238,7 @@ inline std::string ask(const launch_place& here, double deadline) {
       if (s.receive_all(head.data(), head.size(), answer_until)) {
         const std::uint32_t yes = word_at(head.data()), length = word_at(head.data() + 4);
         if (yes > 1 || length > longest_answer)
-          fail({"nccl: what listens on ", where, " is not rank 0 of this program"});
+          fail({"nccl: what listens on ", where, " is not rank 0 of this program; ", free_port_hint});
         std::string text(length, '\0');
         if (s.receive_all(text.data(), length, answer_until)) {
           if (yes == 0) fail(text);
@@ -248,7 +248,8 @@ inline std::string ask(const launch_place& here, double deadline) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   } while (comm_clock() < until);
-  fail({"nccl: rank ", here.rank, " could not reach rank 0 at ", where, " within ", deadline, " s: ", problem});
+  fail({"nccl: rank ", here.rank, " could not reach rank 0 at ", where, " within ", deadline, " s: ", problem,
+        "; if something else listens there, ", free_port_hint});
 }
 
 }  // namespace detail

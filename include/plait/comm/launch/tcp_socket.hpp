@@ -82,6 +82,10 @@ class tcp_socket {
   int handle_ = -1;
 };
 
+inline constexpr const char* free_port_hint =
+    "choose a free port by PLAIT_PORT, the same for all ranks (MASTER_PORT is torch.distributed's own where that has "
+    "made a process group by env://)";
+
 /// Listens on one address of this host.
 inline tcp_socket listener_on(const std::string& address, int port) {
   addrinfo wanted{}, *found = nullptr;
@@ -103,8 +107,8 @@ inline tcp_socket listener_on(const std::string& address, int port) {
   }
   if (found != nullptr) ::freeaddrinfo(found);
   if (!out)
-    fail({"nccl: rank 0 cannot listen on port ", port, " of ", address, ": ", problem,
-          "; choose a free port by MASTER_PORT, or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
+    fail({"nccl: rank 0 cannot listen on port ", port, " of ", address, ": ", problem, "; ", free_port_hint,
+          ", or an address of rank 0's host by PLAIT_BIND_ADDRESS"});
   return out;
 }
 
@@ -138,8 +142,7 @@ inline tcp_socket listener(int port) {
     problem = errno;
     if (problem == EADDRINUSE) break;
   }
-  fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem),
-        "; choose a free port by MASTER_PORT"});
+  fail({"nccl: rank 0 cannot listen on port ", port, ": ", std::strerror(problem), "; ", free_port_hint});
 }
 
 /// A connection, or an empty socket and the reason in `problem`.

@@ -52,7 +52,8 @@ __device__ inline void load_scalar_tile(T* tile, const T* from, std::int64_t str
 
 /// products = A B^T over the first `depth` columns of both tiles.
 template <int Width, int Rows, int Columns, class T>
-__device__ inline void multiply_scalar_rows(T (&products)[Rows / 16][Columns / 16], const T* a, const T* b, int depth) {
+__device__ inline void multiply_scalar_rows(row_of<row_of<T, Columns / 16>, Rows / 16>& products, const T* a,
+                                            const T* b, int depth) {
   constexpr int pitch = scalar_pitch<Width>;
   const T *const a_row = a + scalar_y() * pitch, *const b_row = b + scalar_x() * pitch;
   PLAIT_UNROLL_BY(4)
@@ -72,7 +73,7 @@ __device__ inline void multiply_scalar_rows(T (&products)[Rows / 16][Columns / 1
 
 /// sums += P B, for P[Rows, Depth] (or, with `Transposed`, stored as [Depth, Rows]) and B[Depth, Width].
 template <int Width, int Rows, int Depth, bool Transposed, class T>
-__device__ inline void multiply_scalar_weights(T (&sums)[Rows / 16][Width / 16], const T* p, const T* b) {
+__device__ inline void multiply_scalar_weights(row_of<row_of<T, Width / 16>, Rows / 16>& sums, const T* p, const T* b) {
   constexpr int p_pitch = scalar_pitch<(Transposed ? Rows : Depth)>;
   const int x = scalar_x(), y = scalar_y();
   PLAIT_UNROLL_BY(2)
@@ -93,8 +94,8 @@ __device__ inline void multiply_scalar_weights(T (&sums)[Rows / 16][Width / 16],
 /// Writes rows times `factor[row]`, or adds them to what is there.
 template <int Width, int Rows, class T>
 __device__ inline void store_scalar_rows(T* to, std::int64_t stride, int available, int head_dim,
-                                         const T (&sums)[Rows / 16][Width / 16], const T (&factor)[Rows / 16],
-                                         bool add) {
+                                         const row_of<row_of<T, Width / 16>, Rows / 16>& sums,
+                                         const row_of<T, Rows / 16>& factor, bool add) {
   PLAIT_UNROLL
   for (int r = 0; r < Rows / 16; ++r) {
     const int row = scalar_y() + 16 * r;
@@ -212,10 +213,11 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
 /// Probabilities and gradients of scores of one tile: p = exp(scale Q K^T - lse), ds = p (dO V^T - delta), both 0 where
 /// a query does not see a key.
 template <int Width, int Rows, class T>
-__device__ inline void scalar_score_gradients(T (&p)[Rows / 16][Rows / 16], T (&ds)[Rows / 16][Rows / 16],
-                                              const T* query_tile, const T* key_tile, const T* dout_tile,
-                                              const T* value_tile, const T* lse_rows, const T* delta_rows,
-                                              const int* first_keys, int q0, int k0, const attention_sizes& s) {
+__device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows / 16>& p,
+                                              row_of<row_of<T, Rows / 16>, Rows / 16>& ds, const T* query_tile,
+                                              const T* key_tile, const T* dout_tile, const T* value_tile,
+                                              const T* lse_rows, const T* delta_rows, const int* first_keys, int q0,
+                                              int k0, const attention_sizes& s) {
   multiply_scalar_rows<Width, Rows, Rows>(p, query_tile, key_tile, s.head_dim);
   multiply_scalar_rows<Width, Rows, Rows>(ds, dout_tile, value_tile, s.head_dim);
   PLAIT_UNROLL

@@ -186,7 +186,7 @@ __device__ inline void result_to_a(unsigned (&a)[4], const float (&left)[4], con
 
 /// scores[:, :] += A B^T over Width, for 16 rows of `a_tile` and `Columns` rows of `b_tile`.
 template <int Width, int Columns>
-__device__ inline void multiply_by_rows(float (&scores)[Columns / 8][4], const bf16* a_tile, const bf16* b_tile) {
+__device__ inline void multiply_by_rows(row_of<float[4], Columns / 8>& scores, const bf16* a_tile, const bf16* b_tile) {
   constexpr int pitch = tile_pitch<Width>;
   PLAIT_UNROLL
   for (int k = 0; k < Width; k += 16) {
@@ -205,7 +205,7 @@ __device__ inline void multiply_by_rows(float (&scores)[Columns / 8][4], const b
 /// sums[:, :] += P B for 16 rows of P, given as fragments of a result with `Depth` columns, and `Columns` columns of
 /// `b_tile` with `Depth` rows.
 template <int Width, int Depth, int Columns>
-__device__ inline void multiply_weights(float (&sums)[Columns / 8][4], const float (&weights)[Depth / 8][4],
+__device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, const row_of<float[4], Depth / 8>& weights,
                                         const bf16* b_tile) {
   constexpr int pitch = tile_pitch<Width>;
   PLAIT_UNROLL
@@ -241,7 +241,7 @@ __device__ inline void store_pair(float* to, float first, float second, bool add
 /// rows before `available` and columns before `columns`.
 template <int Columns, class O>
 __device__ inline void store_rows(O* to, std::int64_t stride, int available, int columns,
-                                  const float (&result)[Columns / 8][4], float upper_factor, float lower_factor,
+                                  const row_of<float[4], Columns / 8>& result, float upper_factor, float lower_factor,
                                   bool add) {
   const int row = warp_lane() / 4, pair = warp_lane() % 4;
   PLAIT_UNROLL

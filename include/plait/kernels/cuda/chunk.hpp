@@ -15,7 +15,7 @@ namespace plait::kernels::detail {
 /// Consecutive elements that one thread moves together: a multiple of 16 bytes by 16-byte accesses, or a single one.
 template <int Width, class T>
 struct chunk {
-  T at[Width];
+  row_of<T, Width> at;
 };
 
 template <int Width, class T>

@@ -11,7 +11,7 @@ namespace detail {
 
 template <int Bytes>
 struct alignas(Bytes) copy_unit {
-  unsigned char at[Bytes];
+  row_of<unsigned char, Bytes> at;
 };
 
 /// Pieces of `units` units each, at the places that the outer dimensions of `copy` give.

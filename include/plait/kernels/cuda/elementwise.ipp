@@ -65,7 +65,7 @@ struct bias_term {
   std::int64_t stride;
 
   template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, sum_type (&sums)[1][Width]) const {
+  __device__ void add(std::int64_t r, std::int64_t c, row_of<sum_type, Width> (&sums)[1]) const {
     const auto d = load_chunk<Width>(dy + r * stride + c);
     PLAIT_UNROLL
     for (int j = 0; j < Width; ++j) sums[0][j] += number<sum_type>(d.at[j]);

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,11 @@
 #include "plait/core/precision.hpp"
 
 namespace plait::kernels {
+
+/// N elements of T side by side. As a bound, an int that depends on a template parameter is a warning of g++'s
+/// -Wsign-conversion, in whatever program includes it.
+template <class T, int N>
+using row_of = T[static_cast<std::size_t>(N)];
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
 inline constexpr int warp_lanes = 32;
@@ -71,7 +77,7 @@ __device__ inline void store_as(T* to, S value) {
 template <class T>
 struct alignas(16) vector16 {
   static constexpr int size = 16 / static_cast<int>(sizeof(T));
-  T at[size];
+  row_of<T, size> at;
 };
 
 template <class T>

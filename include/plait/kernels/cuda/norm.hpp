@@ -140,7 +140,8 @@ __device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width
 
 /// The chunks of a thread, summed over the warps of a block's second dimension, to row blockIdx.x of partial.
 template <int Width, class S>
-__device__ inline void store_partial(const S (&sums)[held_chunks][Width], S* tile, S* partial, std::int64_t columns) {
+__device__ inline void store_partial(const row_of<S, Width> (&sums)[held_chunks], S* tile, S* partial,
+                                     std::int64_t columns) {
   if (blockDim.y == 1) {
     PLAIT_UNROLL
     for (int k = 0; k < held_chunks; ++k) {
@@ -231,8 +232,8 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_r
   }
   if constexpr (Weight) {
     __shared__ S tile[held_chunks * warp_lanes * Width];
-    store_partial(dweight, tile, partial, columns);
-    if constexpr (Centred) store_partial(dbias, tile, partial + gridDim.x * columns, columns);
+    store_partial<Width>(dweight, tile, partial, columns);
+    if constexpr (Centred) store_partial<Width>(dbias, tile, partial + gridDim.x * columns, columns);
   }
 }
 
@@ -246,7 +247,7 @@ struct norm_weight_term {
   std::int64_t columns;
 
   template <int Width>
-  __device__ void add(std::int64_t r, std::int64_t c, sum_type (&sums)[outputs][Width]) const {
+  __device__ void add(std::int64_t r, std::int64_t c, row_of<row_of<sum_type, Width>, outputs>& sums) const {
     const auto v = load_chunk<Width>(x + r * columns + c), d = load_chunk<Width>(dy + r * columns + c);
     const sum_type scale = inverse[r];
     sum_type centre = 0;

@@ -83,7 +83,7 @@ sorted_tokens sort_tokens(cuda& device, const Id* ids, std::int64_t tokens, std:
   plait::detail::launch(device, shape, rows_of_tokens<Id>, ids, tokens, first, rows_local, vocab, pairs.keys[0],
                         pairs.values[0], device.faults());
   const auto none = static_cast<std::uint32_t>(rows_local);  // the largest key
-  sort_pairs(device, pairs, static_cast<int>(tokens), none == 0 ? 1 : std::bit_width(none));
+  sort_pairs(device, pairs, static_cast<int>(tokens), none == 0 ? 1 : static_cast<int>(std::bit_width(none)));
   int* const bounds = memory + 4 * tokens;
   const sorted_tokens sorted{pairs.keys[pairs.now], pairs.values[pairs.now], bounds, bounds + rows_local, none};
   plait::detail::launch(device, shape, bounds_of_rows, tokens, sorted);

@@ -14,7 +14,7 @@ namespace plait::kernels::detail {
 /// N elements of T that one instruction moves.
 template <class T, int N>
 struct alignas(N * sizeof(T)) element_pack {
-  T at[N];
+  row_of<T, N> at;
 };
 
 /// Whether `pointer` may be read as packs of N elements.
@@ -31,8 +31,8 @@ inline constexpr int table_bytes = 3900;
 template <class Entry>
 struct tensor_table {
   static constexpr int room = (table_bytes - 16) / static_cast<int>(sizeof(Entry) + sizeof(int));
-  Entry entries[room];
-  int first_chunk[room + 1];
+  row_of<Entry, room> entries;
+  row_of<int, room + 1> first_chunk;
   int count;
 
   /// The entry whose chunk this is.

@@ -2,8 +2,10 @@
 // memory. Not for pipelines, which have several microbatches under way. Next: nn/layer.hpp, examples/gpt2_c/.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
+#include "plait/core/same_bits.hpp"
 #include "plait/nn/layer.hpp"
 
 namespace plait {
@@ -30,6 +32,17 @@ class with_saved : public Layer {
   void resize(const context<typename Layer::device>& ctx) {
     Layer::resize(ctx);
     saved_ = {};
+  }
+  /// As above, on arrays of a type with the same bits.
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void forward(const mb& in, Other* x, More&&... more) {
+    forward(in, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
+  }
+  template <class Other, class... More>
+    requires same_bits<std::remove_const_t<Other>, T>
+  void backward(const mb& in, Other* x, More&&... more) {
+    backward(in, elements_of<T>(x), elements_of<T>(std::forward<More>(more))...);
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
+#include "plait/core/same_bits.hpp"
 
 namespace plait {
 
@@ -27,6 +28,9 @@ class memory_at {
   constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
   constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
   constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT
+  template <class Other>
+    requires same_bits<Other, T>
+  memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
 
   /// Null for memory of the layer's own.
   constexpr T* pointer() const { return at_; }

@@ -1,0 +1,24 @@
+// Layers on GPUs in a file that nvcc does not compile, by the headers that have them: no kernel of theirs is compiled.
+#include "plait/device/cuda.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+
+using namespace plait;
+
+#ifndef DEVICE
+#define DEVICE cuda
+#endif
+using rows = spec<shard<batch, dp>, hidden>;
+struct up {
+  using input = rows;
+  using weight = spec<ffn, hidden>;
+  using output = spec<shard<batch, dp>, ffn>;
+};
+
+void forward(context<DEVICE>& ctx, const float* x, float* y, float* z) {
+  rms_norm<float, rows, DEVICE> norm(ctx);
+  linear<float, up, DEVICE> layer(ctx, "up");
+  norm.forward(ctx, x, y);
+  layer.forward(ctx, y, z);
+}

@@ -1,0 +1,17 @@
+// CUDA's header of bf16, for the CPU: the type, its conversions, and nothing of its arithmetic.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+struct alignas(2) __nv_bfloat16 {
+  std::uint16_t bits;
+};
+
+/// Rounds to the nearest, ties to even.
+inline __nv_bfloat16 __float2bfloat16(float x) {
+  const auto all = std::bit_cast<std::uint32_t>(x);
+  if ((all & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
+  return {static_cast<std::uint16_t>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16)};
+}
+inline float __bfloat162float(__nv_bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
