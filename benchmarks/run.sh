@@ -25,7 +25,7 @@ done
 # shellcheck disable=SC2086  # lists of names
 install_packages $plait_build_packages $plait_mpi_packages
 cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
-programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_data_parallel bench_checkpoint_save bench_checkpoint_plan train_llama"
+programs="bench_step_vs_gemm bench_typed_vs_raw bench_all_reduce_threads bench_all_reduce_mpi bench_ring_overlap bench_tensor_overlap bench_pipeline_bubble bench_four_axes bench_deterministic bench_data_parallel bench_checkpoint_save bench_checkpoint_plan train_llama"
 # shellcheck disable=SC2086  # a list of names
 cmake --build build -j "$(plait_jobs)" --target $programs
 
@@ -72,6 +72,13 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   build/bin/bench_tensor_overlap || echo 'the target was missed'
+  echo '```'
+  echo
+  echo '## The same bits on every layout (target: 1.2 or less at hidden 512, 1.1 at hidden 1024)'
+  echo
+  echo '```'
+  build/bin/bench_deterministic --rounds "$rounds"
+  build/bin/bench_deterministic --rounds 2 --hidden 1024 --layers 4
   echo '```'
   echo
   echo '## The bubble of pipeline schedules (target: within 3 % of the simulation, 1 us per action)'
