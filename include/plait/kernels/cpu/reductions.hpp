@@ -3,8 +3,10 @@
 // train/optim/gradient_norm.hpp for their use, tests/unit/kernels/elementwise.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "plait/device/cpu.hpp"
@@ -31,15 +33,81 @@ void sum_of_multiples(cpu&, const S* x, std::int64_t n, double quantum, double* 
   *out = total;
 }
 
+namespace detail {
+
+/// Adds the squares of n elements to bins: those of the five largest bins that some element falls into are summed in
+/// registers, lane by lane, and what is smaller one by one.
+template <class G>
+void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
+  namespace exact = exact_squares;
+  constexpr int width = 8, window = 5;
+  using given = typename simd::pack_of<G, width* static_cast<int>(sizeof(G))>::type;
+  using doubles = typename simd::pack_of<double, width * 8>::type;
+  using words = typename simd::pack_of<std::int64_t, width * 8>::type;
+  const auto squares_at = [&](std::int64_t i) {
+    given from;
+    std::memcpy(&from, x + i, sizeof from);
+    const doubles v = __builtin_convertvector(from, doubles);
+    return v * v;
+  };
+  const auto bits_of = [](const doubles& v) {
+    words bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    return bits;
+  };
+  constexpr std::int64_t fraction = (std::int64_t{1} << 52) - 1, digit = (std::int64_t{1} << exact::digit_bits) - 1;
+  const std::int64_t whole = n / width * width;
+  words largest{};
+  for (std::int64_t i = 0; i < whole; i += width) {
+    const words exponent = bits_of(squares_at(i)) >> 52;  // squares have no sign
+    largest = exponent > largest ? exponent : largest;
+  }
+  std::int64_t top = 0;
+  for (int lane = 0; lane < width; ++lane) top = std::max<std::int64_t>(top, largest[lane]);
+  const std::int64_t first = std::max<std::int64_t>((top >> exact::exponent_bits) - window + 1, 0);
+  const bool finite = top != 2047;
+  words sums[window][exact::digits] = {}, outside{};
+  for (std::int64_t i = 0; finite && i < whole; i += width) {
+    const words bits = bits_of(squares_at(i)), exponent = bits >> 52, bin = (exponent >> exact::exponent_bits) - first;
+    outside |= (bin < 0) & bits;
+    const words normal = exponent != 0;  // all bits of a lane
+    const words mantissa = ((bits & fraction) | (normal & (std::int64_t{1} << 52)))
+                           << ((normal & exponent & (exact::exponents - 1)) | (~normal & 1));
+    const words parts[] = {mantissa & digit, mantissa >> exact::digit_bits & digit, mantissa >> 2 * exact::digit_bits};
+    for (int w = 0; w < window; ++w) {
+      const words here = bin == w;
+      for (int d = 0; d < exact::digits; ++d) sums[w][d] += parts[d] & here;
+    }
+  }
+  for (int w = 0; w < window; ++w)
+    for (int d = 0; d < exact::digits; ++d)
+      for (int lane = 0; lane < width; ++lane)
+        if (sums[w][d][lane] != 0) bins[(first + w) * exact::digits + d] += sums[w][d][lane];
+  std::int64_t others = finite ? 0 : 1;
+  for (int lane = 0; lane < width; ++lane) others |= outside[lane];
+  for (std::int64_t i = 0; others != 0 && i < whole; ++i) {
+    const auto value = static_cast<double>(x[i]);
+    std::int64_t bits = 0;
+    const double square = value * value;
+    std::memcpy(&bits, &square, sizeof bits);
+    if (!finite || bits >> 52 >> exact::exponent_bits < first) exact::add(bins, square);
+  }
+  for (std::int64_t i = whole; i < n; ++i) {
+    const auto value = static_cast<double>(x[i]);
+    exact::add(bins, value * value);
+  }
+}
+
+}  // namespace detail
+
 /// Adds the squares of all elements of all parts to `bins`, exactly: each square, rounded to double, is added as an
 /// integer to the three digits of its exponent's bin (kernels/exact_squares.hpp).
 template <class G>
 void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int64_t* bins) {
+  constexpr std::int64_t block = 2048;
   for (const const_elements<G>& part : parts)
-    for (std::int64_t i = 0; i < part.size; ++i) {
-      const auto x = static_cast<double>(part.data[i]);
-      exact_squares::add(bins, x * x);
-    }
+    for (std::int64_t at = 0; at < part.size; at += block)
+      detail::add_block_of_squares(part.data + at, std::min(block, part.size - at), bins);
 }
 /// all += own
 inline void add_bins(cpu&, const std::int64_t* own, std::int64_t* all) {
