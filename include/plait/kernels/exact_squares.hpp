@@ -17,23 +17,33 @@ inline constexpr int digits = 3, digit_bits = 20, exponent_bits = 3, exponents =
 inline constexpr int bins = 2048 / exponents;
 inline constexpr int words = bins * digits + 1;  ///< the last counts what is not finite
 
-/// Calls add(word, value) for the words that a number, which is not negative, adds to.
-template <class Add>
-PLAIT_HOST_DEVICE inline void each_word(double x, Add add) {
+/// A number as three digits, which belong to the words from `first` on.
+struct parts_of_number {
+  int first = 0;
+  std::int64_t digit[digits] = {};
+  bool finite = true;
+};
+/// Of a number that is not negative.
+PLAIT_HOST_DEVICE inline parts_of_number split(double x) {
   std::uint64_t bits = 0;
   memcpy(&bits, &x, sizeof bits);  // no std::bit_cast in kernels
   const auto exponent = static_cast<int>(bits >> 52 & 2047);
-  if (exponent == 2047) return add(bins * digits, std::int64_t{1});
+  parts_of_number parts;
+  parts.finite = exponent != 2047;
+  if (!parts.finite) return parts;
   std::uint64_t mantissa = (bits & ((std::uint64_t{1} << 52) - 1)) | (exponent == 0 ? 0 : std::uint64_t{1} << 52);
   mantissa <<= exponent == 0 ? 1 : exponent % exponents;  // subnormal numbers have the exponent 1
-  const int bin = exponent / exponents * digits;
   constexpr std::uint64_t mask = (std::uint64_t{1} << digit_bits) - 1;
-  add(bin, static_cast<std::int64_t>(mantissa & mask));
-  add(bin + 1, static_cast<std::int64_t>(mantissa >> digit_bits & mask));
-  add(bin + 2, static_cast<std::int64_t>(mantissa >> 2 * digit_bits));
+  parts.first = exponent / exponents * digits;
+  for (int d = 0; d < digits; ++d)
+    parts.digit[d] =
+        static_cast<std::int64_t>(d + 1 < digits ? mantissa >> d * digit_bits & mask : mantissa >> d * digit_bits);
+  return parts;
 }
 inline void add(std::int64_t* sum, double x) {
-  each_word(x, [sum](int word, std::int64_t value) { sum[word] += value; });
+  const parts_of_number parts = split(x);
+  if (!parts.finite) ++sum[bins * digits];
+  for (int d = 0; d < digits; ++d) sum[parts.first + d] += parts.digit[d];
 }
 
 /// Returns the sum, from the smallest bin to the largest; NaN where something was not finite. Its bits depend on the

@@ -48,8 +48,8 @@ class canonical_exchange {
   struct under_way {
     partial_sums<E, Device> own;
     std::vector<element_range> parts;
-    buffer<Device> sent, received;
-    request moving;
+    buffer<Device> received;
+    std::vector<request> moving;  ///< one for each partial sum of the rank that has most
   };
 
   /// Starts to bring rank k of the group the elements parts[k] of all partial sums. `own` and what it views must stay
@@ -57,46 +57,47 @@ class canonical_exchange {
   template <class E, compute_device Device>
   under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
     check(own.nodes);
-    under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}, {}};
-    const std::size_t n = members_.size(), roots = moves.own.values.size();
+    under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}};
+    const std::size_t n = members_.size();
     const auto mine = static_cast<std::size_t>(moves.parts[static_cast<std::size_t>(comm_->rank())].size());
+    std::size_t rounds = 0, all = 0;
+    for (const auto& nodes : members_) rounds = std::max(rounds, nodes.size()), all += nodes.size();
+    moves.received = make_collective_buffer<E>(device, all * mine);
+    E* next = moves.received.template data<E>();
     std::vector<std::size_t> send(n), send_at(n), receive(n), receive_at(n);
-    std::size_t sent = 0, received = 0;
-    for (std::size_t k = 0; k < n; ++k) {
-      send[k] = roots * static_cast<std::size_t>(moves.parts[k].size());
-      send_at[k] = roots == 1 ? static_cast<std::size_t>(moves.parts[k].begin) : sent;
-      sent += send[k];
-      receive[k] = members_[k].size() * mine;
-      receive_at[k] = received;
-      received += receive[k];
+    for (std::size_t r = 0; r < rounds; ++r) {  // the r-th partial sum of each, from where it is
+      const bool sends = r < moves.own.values.size();
+      std::size_t came = 0;
+      for (std::size_t k = 0; k < n; ++k) {
+        send[k] = sends ? static_cast<std::size_t>(moves.parts[k].size()) : 0;
+        send_at[k] = sends ? static_cast<std::size_t>(moves.parts[k].begin) : 0;
+        receive[k] = r < members_[k].size() ? mine : 0;
+        receive_at[k] = came;
+        came += receive[k];
+      }
+      moves.moving.push_back(comm_->start_all_to_all_v(sends ? moves.own.values[r] : nullptr, send, send_at, next,
+                                                       receive, receive_at, dtype_of<E>));
+      next += came;
     }
-    const E* from = roots == 1 ? moves.own.values[0] : nullptr;
-    if (roots != 1) {
-      moves.sent = make_collective_buffer<E>(device, sent);
-      for (std::size_t k = 0; k < n; ++k)
-        for (std::size_t r = 0; r < roots; ++r)
-          device.copy(moves.sent.template data<E>() + send_at[k] + r * static_cast<std::size_t>(moves.parts[k].size()),
-                      moves.own.values[r] + moves.parts[k].begin,
-                      static_cast<std::size_t>(moves.parts[k].size()) * sizeof(E), device.main_stream());
-      from = moves.sent.template data<E>();
-    }
-    moves.received = make_collective_buffer<E>(device, received);
-    comm_->start_all_to_all_v(from, send, send_at, moves.received.template data<E>(), receive, receive_at, dtype_of<E>)
-        .swap(moves.moving);
     return moves;
   }
   /// Waits, and joins what has come: this rank's part of the sums `joined()`.
   template <class E, compute_device Device>
   partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves) const {
-    moves.moving.wait();
+    for (request& r : moves.moving) r.wait();
     const std::int64_t mine = moves.parts[static_cast<std::size_t>(comm_->rank())].size();
     leaf_tree<E*> tree(leaves_);
     E* next = moves.received.template data<E>();
-    for (const std::vector<tree_node>& nodes : members_)
-      for (const tree_node& node : nodes) {
-        tree.insert(node, next, [&](E* a, E* b) { kernels::accumulate(device, static_cast<const E*>(b), a, mine); });
+    for (std::size_t r = 0, left = 1; left != 0; ++r) {
+      left = 0;
+      for (const std::vector<tree_node>& nodes : members_) {
+        if (r >= nodes.size()) continue;
+        tree.insert(nodes[r], next,
+                    [&](E* x, E* y) { kernels::accumulate(device, static_cast<const E*>(y), x, mine); });
         next += mine;
+        ++left;
       }
+    }
     partial_sums<E, Device> all;
     for (const auto& e : tree.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value);
     all.memory.push_back(std::move(moves.received));

@@ -93,7 +93,10 @@ __global__ static void exact_squares_of_chunks(const tensor_table<const_elements
   const G* const x = table.entries[entry].data + begin;
   for (std::int64_t i = threadIdx.x; i < size; i += blockDim.x) {
     const double value = number<double>(x[i]);
-    exact_squares::each_word(value * value, [](int at, std::int64_t n) { atomicAdd(&own[at], static_cast<word>(n)); });
+    const exact_squares::parts_of_number parts = exact_squares::split(value * value);
+    if (!parts.finite) atomicAdd(&own[exact_squares::bins * exact_squares::digits], word{1});
+    for (int d = 0; d < exact_squares::digits; ++d)
+      if (parts.digit[d] != 0) atomicAdd(&own[parts.first + d], static_cast<word>(parts.digit[d]));
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x))
