@@ -50,6 +50,19 @@ struct precision<bf16_no_masters> {
   using statistic = float;
 };
 
+/// bf16 with gradients in bf16 as well, as programs have that keep their own masters and optimizer: each pass sums in
+/// float what it adds, and rounds when it adds it, so that gradients of many microbatches lose what is below 2^-9 of
+/// them. Optimizers of plait take gradients in float or double.
+struct bf16_gradients {};
+template <>
+struct precision<bf16_gradients> {
+  using activation = bf16;
+  using weight = bf16;
+  using gradient = bf16;
+  using master = bf16;
+  using statistic = float;
+};
+
 template <class T>
 using activation_of = typename precision<T>::activation;
 template <class T>

@@ -176,7 +176,9 @@ class embedding {
       if (terms_) return add_terms(on, index, count, ids, d);
       auto* const gradient = table_->used_gradient(on);
       keeping_padding_row(on, gradient, [&] {
-        kernels::embedding_backward(on, ids, d, gradient, tokens_, width_, first_, rows_, vocab_);
+        detail::with_kernel_sum<T>(on, gradient, rows_ * width_, [&](auto* sums) {
+          kernels::embedding_backward(on, ids, d, sums, tokens_, width_, first_, rows_, vocab_);
+        });
       });
     });
   }
@@ -214,7 +216,9 @@ class embedding {
       const Id* const leaf_ids = detail::rows_of_leaf(on, leaf, ids, 1, room_ids);
       const T* const leaf_d = detail::rows_of_leaf(on, leaf, d, width_, room_d);
       keeping_padding_row(on, out, [&] {
-        kernels::embedding_backward(on, leaf_ids, leaf_d, out, leaf.count(), width_, first_, rows_, vocab_);
+        detail::with_kernel_sum<T>(on, out, rows_ * width_, [&](auto* sums) {
+          kernels::embedding_backward(on, leaf_ids, leaf_d, sums, leaf.count(), width_, first_, rows_, vocab_);
+        });
       });
     });
   }

@@ -123,9 +123,9 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     core_.check_backward(kept.inv_rms, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
-      const bool now = !mb.deferred && !core_.canonical;
+      const bool now = !mb.deferred && !core_.canonical && core_.in_place;
       kernels::rms_norm_backward(ctx.device, x, core_.weight->used_value(), dy, inv, dx,
-                                 core_.weight_gradient(ctx.device, now), core_.rows, core_.columns, addend);
+                                 core_.weight_sum(ctx.device, now), core_.rows, core_.columns, addend);
       if (now) return;
     } else if (dx) {
       auto dot = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
@@ -145,8 +145,9 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                 [&](const T* rows_x, const T* rows_d, const S* rows_inv, const S*, auto* out, std::int64_t rows) {
                   kernels::rms_norm_backward_dweight(ctx.device, rows_x, rows_d, rows_inv, out, rows, core_.columns);
                 });
-          kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, core_.weight->used_gradient(ctx.device), core_.rows,
-                                             core_.columns);
+          detail::with_kernel_sum<T>(ctx.device, core_.weight_gradient(ctx.device), core_.columns, [&](auto* sums) {
+            kernels::rms_norm_backward_dweight(ctx.device, x, d, inv, sums, core_.rows, core_.columns);
+          });
         });
   }
 
@@ -268,10 +269,11 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {
-      const bool now = !mb.deferred && core_.weight->trainable() && !core_.canonical;  // in the same pass
+      const bool now =
+          !mb.deferred && core_.weight->trainable() && !core_.canonical && core_.in_place;  // in the same pass
       kernels::layer_norm_backward(ctx.device, x, core_.weight->used_value(), dy, mean, inv, dx,
-                                   core_.weight_gradient(ctx.device, now), core_.bias_gradient(ctx.device, now),
-                                   core_.rows, core_.columns, addend);
+                                   core_.weight_sum(ctx.device, now), core_.bias_sum(ctx.device, now), core_.rows,
+                                   core_.columns, addend);
       if (now) return;
     } else if (dx) {
       auto dots = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
@@ -287,11 +289,17 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
         mb, dy, core_.rows * core_.columns, [this, &ctx, x, mean, inv, weight, i = mb.index, n = mb.count](const T* d) {
           const range weights_shown(ctx.device, core_.names.weights());
           if (core_.canonical) return canonical_gradients(ctx.device, i, n, x, d, mean, inv);
-          if (weight)
-            kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, core_.weight_gradient(ctx.device),
-                                                 core_.bias_gradient(ctx.device), core_.rows, core_.columns);
-          else
-            kernels::bias_gradient(ctx.device, d, core_.bias_gradient(ctx.device), core_.rows, core_.columns);
+          const auto to_bias = [&](auto&& add) {
+            detail::with_kernel_sum<T>(ctx.device, core_.bias_gradient(ctx.device), core_.columns, add);
+          };
+          if (!weight)
+            return to_bias([&](auto* sums) { kernels::bias_gradient(ctx.device, d, sums, core_.rows, core_.columns); });
+          detail::with_kernel_sum<T>(ctx.device, core_.weight_gradient(ctx.device), core_.columns, [&](auto* sums) {
+            to_bias([&](auto* bias_sums) {
+              kernels::layer_norm_backward_dweight(ctx.device, x, d, mean, inv, sums, bias_sums, core_.rows,
+                                                   core_.columns);
+            });
+          });
         });
   }
 
@@ -312,7 +320,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     core_.add_terms(
         on, *core_.weight, index, count, x, dy, inv, mean,
         [&](const T* rows_x, const T* d, const S* rows_inv, const S* rows_mean, auto* out, std::int64_t rows) {
-          using G = gradient_of<Precision>;
+          using G = gradient_of<T>;
           auto unused = make_buffer<G>(on, static_cast<std::size_t>(n));
           on.zero(unused.data(), unused.bytes(), on.main_stream());
           kernels::layer_norm_backward_dweight(on, rows_x, d, rows_mean, rows_inv, out, unused.template data<G>(), rows,

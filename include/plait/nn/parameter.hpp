@@ -66,6 +66,7 @@ class parameter {
     array_->add_parameter();
     current_ = array_->callers_values() && !callers_master_ && gather_.trivial();
     if (array_->callers_gradients()) phase_ = phase::accumulating;
+    if (canonical_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
   }
   parameter(const parameter&) = delete;
   parameter& operator=(const parameter&) = delete;

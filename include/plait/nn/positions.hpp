@@ -75,8 +75,9 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
       d = kept.template data<T>();
     }
     mb.on_weights([this, &on, d, kept = std::move(kept)] {
-      kernels::embedding_backward(on, ids(), d, table_->used_gradient(on), tokens_, width_, std::int64_t{0}, rows_,
-                                  rows_);
+      detail::with_kernel_sum<T>(on, table_->used_gradient(on), rows_ * width_, [&](auto* sums) {
+        kernels::embedding_backward(on, ids(), d, sums, tokens_, width_, std::int64_t{0}, rows_, rows_);
+      });
     });
     return dx;
   }

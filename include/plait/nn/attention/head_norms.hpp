@@ -100,12 +100,13 @@ class head_norms {
       const S* const inv = kept.inv_rms[i].template data<S>();
       auto& weight = *weights_[i];
       kernels::rms_norm_backward(device, x, weight.used_value(), dy.template data<T>(), inv, dx.template data<T>(),
-                                 static_cast<gradient_of<Precision>*>(nullptr), vectors(i), head_dim_);
+                                 static_cast<gradient_of<T>*>(nullptr), vectors(i), head_dim_);
       put(device, dx.template data<T>(), i, dqkv);
       if (weight.trainable())
         mb.on_weights([this, &device, i, x, inv, dy = std::move(dy)] {
-          kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, weights_[i]->used_gradient(device),
-                                             vectors(i), head_dim_);
+          with_kernel_sum<T>(device, weights_[i]->used_gradient(device), head_dim_, [&](auto* sums) {
+            kernels::rms_norm_backward_dweight(device, x, dy.template data<T>(), inv, sums, vectors(i), head_dim_);
+          });
         });
     }
   }

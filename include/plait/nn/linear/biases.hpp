@@ -14,6 +14,7 @@
 #include "plait/nn/linear/branch.hpp"
 #include "plait/nn/linear/rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/parameter/kernel_sum.hpp"
 
 namespace plait::detail {
 
@@ -93,7 +94,9 @@ class linear_biases {
       if (!p.trainable()) return;
       const std::int64_t rows = size / stride / batches_;
       for (std::int64_t b = 0; b < batches_; ++b)
-        kernels::bias_gradient(device, dy + b * rows * stride + at, p.used_gradient(device) + b * n, rows, n, stride);
+        with_kernel_sum<T>(device, p.used_gradient(device) + b * n, n, [&](auto* sums) {
+          kernels::bias_gradient(device, dy + b * rows * stride + at, sums, rows, n, stride);
+        });
     });
   }
   /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
@@ -108,7 +111,9 @@ class linear_biases {
       std::int64_t to = 0;
       each(0, biases_.size(), [&](parameter&, std::int64_t at, std::int64_t n, std::int64_t) {
         device.zero(out + to, static_cast<std::size_t>(n) * sizeof(G), device.main_stream());
-        kernels::bias_gradient(device, rows + at, out + to, leaf.count(), n, stride);
+        with_kernel_sum<T>(device, out + to, n, [&](auto* sums) {
+          kernels::bias_gradient(device, rows + at, sums, leaf.count(), n, stride);
+        });
         to += n;
       });
     });

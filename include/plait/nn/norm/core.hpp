@@ -14,6 +14,7 @@
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/norm/rule.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/nn/parameter/kernel_sum.hpp"
 #include "plait/nn/parameter/rebind.hpp"
 
 namespace plait {
@@ -36,6 +37,8 @@ class norm_core {
   using W = weight_of<Precision>;
   using G = gradient_of<Precision>;
   using S = statistic_of<Precision>;
+  using K = gradient_of<activation_of<Precision>>;  ///< in which kernels sum gradients
+  static constexpr bool in_place = sums_in_place<activation_of<Precision>, G>;
 
   norm_core(const context<Device>& ctx, const layout& input, const layout& stored, const layout& placed,
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers)
@@ -120,9 +123,11 @@ class norm_core {
     p.array()->terms()[0]->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
       buffer<Device> room[4];
       device.zero(out, static_cast<std::size_t>(columns) * sizeof(G), device.main_stream());
-      add(rows_of_leaf(device, leaf, x, columns, room[0]), rows_of_leaf(device, leaf, dy, columns, room[1]),
-          rows_of_leaf(device, leaf, inverse, 1, room[2]),
-          mean ? rows_of_leaf(device, leaf, mean, 1, room[3]) : nullptr, out, leaf.count());
+      with_kernel_sum<T>(device, out, columns, [&](K* sums) {
+        add(rows_of_leaf(device, leaf, x, columns, room[0]), rows_of_leaf(device, leaf, dy, columns, room[1]),
+            rows_of_leaf(device, leaf, inverse, 1, room[2]),
+            mean ? rows_of_leaf(device, leaf, mean, 1, room[3]) : nullptr, sums, leaf.count());
+      });
     });
   }
 
@@ -133,12 +138,20 @@ class norm_core {
   parameter_ptr<Precision, Device> weight, bias;
   bool canonical = false;
 
-  /// Where gradients are added; null for a frozen parameter, or if they are deferred.
-  G* weight_gradient(Device& device, bool now = true) const {
-    return now && weight->trainable() ? weight->used_gradient(device) : nullptr;
-  }
-  G* bias_gradient(Device& device, bool now = true) const {
-    return now && bias->trainable() ? bias->used_gradient(device) : nullptr;
+  /// Where kernels add gradients in a pass that makes dx as well; null for a frozen parameter, or if they are deferred,
+  /// or narrower than what kernels sum in.
+  K* weight_sum(Device& device, bool now) const { return sum_of(device, *weight, now); }
+  K* bias_sum(Device& device, bool now) const { return sum_of(device, *bias, now); }
+  /// The gradient; null for a frozen parameter.
+  G* weight_gradient(Device& device) const { return weight->trainable() ? weight->used_gradient(device) : nullptr; }
+  G* bias_gradient(Device& device) const { return bias->trainable() ? bias->used_gradient(device) : nullptr; }
+
+ private:
+  static K* sum_of(Device& device, parameter<Precision, Device>& p, bool now) {
+    if constexpr (in_place) {
+      if (now && p.trainable()) return p.used_gradient(device);
+    }
+    return nullptr;
   }
 };
 

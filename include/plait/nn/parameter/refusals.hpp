@@ -34,6 +34,11 @@ namespace plait::detail {
         "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
 }
 
+[[noreturn]] inline void refuse_narrow(const std::string& name) {
+  fail({"parameter ", name, ": canonical numerics (deterministic) sum gradients in float or double, and here they are ",
+        "bf16; use another precision"});
+}
+
 }  // namespace plait::detail
 
 #include "plait/core/macros_on.hpp"
