@@ -3,108 +3,35 @@
 // timeout: 240
 #include <doctest/doctest.h>
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
+#include "canonical_llama.hpp"
 #include "plait/comm/threads/cuda.hpp"
-#include "plait/models/llama.hpp"
-#include "plait/nn/strategies.hpp"
-#include "plait/train/train_step.hpp"
-#include "plait/train/weights_hash.hpp"
 
 using namespace plait;
+using namespace plait::test;
 
 namespace {
-
-/// Has the stand-in's products be as different as a library's may be.
-struct different_orders {
-#ifdef PLAIT_CUDA_STAND_IN
-  different_orders() { stand_in::orders_differ = true; }
-  ~different_orders() { stand_in::orders_differ = false; }
-#else
-  different_orders() = default;
-  ~different_orders() {}
-#endif
-  different_orders(const different_orders&) = delete;
-  different_orders& operator=(const different_orders&) = delete;
-};
-
-using strategy_type = context_parallel<megatron_sp, chosen<cp>, zigzag>;
-
-struct run_layout {
-  std::int64_t dp = 1, cp = 1, tp = 1, microbatches = 1;
-  zero_level level = zero_level::replicated;
-  chosen_policy context = chosen_policy::ring;
-};
-
-struct outcome {
-  std::uint64_t hash = 0;
-  double loss = 0, norm = 0;
-  friend bool operator==(const outcome&, const outcome&) = default;
-};
-
-outcome train(const run_layout& l, bool canonical = true) {
-  const strategy_type::mesh mesh{l.dp, l.cp, l.tp, 1};
-  llama_config config;
-  config.vocab = 64, config.hidden = 64, config.ffn = 128, config.layers = 1, config.heads = 4, config.kv_heads = 2;
-  config.head_dim = 16;
-  outcome all;
-  threads::run(
-      static_cast<int>(mesh.size()), cuda::options{.canonical = canonical}, [&](threads::communicator c, cuda& device) {
-        world ranks(mesh.shape(), c);
-        const numerics order = canonical ? numerics_under<strategy_type>({2, 4, 4}, mesh.shape()) : numerics{};
-        const context<cuda> ctx{
-            device, ranks, llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, numerics{2, 4, 4}),
-            7, order};
-        llama<bf16, strategy_type, cuda> model(ctx, config, {.attention = {.context = l.context}});
-        model.visit([&](auto& p) { p.initialize(ctx); });
-        adamw<bf16, cuda> optimizer;
-        pipeline_options options;
-        options.parallel.level = l.level;
-        training_step step(ctx, model, optimizer, l.microbatches, 0.1, options);
-        const sequence_order places = sequence_order_of<strategy_type>(mesh.shape(), ctx.sizes);
-        step_result last;
-        for (std::int64_t i = 0; i < 3; ++i) {
-          step.load(ctx, i * 4, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-            const box& part = ids.part();
-            const std::int64_t first =
-                first_sample_in_step(order, m, l.microbatches, part.global[0], part.offset[0], part.local[0]);
-            for (std::int64_t t = 0; t < ids.size(); ++t) {
-              const std::int64_t sample = i * 4 + first + t / part.local[1];
-              const std::int64_t at = places.position(part.offset[1] + t % part.local[1]);
-              ids.data()[t] = (sample * 7919 + at * at * 31 + at) % 64;
-              labels.data()[t] = (sample * 7919 + (at + 1) * (at + 1) * 31 + at + 1) % 64;
-            }
-          });
-          optimizer.begin_step(ctx, 1e-2);
-          step.run(ctx);
-          last = step.result(ctx);
-        }
-        const std::uint64_t hash = weights_hash(ctx, step.model());
-        if (ranks.rank() == 0) all = {hash, last.loss, last.gradient_norm};
-      });
-  return all;
+outcome on_threads(const canonical_layout& l, bool canonical = true) {
+  return train_canonical([](int ranks, const cuda::options& device, auto&& body) { threads::run(ranks, device, body); },
+                         l, canonical);
 }
-
 }  // namespace
 
 TEST_CASE("one hash, loss and norm on every layout") {
   const different_orders unkind;
-  const outcome one = train({});
+  const outcome one = on_threads({});
   CHECK(one.norm > 0.1);
-  CHECK(train({1, 1, 1, 4}) == one);
-  CHECK(train({1, 1, 2, 2}) == one);
-  CHECK(train({2, 1, 1, 1, zero_level::gradients}) == one);
-  CHECK(train({1, 2, 1, 1, zero_level::replicated, chosen_policy::all_gather_kv}) == one);
-  CHECK(train({2, 2, 1, 1, zero_level::parameters}) == one);
-  CHECK(train({}, false).loss == doctest::Approx(one.loss).epsilon(2e-2));
+  CHECK(on_threads({1, 1, 1, 4}) == one);
+  CHECK(on_threads({1, 1, 2, 2}) == one);
+  CHECK(on_threads({2, 1, 1, 1, zero_level::gradients}) == one);
+  CHECK(on_threads({1, 2, 1, 1, zero_level::replicated, chosen_policy::all_gather_kv}) == one);
+  CHECK(on_threads({2, 2, 1, 1, zero_level::parameters}) == one);
+  CHECK(on_threads({}, false).loss == doctest::Approx(one.loss).epsilon(2e-2));
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("without it the bits depend on the layout, so that the stand-in shows what a GPU would") {
   const different_orders unkind;
-  CHECK(train({}, false).hash != train({1, 1, 2, 1}, false).hash);
+  CHECK(on_threads({}, false).hash != on_threads({1, 1, 2, 1}, false).hash);
 }
 #endif
 

@@ -17,6 +17,7 @@ one() {
   timeout 120 ${launch:-} "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps "${steps:-20}" --warmup 2 --sample 0 \
     --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
     fail "$name ($*): $(cat "$name.out")"
+  [ "$(logs get "$name.jsonl" bytes_as_predicted)" = true ] || fail "$name ($*): the bytes are not as predicted"
 }
 # same BASE NAME ARGUMENTS...: a run that gives the bits of BASE.
 same() {
@@ -106,6 +107,18 @@ b="--precision bf16"
   same b b_cube $b --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero2
   same b b_pipes $b --mesh pp=2,tp=4 --micro-batch 4
 }
+# Weights rounded stochastically, and dropout, go by global indices.
+n="--precision bf16-no-masters"
+r="--dropout 0.1"
+# shellcheck disable=SC2086
+{
+  one n $n --micro-batch 8
+  same n n_cube $n --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero3
+  one r $r --micro-batch 8
+  [ "$(logs get r.jsonl weights_hash)" != "$(logs get f.jsonl weights_hash)" ] || fail "--dropout does nothing"
+  same r r_cube $r --mesh dp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero2
+  same r r_pipes $r --mesh pp=2,dp=4 --micro-batch 1 --schedule zb_v
+}
 m="--optimizer muon"
 # shellcheck disable=SC2086
 {
@@ -122,6 +135,14 @@ d="--precision double"
   near d_usual d 1e-12
   same d d_cube $d --mesh dp=2,cp=2,tp=2 --micro-batch 2 --dropout 0
 }
+
+# Two runs compared by their logs: equal on two layouts, different from the first hashed step on with other leaves.
+steps=6 one h --micro-batch 8 --log-hashes 2
+steps=6 one h_cube --mesh dp=2,cp=2,tp=2 --micro-batch 2 --log-hashes 2
+leaves=4,8,4 steps=6 one h_other --micro-batch 8 --log-hashes 2
+"$BIN/checkpoint_tool" compare-runs h.jsonl h_cube.jsonl >compared.out || fail "compare-runs: $(cat compared.out)"
+! "$BIN/checkpoint_tool" compare-runs h.jsonl h_other.jsonl >compared.out || fail "other leaves compare equal"
+grep -q 'model\.' compared.out || fail "compare-runs names no parameter: $(cat compared.out)"
 
 # Other leaves are other sums.
 leaves=4,8,4 one other --micro-batch 8

@@ -56,6 +56,8 @@
   PLAIT_KERNEL(void cross_entropy_max(cuda&, const T*, S*, std::int64_t, const vocabulary_range&))                     \
   PLAIT_KERNEL(void cross_entropy_statistics(cuda&, const T*, const std::int64_t*, const S*, S*, S*, S*, std::int64_t, \
                                              const vocabulary_range&, const cross_entropy_settings&))                  \
+  PLAIT_KERNEL(void cross_entropy_statistics(cuda&, const T*, const std::int32_t*, const S*, S*, S*, S*, std::int64_t, \
+                                             const vocabulary_range&, const cross_entropy_settings&))                  \
   PLAIT_KERNEL(void cross_entropy_local_statistics(cuda&, const T*, const std::int64_t*, S*, S*, S*, S*, std::int64_t, \
                                                    const vocabulary_range&, const cross_entropy_settings&))            \
   PLAIT_KERNEL(void cross_entropy_local_statistics(cuda&, const T*, const std::int32_t*, S*, S*, S*, S*, std::int64_t, \
