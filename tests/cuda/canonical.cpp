@@ -11,8 +11,11 @@ using namespace plait::test;
 
 namespace {
 outcome on_threads(const canonical_layout& l, bool canonical = true) {
-  return train_canonical([](int ranks, const cuda::options& device, auto&& body) { threads::run(ranks, device, body); },
-                         l, canonical);
+  return train_canonical(
+      [](int ranks, const cuda::options& device, auto&& body) {
+        threads::run(ranks, device, [&](threads::communicator c, cuda& own) { body(c, own); });
+      },
+      l, canonical);
 }
 }  // namespace
 

@@ -49,40 +49,39 @@ outcome train_canonical(const Launch& launch, const canonical_layout& l, bool ca
   config.vocab = 64, config.hidden = 64, config.ffn = 128, config.layers = 1, config.heads = 4, config.kv_heads = 2;
   config.head_dim = 16;
   outcome all;
-  threads::run(
-      static_cast<int>(mesh.size()), cuda::options{.canonical = canonical}, [&](threads::communicator c, cuda& device) {
-        world ranks(mesh.shape(), c);
-        const numerics order = canonical ? numerics_under<strategy_type>({2, 4, 4}, mesh.shape()) : numerics{};
-        const context<cuda> ctx{
-            device, ranks, llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, numerics{2, 4, 4}),
-            7, order};
-        llama<bf16, strategy_type, cuda> model(ctx, config, {.attention = {.context = l.context}});
-        model.visit([&](auto& p) { p.initialize(ctx); });
-        adamw<bf16, cuda> optimizer;
-        pipeline_options options;
-        options.parallel.level = l.level;
-        training_step step(ctx, model, optimizer, l.microbatches, 0.1, options);
-        const sequence_order places = sequence_order_of<strategy_type>(mesh.shape(), ctx.sizes);
-        step_result last;
-        for (std::int64_t i = 0; i < 3; ++i) {
-          step.load(ctx, i * 4, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-            const box& part = ids.part();
-            const std::int64_t first =
-                first_sample_in_step(order, m, l.microbatches, part.global[0], part.offset[0], part.local[0]);
-            for (std::int64_t t = 0; t < ids.size(); ++t) {
-              const std::int64_t sample = i * 4 + first + t / part.local[1];
-              const std::int64_t at = places.position(part.offset[1] + t % part.local[1]);
-              ids.data()[t] = (sample * 7919 + at * at * 31 + at) % 64;
-              labels.data()[t] = (sample * 7919 + (at + 1) * (at + 1) * 31 + at + 1) % 64;
-            }
-          });
-          optimizer.begin_step(ctx, 1e-2);
-          step.run(ctx);
-          last = step.result(ctx);
+  launch(static_cast<int>(mesh.size()), cuda::options{.canonical = canonical}, [&](auto& c, cuda& device) {
+    world ranks(mesh.shape(), c);
+    const numerics order = canonical ? numerics_under<strategy_type>({2, 4, 4}, mesh.shape()) : numerics{};
+    const context<cuda> ctx{device, ranks,
+                            llama_sizes<strategy_type>(config, mesh.shape(), 4 / l.microbatches, 32, numerics{2, 4, 4}),
+                            7, order};
+    llama<bf16, strategy_type, cuda> model(ctx, config, {.attention = {.context = l.context}});
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    adamw<bf16, cuda> optimizer;
+    pipeline_options options;
+    options.parallel.level = l.level;
+    training_step step(ctx, model, optimizer, l.microbatches, 0.1, options);
+    const sequence_order places = sequence_order_of<strategy_type>(mesh.shape(), ctx.sizes);
+    step_result last;
+    for (std::int64_t i = 0; i < 3; ++i) {
+      step.load(ctx, i * 4, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
+        const box& part = ids.part();
+        const std::int64_t first =
+            first_sample_in_step(order, m, l.microbatches, part.global[0], part.offset[0], part.local[0]);
+        for (std::int64_t t = 0; t < ids.size(); ++t) {
+          const std::int64_t sample = i * 4 + first + t / part.local[1];
+          const std::int64_t at = places.position(part.offset[1] + t % part.local[1]);
+          ids.data()[t] = (sample * 7919 + at * at * 31 + at) % 64;
+          labels.data()[t] = (sample * 7919 + (at + 1) * (at + 1) * 31 + at + 1) % 64;
         }
-        const std::uint64_t hash = weights_hash(ctx, step.model());
-        if (ranks.rank() == 0) all = {hash, last.loss, last.gradient_norm};
       });
+      optimizer.begin_step(ctx, 1e-2);
+      step.run(ctx);
+      last = step.result(ctx);
+    }
+    const std::uint64_t hash = weights_hash(ctx, step.model());
+    if (ranks.rank() == 0) all = {hash, last.loss, last.gradient_norm};
+  });
   return all;
 }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "canonical_llama.hpp"
+#include "plait/comm/launch/nccl.hpp"
 #include "support/nccl_devices.hpp"
 
 using namespace plait;
