@@ -382,6 +382,25 @@ TEST_CASE("peaks of memory, and limits") {
   CHECK(text.find("parameters and gradients are over the limit: 1200") != std::string::npos);
 }
 
+TEST_CASE("a unit whose parameters two passes use has its gradient buffer from the first to the last") {
+  const schedule one = parse_schedule("gpipe", 1, 1);
+  std::vector<step_unit> units = units_of(1, 5);
+  units[4].uses = 0;  // as a head that is tied to the embedding: both have gradients from the first backward pass on
+  for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
+    CHECK_THROWS_WITH_AS(
+        expand(one, units, {.level = level, .gradient_buffers = 1}),
+        "step: gradient_buffers is 1, but 2 units have gradients at a time that no reduction has begun "
+        "to take; legal is 0 and 2 to 4",
+        error);
+    for (const int buffers : {2, 3, 4}) {
+      const step_schedule s = expand(one, units, {.level = level, .gradient_buffers = buffers});
+      CHECK(describe(verify(s)) == "ok");
+      for (int u = 1; u < 5; ++u)
+        CHECK(s.units[static_cast<std::size_t>(u)].gradient_buffer != s.units[0].gradient_buffer);
+    }
+  }
+}
+
 TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
   const auto refused = [](const data_parallel& policy, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
@@ -412,6 +431,10 @@ TEST_CASE("knobs that would change nothing, and units that are none, are refused
   idle({.level = zero_level::gradients, .gradient_buffers = 2}, 2,
        "step: gradient_buffers is 2, but 2 units have gradients, so that nothing is shared; legal is 0 to 1");
   CHECK(verify(step_of("gpipe", 1, 1, {.level = zero_level::gradients, .gradient_buffers = 1}, 2)).ok());
+  idle(
+      {.level = zero_level::gradients, .overlap = false, .gradient_buffers = 2}, 4,
+      "step: gradient_buffers is 2, but 4 units have gradients at a time that no reduction has begun to take; legal is "
+      "0");
   std::vector<step_unit> units = units_of(2, 2);
   std::swap(units.front(), units.back());
   CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
