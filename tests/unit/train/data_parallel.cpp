@@ -342,6 +342,30 @@ TEST_CASE("nor in a pipeline, with a hybrid, gathers two uses ahead and the norm
     }
 }
 
+TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer's work") {
+  const scenario s = deep();
+  for (const int ranks : {2, 4}) {
+    std::vector<double> loads(static_cast<std::size_t>(ranks), 0.0);
+    threads::run(ranks, [&](threads::communicator c) {
+      world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+      small_llama model(ctx, s.config);
+      pipeline_options how;
+      how.parallel.level = zero_level::optimizer;
+      how.cut = bucket_cut::whole;
+      pipeline<small_llama> whole(ctx, model, 1, how);
+      model.visit([&](auto& p) {
+        if (p.piece().size() > 0) loads[static_cast<std::size_t>(c.rank())] += update_cost(p.info());
+      });
+    });
+    double most = 0, sum = 0;
+    for (const double load : loads) most = std::max(most, load), sum += load;
+    CAPTURE(ranks);
+    CHECK(most <= 1.2 * sum / ranks);
+  }
+}
+
 TEST_CASE("what does not fit a policy is refused by name") {
   const auto said = [](auto&& body) {
     std::string text;
