@@ -112,8 +112,8 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
       plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
   std::int64_t data_ranks = 1;
   for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
-  const plait::costed_step parts =
-      plait::measured_step(s.schedule, s.parallel.parallel, peers, static_cast<int>(data_ranks));
+  const plait::costed_step parts = plait::measured_step(s.schedule, s.parallel.parallel, peers,
+                                                        static_cast<int>(data_ranks), s.config.tie_embeddings);
   const plait::pipeline_timeline simulated =
       plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
   if (shape.ranks > 1)

@@ -13,9 +13,9 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/data_parallel/canonical_bucket.hpp"
+#include "plait/data_parallel/placement.hpp"
 #include "plait/data_parallel/ranks.hpp"
 #include "plait/data_parallel/reduction.hpp"
-#include "plait/layout/balance_owners.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
@@ -243,32 +243,29 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       fail({"data parallelism: ", members_[0].who->name(), " and what is kept with it have ", elements,
             elements == 1 ? " element" : " elements", ", which cannot be cut over ", pieces,
             " ranks; legal are zero_level::replicated, and fewer ranks along data_axes::shard"});
-    cut.is_whole() ? place_whole(pieces) : place_evenly(pieces);
+    bucket_placement at = placed(pieces, cut.is_whole() ? &ranks.loads(axes_, pieces) : nullptr);
+    begins_ = std::move(at.begins);
+    piece_ = at.piece;
     cuts_at_ = cut.is_whole() ? 0 : block_;
     total_ = piece_ * pieces;
   }
 
-  std::int64_t aligned(std::int64_t n) const { return (n + block_ - 1) / block_ * block_; }
-  void place_evenly(std::int64_t pieces) {
-    std::int64_t end = 0;
-    for (const array* a : arrays_) {
-      begins_.push_back(end);
-      end += aligned(a->size());
+  std::int64_t aligned(std::int64_t n) const { return round_up(n, block_); }
+  /// Returns where the arrays lie. With `loads`, of each rank, every array has one owner.
+  bucket_placement placed(std::int64_t pieces, std::vector<double>* loads) const {
+    std::vector<std::int64_t> sizes;
+    std::vector<double> costs(arrays_.size(), 0.0);
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {
+      sizes.push_back(arrays_[i]->size());
+      for (const member& m : members_)
+        if (m.who->array().get() == arrays_[i] && m.who->trainable()) costs[i] += update_cost(m.who->info());
     }
-    piece_ = aligned((end + pieces - 1) / pieces);
-  }
-  void place_whole(std::int64_t pieces) {
-    std::vector<double> sizes;
-    for (const array* a : arrays_) sizes.push_back(static_cast<double>(a->size()));
-    const std::vector<int> owners = balance_owners(sizes, static_cast<int>(pieces));
-    std::vector<std::int64_t> ends(static_cast<std::size_t>(pieces), 0);
-    for (std::size_t i = 0; i < arrays_.size(); ++i) {  // first within the piece of its owner
-      std::int64_t& end = ends[static_cast<std::size_t>(owners[i])];
-      begins_.push_back(end);
-      end += aligned(arrays_[i]->size());
-    }
-    piece_ = *std::max_element(ends.begin(), ends.end());
-    for (std::size_t i = 0; i < arrays_.size(); ++i) begins_[i] += owners[i] * piece_;
+    if (!loads) return place_evenly(sizes, pieces, block_);
+    if (!members_[0].who->info().tied_across_stages) return place_whole(sizes, costs, block_, *loads);
+    std::vector<double> none(loads->size(), 0.0);  // for two stages that sum their pieces must place alike
+    bucket_placement out = place_whole(sizes, costs, block_, none);
+    for (std::size_t i = 0; i < none.size(); ++i) (*loads)[i] += none[i];
+    return out;
   }
 
   std::int64_t begin_of(const parameter& p) const {

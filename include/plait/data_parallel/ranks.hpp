@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "plait/comm/world.hpp"
 #include "plait/core/error.hpp"
@@ -23,7 +25,8 @@ struct data_axes {
 ///
 ///     bucket_cut::even        anywhere, so that pieces are equal and nothing is padded but to alignment
 ///     bucket_cut::whole       between arrays, so that every matrix has one owner, as optimizers need that work on whole
-///                             matrices; arrays are shared out by size, and all pieces are as large as the largest
+///                             matrices; arrays are shared out by size, and all pieces are as large as the largest;
+///                             over the units of a model the costs of updates are balanced (placement.hpp)
 ///     bucket_cut::blocks(n)   every n elements of an array at most, for states that are quantised by blocks, which
 ///                             then do not depend on the number of ranks; pieces are equal, and padded to n
 class bucket_cut {
@@ -77,10 +80,13 @@ class data_ranks {
   /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
   any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
   any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
+  /// What the updates of the arrays cost that each of so many ranks along `axes` owns so far, with bucket_cut::whole.
+  std::vector<double>& loads(const axis_list& axes, std::int64_t owners);
 
  private:
   world* ranks_;
   axis_list shard_, replicate_, all_;
+  std::vector<std::pair<axis_list, std::vector<double>>> loads_;
 };
 
 }  // namespace plait

@@ -1,6 +1,10 @@
 // The definitions of ranks.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -16,6 +20,12 @@ PLAIT_INLINE data_ranks::data_ranks(world& ranks, const data_axes& axes) : ranks
     if (copies) replicate_.push_back(axis);
     if (cuts || copies) all_.push_back(axis);
   }
+}
+
+PLAIT_INLINE std::vector<double>& data_ranks::loads(const axis_list& axes, std::int64_t owners) {
+  for (auto& [of, loads] : loads_)
+    if (of == axes) return loads;
+  return loads_.emplace_back(axes, std::vector<double>(static_cast<std::size_t>(owners), 0.0)).second;
 }
 
 }  // namespace plait

@@ -8,13 +8,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/observe/step_trace.hpp"
+#include "plait/pipeline/shared_parameters.hpp"
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/timeline.hpp"
 
@@ -63,9 +66,11 @@ struct costed_step {
 /// Returns the step of `plan` under `policy` with what its parts took, in milliseconds: of each unit and kind of pass
 /// the mean; of the norm and updates likewise; and of gathers and reductions the time for a byte, of each the least of
 /// the ranks that took part, as others may have waited for it. `peers[r]` are the events of all ranks that hold the
-/// stages of the pipeline's rank r, `data_ranks` of which share parameters. There must be the parts of all passes.
+/// stages of the pipeline's rank r, `data_ranks` of which share parameters; where the first and the last unit share
+/// some, as a tied embedding, they are `tied`. There must be the parts of all passes.
 inline costed_step measured_step(const schedule& plan, const data_parallel& policy,
-                                 const std::vector<std::vector<std::vector<step_event>>>& peers, int data_ranks) {
+                                 const std::vector<std::vector<std::vector<step_event>>>& peers, int data_ranks,
+                                 bool tied = false) {
   struct mean {
     double sum = 0, count = 0;
     double value() const { return count > 0 ? sum / count : 0; }
@@ -78,12 +83,20 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
   };
   std::vector<std::vector<part_times>> stages(static_cast<std::size_t>(plan.shape.stages()));
   std::map<std::tuple<step_op, int, int, std::size_t>, double> moves;  // the least time of each, by which one it is
+  std::vector<double> exchanges;                                       // of ties, likewise
   mean norm;
   for (const auto& ranks : peers)
     for (const auto& events : ranks) {
       std::map<std::tuple<step_op, int, int>, std::size_t> seen;
+      std::size_t exchanged = 0;
       for (const step_event& e : events) {
         if (e.op == step_op::norm && e.what == step_event::kind::update) norm.sum += e.end - e.begin, ++norm.count;
+        if (e.what == step_event::kind::collective && std::string_view(e.axis) == detail::ends_axis) {
+          const double time = 1e3 * (e.end - e.begin);
+          if (exchanges.size() == exchanged) exchanges.push_back(time);
+          exchanges[exchanged] = std::min(exchanges[exchanged], time);
+          ++exchanged;
+        }
         if (e.unit < 0) continue;
         std::vector<part_times>& of = stages[static_cast<std::size_t>(e.stage)];
         if (of.size() <= static_cast<std::size_t>(e.unit)) of.resize(static_cast<std::size_t>(e.unit) + 1);
@@ -114,6 +127,19 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
       out.costs.units.push_back({u.passes[0].value(), u.passes[1].value(), u.passes[2].value(), u.passes[3].value()});
       out.costs.updates.push_back(u.update.value());
     }
+  if (tied && units.size() > 1) {
+    step_unit &first = units.front(), &last = units.back();
+    const int number = static_cast<int>(units.size()) - 1;
+    if (plan.shape.rank_of(first.stage) == plan.shape.rank_of(last.stage)) {
+      last.uses = 0;
+    } else {  // either may have more than what they share, which is taken to be all of the larger one
+      first.tied_to = number, last.tied_to = 0;
+      first.parameters = last.parameters = std::max(first.parameters, last.parameters);
+      first.trainable = last.trainable = first.trainable || last.trainable;
+      out.costs.ties.assign(units.size(), 0);
+      out.costs.ties.front() = out.costs.ties.back() = std::accumulate(exchanges.begin(), exchanges.end(), 0.0);
+    }
+  }
   out.costs.norm = 1e3 * norm.value();
   out.costs.data_ranks = data_ranks;
   out.step = expand(plan, std::move(units), policy);

@@ -261,12 +261,14 @@ class pipeline {
     }
     /// A buffer of gradients that units share is free for the next once the reduction of the last is through.
     void enter(const context<device>& ctx, int unit, action_kind kind) {
-      const std::vector<step_unit>& all = this->owner.executor_->step().units;
-      if (const int buffer = all[static_cast<std::size_t>(unit)].gradient_buffer; adds_gradient(kind) && buffer >= 0)
-        for (std::size_t other = 0; other < all.size(); ++other)
-          if (const int i = this->local(static_cast<int>(other));
-              i >= 0 && all[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
-            reduced.finish(ctx, this->owner.units_, i);
+      const step_schedule& step = this->owner.executor_->step();
+      for (const int used : step.used_by(unit))
+        if (const int buffer = step.units[static_cast<std::size_t>(used)].gradient_buffer;
+            adds_gradient(kind) && buffer >= 0)
+          for (std::size_t other = 0; other < step.units.size(); ++other)
+            if (const int i = this->local(static_cast<int>(other));
+                i >= 0 && step.units[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
+              reduced.finish(ctx, this->owner.units_, i);
       passes::enter(ctx, unit, kind);
     }
     void perform(const context<device>& ctx, const step_entry& e) {

@@ -18,6 +18,9 @@
 
 namespace plait::detail {
 
+/// What the communicator of the first and the last stage is called, over which they sum what both have.
+inline constexpr const char* ends_axis = "pp ends";
+
 /// (another rank, name) for each of `names` that another rank has too. Collective.
 template <compute_device Device>
 std::vector<std::pair<int, std::uint64_t>> find_twice(const context<Device>& ctx, any_communicator& along,
@@ -79,9 +82,9 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
   if (first == last || shape.ranks == 1) return;
   if constexpr (only_counts<Device>) {  // its split cannot know how many ranks there are
     if (here)
-      join(ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, "pp ends")), along.rank() == first);
+      join(ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, ends_axis)), along.rank() == first);
   } else {
-    any_communicator ends = along.split(here ? 0 : -1, along.rank(), "pp ends");
+    any_communicator ends = along.split(here ? 0 : -1, along.rank(), ends_axis);
     if (!here) return;
     for (const std::uint64_t theirs : gather_all(ctx.device, ends, {names}, 1))
       if (theirs != names)

@@ -112,6 +112,7 @@ inline pipeline_timeline timeline_of(const step_schedule& s, const step_costs& c
   const step_simulation times = simulate(s, costs);
   pipeline_timeline t{std::move(title), std::move(unit), s.shape, {}, times.links};
   for (std::size_t r = 0; r < times.ranks.size(); ++r) {
+    t.beside[r].insert(t.beside[r].end(), times.ties[r].begin(), times.ties[r].end());
     std::vector<timed_action>& passes = t.ranks.emplace_back();
     for (const timed_entry& e : times.ranks[r]) {
       if (e.entry.op == step_op::pass) detail::add_part(passes, e.entry.pass, e.start, e.end, 0);

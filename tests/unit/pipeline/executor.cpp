@@ -435,3 +435,49 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
   CHECK(simulated.end() - simulated.begin() >= 3 * 20 + 60 + 10);
   CHECK(plait::test::occurrences(to_chrome_trace(trace_of(all)), "\"cat\":\"update\"") == 4 * 2);
 }
+
+TEST_CASE("what stages share is simulated as it was measured") {
+  const auto event = [](step_event::kind what, step_op op, int stage, int unit, double begin, double end) {
+    step_event e;
+    e.what = what, e.op = op;
+    e.stage = static_cast<std::int16_t>(stage), e.unit = unit;
+    e.begin = begin, e.end = end;
+    return e;
+  };
+  // A stage of so many units, from 0 on: each passes and is updated in 1 ms, and rank r's reductions take 2 + r ms.
+  const auto events = [&](int rank, int stage, int units) {
+    std::vector<step_event> all;
+    for (int u = 0; u < units; ++u) {
+      for (const action_kind kind : {action_kind::forward, action_kind::backward}) {
+        all.push_back(event(step_event::kind::part, step_op::pass, stage, u, 0, 1e-3));
+        all.back().action.kind = kind;
+      }
+      all.push_back(event(step_event::kind::update, step_op::update, stage, u, 0, 1e-3));
+      all.push_back(event(step_event::kind::collective, step_op::reduce, stage, u, 0, 2e-3 + rank * 1e-3));
+      all.back().bytes = u == 0 && stage == 0 ? 800 : 808;  // the last has a norm's weights beside what is shared
+    }
+    return all;
+  };
+  const schedule two = all_forward_all_backward(2, 1, 1, stage_placement::straight, false);
+  std::vector<std::vector<step_event>> ranks{events(0, 0, 1), events(1, 1, 1)};
+  for (int r = 0; r < 2; ++r) {  // rank 1 has waited for rank 0
+    step_event tie = event(step_event::kind::collective, step_op::pass, -1, -1, 0, r == 0 ? 5e-3 : 9e-3);
+    tie.along("pp ends");
+    ranks[static_cast<std::size_t>(r)].push_back(tie);
+  }
+  const costed_step apart = measured_step(two, {}, {{ranks[0]}, {ranks[1]}}, 2, true);
+  CHECK(apart.step.units[0].tied_to == 1);
+  CHECK(apart.step.units[1].tied_to == 0);
+  REQUIRE(apart.costs.ties.size() == 2);
+  CHECK(apart.costs.ties[0] == doctest::Approx(5));
+  const costed_step untied = measured_step(two, {}, {{ranks[0]}, {ranks[1]}}, 2);
+  // The first unit's reduction is taken to be as long as the last one's, so that their times are shared out anew.
+  const double without = simulate(untied.step, untied.costs).period;
+  CHECK(simulate(apart.step, apart.costs).period == doctest::Approx(without + 5).epsilon(0.005));
+
+  const schedule one = all_forward_all_backward(1, 1, 1, stage_placement::straight, false);
+  const costed_step here = measured_step(one, {}, {{events(0, 0, 2)}}, 2, true);
+  CHECK(here.step.units[1].uses == 0);
+  CHECK(here.step.units[1].tied_to == -1);
+  CHECK(here.costs.ties.empty());
+}

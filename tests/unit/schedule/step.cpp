@@ -12,6 +12,7 @@
 #include "plait/schedule/step/expand.hpp"
 #include "plait/schedule/step/simulate.hpp"
 #include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/timeline.hpp"
 
 using namespace plait;
 
@@ -381,6 +382,25 @@ TEST_CASE("peaks of memory, and limits") {
   CHECK(text.find("parameters and gradients are over the limit: 1200") != std::string::npos);
 }
 
+TEST_CASE("a unit whose parameters two passes use has its gradient buffer from the first to the last") {
+  const schedule one = parse_schedule("gpipe", 1, 1);
+  std::vector<step_unit> units = units_of(1, 5);
+  units[4].uses = 0;  // as a head that is tied to the embedding: both have gradients from the first backward pass on
+  for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
+    CHECK_THROWS_WITH_AS(
+        expand(one, units, {.level = level, .gradient_buffers = 1}),
+        "step: gradient_buffers is 1, but 2 units have gradients at a time that no reduction has begun "
+        "to take; legal is 0 and 2 to 4",
+        error);
+    for (const int buffers : {2, 3, 4}) {
+      const step_schedule s = expand(one, units, {.level = level, .gradient_buffers = buffers});
+      CHECK(describe(verify(s)) == "ok");
+      for (int u = 1; u < 5; ++u)
+        CHECK(s.units[static_cast<std::size_t>(u)].gradient_buffer != s.units[0].gradient_buffer);
+    }
+  }
+}
+
 TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
   const auto refused = [](const data_parallel& policy, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
@@ -411,6 +431,10 @@ TEST_CASE("knobs that would change nothing, and units that are none, are refused
   idle({.level = zero_level::gradients, .gradient_buffers = 2}, 2,
        "step: gradient_buffers is 2, but 2 units have gradients, so that nothing is shared; legal is 0 to 1");
   CHECK(verify(step_of("gpipe", 1, 1, {.level = zero_level::gradients, .gradient_buffers = 1}, 2)).ok());
+  idle(
+      {.level = zero_level::gradients, .overlap = false, .gradient_buffers = 2}, 4,
+      "step: gradient_buffers is 2, but 4 units have gradients at a time that no reduction has begun to take; legal is "
+      "0");
   std::vector<step_unit> units = units_of(2, 2);
   std::swap(units.front(), units.back());
   CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
@@ -507,4 +531,61 @@ TEST_CASE("a gather and a reduction share the link") {
   // All bytes: 5 gathers (the last unit is kept from its forward to its backward pass) and 3 reductions, of 50 each.
   CHECK(alone.link_busy[0] == doctest::Approx(8));
   CHECK(half.period > alone.period);
+}
+
+TEST_CASE("tied stages exchange their gradient once both have reduced it, and nothing goes on meanwhile") {
+  // Two stages of a unit each, forward 1 and backward 2: F at 0 to 1 and 1 to 2, B at 2 to 4 on rank 1 and 4 to 6 on
+  // rank 0. A reduction sends 100 bytes, in 1: rank 1's is over at 5, and rank 0's, which its rank waits for, at 7.
+  step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
+  step_costs costs = costs_of(s, 100);
+  costs.updates.assign(2, 0.5);
+  CHECK(simulate(s, costs).period == doctest::Approx(7.5));
+  CHECK(simulate(s, costs).ties[0].empty());
+  costs.ties.assign(2, 3.0);
+  const step_simulation exact = simulate(s, costs);
+  CHECK(exact.period == doctest::Approx(7 + 3 + 0.5));
+  CHECK(exact.waited(0, step_op::norm) == doctest::Approx(1 + 3));
+  CHECK(exact.waited(1, step_op::norm) == doctest::Approx(6));  // from 4 on
+  for (const auto& mine : exact.ties) {
+    REQUIRE(mine.size() == 1);
+    CHECK(mine[0].start == doctest::Approx(7));
+    CHECK(mine[0].end == doctest::Approx(10));
+  }
+  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which a tie is not
+  const pipeline_timeline drawn = timeline_of(s, costs, "tied");
+  CHECK(std::count_if(drawn.beside[1].begin(), drawn.beside[1].end(), [](const timed_entry& e) {
+          return e.entry.op == step_op::reduce && e.end - e.start == doctest::Approx(3);
+        }) == 1);
+
+  // With the norm of the step before it is the update that waits: also without clipping, where there is no norm.
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  const step_schedule early = step_of("gpipe", 2, 1, delayed, 1, true);
+  CHECK(simulate(early, costs).waited(1, step_op::update) == doctest::Approx(6));
+  CHECK(simulate(early, costs).period == doctest::Approx(7 + 3 + 0.5));
+  data_parallel unclipped;
+  unclipped.clip = false;
+  CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
+
+  costs.ties = {3.0, 4.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs),
+                       "step_costs: ties is 3 of unit 0 and 4 of unit 1, which exchange with each other; give both the "
+                       "same",
+                       error);
+  costs.ties = {3.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
+}
+
+TEST_CASE("a pass waits for the gathers of all the units that it uses") {
+  // ZeRO 3 without prefetch: two units, of which the last uses the first's parameters too; each gather takes 1.
+  data_parallel none = zero3;
+  none.prefetch = 0;
+  const schedule one = parse_schedule("gpipe", 1, 1);
+  std::vector<step_unit> units = units_of(1, 2);
+  units[1].uses = 0;
+  const step_schedule s = expand(one, units, none);
+  const step_simulation times = simulate(s, costs_of(s, 50));
+  for (const timed_entry& e : times.ranks[0])
+    if (e.entry.op == step_op::pass && e.entry.unit == 1 && e.entry.pass.kind == action_kind::forward)
+      CHECK(e.waited == doctest::Approx(2));  // both gathers start where it would
 }

@@ -1,6 +1,7 @@
 // The description of a parameter, and the states of its life. Nothing here has memory. Next: nn/parameter.hpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,6 +29,19 @@ struct parameter_info {
   /// one token or place each: they say no, and optimizers of matrices leave them alone (train/optim/muon_options.hpp).
   bool hidden_layer = true;
 };
+
+/// Whether a parameter is a matrix of a hidden layer, by its logical shape: what Muon takes. Embeddings and heads say
+/// that they are none (`parameter_info::hidden_layer`); norms and biases are no matrices, nor are the weights of
+/// experts that lie in one parameter.
+inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
+
+/// Returns what the update of a parameter costs, in any unit, where each has one owner: rows x columns x min(rows,
+/// columns) of a matrix that is made orthogonal, beside which the elements of others count for little.
+inline double update_cost(const parameter_info& info) {
+  double cost = 1;
+  for (const std::int64_t extent : info.shape) cost *= static_cast<double>(extent);
+  return is_hidden_matrix(info) ? cost * static_cast<double>(std::min(info.shape[0], info.shape[1])) : cost;
+}
 
 /// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
 /// `update` with what `reduce` returned.

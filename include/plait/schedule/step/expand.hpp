@@ -180,20 +180,63 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std
   return out;
 }
 
+/// Gives units buffers of the pool for their gradients: each, at its first addition, the one that is free for longest,
+/// and with none free one of its own, which `refuse_few_buffers` does not let pass.
+constexpr void share_buffers(step_schedule& s, const std::vector<step_entry>& entries) {
+  std::vector<int> free;
+  for (int i = 0; i < s.policy.gradient_buffers; ++i) free.push_back(i);
+  for (const step_entry& e : entries) {
+    const auto buffer_of = [&](int u) -> int& { return s.units[static_cast<std::size_t>(u)].gradient_buffer; };
+    if (e.op == step_op::reduce && buffer_of(e.unit) >= 0) free.push_back(buffer_of(e.unit));
+    if (e.op != step_op::pass || !adds_gradient(e.pass.kind)) continue;
+    for (const int u : s.used_by(e.unit)) {
+      if (!s.units[static_cast<std::size_t>(u)].trainable || buffer_of(u) >= 0 || free.empty()) continue;
+      buffer_of(u) = free.front();
+      free.erase(free.begin());
+    }
+  }
+}
+
 /// A step, without checks.
 constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                  const std::vector<std::vector<program_step>>& programs) {
   step_schedule out{s.shape, policy, std::move(units), {}};
+  if (policy.gradient_buffers > 0)
+    for (step_unit& u : out.units) u.gradient_buffer = -1;
   for (int r = 0; r < s.shape.ranks; ++r) {
     std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
     std::vector<int> order;
     entries = detail::with_reductions(out, entries, order);
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
-    for (std::size_t i = 0; policy.gradient_buffers > 0 && i < order.size(); ++i)
-      out.units[static_cast<std::size_t>(order[i])].gradient_buffer = static_cast<int>(i) % policy.gradient_buffers;
+    if (policy.gradient_buffers > 0) detail::share_buffers(out, entries);
     out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
   }
   return out;
+}
+
+/// Throws where more units of a rank have gradients at a time, from the first addition to the reduction, than there are
+/// buffers: those that two passes use, ties, and all of them without overlap.
+constexpr void refuse_few_buffers(const step_schedule& s) {
+  for (const std::vector<step_entry>& program : s.programs) {
+    std::vector<bool> holds(s.units.size(), false);
+    std::int64_t held = 0, most = 0, all = 0;
+    for (const step_entry& e : program) {
+      if (e.op == step_op::reduce) --held;
+      if (e.op != step_op::pass || !adds_gradient(e.pass.kind)) continue;
+      for (const int u : s.used_by(e.unit)) {
+        if (!s.units[static_cast<std::size_t>(u)].trainable || holds[static_cast<std::size_t>(u)]) continue;
+        holds[static_cast<std::size_t>(u)] = true;
+        most = std::max(most, ++held), ++all;
+      }
+    }
+    if (most <= s.policy.gradient_buffers) continue;
+    if (most == all)
+      fail({"step: gradient_buffers is ", s.policy.gradient_buffers, ", but ", most,
+            " units have gradients at a time that no reduction has begun to take; legal is 0"});
+    fail({"step: gradient_buffers is ", s.policy.gradient_buffers, ", but ", most,
+          " units have gradients at a time that no reduction has begun to take; legal is 0 and ", most, " to ",
+          all - 1});
+  }
 }
 
 /// Throws for a knob without which the step would be the same.
@@ -227,6 +270,7 @@ constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> u
   check_units(s.shape, units, policy);
   const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
   step_schedule out = expanded(s, std::move(units), policy, programs);
+  if (policy.gradient_buffers > 0) refuse_few_buffers(out);
   // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
   if (s.shape.ranks == 1 && trains(s)) refuse_idle_knobs(s, out, programs);
   return out;

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/schedule/step/shared_link.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
@@ -19,6 +19,7 @@ namespace plait {
 struct step_costs {
   std::vector<action_times> units{};  ///< of each unit, for one microbatch
   std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing
+  std::vector<double> ties{};         ///< of each unit's exchange with the one it is tied to; empty: nothing
   double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
   int data_ranks = 1;                 ///< n, that share a unit's parameters
@@ -49,6 +50,8 @@ struct step_simulation {
   /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
   /// also what the step before has started, and of what goes on after it the part that lies in the step.
   std::vector<std::vector<timed_entry>> links;
+  /// The exchanges of each rank with those that hold the units its own are tied to: from when both have reduced theirs.
+  std::vector<std::vector<timed_entry>> ties;
   std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
   double period = 0;                ///< from one step's end to the next one's
@@ -72,88 +75,6 @@ struct step_simulation {
 
 namespace detail {
 
-/// A rank's link: a queue of gathers and one of reductions. Where both have something, each gets half of the bandwidth.
-class shared_link {
- public:
-  struct use {
-    double begin, end;
-  };
-
-  explicit shared_link(double bandwidth) : bandwidth_(bandwidth) {}
-
-  /// Starts a transfer at a time, which must not be before earlier ones; returns its number.
-  std::size_t post(int queue, double at, double bytes, double latency) {
-    advance(at);
-    ends_.push_back(-1);
-    begins_.push_back(queues_[queue].empty() ? at : -1);
-    queues_[queue].push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
-    return ends_.size() - 1;
-  }
-  /// When it went on the link, and when it was over; negative: not by now.
-  use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
-  /// Returns when it is over.
-  double end_of(std::size_t number) {
-    while (ends_[number] < 0) finish_next();
-    return ends_[number];
-  }
-  void advance(double until) {
-    while (now_ < until) {
-      if (queues_[0].empty() && queues_[1].empty()) {
-        now_ = until;
-        return;
-      }
-      if (next_end() > until) {
-        move(until - now_);
-        return;
-      }
-      finish_next();
-    }
-  }
-  /// The times when it was in use.
-  const std::vector<use>& uses() const { return uses_; }
-
- private:
-  struct transfer {
-    std::size_t number;
-    double left;  ///< bytes
-  };
-
-  double rate() const { return queues_[0].empty() || queues_[1].empty() ? bandwidth_ : bandwidth_ / 2; }
-  double next_end() const {
-    double least = -1;
-    for (const auto& q : queues_)
-      if (!q.empty() && (least < 0 || q.front().left < least)) least = q.front().left;
-    return bandwidth_ > 0 ? now_ + least / rate() : now_;
-  }
-  void move(double time) {
-    if (time <= 0) return;
-    const double bytes = time * rate();
-    for (auto& q : queues_)
-      if (!q.empty()) q.front().left = std::max(0.0, q.front().left - bytes);  // rounding must not go below
-    if (!uses_.empty() && uses_.back().end == now_)
-      uses_.back().end = now_ + time;
-    else
-      uses_.push_back({now_, now_ + time});
-    now_ += time;
-  }
-  void finish_next() {
-    double least = -1;
-    std::size_t first = 0;
-    for (std::size_t q = 0; q < 2; ++q)
-      if (!queues_[q].empty() && (least < 0 || queues_[q].front().left < least))
-        least = queues_[q].front().left, first = q;
-    if (bandwidth_ > 0) move(least / rate());
-    ends_[queues_[first].front().number] = now_;
-    queues_[first].pop_front();
-    if (!queues_[first].empty()) begins_[queues_[first].front().number] = now_;
-  }
-
-  double bandwidth_, now_ = 0;
-  std::deque<transfer> queues_[2];
-  std::vector<double> begins_, ends_;  ///< negative: not yet
-  std::vector<use> uses_;
-};
-
 /// The ranks of a pipeline, each in its own time, until all have run so many steps.
 class step_clock {
  public:
@@ -168,6 +89,7 @@ class step_clock {
       ranks_.back().begins.push_back(0);
     }
     norms_.resize(static_cast<std::size_t>(steps));
+    ties_.assign(static_cast<std::size_t>(steps) * s.units.size(), -1.0);
     arrivals_.assign(static_cast<std::size_t>(steps) * 2 * cells_, -1.0);
   }
 
@@ -204,7 +126,9 @@ class step_clock {
         if (known.begin >= 0 && until > from) on_link.push_back({r.posted[i], from - begin, until - begin, 0});
       }
       for (timed_entry& e : r.last) e.start -= begin, e.end -= begin;
+      for (timed_entry& e : r.ties) e.start -= begin, e.end -= begin;
       out.ranks.push_back(r.last);
+      out.ties.push_back(r.ties);
     }
     out.period = end - before;
     return out;
@@ -215,7 +139,7 @@ class step_clock {
   struct rank_clock {
     shared_link link;
     std::vector<std::size_t> gathers, reductions;  ///< the last of each unit on the link
-    std::vector<timed_entry> last{};               ///< of the last step
+    std::vector<timed_entry> last{}, ties{};       ///< of the last step
     std::vector<step_entry> posted{};              ///< by their numbers on the link
     std::vector<double> begins{};                  ///< of each step
     double now = 0;
@@ -246,8 +170,10 @@ class step_clock {
     switch (e.op) {
       case step_op::pass: {
         if (!input_is_there(r, e, ready)) return false;
-        if (reads_parameters(e.pass.kind) && r.gathers[unit] != none)
-          ready = std::max(ready, r.link.end_of(r.gathers[unit]));
+        if (reads_parameters(e.pass.kind))
+          for (const int used : s_.used_by(e.unit))
+            if (const std::size_t gather = r.gathers[static_cast<std::size_t>(used)]; gather != none)
+              ready = std::max(ready, r.link.end_of(gather));
         lasts = costs_.units[unit].of(e.pass.kind);
         break;
       }
@@ -264,8 +190,8 @@ class step_clock {
         if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
         if (arrived[rank] < 0) {
           double there = r.now;
-          for (const std::size_t transfer : r.reductions)
-            if (transfer != none) there = std::max(there, r.link.end_of(transfer));
+          for (const step_entry& other : program)  // one after the other, as ties are exchanged
+            if (other.op == step_op::reduce && !finish_reduction(r, other.unit, there)) return false;
           arrived[rank] = there;
         }
         if (*std::min_element(arrived.begin(), arrived.end()) < 0) return false;
@@ -274,7 +200,7 @@ class step_clock {
         break;
       }
       case step_op::update:
-        if (r.reductions[unit] != none) ready = std::max(ready, r.link.end_of(r.reductions[unit]));
+        if (!finish_reduction(r, e.unit, ready)) return false;
         lasts = costs_.updates.empty() ? 0 : costs_.updates[unit];
         break;
       default:
@@ -288,6 +214,24 @@ class step_clock {
     return true;
   }
 
+  /// Moves `time` on to when a unit's gradient is reduced, and exchanged where the unit is tied; false where the other
+  /// rank has not come to the exchange, which begins when both have.
+  bool finish_reduction(rank_clock& r, int unit, double& time) {
+    const auto u = static_cast<std::size_t>(unit);
+    if (r.reductions[u] != none) time = std::max(time, r.link.end_of(r.reductions[u]));
+    if (s_.units[u].tied_to < 0) return true;
+    const std::size_t step = static_cast<std::size_t>(r.step) * s_.units.size();
+    double& mine = ties_[step + u];
+    const double theirs = ties_[step + static_cast<std::size_t>(s_.units[u].tied_to)];
+    if (mine < 0) mine = time;
+    if (theirs < 0) return false;
+    const double begin = std::max(mine, theirs), end = begin + (costs_.ties.empty() ? 0 : costs_.ties[u]);
+    if (r.step == steps_ - 1 && end > begin &&
+        std::none_of(r.ties.begin(), r.ties.end(), [&](const timed_entry& e) { return e.entry.unit == unit; }))
+      r.ties.push_back({{step_op::reduce, unit, {}, {}}, begin, end, 0});
+    time = std::max(time, end);
+    return true;
+  }
   bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
     const int stage = s_.units[static_cast<std::size_t>(e.unit)].stage, mb = e.pass.microbatch;
     const bool forward = e.pass.kind == action_kind::forward;
@@ -323,6 +267,7 @@ class step_clock {
   std::size_t cells_;
   std::vector<rank_clock> ranks_;
   std::vector<std::vector<double>> norms_;  ///< of each step: when each rank reached it
+  std::vector<double> ties_;  ///< of each step and unit: when its rank came to the exchange; negative: not yet
   std::vector<double> arrivals_;
 };
 
@@ -331,12 +276,19 @@ class step_clock {
 /// Times of a step among equal steps: three are simulated, and the last is returned, so that gathers after an update
 /// hide behind the next forward pass as far as they can. Each rank goes through its program; a gather or a reduction is
 /// on its link from the time at which the entries before it are over, in the order of its kind; sends take
-/// `costs.message`, and the exchange of ties between stages nothing. The step must be one that `verify` accepts, and
-/// every stage must have a unit. Throws `error` for costs of other sizes.
+/// `costs.message`. Whoever waits for the reduction of a tied unit, the norm or an update, exchanges it with the other
+/// rank then, in `costs.ties` from when both are there, and does nothing else. The step must be one that `verify`
+/// accepts, and every stage must have a unit. Throws `error` for costs of other sizes, and where tied units cost
+/// differently.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())
     fail("step_costs: updates has not one entry per unit");
+  if (!costs.ties.empty() && costs.ties.size() != s.units.size()) fail("step_costs: ties has not one entry per unit");
+  for (std::size_t u = 0; u < costs.ties.size(); ++u)
+    if (const int twin = s.units[u].tied_to; twin >= 0 && costs.ties[static_cast<std::size_t>(twin)] != costs.ties[u])
+      fail({"step_costs: ties is ", costs.ties[u], " of unit ", u, " and ", costs.ties[static_cast<std::size_t>(twin)],
+            " of unit ", twin, ", which exchange with each other; give both the same"});
   if (costs.data_ranks < 1) fail({"step_costs: data_ranks is ", costs.data_ranks, "; legal is 1 or more"});
   std::vector<bool> has_units(static_cast<std::size_t>(s.shape.stages()), false);
   for (const step_unit& u : s.units) has_units[static_cast<std::size_t>(u.stage)] = true;

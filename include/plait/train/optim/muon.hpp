@@ -148,9 +148,8 @@ class muon {
       const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
       auto at = std::find_if(parts.begin(), parts.end(), [&](const part& one) { return one.axes == axes; });
       if (at == parts.end()) at = parts.insert(parts.end(), {axes, {}, {}});
-      const auto rows = static_cast<double>(p.info().shape[0]), columns = static_cast<double>(p.info().shape[1]);
       at->members.push_back(i);
-      at->stored.push_back({p.stored(), p.sizes(), rows * columns * std::min(rows, columns)});
+      at->stored.push_back({p.stored(), p.sizes(), update_cost(p.info())});
     }
     std::vector<group> groups;
     for (const part& one : parts)

@@ -45,11 +45,6 @@ inline void check(const muon_options& o) {
     fail({"muon: adamw.moments = ", name_of(o.adamw.moments), ", must be full, as Muon's own momentum is"});
 }
 
-/// Whether Muon takes a parameter: a matrix of a hidden layer, by its logical shape. Embeddings and heads say that they
-/// are none (`parameter_info::hidden_layer`); norms and biases are no matrices, nor are the weights of experts that lie
-/// in one parameter.
-inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
-
 /// Returns the factor of a matrix' update.
 inline double scale_of(muon_scale scale, std::int64_t rows, std::int64_t columns) {
   const auto r = static_cast<double>(rows), c = static_cast<double>(columns);

@@ -1,0 +1,75 @@
+// Where arrays lie in a bucket, and so which rank owns which, as pure functions that every rank computes alike. They
+// move nothing. Next: data_parallel/bucket.hpp, layout/balance_owners.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plait/layout/balance_owners.hpp"
+
+namespace plait {
+
+/// The places of arrays in a bucket of equal pieces, one for each rank. Counts are in elements.
+struct bucket_placement {
+  std::vector<std::int64_t> begins;  ///< of the arrays
+  std::int64_t piece = 0;            ///< the size of each
+};
+
+/// Returns the least multiple of `block` that is at least n.
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t block) { return (n + block - 1) / block * block; }
+
+/// Places arrays one after the other, each at a multiple of `block`, and cuts all of them evenly at such multiples.
+constexpr bucket_placement place_evenly(std::span<const std::int64_t> sizes, std::int64_t pieces, std::int64_t block) {
+  bucket_placement out;
+  std::int64_t end = 0;
+  for (const std::int64_t size : sizes) {
+    out.begins.push_back(end);
+    end += round_up(size, block);
+  }
+  out.piece = round_up((end + pieces - 1) / pieces, block);
+  return out;
+}
+
+/// Places each array whole in one piece, at a multiple of `block`. `loads` are what the updates of each rank's arrays
+/// cost in the buckets before, and those of this one are added: `costs`, of each array.
+///
+/// Arrays are shared out by size, as all pieces are as large as the largest. Which share is whose goes by cost: the
+/// dearest one is the rank's with the least load. So pieces are no larger than they must be, and over the units of a
+/// model, which are much alike, every rank has about as much to do.
+constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std::span<const double> costs,
+                                       std::int64_t block, std::span<double> loads) {
+  const std::size_t pieces = loads.size();
+  std::vector<double> as_costs;
+  for (const std::int64_t size : sizes) as_costs.push_back(static_cast<double>(size));
+  const std::vector<int> share_of = balance_owners(as_costs, static_cast<int>(pieces));
+  std::vector<double> share_costs(pieces, 0.0);
+  for (std::size_t i = 0; i < sizes.size(); ++i) share_costs[static_cast<std::size_t>(share_of[i])] += costs[i];
+
+  std::vector<std::size_t> dearest, idlest;
+  for (std::size_t i = 0; i < pieces; ++i) dearest.push_back(i), idlest.push_back(i);
+  std::sort(dearest.begin(), dearest.end(), [&](std::size_t a, std::size_t b) {
+    return share_costs[a] > share_costs[b] || (share_costs[a] == share_costs[b] && a < b);
+  });
+  std::sort(idlest.begin(), idlest.end(),
+            [&](std::size_t a, std::size_t b) { return loads[a] < loads[b] || (loads[a] == loads[b] && a < b); });
+  std::vector<std::size_t> owner_of(pieces, 0);
+  for (std::size_t i = 0; i < pieces; ++i) owner_of[dearest[i]] = idlest[i];
+  for (std::size_t share = 0; share < pieces; ++share) loads[owner_of[share]] += share_costs[share];
+
+  bucket_placement out;
+  std::vector<std::int64_t> ends(pieces, 0);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {  // first within the piece of its owner
+    std::int64_t& end = ends[static_cast<std::size_t>(share_of[i])];
+    out.begins.push_back(end);
+    end += round_up(sizes[i], block);
+  }
+  out.piece = *std::max_element(ends.begin(), ends.end());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    out.begins[i] += static_cast<std::int64_t>(owner_of[static_cast<std::size_t>(share_of[i])]) * out.piece;
+  return out;
+}
+
+}  // namespace plait

@@ -1,0 +1,79 @@
+// Arrays of a bucket that have one owner each, in constant expressions: pieces stay as small as sizes allow, and over
+// the units of a model the work of the owners is balanced.
+#include "plait/data_parallel/placement.hpp"
+
+using plait::bucket_placement;
+using plait::place_whole;
+
+namespace {
+
+struct unit {
+  std::vector<std::int64_t> sizes;
+  std::vector<double> costs;
+};
+
+/// A block of hidden size 8, kv heads for 2 and ffn 24 in units of 128: norms, q, k, v, o, gate, up and down, each of
+/// rows x columns at rows x columns x min(rows, columns); norms cost their elements.
+constexpr unit block() {
+  unit u;
+  const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
+    u.sizes.push_back(rows * columns * 128 * 128);
+    u.costs.push_back(static_cast<double>(rows * columns * std::min(rows, columns)) * 128 * 128 * 128);
+  };
+  for (int norm = 0; norm < 2; ++norm) u.sizes.push_back(8 * 128), u.costs.push_back(8 * 128);
+  matrix(8, 8), matrix(2, 8), matrix(2, 8), matrix(8, 8), matrix(24, 8), matrix(24, 8), matrix(8, 24);
+  return u;
+}
+
+struct outcome {
+  double most = 0, mean = 0;  ///< of the ranks' loads
+  std::int64_t largest = 0;   ///< piece
+};
+
+constexpr outcome place_blocks(int blocks, std::size_t ranks) {
+  const unit u = block();
+  std::vector<double> loads(ranks, 0.0);
+  outcome out{};
+  for (int i = 0; i < blocks; ++i) out.largest = std::max(out.largest, place_whole(u.sizes, u.costs, 128, loads).piece);
+  for (const double load : loads) {
+    out.most = std::max(out.most, load);
+    out.mean += load / static_cast<double>(ranks);
+  }
+  return out;
+}
+
+constexpr bool balanced(int blocks, std::size_t ranks, double by) {
+  const outcome all = place_blocks(blocks, ranks);
+  return all.most <= by * all.mean;
+}
+/// Whether `blocks` units have no larger pieces than one has.
+constexpr bool as_small(int blocks, std::size_t ranks) {
+  return place_blocks(blocks, ranks).largest == place_blocks(1, ranks).largest;
+}
+constexpr bool lies(const bucket_placement& p, std::vector<std::int64_t> begins, std::int64_t piece) {
+  return p.begins == begins && p.piece == piece;
+}
+constexpr bool second_unit_goes_to_the_other() {
+  std::vector<double> loads(2, 0.0);
+  const std::vector<std::int64_t> sizes{100, 300};
+  const std::vector<double> costs{1, 3};
+  return lies(place_whole(sizes, costs, 128, loads), {384, 0}, 384) &&
+         lies(place_whole(sizes, costs, 128, loads), {0, 384}, 384) && loads == std::vector<double>{4, 4};
+}
+/// Two small arrays that cost much are the dearer share beside a large one that costs little.
+constexpr bool cost_decides_who() {
+  std::vector<double> loads{5, 0};
+  const std::vector<std::int64_t> sizes{512, 256, 256};
+  const std::vector<double> costs{1, 4, 4};
+  return lies(place_whole(sizes, costs, 128, loads), {0, 512, 768}, 512) && loads == std::vector<double>{6, 8};
+}
+
+}  // namespace
+
+static_assert(second_unit_goes_to_the_other());
+static_assert(cost_decides_who());
+// One block leaves some rank with more than twice the mean; the blocks of a model do not.
+static_assert(!balanced(1, 8, 2.0));
+static_assert(balanced(32, 2, 1.01) && balanced(32, 3, 1.03) && balanced(32, 4, 1.03) && balanced(32, 8, 1.05) &&
+              balanced(32, 16, 1.15));
+static_assert(as_small(32, 2) && as_small(32, 3) && as_small(32, 4) && as_small(32, 8) && as_small(32, 16));
