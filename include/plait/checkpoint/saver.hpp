@@ -88,9 +88,8 @@ class checkpoint_saver {
   template <compute_device Device>
   std::vector<finished_save> save(const context<Device>& ctx, std::uint64_t step, saved_extras extras) {
     const auto begin = clock::now();
-    std::vector<finished_save> before;
     while (jobs_.size() >= detail::save_writer::most_jobs) {
-      for (finished_save& s : wait_for_one(ctx.device)) before.push_back(std::move(s));
+      for (finished_save& s : wait_for_one(ctx.device)) told_later_.push_back(std::move(s));
     }
     if (all_reduce_scalar(ctx.device, ranks_, writer_->lags() ? 1.0 : 0.0, reduce_op::max) != 0)
       throw error_of_all(cat(
@@ -119,12 +118,12 @@ class checkpoint_saver {
     next->stall = std::chrono::duration<double>(next->staged - begin).count();
     jobs_.push_back(next);
     writer_->add(std::move(next));
-    return before;
+    return std::exchange(told_later_, {});
   }
   /// Returns the saves that have ended since the last call, and waits for none.
   template <compute_device Device>
   std::vector<finished_save> finished(Device& device) {
-    std::vector<finished_save> all;
+    std::vector<finished_save> all = std::exchange(told_later_, {});
     while (!jobs_.empty()) {
       const auto some = take_ended(device);
       if (some.empty()) break;
@@ -135,7 +134,7 @@ class checkpoint_saver {
   /// Waits for all saves that are under way.
   template <compute_device Device>
   std::vector<finished_save> wait(Device& device) {
-    std::vector<finished_save> all;
+    std::vector<finished_save> all = std::exchange(told_later_, {});
     while (!jobs_.empty())
       for (finished_save& s : wait_for_one(device)) all.push_back(std::move(s));
     return all;
@@ -267,6 +266,7 @@ class checkpoint_saver {
   any_communicator ranks_;
   saver_options options_;
   std::deque<std::shared_ptr<detail::save_job>> jobs_;  ///< oldest first; likewise in the writer
+  std::vector<finished_save> told_later_;               ///< that a save has waited for before it failed itself
   std::shared_ptr<detail::save_writer> writer_;
 };
 
