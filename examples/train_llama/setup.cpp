@@ -240,6 +240,14 @@ void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) 
                     opt.tensor_overlap, tokens, tokens));
 }
 
+/// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
+std::string rate_text(const plait::lr_schedule_config& c) {
+  const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
+  if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
+  return fmt::format("{} from {} to {} of it in {} steps{}", plait::name_of(c.decay), c.peak, c.min_ratio, c.steps,
+                     warm);
+}
+
 /// Refuses leaves of --deterministic that this mesh, or the sizes of model and batch, do not divide.
 void set_numerics(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t tp) {
   const plait::numerics& n = s.opt.leaves;
@@ -409,6 +417,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
+  s.rate_text = rate_text(s.rate.config());
   open_model(s);
   plait::require_order(plait::weights_order_from(opt.export_order), s.config, "--export-order");
   const plait::llama_config& c = s.config;
