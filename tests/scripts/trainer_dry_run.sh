@@ -105,7 +105,7 @@ unplanned "--seed is 7, and 'saved/step-00000001' was saved with 1" --resume sav
 unplanned "--seq is 64, and 'saved/step-00000001' was saved with 32" --resume saved --seq 64
 unplanned "--data, --data-weights or --held-out is not what 'saved/step-00000001'" --resume saved --held-out 0.1
 unplanned "--checkpoint-dir: 'saved' has step 1 already" --checkpoint-dir saved
-unplanned "gives another learning rate than 'saved/step-00000001' was trained with: .* 5 steps.*, and is .* 2 steps" \
+unplanned "gives another learning rate than 'saved/step-00000001' was trained with: .* in 1 steps.*, and is .* in 2 steps" \
   --resume saved --on-new-schedule stop
 unplanned "--steps is 0, and 1 are behind" --resume saved --steps 0
 unplanned "--checkpoint-dir: 'config.json' is no directory" --checkpoint-dir config.json
