@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,9 +15,16 @@
 /// Saves what training leaves behind, and tells what has become of it.
 class keeper {
  public:
-  /// `tell(save, bytes of all ranks)` is called for each that has ended.
-  keeper(const setup& s, model_run& run, std::function<void(const plait::finished_save&, double)> tell)
-      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()) {}
+  /// What is told of a save that has ended.
+  struct news {
+    plait::finished_save save;
+    double bytes = 0;              ///< of all ranks
+    std::optional<double> loss{};  ///< held-out, of --keep-best
+    bool is_best = false;          ///< of all until it was saved
+  };
+
+  keeper(const setup& s, model_run& run, std::function<void(const news&)> tell)
+      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), best_(run.best_saved()) {}
 
   /// After a step: whether it is one to save.
   void after(std::int64_t steps) {
@@ -37,23 +46,39 @@ class keeper {
  private:
   void save(std::int64_t steps) {
     last_ = steps;
+    judgement& judged = judged_[static_cast<std::uint64_t>(steps)] = {.before = best_};
+    if (s_.opt.keep_best == "held-out") judged.loss = run_.evaluate();
+    if (judged.loss && *judged.loss < best_.loss) best_ = {steps, *judged.loss};
+    judged.is_best = best_.step == steps;
     try {
-      tell(run_.save(steps));
+      tell(run_.save(steps, best_));
     } catch (const plait::error_of_all& e) {
-      failure_ = e.what();
-      tell_({.step = static_cast<std::uint64_t>(steps), .failure = failure_}, 0);
+      ended({.step = static_cast<std::uint64_t>(steps), .failure = e.what()}, 0);
     }
   }
-  void tell(const std::vector<plait::finished_save>& ended) {
-    for (const plait::finished_save& s : ended) {
-      failure_ = s.failure;
-      tell_(s, run_.all_reduce(static_cast<double>(s.bytes), plait::reduce_op::sum));
-    }
+  void tell(const std::vector<plait::finished_save>& saves) {
+    for (const plait::finished_save& s : saves)
+      ended(s, run_.all_reduce(static_cast<double>(s.bytes), plait::reduce_op::sum));
   }
+  void ended(const plait::finished_save& save, double bytes) {
+    failure_ = save.failure;
+    const auto judged = judged_.extract(save.step).mapped();
+    if (!save.failure.empty() && judged.is_best && best_.step == static_cast<std::int64_t>(save.step))
+      best_ = judged.before;  // what is not there is not the best
+    tell_({save, bytes, judged.loss, judged.is_best});
+  }
+
+  struct judgement {
+    std::optional<double> loss{};
+    bool is_best = false;
+    best_step before{};
+  };
 
   const setup& s_;
   model_run& run_;
-  std::function<void(const plait::finished_save&, double)> tell_;
+  std::function<void(const news&)> tell_;
   std::int64_t last_;  ///< step that was saved, or that a save was begun of
+  best_step best_;
+  std::map<std::uint64_t, judgement> judged_;  ///< saves that are under way
   std::string failure_;
 };

@@ -157,34 +157,11 @@ class llama_run final : public model_run {
   }
 
   std::optional<double> evaluate() override {
-    const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
-    typename model_type::mean mean(ctx_);
-    mean.count(ctx_, held_out_targets(batches));
-    mean.begin(ctx_);
-    typename model_type::batch batch;  // as many microbatches as fill the pipeline go through it together
-    std::vector<document_starts> starts;
-    for (std::int64_t i = 0; i < batches; ++i) {
-      auto& [ids, labels] = batch.emplace_back(tokens(ctx_), tokens(ctx_));
-      plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
-      plait::host_starts host_starts(ids.part());
-      fill_held_out(i, host_ids, host_labels, host_starts);
-      plait::upload(ctx_, host_ids, ids);
-      plait::upload(ctx_, host_labels, labels);
-      if (model_.documents()) plait::upload(ctx_, host_starts, starts.emplace_back(ctx_));
-      if (static_cast<int>(batch.size()) < 4 * model_.shape().stages() && i + 1 < batches) continue;
-      if (stop_asked()) return {};
-      std::vector<const std::int32_t*> of_batch;
-      for (const document_starts& one : starts) of_batch.push_back(one.data());
-      model_.evaluate(ctx_, batch, mean, of_batch);
-      batch.clear();
-      starts.clear();
-    }
-    model_.sum_over_stages(ctx_, mean.pending_sum());
-    mean.finish(ctx_);
-    double sum = 0, count = 0;
-    device_.download(&sum, mean.loss_sum(), sizeof sum, device_.main_stream());
-    device_.download(&count, mean.tokens(), sizeof count, device_.main_stream());
-    return sum / count;
+    model_.settle();  // the gathers after the update belong to the step
+    const plait::ledger before = world_.stage().ledger();
+    const std::optional<double> loss = held_out_loss();
+    world_.stage().ledger().restore(before);
+    return loss;
   }
 
   std::vector<std::int64_t> sample() override {
@@ -232,20 +209,28 @@ class llama_run final : public model_run {
                             "after step ", steps_before_, "; --resume auto goes on from the newest, and another ",
                             "directory takes what this run saves"});
     plait::agree_on(device_, world_.root(), problem, "--checkpoint-dir: ");
+    forget_best_elsewhere();
     return steps_before_;
   }
   std::int64_t newest_saved() override { return newest_saved_; }
-  std::vector<plait::finished_save> save(std::int64_t steps) override {
+  best_step best_saved() override { return best_; }
+  std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) override {
     plait::saved_scalars scalars{{"train.steps", steps},
                                  {"train.samples", samples_before(steps)},
                                  {"train.seed", static_cast<std::int64_t>(s_.opt.seed)},
                                  {"train.seq", s_.opt.seq},
                                  {"train.data", data_text_},
+                                 {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
                                  {"train.data_begin", data_begin_}};
     if (const auto kept = step_ ? step_->kept_norm(ctx_) : norm_) {
       scalars.emplace_back("train.clip.norm", kept->norm);
       scalars.emplace_back("train.clip.factor", kept->factor);
       scalars.emplace_back("train.clip.update", kept->update);
+    }
+    if (best.step >= 0) {
+      scalars.emplace_back("train.best.step", best.step);
+      scalars.emplace_back("train.best.held_out_loss", best.loss);
+      if (s_.opt.keep_best != "none") saver_->keep_best(static_cast<std::uint64_t>(best.step));
     }
     return saver_->save(ctx_, model_, optimizer_, static_cast<std::uint64_t>(steps), {.scalars = std::move(scalars)});
   }
@@ -323,6 +308,37 @@ class llama_run final : public model_run {
         [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); },
         [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(i * s_.sequences + row, rest...); });
   }
+  /// Mean loss over the held-out samples; nothing if interrupted.
+  std::optional<double> held_out_loss() {
+    const std::int64_t batches = s_.data->held_out_samples() / s_.sequences;
+    typename model_type::mean mean(ctx_);
+    mean.count(ctx_, held_out_targets(batches));
+    mean.begin(ctx_);
+    typename model_type::batch batch;  // as many microbatches as fill the pipeline go through it together
+    std::vector<document_starts> starts;
+    for (std::int64_t i = 0; i < batches; ++i) {
+      auto& [ids, labels] = batch.emplace_back(tokens(ctx_), tokens(ctx_));
+      plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
+      plait::host_starts host_starts(ids.part());
+      fill_held_out(i, host_ids, host_labels, host_starts);
+      plait::upload(ctx_, host_ids, ids);
+      plait::upload(ctx_, host_labels, labels);
+      if (model_.documents()) plait::upload(ctx_, host_starts, starts.emplace_back(ctx_));
+      if (static_cast<int>(batch.size()) < 4 * model_.shape().stages() && i + 1 < batches) continue;
+      if (stop_asked()) return {};
+      std::vector<const std::int32_t*> of_batch;
+      for (const document_starts& one : starts) of_batch.push_back(one.data());
+      model_.evaluate(ctx_, batch, mean, of_batch);
+      batch.clear();
+      starts.clear();
+    }
+    model_.sum_over_stages(ctx_, mean.pending_sum());
+    mean.finish(ctx_);
+    double sum = 0, count = 0;
+    device_.download(&sum, mean.loss_sum(), sizeof sum, device_.main_stream());
+    device_.download(&count, mean.tokens(), sizeof count, device_.main_stream());
+    return sum / count;
+  }
   /// This rank's targets that count, of so many microbatches.
   std::int64_t held_out_targets(std::int64_t batches) const {
     const plait::box part =
@@ -398,10 +414,32 @@ class llama_run final : public model_run {
       data_text_ = there;
     else if (there != data_text_)
       data_begin_ = samples_before_;
+    rate_text_ = loaded.scalar<std::string>("train.rate");
+    const auto has = [&](const char* scalar) {
+      return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
+                         [&](const auto& s) { return s.first == scalar; });
+    };
+    if (has("train.best.step") && (!s_.data || there == data_text_))  // the loss of other data says nothing
+      best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
     for (const auto& [name, value] : loaded.scalars)
       if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")
         norm_ = {loaded.scalar<double>("train.clip.norm"), loaded.scalar<double>("train.clip.factor"),
                  loaded.scalar<double>("train.clip.update")};
+  }
+
+  /// The best of a run is the best of what this directory has, or there is none yet.
+  void forget_best_elsewhere() {
+    if (best_.step < 0 || !saver_) return;
+    std::string problem;
+    bool here = false;
+    try {
+      const std::string path = s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
+      here = rank() == 0 && plait::machine_files().kind_of(path) == plait::file_kind::directory;
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(device_, world_.root(), problem, "--checkpoint-dir: ");
+    if (all_reduce(here ? 1 : 0, plait::reduce_op::max) == 0) best_ = {};
   }
 
   /// The samples that were trained on before step `index`.
@@ -469,6 +507,8 @@ class llama_run final : public model_run {
   std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
   std::int64_t data_begin_ = 0;                         ///< the run's sample that was the first of its data
   std::string data_text_ = s_.data_text;                ///< of its data
+  std::string rate_text_;                               ///< of the steps that were resumed
+  best_step best_;                                      ///< of --keep-best
   std::int64_t newest_saved_ = -1;                      ///< in --checkpoint-dir, at the beginning
   std::optional<plait::kernels::clip_numbers> norm_;    ///< as it was then, where the norm is delayed
 };

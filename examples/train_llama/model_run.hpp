@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,12 @@
 #include "plait/train/parameter_hash.hpp"
 #include "plait/train/step_result.hpp"
 
+/// The saved step with the least held-out loss.
+struct best_step {
+  std::int64_t step = -1;  ///< -1: none
+  double loss = std::numeric_limits<double>::infinity();
+};
+
 /// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
 /// but the plain questions is collective. No fmt here: nvcc compiles it.
 class model_run {
@@ -28,7 +35,7 @@ class model_run {
   /// Optimizer step `index`, counted from 0, on that step's samples.
   virtual plait::step_result step(std::int64_t index) = 0;
   /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
-  /// left; nothing if interrupted.
+  /// left; nothing if interrupted. The ledger does not count what it takes.
   virtual std::optional<double> evaluate() = 0;
   /// The prompt and what the model makes of it, a byte per token; shorter if interrupted.
   virtual std::vector<std::int64_t> sample() = 0;
@@ -43,8 +50,11 @@ class model_run {
   virtual std::int64_t resume() = 0;
   /// The newest step that was in --checkpoint-dir at the beginning, or -1.
   virtual std::int64_t newest_saved() = 0;
-  /// Saves the state after so many steps, in the background, and returns the saves that it had to wait for.
-  virtual std::vector<plait::finished_save> save(std::int64_t steps) = 0;
+  /// The best step in --checkpoint-dir at the beginning, as what was resumed says.
+  virtual best_step best_saved() = 0;
+  /// Saves the state after so many steps, in the background, and returns the saves that it had to wait for. `best`,
+  /// which may be this one, is saved with it, and with --keep-best stays whatever its age.
+  virtual std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) = 0;
   /// The saves that have ended since it was last asked; all others too, if it shall wait.
   virtual std::vector<plait::finished_save> ended_saves(bool wait) = 0;
 

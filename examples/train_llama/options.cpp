@@ -251,6 +251,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--on-new-data", opt.on_new_data,
                  "where --resume names a step that was trained on other data: stop, or begin the new data")
       ->capture_default_str();
+  app.add_option(
+         "--on-new-schedule", opt.on_new_schedule,
+         "where --resume names a step that was trained with another course of the learning rate (--lr, --warmup, "
+         "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on")
+      ->capture_default_str();
   app.add_option("--steps", opt.steps, "optimizer steps")->capture_default_str();
   app.add_option("--seq", opt.seq, "tokens in a sequence")->capture_default_str();
   app.add_option("--micro-batch", opt.micro_batch, "sequences per data-parallel rank in a microbatch")
@@ -291,6 +296,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       ->capture_default_str();
   app.add_option("--keep", opt.keep, "how many of the newest saved steps stay")->capture_default_str();
   app.add_option("--keep-every", opt.keep_every, "saved steps that this number divides stay too; 0: none of them")
+      ->capture_default_str();
+  app.add_option("--keep-best", opt.keep_best,
+                 "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
+                 "least stays too, in this run and those that go on from it")
       ->capture_default_str();
   app.add_option(
          "--resume", opt.resume,
@@ -393,6 +402,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   one_of("--on-new-data", opt.on_new_data, {"stop", "begin"});
   if (app.count("--on-new-data") > 0 && opt.resume == "none")
     plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
+  one_of("--on-new-schedule", opt.on_new_schedule, {"stop", "follow"});
+  if (app.count("--on-new-schedule") > 0 && opt.resume == "none")
+    plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
+  one_of("--keep-best", opt.keep_best, {"none", "held-out"});
+  if (opt.keep_best == "held-out" && opt.held_out == 0)
+    plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
   one_of("--strategy", opt.strategy, {"sp", "tp"});
   one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
   one_of("--shard", opt.shard, {"even", "whole", "blocks"});
@@ -491,6 +506,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     if (app.count("--save-every") != 0) needs("--save-every");
     if (app.count("--keep") != 0) needs("--keep");
     if (app.count("--keep-every") != 0) needs("--keep-every");
+    if (app.count("--keep-best") != 0) needs("--keep-best");
     if (opt.resume == "auto") needs("--resume auto");
   }
   if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));

@@ -52,7 +52,7 @@ struct options {
   std::vector<double> data_weights;   ///< one for each of `data`; empty: they are one stream
   std::string documents = "joined";   ///< or apart
   std::int64_t end_of_document = -1;  ///< a token; -1: as the files' index says
-  std::string on_new_data = "stop";
+  std::string on_new_data = "stop", on_new_schedule = "stop";
   std::int64_t steps = 100;
   std::int64_t seq = 128;
   std::int64_t micro_batch = 4;
@@ -92,6 +92,7 @@ struct options {
   std::string checkpoint_dir;   ///< empty: nothing is saved
   std::int64_t save_every = 0;  ///< steps; 0: at the end alone
   std::int64_t keep = 3, keep_every = 0;
+  std::string keep_best = "none";
   std::string resume = "none";
   std::string products;  ///< the file of measured products; empty: nothing is measured
   std::int64_t sample = 200;
@@ -126,13 +127,14 @@ struct setup {
   plait::lr_schedule rate;
   double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
   std::string data_text{};         ///< what a place in the data depends on, in words, where steps are saved or resumed
+  std::string rate_text{};         ///< what the learning rate of a step depends on, in words
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
   bool cudnn = false;              ///< whether attention may be cuDNN's
   bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
   std::string products{};          ///< what the file of --products says; empty: there is none yet
   std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
   plait::layer_recompute recompute{};
-  plait::numerics numerics{};  ///< what --deterministic says
+  plait::numerics numerics{};                               ///< what --deterministic says
   std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why

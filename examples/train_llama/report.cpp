@@ -198,19 +198,24 @@ class reporter {
   void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all) { log_->hashes(step, all); }
 
   /// What became of a save; it has its time on a rank, and all ranks' bytes.
-  void saved(const plait::finished_save& s, double bytes) {
+  void saved(const keeper::news& news) {
+    const plait::finished_save& s = news.save;
+    const double bytes = news.bytes;
     plait::json_object line;
     line.add("step", s.step)
         .add("bytes", static_cast<std::uint64_t>(bytes))
         .add("stall", s.stall)
         .add("background", s.background);
+    if (news.loss) line.add("held_out_loss", *news.loss).add("best", news.is_best);
     if (!s.failure.empty()) line.add("failure", s.failure);
     if (!s.warning.empty()) line.add("warning", s.warning);
     if (log_) log_->write(plait::json_object().add("save", line));
     display_->finish();  // a line of its own
     if (s.failure.empty())
-      say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms\n", s.step,
-          size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall);
+      say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms{}\n", s.step,
+          size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall,
+          news.loss ? fmt::format("; held-out loss {:.4f}{}", *news.loss, news.is_best ? ", the best so far" : "")
+                    : "");
     else
       fmt::print(stderr, "train_llama: step {} is NOT saved: {}\n", s.step, s.failure);
     if (!s.warning.empty()) fmt::print(stderr, "train_llama: saving step {}: {}\n", s.step, s.warning);
@@ -321,8 +326,8 @@ std::string train(const setup& s, model_run& run) {
   reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
   plait::communication_clock whole(w.ledger()), one = whole;
-  keeper saves(s, run, [&](const plait::finished_save& save, double bytes) {
-    if (report) report->saved(save, bytes);
+  keeper saves(s, run, [&](const keeper::news& news) {
+    if (report) report->saved(news);
   });
   std::int64_t hashed = -1;
   const auto hash = [&] {  // with --log-hashes; collective

@@ -89,6 +89,13 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded) {
         plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
                     "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
                     s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
+  const auto rate = loaded.scalar<std::string>("train.rate");  // likewise
+  if (static_cast<std::int64_t>(loaded.step) < s.opt.steps && rate != s.rate_text && s.opt.on_new_schedule == "stop" &&
+      !rate.empty())
+    throw plait::error_of_all(
+        plait::cat({"--lr, --lr-schedule, --min-lr-ratio, --warmup or --steps gives another learning rate than '",
+                    loaded.path, "' was trained with: it was [", rate, "], and is [", s.rate_text,
+                    "]; --on-new-schedule follow goes on at step ", loaded.step + 1, " of the new course"}));
 }
 
 std::string planned_state_text(const setup& s, const run_plan& plan) {

@@ -69,8 +69,36 @@ bool is_within(const std::string& path, const std::string& folder) {
   return !way.empty() && *way.begin() != "..";
 }
 
+/// A folder of saved steps, or a step, that an option names.
+using named_folder = std::pair<const char*, std::string>;
+
+/// Refuses to write into a saved state, or to what a link in it leads to.
+void check_saved(const char* knob, const std::string& path, const named_folder& saved) {
+  const auto refuse = [&](const char* why) {
+    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", knob,
+                            path, why, saved.first, saved.second));
+  };
+  if (is_within(path, saved.second)) refuse("in");
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return;
+  using walk = std::filesystem::recursive_directory_iterator;
+  const auto how = std::filesystem::directory_options::follow_directory_symlink |
+                   std::filesystem::directory_options::skip_permission_denied;
+  for (walk file(saved.second, how, ignored), end; !ignored && file != end; file.increment(ignored))
+    if (same_file(path, file->path().string())) refuse("a file of");
+}
+
+/// The folders of saved steps that a run reads or writes.
+std::vector<named_folder> saved_folders(const options& opt, bool begins_from_step) {
+  std::vector<named_folder> all;
+  if (opt.resume != "none" && opt.resume != "auto") all.emplace_back("--resume", opt.resume);
+  if (!opt.checkpoint_dir.empty()) all.emplace_back("--checkpoint-dir", opt.checkpoint_dir);
+  if (begins_from_step) all.emplace_back("--init-from", opt.init_from);
+  return all;
+}
+
 /// Every file that is written can be, and is none that is read, nor written twice.
-void check_files(const options& opt) {
+void check_files(const options& opt, bool begins_from_step) {
   std::vector<std::pair<const char*, const std::string*>> outputs = {
       {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
   std::vector<std::pair<const char*, std::string>> inputs;
@@ -82,14 +110,26 @@ void check_files(const options& opt) {
     for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
   inputs.emplace_back("--model", opt.model);
   std::error_code ignored;
-  if (!opt.init_from.empty())
-    for (const auto& file : std::filesystem::directory_iterator(opt.init_from, ignored))
+  if (!opt.init_from.empty() && !begins_from_step)
+    for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
       inputs.emplace_back("--init-from", file.path().string());
   if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, input] : inputs)
       if (!path->empty() && same_file(*path, input))
         plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
+  for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
+    for (const auto& [knob, path] : outputs)
+      if (!path->empty()) check_saved(knob, *path, saved);
+    if (opt.export_hf.empty()) continue;
+    if (is_within(opt.export_hf, saved.second))
+      plait::fail(
+          fmt::format("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere",
+                      opt.export_hf, saved.first, saved.second));
+    if (is_within(saved.second, opt.export_hf))
+      plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
+                              saved.first, saved.second, opt.export_hf));
+  }
   for (const auto& [knob, path] : outputs) writable(knob, *path);
   for (const auto& [knob, path] : outputs)
     for (const auto& [other, same] : outputs)
@@ -198,6 +238,14 @@ void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) 
     plait::fail(
         fmt::format("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
                     opt.tensor_overlap, tokens, tokens));
+}
+
+/// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
+std::string rate_text(const plait::lr_schedule_config& c) {
+  const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
+  if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
+  return fmt::format("{} from {} to {} of it in {} steps{}", plait::name_of(c.decay), c.peak, c.min_ratio, c.steps,
+                     warm);
 }
 
 /// Refuses leaves of --deterministic that this mesh, or the sizes of model and batch, do not divide.
@@ -369,6 +417,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
                               .min_ratio = opt.min_lr_ratio,
                               .decay = plait::lr_decay_from(opt.lr_schedule)}),
           0};
+  s.rate_text = rate_text(s.rate.config());
   open_model(s);
   plait::require_order(plait::weights_order_from(opt.export_order), s.config, "--export-order");
   const plait::llama_config& c = s.config;
@@ -430,7 +479,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
           fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "
                       "--sample 0",
                       static_cast<int>(byte), c.vocab));
-  check_files(opt);
+  check_files(opt, !s.first_step.empty());
   if (std::filesystem::exists(opt.products)) {
     const plait::mapped_file file(opt.products, "--products");
     const std::span<const std::byte> bytes = file.bytes();

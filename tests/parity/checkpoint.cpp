@@ -26,6 +26,22 @@ TEST_CASE("Muon, a tied head: likewise, where matrices are whole") {
   check_all_pairs(s, whole);
 }
 
+TEST_CASE("AdamW with a tied head, Muon with one of its own: the same, on layouts of each kind") {
+  scenario s = saved_scenario();
+  s.config.tie_embeddings = true;
+  std::vector<saved_layout> tied, whole;
+  for (const std::size_t i : {0, 4, 9, 16, 17, 19}) {  // the ends of a pipeline on one stage, on two, and in a V
+    saved_layout l = many_layouts().at(i);
+    tied.push_back(l);
+    if (l.parallel.parallel.level != zero_level::replicated) l.parallel.cut = bucket_cut::whole;
+    whole.push_back(l);
+  }
+  check_all_pairs(s, tied);
+  s.config.tie_embeddings = false;
+  s.optimizer = muon_options{};
+  check_all_pairs(s, whole);
+}
+
 TEST_CASE(
     "bf16 weights with float masters, moments in 16 and in 8 bits: the same, where blocks are of the same elements") {
   std::vector<saved_layout> few;

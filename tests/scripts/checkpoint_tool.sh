@@ -93,7 +93,7 @@ grep -Eq '^tensors: .* 0 different, [1-9][0-9]* in one step only$' out || fail "
 # Scalars and blobs.
 expect 1 diff $two $four --tolerance 100
 grep -Eq '^tensors: .* 63 within 100, 0 different, 0 in one step only$' out || fail "the tolerance is not used: $(cat out)"
-says out "scalars: 4 equal, 0 within 100, 3 different, 0 in one step only"
+says out "scalars: 5 equal, 0 within 100, 3 different, 0 in one step only"
 cp -r tp first
 cp -r tp second
 kept=first/step-00000004 changed=second/step-00000004
@@ -270,8 +270,8 @@ done
 expect 0 reshard $kept again --writers 3 # with blobs
 expect 0 verify again
 expect 0 diff $kept again/step-00000004
-train straight --steps 6 --sample 0 --mesh dp=2 --resume $cut
-train around --steps 6 --sample 0 --mesh dp=2 --resume by5
+train straight --steps 6 --sample 0 --mesh dp=2 --resume $cut --on-new-schedule follow
+train around --steps 6 --sample 0 --mesh dp=2 --resume by5 --on-new-schedule follow
 [ "$(logs get straight.jsonl weights_hash)" = "$(logs get around.jsonl weights_hash)" ] || fail "the step in other files is another state"
 refused "FOLDER: step 4 is in 'by5' already" reshard $four by5
 refused "FOLDER: step 4 is in 'tp' already" reshard $four tp

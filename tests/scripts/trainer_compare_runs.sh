@@ -113,7 +113,8 @@ compare 0 whole.jsonl resumed.jsonl
 says "only in A: steps 0 to 3"
 says "no hashes in A: steps 4"
 ends "equal, in the steps that both have"
-train rate --steps 9 --sample 0 --log-hashes 3 --log-gradient-hashes --warmup 0 --resume ck/step-00000004 --lr 0.001
+train rate --steps 9 --sample 0 --log-hashes 3 --log-gradient-hashes --warmup 0 --resume ck/step-00000004 --lr 0.001 \
+  --on-new-schedule follow
 compare 1 whole.jsonl rate.jsonl
 says "nothing to compare: steps 4, hashes in one log and numbers in the other"
 says "first difference: step 5, the first that can be compared"

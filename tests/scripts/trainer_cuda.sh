@@ -116,6 +116,39 @@ gpu="--device cuda --held-out 0.001"
   train offload --device cuda --precision bf16 --sample 0 --graph on --offload optimizer
   [ "$(logs get offload.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "--offload computes otherwise"
 
+  # A state that is saved between replays changes none, and goes on with the same bits, replayed or not, offloaded or
+  # not; on the CPU, and from it, to parity.
+  hash_of() { logs get "$1.jsonl" weights_hash; }
+  train saving --device cuda --precision bf16 --sample 0 --graph on --checkpoint-dir states --save-every 3
+  [ "$(hash_of saving)" = "$(hash_of plain)" ] || fail "saving changes the training"
+  for how in "--graph on" "--graph off" "--graph on --offload optimizer"; do
+    rm -f onwards.jsonl
+    train onwards --device cuda --precision bf16 --sample 0 $how --resume states/step-00000003
+    [ "$(hash_of onwards)" = "$(hash_of plain)" ] || fail "$how: a state goes on with other bits"
+  done
+  trainer=$cpu
+  rm -f onwards.jsonl
+  train onwards --precision bf16 --sample 0 --mesh tp=2 --resume states/step-00000003
+  python3 - plain.jsonl onwards.jsonl <<'PYTHON' || fail "the CPU goes on otherwise: $(cat onwards.jsonl)"
+import json, sys
+a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in r} for path in sys.argv[1:])
+assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 5e-3 * a[s] for s in b), (a, b)
+PYTHON
+  train cpu_states --sample 0 --mesh dp=2,tp=2 --checkpoint-dir cpu_states --save-every 3
+  trainer=$stand_in
+  train from_cpu --device cuda --sample 0 --mesh tp=2 --resume cpu_states/step-00000003
+  python3 - cpu_states.jsonl from_cpu.jsonl <<'PYTHON' || fail "the GPU goes on otherwise: $(cat from_cpu.jsonl)"
+import json, sys
+a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in r} for path in sys.argv[1:])
+assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 1e-4 * a[s] for s in b), (a, b)
+PYTHON
+
+  # An evaluation at each save changes no replay.
+  train held --device cuda --precision bf16 --sample 0 --graph on --held-out 0.001
+  train judged --device cuda --precision bf16 --sample 0 --graph on --held-out 0.001 --checkpoint-dir judged \
+    --save-every 1 --keep-best held-out
+  [ "$(hash_of held)" = "$(hash_of judged)" ] || fail "--keep-best changes the training"
+
   # Products measured in the first step, and used from a file by another run.
   PLAIT_STAND_IN_DEVICES=2 train measured $gpu --mesh dp=2 --backend nccl --sample 0 --products products.txt
   head -n 1 products.txt | grep -q '^plait products 1: stand-in, cuBLASLt' || fail "the file: $(cat products.txt)"

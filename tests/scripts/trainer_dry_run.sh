@@ -75,7 +75,7 @@ cp -r saved untouched
 plans() {
   expected=$1
   shift
-  "$trainer" --model config.json --seq 32 --dry-run "$@" >plan.out 2>plan.err || fail "the plan of $*: $(cat plan.err)"
+  "$trainer" --model config.json --seq 32 --steps 1 --dry-run "$@" >plan.out 2>plan.err || fail "the plan of $*: $(cat plan.err)"
   grep -q -e "$expected" plan.out || fail "$*: '$expected' is not in: $(tail -n 3 plan.out)"
 }
 step="step 1 of 'saved/step-00000001', 4[0-9][0-9] kB, saved as 'dp=2,tp=2, zero1, schedule 1f1b, float', fits"
@@ -105,6 +105,8 @@ unplanned "--seed is 7, and 'saved/step-00000001' was saved with 1" --resume sav
 unplanned "--seq is 64, and 'saved/step-00000001' was saved with 32" --resume saved --seq 64
 unplanned "--data, --data-weights or --held-out is not what 'saved/step-00000001'" --resume saved --held-out 0.1
 unplanned "--checkpoint-dir: 'saved' has step 1 already" --checkpoint-dir saved
+unplanned "gives another learning rate than 'saved/step-00000001' was trained with: .* in 1 steps.*, and is .* in 2 steps" \
+  --resume saved --on-new-schedule stop
 unplanned "--steps is 0, and 1 are behind" --resume saved --steps 0
 unplanned "--checkpoint-dir: 'config.json' is no directory" --checkpoint-dir config.json
 unplanned "--checkpoint-dir: .*'none" --checkpoint-dir none/steps

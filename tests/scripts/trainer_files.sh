@@ -77,3 +77,62 @@ ends_with 1 "--model.*never.json.*is no regular file" 'a model from a pipe'
 python3 -c 'print("{\"a\": " + "[" * 80000 + "]" * 80000 + "}")' >deep.json
 run --model ./deep.json >/dev/null
 ends_with 1 "the JSON has more than 64 levels" 'a model that is nested deep'
+
+# Training states: nothing else is written into the folders that keep them, however they are named, and one run at a time
+# saves there.
+run --checkpoint-dir ck --log made.jsonl >/dev/null
+[ "$code" = 0 ] || fail "no state is saved: $(cat stderr)"
+step=ck/step-00000003
+cp -r ck before
+ln -s ck linked
+ln -s ../"$step/manifest.json" to_manifest
+mkdir apart
+ln -s "$PWD/$step/manifest.json" apart/manifest.json
+mkdir -p spread/step-00000003 elsewhere
+cp -r $step/data elsewhere/data
+cp $step/manifest.json $step/COMMIT spread/step-00000003
+ln -s "$PWD/elsewhere/data" spread/step-00000003/data
+ln "$step/manifest.json" hard.json
+# kept TEXT ARGUMENTS...: refused with the text, and the states are as they were.
+kept() {
+  expected=$1
+  shift
+  run --steps 4 "$@" >/dev/null
+  ends_with 1 "$expected" "$*"
+  diff -r ck before || fail "$*: a state has changed"
+}
+for state in "--resume ck" "--resume $step" "--resume linked" "--resume ./ck/../$step/" "--resume auto --checkpoint-dir ck" \
+  "--init-from ck"; do
+  option=$(echo "$state" | cut -d ' ' -f 1)
+  [ "$state" = "--resume auto --checkpoint-dir ck" ] && option=--checkpoint-dir
+  for output in --log --plot --trace --timeline; do
+    for path in $step/manifest.json linked/step-00000003/COMMIT apart/manifest.json hard.json; do
+      # shellcheck disable=SC2086  # a list of options
+      kept "$output names '$path', \(in\|a file of\) $option .*, where training states are kept" $output $path $state
+    done
+  done
+  # shellcheck disable=SC2086
+  kept "--export-hf names '$step/model', in $option .*, where training states are kept" --export-hf $step/model $state
+done
+kept "--log names 'ck/run.jsonl', in --resume ck" --log ck/run.jsonl --resume ck
+kept "--log names 'new/run.jsonl', in --checkpoint-dir new" --log new/run.jsonl --checkpoint-dir new
+data=$(find elsewhere/data -name '*.safetensors' | head -n 1)
+kept "--plot names '$data', a file of --resume spread" --plot "$data" --resume spread
+kept "--checkpoint-dir names 'model/states', where --export-hf model makes" --export-hf model --checkpoint-dir model/states
+mkdir -p hugging/more
+cp "$SOURCE"/tests/data/llama_mha/* hugging
+cp config.json hugging/more/notes.json
+code=0
+timeout 60 "$trainer" --init-from hugging --data "$text" --seq 32 --steps 1 --plot hugging/more/notes.json >/dev/null 2>stderr || code=$?
+ends_with 1 "--plot would overwrite 'hugging/more/notes.json', which --init-from reads" 'a file below --init-from'
+cmp config.json hugging/more/notes.json || fail "a file below --init-from is gone"
+
+endless --data "$text" --checkpoint-dir shared --save-every 1 --keep 2 --log shared_states.jsonl
+await shared_states.jsonl
+run --checkpoint-dir shared >/dev/null
+ends_with 1 "--checkpoint-dir: .*cannot lock 'shared': another writer" 'a shared --checkpoint-dir'
+kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"
+wait "$watcher" || true
+"$BIN/checkpoint_tool" verify shared >verified || fail "the run that had the folder: $(cat verified)"
+run --checkpoint-dir shared --resume auto --steps 0 >/dev/null # it is free again; that there are more steps is known
+ends_with 1 "are behind what --resume auto names" 'a --checkpoint-dir that is free again'

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Training states: a run goes on from a saved step with the same bits on the same layout, and to parity on another; it
 # survives kill -9, signals save, old steps go, and what is wrong with a step or an option is said by name.
-# timeout: 240
+# timeout: 400
 . "$(dirname "$0")/lib/common.sh"
 
 hash_of() { logs get "$1.jsonl" weights_hash; }
@@ -14,15 +14,18 @@ for line in open(sys.argv[1]):
     if "step" in r and r["step"] >= int(sys.argv[2]): print(r["step"], repr(r["loss"]), repr(r["grad_norm"]), r["lr"])
 PY
 }
-# close A B: the same steps, losses to 1e-5.
-close() {
-  python3 - "$1" "$2" <<'PY' || fail "$1 and $2 differ: $(paste "$1" "$2")"
+# near BOUND A B: the same steps, losses to the bound.
+near() {
+  bound=$1
+  shift
+  python3 - "$1" "$2" "$bound" <<'PY' || fail "$1 and $2 differ: $(paste "$1" "$2")"
 import sys
-a, b = ([list(map(float, line.split())) for line in open(path)] for path in sys.argv[1:])
+a, b = ([list(map(float, line.split())) for line in open(path)] for path in sys.argv[1:3])
 assert a and len(a) == len(b)
-for x, y in zip(a, b): assert x[0] == y[0] and x[3] == y[3] and abs(x[1] - y[1]) <= 1e-5 * x[1], (x, y)
+for x, y in zip(a, b): assert x[0] == y[0] and x[3] == y[3] and abs(x[1] - y[1]) <= float(sys.argv[3]) * x[1], (x, y)
 PY
 }
+close() { near 1e-5 "$@"; }
 
 # The same layout: the same bits. Others: parity.
 n=0
@@ -57,9 +60,55 @@ done <<'LAYOUTS'
 LAYOUTS
 [ "$n" = 6 ] || fail "only $n layouts were tried"
 
-# Moments of one width as those of another.
-train narrow --steps 6 --sample 0 --mesh tp=2 --moments bf16 --resume ck1/step-00000003
-tail_of narrow.jsonl 1 >other.tail
+# Moments of one width go on as those of another. What is exact in both is equal in every bit: bf16 in float, and 8 bits
+# in either; the steps from there on are those of the run that went through, to what the narrower width takes away.
+for moments in full bf16 int8; do
+  train "went_$moments" --steps 6 --sample 0 --mesh dp=2 --moments $moments --checkpoint-dir "of_$moments" --save-every 3
+done
+for from in full bf16 int8; do
+  tail_of "went_$from.jsonl" 4 >whole.tail
+  for to in full bf16 int8; do
+    train "$from-$to" --steps 6 --sample 0 --mesh tp=2 --moments $to --resume "of_$from/step-00000003"
+    tail_of "$from-$to.jsonl" 1 >other.tail
+    near 2e-3 whole.tail other.tail
+    rm -rf through back
+    train through --steps 3 --sample 0 --moments $to --resume "of_$from/step-00000003" --checkpoint-dir through
+    train back --steps 3 --sample 0 --mesh pp=2 --moments $from --resume through --checkpoint-dir back
+    code=0
+    "$BIN/checkpoint_tool" diff "of_$from/step-00000003" back/step-00000003 >diff.out || code=$?
+    case $from-$to in
+      full-bf16 | full-int8 | bf16-int8) [ "$code" = 1 ] || fail "moments in $from come back from $to unrounded: $(cat diff.out)" ;;
+      *) [ "$code" = 0 ] || fail "moments in $from do not come back from $to: $(cat diff.out)" ;;
+    esac
+  done
+done
+
+# Dropout is keyed by the step: a run that goes on drops what the run that went through has dropped.
+train dropped --steps 6 --sample 0 --mesh dp=2,pp=2 --dropout 0.2 --checkpoint-dir dropped --save-every 3
+train again_dropped --steps 6 --sample 0 --mesh dp=2,pp=2 --dropout 0.2 --resume dropped/step-00000003
+[ "$(hash_of again_dropped)" = "$(hash_of dropped)" ] || fail "a run with dropout goes on with other bits"
+train undropped --steps 6 --sample 0 --mesh dp=2,pp=2 --resume dropped/step-00000003
+[ "$(hash_of undropped)" != "$(hash_of dropped)" ] || fail "--dropout drops nothing"
+
+# The learning rate's course is that of before, or another one that is asked for; a copy keeps it.
+course="gives another learning rate than 'ck1/step-00000003' was trained with: it was \[cosine from 0.003 to 0.1 of it in 6 steps, 1 of warm-up\]"
+for other in "--steps 9" "--lr 0.001" "--warmup 3" "--min-lr-ratio 0.5" "--lr-schedule linear"; do
+  code=0
+  # shellcheck disable=SC2086
+  timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 --resume ck1/step-00000003 \
+    $other >stdout 2>stderr || code=$?
+  [ "$code" = 1 ] || fail "$other: exit code $code"
+  grep -q "^train_llama: .*$course.*; --on-new-schedule follow goes on at step 4" stderr || fail "$other: $(cat stderr)"
+done
+rm -f longer.jsonl
+train longer --steps 9 --sample 0 --resume ck1/step-00000006 --on-new-schedule follow --checkpoint-dir longer --save-every 1
+[ "$(tail_of longer.jsonl 1 | wc -l)" = 3 ] || fail "a run that was over does not go on: $(cat longer.jsonl)"
+train straight --steps 9 --sample 0 --lr 0.003
+[ "$(tail_of longer.jsonl 7 | cut -d ' ' -f 4)" = "$(tail_of straight.jsonl 7 | cut -d ' ' -f 4)" ] ||
+  fail "it follows another course: $(tail_of longer.jsonl 7)"
+train longer --steps 9 --sample 0 --resume longer/step-00000008
+train constant --steps 3 --sample 0 --lr-schedule constant --warmup 1 --checkpoint-dir constant
+train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume constant # does not depend on the end
 
 # kill -9: what was saved before is what the next run goes on from.
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --steps 1000000 \
@@ -75,7 +124,8 @@ wait "$watcher" 2>/dev/null && fail "the killed run ended well"
 newest=$(find killed -maxdepth 1 -name 'step-????????' -printf '%f\n' | sort | tail -n 1)
 [ -n "$newest" ] || fail "nothing was saved before the kill: $(cat killed.out)"
 at=$(echo "$newest" | sed 's/step-0*//')
-train onwards --steps $((at + 2)) --warmup 0 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto --log killed.jsonl
+train onwards --steps $((at + 2)) --warmup 0 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto \
+  --on-new-schedule follow --log killed.jsonl
 grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
 [ -z "$(find killed -name '*.tmp-*')" ] || fail "what was not finished is left: $(find killed -name '*.tmp-*')"
 # The log goes on too.
@@ -85,6 +135,54 @@ grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $
 # Retention: the newest two, and every third.
 train kept --steps 8 --sample 0 --mesh dp=2 --checkpoint-dir kept --save-every 1 --keep 2 --keep-every 3
 [ "$(steps_in kept)" = "step-00000003 step-00000006 step-00000007 step-00000008 " ] || fail "there are $(steps_in kept)"
+
+# The best stays too, by the held-out loss at each save, in this run and those that go on from it. A rate that is far too
+# large after step 2 makes all that follow worse.
+train judged --steps 2 --sample 0 --mesh dp=2 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out
+[ "$(steps_in best)" = "step-00000002 " ] || fail "there are $(steps_in best)"
+grep -q '^saved step 2: .*; held-out loss [0-9.]*, the best so far$' judged.out || fail "no held-out loss: $(cat judged.out)"
+for last in 4 5; do
+  train worse$last --steps $last --sample 0 --mesh pp=2 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 \
+    --keep-best held-out --resume auto --lr 5 --lr-schedule constant --warmup 0 --clip 0 --on-new-schedule follow
+  [ "$(steps_in best)" = "step-00000002 step-0000000$last " ] || fail "after step $last there are $(steps_in best)"
+  grep -q "^saved step $last: .*; held-out loss [0-9.]*\$" worse$last.out || fail "which is the best: $(cat worse$last.out)"
+done
+python3 - best/step-00000005/manifest.json judged.jsonl <<'PY' || fail "the best is not saved"
+import json, sys
+scalars = json.load(open(sys.argv[1]))["scalars"]
+saves = [r["save"] for r in map(json.loads, open(sys.argv[2])) if "save" in r]
+assert scalars["train.best.step"] == 2 and scalars["train.best.held_out_loss"] == saves[-1]["held_out_loss"], (scalars, saves)
+assert [s["best"] for s in saves] == [True, True], saves
+PY
+# It costs the training nothing but time, and in another directory the best is one that is there.
+train plain --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001
+train judged4 --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 --micro-batch 1 --held-out 0.001 \
+  --checkpoint-dir best4 --save-every 1 --keep-best held-out
+[ "$(hash_of plain)" = "$(hash_of judged4)" ] || fail "--keep-best changes the training"
+[ "$(logs get judged4.jsonl bytes_as_predicted)" = true ] || fail "--keep-best: the bytes are not as predicted"
+train elsewhere --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir elsewhere --save-every 1 --keep 1 --keep-best held-out \
+  --resume best --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow
+[ "$(steps_in elsewhere)" = "step-00000006 " ] || fail "there are $(steps_in elsewhere)"
+
+# A folder that cannot be written to is read all the same, and said by name where a step would go there.
+chmod 755 .
+cp -r ck1 read_only
+chmod -R a-w read_only
+as=
+[ "$(id -u)" = 0 ] && as="setpriv --reuid 65534 --clear-groups" # root may write anywhere
+# shellcheck disable=SC2086
+$as test -x "$trainer" || fail "the user $as may not run $trainer"
+code=0
+# shellcheck disable=SC2086  # nothing or a command
+timeout 60 $as "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 --resume auto \
+  --checkpoint-dir read_only >stdout 2>stderr || code=$?
+[ "$code" = 1 ] || fail "a folder that is read-only: exit code $code, $(cat stdout)"
+grep -q "^train_llama: --checkpoint-dir: .*'read_only.*: Permission denied" stderr || fail "a folder that is read-only: $(cat stderr)"
+# shellcheck disable=SC2086
+timeout 60 $as "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 \
+  --mesh dp=2,tp=2 --data-parallel zero1 --resume read_only/step-00000003 >stdout 2>stderr || fail "it is not read: $(cat stderr)"
+grep -q "^hash of the weights: $(hash_of whole1)\$" stdout || fail "it is read otherwise: $(cat stdout)"
+chmod -R u+w read_only
 
 # Signals: SIGUSR1 saves and goes on, SIGTERM saves and ends.
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
@@ -107,7 +205,8 @@ wait "$watcher" || code=$?
 [ "$code" = 143 ] || fail "exit code $code after SIGTERM: $(cat signals.err)"
 last=$(logs get signals.jsonl steps)
 grep -q "^saved step $last: " signals.out || fail "SIGTERM does not save step $last: $(cat signals.out)"
-train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signals --resume auto
+train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signals --resume auto \
+  --on-new-schedule follow
 grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
 
 # A folder in which nothing is yet.
@@ -121,7 +220,7 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
     --checkpoint-dir by_processes --resume ck1/step-00000003 --log mpi.jsonl >mpi.out 2>mpi.err ||
     fail "four processes: $(tail -n 3 mpi.err)"
   [ "$(hash_of mpi)" = "$(hash_of whole1)" ] || fail "four processes come to other weights"
-  train from_processes --steps 7 --sample 0 --mesh pp=2 --resume by_processes
+  train from_processes --steps 7 --sample 0 --mesh pp=2 --resume by_processes --on-new-schedule follow
   grep -q '^goes on from step 6$' from_processes.out || fail "threads do not go on from processes"
 fi
 
@@ -150,6 +249,11 @@ refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_
 refused "'ck1' has step 6 already, and this run begins after step 0; --resume auto" --checkpoint-dir ck1
 refused "'ck1' has step 6 already, and this run begins after step 3" --checkpoint-dir ck1 --resume "$step"
 refused "config.json" --checkpoint-dir config.json
+refused '--on-new-schedule follow is for --resume' --on-new-schedule follow
+refused "--on-new-schedule 'begin' is unknown; legal are stop, follow" --resume "$step" --on-new-schedule begin
+refused '--keep-best needs --checkpoint-dir' --keep-best none
+refused '--keep-best held-out needs --held-out' --keep-best held-out --checkpoint-dir x
+refused "--keep-best 'all' is unknown; legal are none, held-out" --keep-best all --checkpoint-dir x
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' config.json >deeper.json
 for mesh in tp=1 pp=3; do
   refused "the model needs .*'model.layers.2.input_layernorm.weight'" --model deeper.json --resume "$step" --mesh $mesh

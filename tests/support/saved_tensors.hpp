@@ -147,6 +147,21 @@ class gated_files final : public other_files {
   bool is_open_ = false;
 };
 
+/// One step is committed with a bit of its data that is another than was written.
+class damaging_files final : public other_files {
+ public:
+  explicit damaging_files(memory_file_system& disk) : other_files(disk), disk_(disk) {}
+  void damage(std::uint64_t step) { name_ = step_name(step); }
+  void rename(const std::string& from, const std::string& to) override {
+    if (!name_.empty() && to.ends_with(name_)) disk_.contents(from + "/" + data_file_name(1)).back() ^= 4;
+    other_files::rename(from, to);
+  }
+
+ private:
+  memory_file_system& disk_;
+  std::string name_;
+};
+
 /// Keeps what would be left if the machine crashed before any of its operations.
 class watched_files final : public other_files {
  public:

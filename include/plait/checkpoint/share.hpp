@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -109,12 +110,15 @@ class share_writer {
 };
 
 /// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `share_writer`.
+/// `each`, if given, is called after each block, and its exceptions end the work.
 inline written_share write_share(file_system& files, const std::string& directory, std::uint32_t writer,
-                                 const staged_share& share) {
+                                 const staged_share& share, const std::function<void()>& each = {}) {
   share_writer out(files, directory, writer, share.boxes, share.blobs);
   constexpr std::size_t block = std::size_t{8} << 20;  // still in the cache when it is written after its checksum
-  for (std::size_t at = 0; at < share.bytes.size(); at += block)
+  for (std::size_t at = 0; at < share.bytes.size(); at += block) {
     out.append(share.bytes.subspan(at, std::min(block, share.bytes.size() - at)));
+    if (each) each();
+  }
   return out.finish();
 }
 

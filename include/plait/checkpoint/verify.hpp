@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,7 +42,8 @@ namespace detail {
 /// Reads the ranges of a step's files and puts what is wrong into words.
 class step_verifier {
  public:
-  step_verifier(file_system& files, const std::string& path) : files_(files), path_(path) {}
+  step_verifier(file_system& files, const std::string& path, const std::function<void()>& each)
+      : files_(files), path_(path), each_(each) {}
 
   std::vector<std::string> run() {
     try {
@@ -82,6 +84,7 @@ class step_verifier {
   /// `name` says what the bytes are, if it comes to that.
   template <class Name>
   void check(const stored_bytes& stored, Name&& name) {
+    if (each_) each_();
     const auto& file = opened_[stored.file];
     const auto where = [&] {
       return cat({name(), " (bytes ", stored.position, " to ", stored.position + stored.bytes, " of '",
@@ -104,6 +107,7 @@ class step_verifier {
 
   file_system& files_;
   const std::string& path_;
+  const std::function<void()>& each_;
   manifest manifest_;
   std::vector<std::unique_ptr<file_handle>> opened_;
   std::vector<std::string> found_;
@@ -112,9 +116,10 @@ class step_verifier {
 }  // namespace detail
 
 /// Returns all that is wrong with a step, each in a sentence; nothing if it is exactly what was saved. Reads every byte
-/// of it once.
-inline std::vector<std::string> verify_step(file_system& files, const std::string& path) {
-  return detail::step_verifier(files, path).run();
+/// of it once. `each`, if given, is called before each range of bytes, and its exceptions end the work.
+inline std::vector<std::string> verify_step(file_system& files, const std::string& path,
+                                            const std::function<void()>& each = {}) {
+  return detail::step_verifier(files, path, each).run();
 }
 
 }  // namespace plait

@@ -1,0 +1,304 @@
+// The thread of a rank that writes what a save has staged, and on rank 0 commits it when all ranks have written theirs.
+// It calls no collective and knows no device; checkpoint/saver.hpp stages, and is where ranks meet.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/share.hpp"
+#include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/verify.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/io/byte_buffer.hpp"
+#include "plait/io/file_system.hpp"
+
+namespace plait::detail {
+
+/// A save, from when it is staged until all ranks know its end.
+struct save_job {
+  using clock = std::chrono::steady_clock;
+
+  std::uint64_t step = 0;
+  saved_scalars scalars;
+  std::string layout, path;
+  retention keep{};                           ///< as it was when the save began
+  std::optional<step_in_progress> directory;  ///< on rank 0
+  std::size_t arena = 0;
+  staged_share share;
+  clock::time_point staged;
+  double stall = 0, background = 0;
+  std::string failure, warning;
+
+  // Under the writer's mutex.
+  const char* doing = "waiting for the save before it";
+  clock::time_point since{};  ///< when it last went on
+  bool ended = false;         ///< this rank's part
+  bool abandoned = false;     ///< the others no longer wait for it
+};
+
+/// Writes jobs one after the other. Its thread holds it too: where a call of the file system never returns, the saver
+/// leaves both behind, and the file system must outlive them.
+class save_writer {
+ public:
+  using clock = save_job::clock;
+
+  /// What rank 0 says where it has waited for a rank that failed otherwise.
+  static constexpr const char* gave_up = "another rank has failed";
+
+  save_writer(file_system& files, int rank, int ranks, double deadline, std::optional<step_root> root)
+      : files_(files), rank_(rank), ranks_(ranks), deadline_(deadline), root_(std::move(root)) {}
+
+  static std::shared_ptr<save_writer> start(file_system& files, int rank, int ranks, double deadline,
+                                            std::optional<step_root> root) {
+    auto writer = std::make_shared<save_writer>(files, rank, ranks, deadline, std::move(root));
+    writer->thread_ = std::thread([writer] { writer->work(); });
+    return writer;
+  }
+
+  step_root& root() { return *root_; }
+  byte_buffer& arena(std::size_t i) { return arenas_[i]; }
+  static constexpr std::size_t most_jobs = 2;
+
+  void add(std::shared_ptr<save_job> next) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(next));
+    }
+    changed_.notify_all();
+  }
+  bool has_ended(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return j.ended;
+  }
+  /// Returns what a job has been at without going on for longer than the deadline, or nothing. Whoever waits for
+  /// others has a deadline of its own.
+  std::string stuck_at(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return is_stuck(j) ? j.doing : "";
+  }
+  /// Whether the thread is still at a job that nobody waits for.
+  bool lags() {
+    const std::lock_guard lock(mutex_);
+    return current_ != nullptr && current_->abandoned;
+  }
+  /// Has rank 0 wait no longer for the files of the job, and returns once this rank's part has ended; false where that
+  /// goes on for longer than the deadline.
+  bool end(const save_job& j, bool failed) {
+    std::unique_lock lock(mutex_);
+    if (failed) {
+      gone_ = &j;
+      changed_.notify_all();
+    }
+    while (!j.ended) {
+      if (is_stuck(j)) return false;
+      changed_.wait_for(lock, std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+  /// Takes the oldest job off, whether it has ended or not.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    gone_ = nullptr;  // the next save may be made where this one was
+    if (!jobs_.front()->ended) {
+      jobs_.front()->abandoned = true;
+      left_behind_.push_back(jobs_.front());
+    }
+    jobs_.pop_front();
+  }
+  /// Waits a moment for something to end.
+  void wait_a_little() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  /// Waits for the jobs that are left; rank 0 gives up those that others have not written. Leaves the thread behind
+  /// where one is stuck, after a last moment.
+  void finish() {
+    std::unique_lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+    const auto begin = clock::now();
+    const double moment = std::clamp(deadline_, 1.0, 10.0);
+    const auto stuck = [&] {
+      return current_ != nullptr && seconds_since(begin) > moment &&
+             (current_->abandoned || seconds_since(current_->since) > deadline_);
+    };
+    while (!left_ && !stuck()) changed_.wait_for(lock, std::chrono::milliseconds(20));
+    const bool left = left_;
+    lock.unlock();
+    if (left)
+      thread_.join();
+    else
+      thread_.detach();
+  }
+
+ private:
+  static double seconds(clock::time_point from, clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  static double seconds_since(clock::time_point t) { return seconds(t, clock::now()); }
+
+  /// Under the mutex.
+  bool is_stuck(const save_job& j) const {
+    if (j.ended || current_ == nullptr) return false;
+    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned;
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      std::shared_ptr<save_job> next;
+      changed_.wait(lock, [&] {
+        for (const auto& j : jobs_) {
+          if (next == nullptr && !j->ended) next = j;
+        }
+        return next != nullptr || ending_;
+      });
+      if (next == nullptr) break;
+      current_ = next.get();
+      next->doing = "writing its file";
+      next->since = clock::now();
+      lock.unlock();
+      write(*next);
+      lock.lock();
+      if (next->background == 0) next->background = seconds_since(next->staged);
+      next->ended = true;
+      current_ = nullptr;
+      changed_.notify_all();
+      next.reset();
+      const auto gone = std::exchange(left_behind_, {});
+      lock.unlock();
+      for (const auto& j : gone) {  // what there is of them is removed where the file system answers again
+        if (j->directory) j->directory->abandon();
+      }
+      lock.lock();
+    }
+    root_.reset();  // the directory is free for others before anybody knows
+    left_ = true;
+    changed_.notify_all();
+  }
+  /// Says that a job is not stuck. Throws where nobody waits for it any more.
+  void goes_on(save_job& j, const char* doing) {
+    const std::lock_guard lock(mutex_);
+    if (j.abandoned) fail(gave_up);
+    j.doing = doing;
+    j.since = clock::now();
+  }
+  void write(save_job& j) {
+    const auto writer = static_cast<std::uint32_t>(rank_);
+    const std::string name = writer_name(writer);
+    try {
+      const written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
+      if (writer == 0)
+        commit(j, done);
+      else
+        leave(j.path, name + ".note", note_text(done));
+    } catch (const std::exception& e) {
+      j.failure = e.what();
+      if (writer == 0) j.directory->abandon();
+      try {
+        if (writer != 0) leave(j.path, name + ".failed", j.failure);
+      } catch (const std::exception&) {  // rank 0 learns of it when all ranks meet
+      }
+    }
+  }
+  /// Puts a text where rank 0 finds it whole. It is gone before the step is committed, and nobody syncs it.
+  void leave(const std::string& directory, const std::string& name, const std::string& text) {
+    const std::string path = directory + "/" + name;
+    files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
+    files_.rename(path + ".tmp", path);
+  }
+  /// Adds what the other ranks have written, as soon as it is there.
+  void collect(save_job& j, manifest& all, std::map<std::string, std::size_t>& known) {
+    const auto begin = clock::now();
+    const auto waited = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - begin); };
+    std::vector<bool> have(static_cast<std::size_t>(ranks_), false);
+    have[0] = true;
+    std::size_t missing = have.size() - 1;
+    for (auto pause = std::chrono::milliseconds(1); missing > 0;
+         pause = std::clamp<std::chrono::milliseconds>(waited() / 16, pause, std::chrono::milliseconds(100))) {
+      goes_on(j, "waiting for the files of other ranks");
+      for (const directory_entry& entry : files_.list(j.path)) {
+        const std::string path = j.path + "/" + entry.name;
+        if (entry.name.ends_with(".failed")) fail({"rank ", writer_of(entry.name), ": ", read_whole(files_, path)});
+        if (!entry.name.ends_with(".note")) continue;
+        add_share(all, known, parse_note(read_whole(files_, path)));
+        files_.remove_file(path);
+        have.at(writer_of(entry.name)) = true;
+        --missing;
+      }
+      if (missing == 0) break;
+      const auto first = std::find(have.begin(), have.end(), false) - have.begin();
+      if (seconds_since(begin) > deadline_)
+        fail({missing, " of ", have.size(), " ranks, rank ", first, " among them, have written nothing within ",
+              deadline_, " s (saver_options::deadline)"});
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, pause, [&] { return gone_ == &j || ending_; })) fail(gave_up);
+    }
+  }
+  void commit(save_job& j, const written_share& own) {
+    manifest all;
+    all.step = j.step;
+    all.layout = j.layout;
+    all.scalars = std::move(j.scalars);
+    std::map<std::string, std::size_t> known;
+    add_share(all, known, own);
+    collect(j, all, known);
+    goes_on(j, "committing the step");
+    j.warning = j.directory->commit(all);
+    j.background = seconds_since(j.staged);
+    const auto warn = [&](const std::string& what) { append(j.warning, {j.warning.empty() ? "" : "; ", what}); };
+    try {
+      const retained kept = root_->retain(to_keep(j), [&](const committed_step& step) {
+        const auto faults = verify_step(files_, step.path, [&] { goes_on(j, "verifying the steps that stay"); });
+        goes_on(j, "removing older steps");
+        return faults.empty() ? std::string() : faults.front();
+      });
+      if (!kept.refusal.empty()) warn(kept.refusal);
+    } catch (const std::exception& e) {  // the step is saved
+      warn(cat({"older steps are not removed: ", e.what()}));
+    }
+  }
+  /// The retention of a save. A best step that was never committed does not take the place of one that was.
+  retention to_keep(const save_job& j) {
+    retention keep = j.keep;
+    if (keep.best && !files_.kind_of(path_in(root_->path(), step_name(*keep.best)))) keep.best = best_;
+    best_ = keep.best;
+    return keep;
+  }
+
+  file_system& files_;
+  const int rank_, ranks_;
+  const double deadline_;
+  std::optional<step_root> root_;  ///< on rank 0
+  std::optional<std::uint64_t> best_{};
+  std::array<byte_buffer, most_jobs> arenas_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<save_job>> jobs_;  ///< oldest first
+  std::vector<std::shared_ptr<save_job>> left_behind_;
+  const save_job* current_ = nullptr;  ///< which the thread is at
+  const save_job* gone_ = nullptr;     ///< the save with which another rank has failed
+  bool ending_ = false, left_ = false;
+  std::thread thread_;
+};
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"
