@@ -40,6 +40,7 @@ inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
           {"waiting for data parallelism", s.data},
           {"the optimizer", s.optimizer},
           {"stragglers", s.straggling},
+          {"waiting for shared cores", s.turns},
           {"recomputation", s.recompute}};
 }
 
