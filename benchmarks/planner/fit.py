@@ -4,7 +4,8 @@ TABLES is a folder of CSV files with published measurements; PLAN_LLAMA is the p
 each GPU model and prints, by source, the median, the 90th percentile and the largest relative error. With --fit, finds
 the constants of each GPU model first, on the sources in FITTED alone, by a coordinate search that minimises the mean of
 the absolute logarithms of predicted over published, each capped at 0.3, so that rows that the model cannot know do not
-decide; each source weighs the same. Constants of links are never touched. --out writes the table of residuals.
+decide; each source weighs the same. Constants of links are never touched. --out writes the table of residuals. Every published
+configuration ran, so that all must fit in memory: how many are said not to is reported for each source.
 """
 import argparse
 import csv
@@ -28,7 +29,7 @@ SHARES = {"a100": ("product_share.bf16", "memory_share"),
 # bf16 and 0.71 in fp8, and here with their ends counted apart; elementwise kernels 0.6 to 0.95 of the memory's rate.
 BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "attention_share": (0.2, 0.8),
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
-ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb")
+ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "fits")
 
 
 def price(program, rows, machine, folder):
@@ -96,6 +97,21 @@ def fit(program, rows, machine, keys, folder):
 def quantile(values, q):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
+
+
+def fitting(rows):
+    """How many configurations that ran the planner says do not fit, by source and over all tables: each is wrong."""
+    by_source = {}
+    for row in rows:
+        if "fits" in row:
+            by_source.setdefault(row["source"], []).append(row["fits"])
+    refused = {source: all_.count("0") for source, all_ in sorted(by_source.items())}
+    ran = sum(len(all_) for all_ in by_source.values())
+    for source, wrong in refused.items():
+        if wrong:
+            print(f"memory of {source}: {wrong} of {len(by_source[source])} that ran are said not to fit")
+    wrong = sum(refused.values())
+    print(f"of {ran} published configurations that ran, {wrong} are said not to fit: {100 * wrong / max(ran, 1):.1f} %")
 
 
 def leave_one_out(program, rows, machines, folder):
@@ -224,7 +240,11 @@ def main():
                 print(gpu, {key: get(machine, key) for key in SHARES[gpu]}, f"loss {best:.4f}")
             machines[gpu] = machine
             mine = [r for r in rows if r["gpu"] == gpu]
-            found = errors(mine, price(args.program, mine, machine, folder))
+            priced = price(args.program, mine, machine, folder)
+            for row, p in zip(mine, priced):
+                if p["step_seconds"]:
+                    row["fits"] = p["fits"]
+            found = errors(mine, priced)
             results += found
             if len(found) < len(mine):
                 print(f"{gpu}: {len(mine) - len(found)} rows are no legal layouts")
@@ -250,6 +270,7 @@ def main():
         report(source + (" *" if source in fitted else ""), [x for x in results if x[0]["source"] == source])
     report("not fitted", [x for x in results if x[0]["source"] not in fitted and x[0]["source"] not in APART])
     ranks(results)
+    fitting(rows)
     if args.show:
         for row, seconds, e in results:
             if row["source"] in args.show:
@@ -257,11 +278,12 @@ def main():
     if args.out:
         with open(args.out, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["source", "configuration", "published_s", "predicted_s", "error_percent", "fitted", "convention"])
+            writer.writerow(["source", "configuration", "published_s", "predicted_s", "error_percent", "fitted", "fits",
+                             "convention"])
             for row, seconds, e in results:
                 writer.writerow([row["source"], row["name"], f"{row['published']:.4g}", f"{seconds:.4g}",
                                  f"{100 * math.expm1(e):.1f}", "yes" if row["source"] in fitted else "no",
-                                 row["convention"]])
+                                 "yes" if row["fits"] == "1" else "no", row["convention"]])
 
 
 if __name__ == "__main__":

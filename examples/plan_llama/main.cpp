@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "measure.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/plan/hardware_json.hpp"
@@ -25,6 +26,8 @@ struct options {
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
   std::vector<std::int64_t> tp, cp, pp, microbatch;
   std::vector<std::string> schedules, recompute, zero, context;
+  std::string calibrate, backend = "threads";
+  std::int64_t ranks = 0;
   double hour_price = 0, jitter = 0, slow_rank = 1;
   std::size_t most = 10;
   bool json = false;
@@ -69,6 +72,12 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--timeline", opt.timeline, "writes the best layout's simulated pipeline as SVG");
   app.add_option("--scaling", opt.scaling, "writes curves over the number of accelerators as SVG");
   app.add_option("--html", opt.html, "writes a page with all of it");
+  app.add_option("--calibrate", opt.calibrate,
+                 "measures this machine for under a minute and writes its description, which --cluster reads");
+  app.add_option("--ranks", opt.ranks, "of --calibrate: as many as training will have");
+  app.add_option("--backend", opt.backend, "of --calibrate: threads of this process, or mpi, under mpirun")
+      ->check(CLI::IsMember({"threads", "mpi"}))
+      ->capture_default_str();
   app.add_option("--print-hardware", opt.print_hardware, "prints a machine's description, to start a file from");
 }
 
@@ -149,6 +158,12 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     plait::fail({e.what(), " (--help lists the options)"});
   }
+  if (!opt.calibrate.empty()) {
+    calibrate_to(opt.calibrate, opt.ranks, opt.backend, argc, argv);
+    return 0;
+  }
+  if (app.count("--ranks") + app.count("--backend") > 0)
+    plait::fail("--ranks and --backend are for --calibrate, which names the file of a description to write");
   if (!opt.print_hardware.empty()) {
     fmt::print("{}", pp::hardware_text(pp::load_hardware(opt.print_hardware, "--print-hardware")));
     return 0;

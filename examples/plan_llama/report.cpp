@@ -8,6 +8,7 @@
 
 #include "plait/io/json_writer.hpp"
 #include "plait/plan/parse_layout.hpp"
+#include "plait/plan/price_report.hpp"
 
 namespace {
 
@@ -70,37 +71,12 @@ std::string heading(const findings& f) {
                                 : fmt::format("{} {}", f.found.best.front().layout.ranks(), f.asked.machine.name));
 }
 
-std::vector<std::pair<const char*, double>> time_parts(const pp::step_split& s) {
-  return {{"products", s.products},         {"attention", s.attention},         {"memory-bound kernels", s.memory},
-          {"tensor parallelism", s.tensor}, {"context parallelism", s.context}, {"bubble", s.bubble},
-          {"data parallelism", s.data},     {"optimizer", s.optimizer},         {"stragglers", s.straggling}};
-}
-
-std::vector<std::pair<const char*, double>> memory_parts(const pp::memory_split& m) {
-  return {{"weights", m.weights},     {"gradients", m.gradients},
-          {"optimizer", m.optimizer}, {"activations", m.activations},
-          {"logits", m.logits},       {"working", m.working},
-          {"buffers", m.buffers},     {"fragmentation", m.fragmentation},
-          {"reserved", m.reserved}};
-}
-
 std::string utilisation_text(const findings& f, const pp::layout_price& p) {
   return fmt::format("{:.1f} %", 100 * pp::utilisation(f.asked.machine, f.asked.job, p.layout, p.step()));
 }
 
 plait::json_object layout_json(const findings& f, const pp::layout_price& p) {
-  plait::json_object seconds, memory, out;
-  for (const auto& [name, value] : time_parts(p.seconds)) seconds.add(name, value);
-  for (const auto& [name, value] : memory_parts(p.memory)) memory.add(name, value);
-  const pp::training_layout& l = p.layout;
-  out.add("layout", pp::layout_text(l)).add("tp", l.tp).add("cp", l.cp).add("pp", l.pp).add("dp", l.dp);
-  out.add("microbatch", l.microbatch).add("schedule", pp::schedule_text(l)).add("recompute", pp::recompute_text(l));
-  out.add("zero", static_cast<int>(l.zero)).add("step_seconds", p.step());
-  out.add("mfu", pp::utilisation(f.asked.machine, f.asked.job, l, p.step()));
-  out.add("mfu_causal",
-          pp::utilisation(f.asked.machine, f.asked.job, l, p.step(), f.asked.job.model.visible(f.asked.job.seq)));
-  out.add("tokens_per_second", tokens_per_second(f, p)).add("recomputed_seconds", p.seconds.recompute);
-  out.add("seconds", seconds).add("memory_bytes", p.memory.total()).add("memory", memory).add("fits", p.fits);
+  plait::json_object out = pp::price_json(f.asked.machine, f.asked.job, p);
   if (f.why.tokens > 0) out.add("days", days(f, p));
   if (f.why.tokens > 0 && f.why.hour_price > 0) out.add("cost", cost(f, p));
   return out;
@@ -137,11 +113,11 @@ std::string text_report(const findings& f) {
 
   out += fmt::format("\n{}{}.\n", f.searched ? "1: " : "", pp::what_binds(best));
   out += "time:  ";
-  for (const auto& [name, value] : time_parts(best.seconds))
+  for (const auto& [name, value] : pp::time_parts(best.seconds))
     if (value > 0) out += fmt::format(" {} {},", name, duration(value));
   out.back() = '\n';
   out += fmt::format("memory (rank {} of the pipeline): ", best.fullest);
-  for (const auto& [name, value] : memory_parts(best.memory))
+  for (const auto& [name, value] : pp::memory_parts(best.memory))
     if (value > 0) out += fmt::format(" {} {:.1f} GB,", name, value / 1e9);
   out.back() = '\n';
   if (f.simulated)

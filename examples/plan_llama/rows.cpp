@@ -93,8 +93,7 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
     for (int i = 0; i < pp::number_kinds; ++i)
       if (value == pp::name_of(static_cast<pp::number_kind>(i))) found = i;
     if (found < 0) plait::fail({knob, ": unknown precision '", value, "'; legal are f32, bf16 and fp8"});
-    s.products = static_cast<pp::number_kind>(found);
-    if (s.products == pp::number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8;  // no copies
+    pp::set_products(s, static_cast<pp::number_kind>(found));
   } else if (name == "attention") {
     constexpr std::array<std::string_view, 4> names{"unfused", "flash1", "flash2", "flash3"};
     const auto at = std::find(names.begin(), names.end(), value);
@@ -113,7 +112,7 @@ int turn(const std::string& column) { return column == "model" || column == "pro
 constexpr std::string_view price_columns =
     "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
     "bubble,"
-    "data,optimizer,straggling,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_held,activations_bytes,"
+    "data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_held,activations_bytes,"
     "logits_bytes,working_bytes,buffers_bytes,fits,refused";
 
 std::string price_cells(const request& r) {
@@ -132,20 +131,20 @@ std::string price_cells(const request& r) {
   return fmt::format(
       "{},{:.6g},{:.6g},{:.4f},{:.4f},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:."
       "6g},"
-      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
+      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
       l.ranks(), p.step(), r.job.tokens() / p.step(), pp::utilisation(r.machine, r.job, l, p.step()),
       pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)), s.products, s.attention, s.memory,
-      s.recompute, s.tensor, s.context, s.bubble, s.data, s.optimizer, s.straggling, m.total(), m.weights, m.gradients,
-      m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
+      s.recompute, s.tensor, s.context, s.bubble, s.data, s.optimizer, s.straggling, s.turns, m.total(), m.weights,
+      m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
 }
 
 }  // namespace
 
 std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& knob) {
-  const std::size_t colon = text.rfind(':');
-  if (colon == text.npos)
+  pp::cluster read = pp::load_cluster(text, knob);
+  if (read.accelerators == 0)
     plait::fail({knob, ": '", text, "' names no number of accelerators, as in h100:16384 or my.json:64"});
-  return {pp::load_hardware(text.substr(0, colon), knob), pp::parse_count(text.substr(colon + 1), knob)};
+  return {std::move(read.machine), read.accelerators};
 }
 
 void set_property(request& r, const std::string& name, const std::string& value, const std::string& knob) {

@@ -31,6 +31,7 @@ constexpr struct {
     {"--peak-tflops", compared::not_at_all},  // rank 0 reports by it
     {"--threads", compared::not_at_all},      // machines may have more or fewer cores; no result depends on it
     {"--checkpoint-dir", compared::by_whether_it_is_given},  // rank 0's is taken, which all must be able to write to
+    {"--cluster", compared::by_what_it_names},               // it is compared by the layout that follows
     {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank looks at the step
     {"--timeline", compared::by_whether_it_is_given},        // likewise
     {"--products", compared::by_what_it_names},              // rank 0 writes it; all read it, maybe from other folders
@@ -128,6 +129,9 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
   const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
   knobs.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
   knobs.push_back({"--split's layers", layers});
+  if (s.opt.plan == "auto")  // of --cluster's file, which may lie in other folders
+    knobs.push_back({"--plan's layout", fmt::format("{} {} {} {} {}", s.opt.mesh, s.opt.schedule, s.opt.data_parallel,
+                                                    s.opt.micro_batch, s.opt.recompute)});
   if (!s.opt.products.empty()) {
     const auto bytes = std::as_bytes(std::span(s.products));
     knobs.push_back({"--products", s.products.empty()

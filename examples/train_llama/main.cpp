@@ -16,6 +16,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
+#include "planned.hpp"
 #include "recompute.hpp"
 #include "report.hpp"
 #include "say.hpp"
@@ -45,13 +46,38 @@ std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
   return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
 }
 
-/// Everything that is known before ranks start.
-setup ready(const options& opt, std::int64_t ranks) {
-  if (!opt.dry_run) check_built(opt);
+/// The options' setup, with all that may be refused of it before a device is looked at.
+setup checked(const options& opt, std::int64_t ranks) {
   setup s = prepare(opt, opt.dry_run ? -1 : ranks);
   s.recompute = recompute_of(s);
   if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
     plan_of(s);  // what does not fit is said once
+  return s;
+}
+
+/// The options with the fastest layout that this program runs; what it refuses of faster ones, it refuses here.
+options with_plan(const options& opt, std::int64_t ranks) {
+  std::string first;
+  for (options& candidate : planned_options(opt, opt.dry_run ? -1 : ranks)) {
+    options trial = candidate;  // of the layout alone: files are looked at once, later
+    trial.dry_run = true;
+    trial.data.clear(), trial.data_weights.clear();
+    try {
+      checked(trial, -1);
+      return std::move(candidate);
+    } catch (const plait::error& e) {
+      if (first.empty()) first = e.what();
+    }
+  }
+  plait::fail("--plan auto: no layout that fits can be trained with these options; of the fastest: " + first);
+}
+
+/// Everything that is known before ranks start.
+setup ready(const options& given, std::int64_t ranks) {
+  if (!given.dry_run) check_built(given);
+  const options opt = given.plan == "auto" ? with_plan(given, ranks) : given;
+  setup s = checked(opt, ranks);
+  s.predicted = predict(s);
   if (opt.device == "cuda") {
     s.cudnn = has_cudnn() && in_bf16(opt) && opt.attention_kernel != "own";
     s.expected_bytes = static_cast<std::size_t>(plan_of(s).bytes());

@@ -369,6 +369,14 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--sample", opt.sample, "bytes of text to sample at the end; 0: none")->capture_default_str();
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
+  app.add_option("--cluster", opt.cluster,
+                 "the machine, to predict a step's time and memory: known hardware or a description that ends in "
+                 ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
+  app.add_option(
+         "--plan", opt.plan,
+         "given, or auto: of --mesh, --schedule, --data-parallel, --micro-batch and --recompute, what is not given is "
+         "that of the layout that is predicted to be fastest on --cluster for --global-batch")
+      ->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
   const std::vector<std::string> words = last_data(argc, argv);
   try {
@@ -387,6 +395,12 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     if (app.count(knob) > 0 && folder->empty())
       plait::fail(fmt::format("{} is empty; name a folder, or leave it out", knob));
   opt.model_given = app.count("--model") > 0;
+  one_of("--plan", opt.plan, {"given", "auto"});
+  opt.mesh_given = app.count("--mesh") > 0;
+  opt.schedule_given = app.count("--schedule") > 0;
+  opt.data_parallel_given = app.count("--data-parallel") > 0;
+  opt.micro_batch_given = app.count("--micro-batch") > 0;
+  opt.recompute_given = app.count("--recompute") > 0;
   opt.weights_order_given = app.count("--weights-order") > 0;
   one_of("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"});
   one_of("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"});

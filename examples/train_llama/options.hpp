@@ -23,6 +23,7 @@
 namespace plait {
 struct model_directory;
 }
+struct prediction;
 
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
@@ -99,6 +100,10 @@ struct options {
   double temperature = 0.8;
   std::string prompt = "And ";
   bool dry_run = false;
+  std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
+  std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
+  bool mesh_given = false, schedule_given = false, data_parallel_given = false, micro_batch_given = false,
+       recompute_given = false;
 
   /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
   /// compare (agreed.hpp).
@@ -138,6 +143,7 @@ struct setup {
   std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
   std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
   std::string passed_over{};  ///< newer ones there that are not whole, and why
+  std::shared_ptr<const prediction> predicted{};  ///< what the planner says of --cluster; null: it was not asked
 
   /// Whether the first weights are not random.
   bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }

@@ -25,6 +25,7 @@
 #include "plait/observe/progress.hpp"
 #include "plait/observe/step_timeline.hpp"
 #include "plait/schedule/verify.hpp"
+#include "planned.hpp"
 #include "resumed.hpp"
 #include "say.hpp"
 #include "signals.hpp"
@@ -76,6 +77,13 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
   std::string sizes;
   for (const plait::stage_layers& part : stages) sizes += (sizes.empty() ? "" : ", ") + std::to_string(part.size());
   return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
+}
+
+/// What --plan auto made of the options, as a line.
+std::string plan_text(const setup& s) {
+  return fmt::format("plan: --mesh {}{} --data-parallel {} --micro-batch {} --recompute {}\n", s.opt.mesh,
+                     s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,
+                     s.opt.micro_batch, s.opt.recompute);
 }
 
 /// Where the first weights come from, where that may not be what was meant; a line, or nothing.
@@ -176,6 +184,7 @@ class reporter {
         counted(s.microbatches, "microbatch", "es"), s.opt.precision);
     say("{}", weights_text(s));
     if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
+    if (s.opt.plan == "auto") say("{}", plan_text(s));
     say("{}", use_.heading());
     if (resumed > 0)
       say("goes on from step {}\n", resumed);
@@ -186,7 +195,8 @@ class reporter {
         plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
   }
 
-  void step(plait::step_record record) {
+  void step(plait::step_record record, double took) {
+    took_.push_back(took);
     record.mfu = use_.of_step(record.tokens_per_second);
     if (log_) log_->step(record);
     if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
@@ -252,6 +262,7 @@ class reporter {
     if (!e.communication.empty()) summary.add("communication", plait::communication_object(e.communication));
     summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
     use_.add_to(summary);
+    if (s_.predicted) summary.add("prediction", prediction_json(*s_.predicted, median_step(), e.peak_bytes));
     if (log_) log_->summary(summary);
     say("{}{} in {}",
         e.diverged          ? "diverged: "
@@ -267,6 +278,7 @@ class reporter {
         size_text(e.peak_bytes), e.sent.text.empty() ? "nothing" : e.sent.text,
         e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
         communication_text(e), e.hash, use_.ending());
+    if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
     if (!s_.opt.plot.empty()) draw();
     if (!e.traced.empty() && e.steps > traced_step(s_.opt))
       show(s_, e.traced);
@@ -285,6 +297,15 @@ class reporter {
                        1e3 * most->waited / static_cast<double>(e.steps - e.resumed),
                        e.longest_wait.empty() ? "" : "; ", e.longest_wait);
   }
+  /// Seconds of the median step; 0 where there was none.
+  double median_step() const {
+    if (took_.empty()) return 0;
+    std::vector<double> sorted = took_;
+    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+    std::nth_element(sorted.begin(), middle, sorted.end());
+    return *middle;
+  }
+
   void draw() {
     plait::curve_chart chart;
     chart.title =
@@ -300,6 +321,7 @@ class reporter {
   std::optional<plait::json_log> log_;
   std::optional<plait::progress> display_;
   std::vector<plait::axis_communication> shown_;
+  std::vector<double> took_;  ///< seconds of each step
   plait::curve_series curve_{"training", {}};
 };
 
@@ -352,7 +374,8 @@ std::string train(const setup& s, model_run& run) {
     end.last_loss = r.loss;
     if (report)
       report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
-                    r.skipped, std::move(communication)});
+                    r.skipped, std::move(communication)},
+                   took);
     end.skipped += r.skipped;
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
@@ -433,6 +456,7 @@ std::string recompute_text(const setup& s) {
 
 void print_plan(const setup& s, const run_plan& plan) {
   const std::string saved = planned_state_text(s, plan);  // what does not fit is said before all else
+  if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n", plait::parameter_count(s.config),
       counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
       tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
@@ -477,5 +501,6 @@ void print_plan(const setup& s, const run_plan& plan) {
   if (plan.saved > 0)
     say("  {:12} {:>12}, of the host: two copies of the {} that the rank writes of a step to --checkpoint-dir\n",
         "staging", size_text(2 * plan.saved), size_text(plan.saved));
+  if (s.predicted) say("\n{}", prediction_text(*s.predicted));
   if (!saved.empty()) say("\n{}", saved);
 }

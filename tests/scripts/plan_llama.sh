@@ -87,6 +87,21 @@ plan --model llama-3-70b --cluster h100:256 --seq 8192 --batch 256 --json >fast.
 python3 -c 'import json; slow, fast = (json.load(open(n))["layouts"][0] for n in ("slow.json", "fast.json"))
 assert slow["step_seconds"] > fast["step_seconds"]' || fail "a slower network is no slower"
 
+# This machine's own description: measured, and read by --cluster and by the trainer.
+plan --calibrate here.json --ranks 2 >measured.txt || fail "--calibrate"
+lacks '^2 ranks on [0-9]* cores: products .* GFLOP/s in f32.*, memory .* GB/s, links .* us; written to ' measured.txt
+python3 - <<'PYTHON' || fail "what was measured: $(cat here.json)"
+import json, os
+h = json.load(open("here.json"))
+assert h["cores"] == len(os.sched_getaffinity(0)) and h["name"].endswith(", threads)")
+assert 1e8 < h["peak"]["f32"] < 1e13 and 1e8 < h["memory_bandwidth"] < 1e12 and 0 < h["attention_share"] <= 1, h
+assert 1e6 < h["levels"][0]["bandwidth"] < 1e12 and 1e-9 <= h["levels"][0]["latency"] + h["levels"][0]["launch"] < 1, h
+PYTHON
+plan --model "$SOURCE/tests/data/llama_mha/config.json" --cluster here.json:4 --precision f32 --seq 128 --batch 8 --json >here.txt ||
+  fail "a measured description"
+"$BIN/train_llama" --model tiny --cluster here.json:2 --plan auto --global-batch 8 --dry-run >here.txt || fail "the trainer on a measured description"
+lacks '^prediction on CPU (' here.txt
+
 # refuses TEXT ARGUMENTS...: exit code 2 and a text that names the knob.
 refuses() {
   text=$1
@@ -112,5 +127,10 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--model is missing" --cluster h100:8 --seq 8192 --batch 8
   refuses "--model: unknown model 'llama-9'" --model llama-9 --cluster h100:8 --seq 8192 --batch 8
   refuses "line 2: unknown column\|line 2: tensor: unknown column" $job --cluster h100:8 --layouts bad.csv
+  refuses "--ranks is 1; legal are 2 to 1024" --calibrate alone.json --ranks 1
+  refuses "--ranks is 0; legal are 2 to 1024" --calibrate alone.json
+  refuses "--ranks and --backend are for --calibrate" $job --cluster h100:64 --ranks 4
+  refuses "--calibrate: cannot write '/nosuch/here.json'" --calibrate /nosuch/here.json --ranks 2
+  refuses "--backend: nccl not in {threads,mpi}" --calibrate here.json --ranks 2 --backend nccl
   refuses "The following argument was not expected: --what" --what
 }

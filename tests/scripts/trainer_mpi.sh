@@ -24,6 +24,13 @@ for precision in double:1e-10 float:1e-5; do
   [ "$(grep -c 'sampled text' mpi.out)" = 1 ] || fail "the text is not printed once: $(cat mpi.out)"
 done
 
+# As many processes as there are take a plan of that many ranks.
+# shellcheck disable=SC2086
+$launch --data "$text" --plan auto --cluster cpu --sample 0 >mpi.out 2>mpi.err || fail "--plan auto: $(cat mpi.err)"
+grep -q '^predicted: .* a step and .* of a rank; measured: ' mpi.out || fail "no prediction: $(cat mpi.out)"
+[ $(($(sed -n 's/^plan: --mesh dp=\(.*\),pp=\(.*\),cp=\(.*\),tp=\([0-9]*\) .*/\1*\2*\3*\4/p' mpi.out))) = 4 ] ||
+  fail "the plan is not of four ranks: $(cat mpi.out)"
+
 # refused TEXT ARGUMENTS...: one message on stderr with this text, an exit code, no file.
 refused() {
   expected=$1
@@ -36,6 +43,8 @@ refused() {
   ! ls bad.jsonl* bad.svg* 2>/dev/null || fail "mpirun $*: left files"
 }
 refused 'dp=2 \* pp=1 \* cp=1 \* tp=4 multiply to 8 ranks, and there are 4' --data "$text" --mesh dp=2,tp=4
+refused '--cluster cpu:8 names 8 ranks, but --backend mpi was started with 4; they must be equal' --data "$text" \
+  --plan auto --cluster cpu:8
 refused '--nosuch' --data "$text" --mesh dp=2,tp=2 --nosuch
 refused "cannot open 'missing.txt'" --data missing.txt --mesh dp=2,tp=2
 

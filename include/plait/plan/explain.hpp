@@ -40,6 +40,7 @@ inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
           {"waiting for data parallelism", s.data},
           {"the optimizer", s.optimizer},
           {"stragglers", s.straggling},
+          {"waiting for shared cores", s.turns},
           {"recomputation", s.recompute}};
 }
 
@@ -168,10 +169,10 @@ inline std::optional<layout_price> rule_of_thumb(const hardware& h, const traini
 }
 
 /// Why a search found nothing, and what would help: where layouts are legal, by how much the smallest is too large and
-/// the number of accelerators with which one fits; else the first refusal.
+/// the number of accelerators with which one fits; else the refusal of the candidate that came nearest.
 inline std::string why_nothing(const hardware& h, const training_job& job, std::int64_t accelerators,
                                const search_result& found, const search_options& options = {}) {
-  if (found.legal == 0) return cat({"no layout of ", accelerators, " accelerators is legal: ", found.refusal});
+  if (found.legal == 0) return cat({"no layout of ", accelerators, " accelerators is legal: ", found.nearest.why});
   const memory_split& m = found.smallest.memory;
   std::string out =
       cat({"no layout fits: the smallest, ", layout_text(found.smallest.layout), ", needs ",

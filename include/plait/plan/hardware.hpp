@@ -60,6 +60,8 @@ struct hardware {
   double data_hidden = 0;         ///< part of a computation beside which data-parallel communication can run unnoticed
   double straggling = 0;          ///< by how much a step grows with each doubling of the units of the innermost level
 
+  std::int64_t cores = 0;  ///< that all ranks share, taking turns where they are more; 0: each has its own
+
   std::vector<network_level> levels;
 
   double peak_of(number_kind kind) const { return peak[static_cast<std::size_t>(kind)]; }
@@ -105,6 +107,7 @@ inline void validate(const hardware& h, const std::string& source) {
   part("tensor_hidden", h.tensor_hidden);
   part("data_hidden", h.data_hidden);
   natural("straggling", h.straggling);
+  if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
   if (h.levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
   if (h.levels.size() > max_levels)
     fail({source, ": levels has ", h.levels.size(), " entries; legal are 1 to ", max_levels});

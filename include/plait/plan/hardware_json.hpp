@@ -14,6 +14,7 @@
 #include "plait/io/json_writer.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/plan/hardware_table.hpp"
+#include "plait/plan/parse_layout.hpp"
 
 namespace plait::planner {
 
@@ -114,6 +115,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   top.number("tensor_hidden", h.tensor_hidden, false);
   top.number("data_hidden", h.data_hidden, false);
   top.number("straggling", h.straggling, false);
+  top.number("cores", h.cores, false);
   if (const nlohmann::json* levels = top.find("levels", needed)) {
     if (!levels->is_array()) fail({source, ": levels is ", levels->type_name(), "; legal is a list"});
     h.levels.clear();
@@ -152,8 +154,8 @@ inline std::string hardware_text(const hardware& h) {
                          .add("latency", l.latency)
                          .add("launch", l.launch)
                          .add("fill", l.fill));
-  return json_object()
-      .add("name", h.name)
+  json_object out;
+  out.add("name", h.name)
       .add("peak", by_kind(h.peak))
       .add("memory", h.memory)
       .add("memory_bandwidth", h.memory_bandwidth)
@@ -169,9 +171,9 @@ inline std::string hardware_text(const hardware& h) {
       .add("launch", h.launch)
       .add("tensor_hidden", h.tensor_hidden)
       .add("data_hidden", h.data_hidden)
-      .add("straggling", h.straggling)
-      .add("levels", levels)
-      .lines();
+      .add("straggling", h.straggling);
+  if (h.cores > 0) out.add("cores", h.cores);
+  return out.add("levels", levels).lines();
 }
 
 /// What a knob names: a known machine, or the path of a description (it has a '/' or ends in ".json").
@@ -179,6 +181,19 @@ inline hardware load_hardware(const std::string& name_or_path, const std::string
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return parse_hardware(read_file(name_or_path, knob), cat({knob, ": '", name_or_path, "'"}));
   return hardware_called(name_or_path, knob);
+}
+
+/// A machine and how many accelerators of it there are; 0: the text does not say.
+struct cluster {
+  hardware machine;
+  std::int64_t accelerators = 0;
+};
+
+/// Reads "h100:16384", "my.json:64", or, without a number, "h100". Throws `error` naming `knob`.
+inline cluster load_cluster(const std::string& text, const std::string& knob) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos || text.ends_with(".json")) return {load_hardware(text, knob), 0};
+  return {load_hardware(text.substr(0, colon), knob), parse_count(text.substr(colon + 1), knob)};
 }
 
 }  // namespace plait::planner

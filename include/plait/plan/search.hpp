@@ -13,16 +13,21 @@
 
 namespace plait::planner {
 
+/// How pp and dp lie to each other: whose ranks are neighbours.
+enum class axis_orders : std::uint8_t { both, pipeline_outside, pipeline_inside };
+
 /// What candidates are made of. An empty list means every choice that the comments name.
 struct search_options {
   std::vector<std::int64_t> tp{}, cp{}, pp{};  ///< divisors of the number of accelerators, tp and cp to 64
   std::vector<std::int64_t> microbatch{};      ///< powers of two up to 64
   std::vector<schedule_kind> schedules{};      ///< 1F1B, interleaved, ZB-H1 and ZB-V
+  std::vector<std::int64_t> chunks{};          ///< of interleaved; those with which the largest stage is smaller
   std::vector<plait::recompute> recompute{};   ///< none, selective and full
   std::vector<zero_level> zero{};              ///< levels 0 to 3, the last without a pipeline
   std::vector<context_kind> context{};         ///< ring, gathered keys and values, Ulysses
-  bool both_orders = true;                     ///< pp outside of dp, and inside
-  std::size_t most = 10;                       ///< layouts to return, best first
+  axis_orders orders = axis_orders::both;
+  bool sequence_parallel = true;  ///< along tp
+  std::size_t most = 10;          ///< layouts to return, best first
 };
 
 /// What a search found.
@@ -30,8 +35,8 @@ struct search_result {
   std::vector<layout_price> best;   ///< that fit, fastest first
   std::vector<layout_price> front;  ///< that fit, each the fastest within its memory, least memory first
   std::int64_t candidates = 0, legal = 0, fitting = 0;
-  layout_price smallest;  ///< the legal layout of the least memory, whether or not it fits; meaningful if legal > 0
-  std::string refusal;    ///< why the first candidate that was not legal was not
+  layout_price smallest;   ///< the legal layout of the least memory, whether or not it fits; meaningful if legal > 0
+  layout_refusal nearest;  ///< the refusal of the candidate that passed the most checks, and the first of those
 };
 
 namespace detail {
@@ -61,12 +66,17 @@ class price_collector {
   price_collector(const hardware& h, const training_job& job, const search_options& options, search_result& out)
       : h_(h), job_(job), options_(options), out_(out) {}
 
+  /// Whether a layout is not legal. The result keeps why.
+  bool refused(const training_layout& l) {
+    layout_refusal here = refusal_of(l, job_);
+    if (here.why.empty()) return false;
+    if (out_.nearest.why.empty() || here.passed > out_.nearest.passed) out_.nearest = std::move(here);
+    return true;
+  }
+
   void consider(const training_layout& l) {
     ++out_.candidates;
-    if (std::string why = why_illegal(l, job_); !why.empty()) {
-      if (out_.refusal.empty()) out_.refusal = std::move(why);
-      return;
-    }
+    if (refused(l)) return;
     ++out_.legal;
     // Memory first: most of what does not fit is never timed.
     fullest_rank fullest = most_memory(h_, job_, l);
@@ -154,7 +164,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         continue;
       }
       if (l.microbatches(job) % l.pp != 0) continue;
-      for (const std::int64_t v : detail::useful_chunks(job.model.layers, l.pp)) {
+      for (const std::int64_t v : choices(options.chunks, detail::useful_chunks(job.model.layers, l.pp))) {
         l.chunks = v;
         all_policies(l);
       }
@@ -165,6 +175,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
       for (const std::int64_t pp : choices(options.pp, detail::divisors_up_to(accelerators, job.model.layers))) {
         training_layout l;
         l.tp = tp, l.cp = cp, l.pp = pp;
+        l.sequence_parallel = options.sequence_parallel;
         if (accelerators % (tp * cp * pp) != 0) continue;
         l.dp = accelerators / (tp * cp * pp);
         for (const std::int64_t b : microbatches) {
@@ -173,15 +184,17 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
           for (const context_kind context : contexts) {
             if (cp == 1 && context != contexts.front()) continue;
             l.context = context;
-            if (std::string why = why_illegal(l, job); !why.empty()) {  // whatever the policies are
+            if (prices.refused(l)) {  // whatever the policies are
               ++out.candidates;
-              if (out.refusal.empty()) out.refusal = std::move(why);
               continue;
             }
             // Beyond the last level that has units, all places are alike.
             const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
             for (const bool inside : {false, true}) {
-              if (inside && (!options.both_orders || pp == 1 || l.dp == 1 || tp * cp % unit == 0)) continue;
+              const bool alike = pp == 1 || l.dp == 1 || tp * cp % unit == 0;
+              if (inside ? alike || options.orders == axis_orders::pipeline_outside
+                         : !alike && options.orders == axis_orders::pipeline_inside)
+                continue;
               l.pipeline_inside = inside;
               all_schedules(l);
             }

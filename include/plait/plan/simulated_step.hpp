@@ -58,8 +58,9 @@ inline double simulated_seconds(const hardware& h, const training_job& job, cons
   const step_split& s = priced.seconds;
   const double pipeline = simulate(step.schedule, step.costs).makespan;
   const double beside = pipeline + s.data + s.optimizer;
-  const double formula = s.total() - s.straggling;
-  return beside * (formula > 0 ? s.total() / formula : 1);  // stragglers in proportion
+  const double apart = s.total() - s.turns, formula = apart - s.straggling;
+  const double alone = beside * (formula > 0 ? apart / formula : 1);  // stragglers in proportion
+  return s.turns > 0 ? std::max(alone, s.total()) : alone;
 }
 
 /// The simulated timeline, in milliseconds, to draw with observe/pipeline_svg.hpp.

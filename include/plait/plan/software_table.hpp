@@ -77,6 +77,12 @@ inline std::vector<software> known_software() {
   return all;
 }
 
+/// Has a program compute its products in `kind`: those in f32 need no master copies of weights.
+inline void set_products(software& s, number_kind kind) {
+  s.products = kind;
+  if (kind == number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8;
+}
+
 /// The program called `name`; `error` naming `knob` and all of them otherwise.
 inline software software_called(std::string_view name, const std::string& knob) {
   std::string names;

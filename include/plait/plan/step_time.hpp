@@ -20,9 +20,12 @@ struct step_split {
   double data = 0;                                 ///< communication over dp (and cp) of gradients and parameters
   double optimizer = 0;
   double straggling = 0;
+  double turns = 0;  ///< waiting for cores that other ranks use, where ranks share them
 
   constexpr double computing() const { return products + attention + memory; }
-  constexpr double total() const { return computing() + tensor + context + bubble + data + optimizer + straggling; }
+  constexpr double total() const {
+    return computing() + tensor + context + bubble + data + optimizer + straggling + turns;
+  }
 };
 
 /// A layout with its price.
@@ -168,6 +171,12 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
   const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
   const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));
   s.straggling = h.straggling * std::log2(units) * s.total();
+  // Where ranks share cores, a step takes at least what all of them do, communication too, which moves memory there.
+  if (h.cores > 0 && l.ranks() > h.cores) {
+    const double pipelines = static_cast<double>(l.tp * l.cp * l.dp), ranks = static_cast<double>(l.ranks());
+    const double busy = pipelines * rounds * costs.sum + ranks * (s.data + s.optimizer);
+    s.turns = std::max(0.0, busy / static_cast<double>(h.cores) - s.total());
+  }
   return out;
 }
 

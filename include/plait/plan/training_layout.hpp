@@ -88,65 +88,75 @@ inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
 
 }  // namespace detail
 
-/// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can. Memory is
-/// another question: plan/memory.hpp.
-inline std::string why_illegal(const training_layout& l, const training_job& job) {
+/// The first check that a layout fails, if any: what fails a later one is nearer to a layout that can train.
+struct layout_refusal {
+  int passed = 0;     ///< checks before it
+  std::string why{};  ///< naming the knob and the nearest legal values; empty: the layout passes them all
+};
+
+/// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan/memory.hpp.
+inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
   const auto one_or_more = [](const char* knob, std::int64_t value) {
     return value < 1 ? cat({knob, " is ", value, "; legal is 1 or more"}) : std::string();
   };
-  if (std::string e = one_or_more("tp", l.tp); !e.empty()) return e;
-  if (std::string e = one_or_more("cp", l.cp); !e.empty()) return e;
-  if (std::string e = one_or_more("pp", l.pp); !e.empty()) return e;
-  if (std::string e = one_or_more("dp", l.dp); !e.empty()) return e;
-  if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return e;
-  if (std::string e = one_or_more("seq", job.seq); !e.empty()) return e;
-  if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return e;
+  if (std::string e = one_or_more("tp", l.tp); !e.empty()) return {0, e};
+  if (std::string e = one_or_more("cp", l.cp); !e.empty()) return {1, e};
+  if (std::string e = one_or_more("pp", l.pp); !e.empty()) return {2, e};
+  if (std::string e = one_or_more("dp", l.dp); !e.empty()) return {3, e};
+  if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return {4, e};
+  if (std::string e = one_or_more("seq", job.seq); !e.empty()) return {5, e};
+  if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return {6, e};
   if (m.heads % l.tp != 0)
-    return cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
-                detail::nearest_divisors(m.heads, l.tp)});
+    return {7, cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
+                    detail::nearest_divisors(m.heads, l.tp)})};
   if (m.ffn % l.tp != 0)
-    return cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
-                detail::nearest_divisors(m.ffn, l.tp)});
+    return {8, cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
+                    detail::nearest_divisors(m.ffn, l.tp)})};
   if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)
-    return cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
-                " heads of keys; one must divide the other, so that each is on one rank or whole on several"});
+    return {9, cat({"tp is ", l.tp, " and the model has ", m.kv_heads,
+                    " heads of keys; one must divide the other, so that each is on one rank or whole on several"})};
   if (l.recompute_every < 1 || (l.recompute_every > 1 && l.recompute != plait::recompute::full))
-    return cat({"recompute_every is ", l.recompute_every, "; legal is 1, and more with full recomputation"});
+    return {10, cat({"recompute_every is ", l.recompute_every, "; legal is 1, and more with full recomputation"})};
   const std::int64_t pieces =
       l.cp * (l.cuts_sequence() ? l.tp : 1) * (l.cp > 1 && l.context == context_kind::ring ? 2 : 1);
   if (job.seq % pieces != 0)
-    return cat({"seq is ", job.seq, " and is cut into ", pieces, " pieces by cp = ", l.cp,
-                l.cuts_sequence() ? cat({" and tp = ", l.tp}) : std::string(), "; the nearest legal are ",
-                job.seq / pieces * pieces, " and ", (job.seq / pieces + 1) * pieces});
+    return {11, cat({"seq is ", job.seq, " and is cut into ", pieces, " pieces by cp = ", l.cp,
+                     l.cuts_sequence() ? cat({" and tp = ", l.tp}) : std::string(), "; the nearest legal are ",
+                     job.seq / pieces * pieces, " and ", (job.seq / pieces + 1) * pieces})};
   if (l.context == context_kind::ulysses && (m.heads / l.tp) % l.cp != 0)
-    return cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
-                " heads, which ulysses shares out; the nearest are ", detail::nearest_divisors(m.heads / l.tp, l.cp)});
+    return {12, cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
+                     " heads, which ulysses shares out; the nearest are ",
+                     detail::nearest_divisors(m.heads / l.tp, l.cp)})};
   const std::int64_t most = m.layers + (job.program.bare_ends ? 2 : 0);
   if (l.stages() > most)
-    return cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
-                " layers; use at most ", most, " stages"});
+    return {13, cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
+                     " layers; use at most ", most, " stages"})};
   if (!legal_chunks(l.schedule, l.chunks))
-    return cat({"chunks is ", l.chunks, " and the schedule ", name_of(l.schedule), "; legal is ",
-                l.schedule == schedule_kind::interleaved ? cat({"2 to ", max_chunks})
-                                                         : cat({l.schedule == schedule_kind::zb_v ? 2 : 1})});
+    return {14, cat({"chunks is ", l.chunks, " and the schedule ", name_of(l.schedule), "; legal is ",
+                     l.schedule == schedule_kind::interleaved ? cat({"2 to ", max_chunks})
+                                                              : cat({l.schedule == schedule_kind::zb_v ? 2 : 1})})};
   if (l.pp == 1 && l.chunks > 1)
-    return cat({"pp is 1 with ", l.chunks, " chunks on a rank; without a pipeline a rank has one chunk"});
+    return {15, cat({"pp is 1 with ", l.chunks, " chunks on a rank; without a pipeline a rank has one chunk"})};
   const std::int64_t share = l.dp * l.microbatch;
   if (job.global_batch % share != 0)
-    return cat({"batch is ", job.global_batch, " sequences and dp ", l.dp, " ranks take microbatches of ", l.microbatch,
-                "; the nearest legal batches are ",
-                job.global_batch < share
-                    ? cat({share})
-                    : cat({job.global_batch / share * share, " and ", (job.global_batch / share + 1) * share})});
+    return {16, cat({"batch is ", job.global_batch, " sequences and dp ", l.dp, " ranks take microbatches of ",
+                     l.microbatch, "; the nearest legal batches are ",
+                     job.global_batch < share
+                         ? cat({share})
+                         : cat({job.global_batch / share * share, " and ", (job.global_batch / share + 1) * share})})};
   const std::int64_t m_count = l.microbatches(job);
   if (l.schedule == schedule_kind::interleaved && m_count % l.pp != 0)
-    return cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
-                "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
-                " and ", (m_count / l.pp + 1) * l.pp * share});
+    return {17, cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
+                     "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
+                     " and ", (m_count / l.pp + 1) * l.pp * share})};
   if (l.zero == zero_level::parameters && l.pp > 1)
-    return "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1";
+    return {18,
+            "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1"};
   return {};
 }
+
+/// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can.
+inline std::string why_illegal(const training_layout& l, const training_job& job) { return refusal_of(l, job).why; }
 
 }  // namespace plait::planner

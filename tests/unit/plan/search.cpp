@@ -29,7 +29,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   pp::search_options options;
-  options.both_orders = false;
+  options.orders = pp::axis_orders::pipeline_outside;
   options.context = {pp::context_kind::ring};
   options.schedules = {pp::schedule_kind::one_f_one_b, pp::schedule_kind::zb_h1};
   const pp::search_result found = pp::search_layouts(h, job, 64, options);
@@ -115,6 +115,42 @@ TEST_CASE("a model that cannot fit says by how much and what would do") {
   const pp::search_result none = pp::search_layouts(h, odd, 128);
   CHECK(none.legal == 0);
   CHECK(pp::why_nothing(h, odd, 128, none).starts_with("no layout of 128 accelerators is legal: "));
+}
+
+TEST_CASE("where no layout is legal, the refusal is that of the candidate that passed the most checks") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  // Llama 3 70B has 64 heads: tp = 3 fails at the first check, and what all others lack is a batch that dp divides.
+  const pp::training_job odd = llama_job("llama-3-70b", 7);
+  pp::search_options options;
+  options.tp = {3, 1};
+  options.cp = {1};
+  options.pp = {1, 3};
+  const pp::search_result none = pp::search_layouts(h, odd, 96, options);
+  CHECK(none.legal == 0);
+  CHECK(none.nearest.passed > pp::refusal_of(pp::parse_layout("tp=3,dp=32", "x"), odd).passed);
+  CHECK(pp::why_nothing(h, odd, 96, none, options) ==
+        "no layout of 96 accelerators is legal: batch is 7 sequences and dp 96 ranks take microbatches of 1; the "
+        "nearest legal batches are 96");
+}
+
+TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequences where it is told") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-70b", 128);
+  pp::search_options options;
+  options.orders = pp::axis_orders::pipeline_inside;
+  options.tp = {2};
+  options.cp = {1};
+  options.pp = {4, 8};
+  options.schedules = {pp::schedule_kind::interleaved};
+  options.chunks = {2};
+  options.sequence_parallel = false;
+  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  REQUIRE(!found.best.empty());
+  for (const pp::layout_price& p : found.best) {
+    CHECK(p.layout.pipeline_inside);
+    CHECK(p.layout.chunks == 2);
+    CHECK(!p.layout.sequence_parallel);
+  }
 }
 
 TEST_CASE("the rule of thumb is legal, fits, and is never better than the search") {

@@ -1,0 +1,240 @@
+#include "planned.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "../size_text.hpp"
+#include "plait/mesh/parse.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/models/llama_plan.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/plan/explain.hpp"
+#include "plait/plan/hardware_json.hpp"
+#include "plait/plan/price_report.hpp"
+#include "plait/plan/software_table.hpp"
+#include "recompute.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
+constexpr std::size_t most_tried = 2000;
+
+using user_mesh =
+    plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
+
+/// What of the options has no price, with the knob; empty: all has one.
+std::string why_unpriced(const options& opt) {
+  const auto no = [](const char* knob, const std::string& value, const char* legal) {
+    return fmt::format("{} {} is not priced; priced are {}", knob, value, legal);
+  };
+  if (opt.precision == "double") return no("--precision", opt.precision, "float, bf16 and bf16-no-masters");
+  if (opt.tf32) return "--tf32 is not priced; leave it out";
+  if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
+  if (offloads(opt)) return no("--offload", opt.offload, "none");
+  if (opt.leaves.canonical()) return no("--deterministic", opt.deterministic, "off");
+  if (opt.replicate_over != "none") return no("--replicate-over", opt.replicate_over, "none");
+  if (parse_recompute(opt.recompute).budget)
+    return no("--recompute", opt.recompute, "none, selective, full and every:K");
+  try {
+    pp::training_layout l;
+    pp::set_layout_key(l, "schedule", opt.schedule, "");
+  } catch (const plait::error&) {
+    return no("--schedule", opt.schedule, "gpipe, 1f1b, interleaved:V, zb_h1, zb_h2 and zb_v");
+  }
+  return {};
+}
+
+/// The facts about this program that its options change.
+pp::software program_of(const options& opt) {
+  pp::software program;
+  pp::set_products(program, in_bf16(opt) ? pp::number_kind::bf16 : pp::number_kind::f32);
+  const double moments = opt.moments == "full" ? 8 : opt.moments == "bf16" ? 4 : 2 + 8.0 / 256;
+  program.optimizer_bytes = moments + (opt.precision == "bf16" ? 4 : 0);  // masters
+  if (opt.reduce_in == "bf16") program.reduced_bytes = 2;
+  program.overlaps_tensor = opt.tensor_overlap > 1;
+  program.overlaps_data = opt.overlap == "on";
+  program.delayed_norm = opt.clip_norm == "delayed";
+  return program;
+}
+
+pp::training_job job_of(const options& opt, const plait::llama_config& config, std::int64_t batch) {
+  pp::training_job job;
+  job.model = plait::plan_shape(config);
+  job.model.dropout = opt.dropout > 0;
+  job.seq = opt.seq;
+  job.global_batch = batch;
+  job.program = program_of(opt);
+  return job;
+}
+
+void check_machine(const pp::hardware& machine, const pp::training_job& job, const options& opt) {
+  if (machine.peak_of(job.program.products) == 0)
+    plait::fail(fmt::format("--precision {}: --cluster {} has no products in {}", opt.precision, opt.cluster,
+                            pp::name_of(job.program.products)));
+}
+
+pp::context_kind context_of(const options& opt) {
+  return opt.attention.starts_with("all_gather_kv") ? pp::context_kind::all_gather_kv
+         : opt.attention.starts_with("ulysses")     ? pp::context_kind::ulysses
+                                                    : pp::context_kind::ring;
+}
+
+/// What the options fix of a layout; extents are set elsewhere.
+pp::training_layout given_layout(const options& opt) {
+  pp::training_layout l;
+  l.microbatch = opt.micro_batch;
+  pp::set_layout_key(l, "schedule", opt.schedule, "--schedule");
+  pp::set_layout_key(l, "recompute", opt.recompute, "--recompute");
+  for (int i = 0; i < 4; ++i)
+    if (opt.data_parallel == levels[i]) l.zero = static_cast<plait::zero_level>(i);
+  l.sequence_parallel = opt.strategy == "sp";
+  l.context = context_of(opt);
+  return l;
+}
+
+pp::search_options search_of(const options& opt) {
+  const pp::training_layout given = given_layout(opt);
+  pp::search_options search;
+  search.orders = pp::axis_orders::pipeline_inside;  // as the trainer's meshes lie
+  search.sequence_parallel = given.sequence_parallel;
+  search.context = {given.context};
+  search.most = most_tried;
+  if (opt.micro_batch_given) search.microbatch = {given.microbatch};
+  if (opt.recompute_given) {
+    if (given.recompute_every > 1)
+      plait::fail("--recompute " + opt.recompute +
+                  " is not searched by --plan auto; legal with it are none, selective and full");
+    search.recompute = {given.recompute};
+  }
+  if (opt.schedule_given) {
+    search.schedules = {given.schedule};
+    if (given.schedule == pp::schedule_kind::interleaved) search.chunks = {given.chunks};
+  }
+  const bool whole = opt.moments == "int8" && opt.shard == "even";  // a scale's block may not be cut
+  if (opt.data_parallel_given) search.zero = {given.zero};
+  if (!opt.data_parallel_given && whole) search.zero = {plait::zero_level::replicated};
+  return search;
+}
+
+/// How many ranks --plan auto lays out.
+std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64_t ranks) {
+  const std::int64_t named = on.accelerators;
+  if (ranks > 0 && named > 0 && ranks != named)
+    plait::fail(fmt::format("--cluster {} names {} ranks, but --backend {} was started with {}; they must be equal",
+                            opt.cluster, named, opt.backend, ranks));
+  if (ranks > 0) return ranks;
+  if (named > 0) return named;
+  if (opt.mesh_given) return plait::parse_mesh<user_mesh>(opt.mesh).size();
+  plait::fail(
+      fmt::format("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster));
+}
+
+std::string duration(double seconds) {
+  return seconds < 1e-3 ? fmt::format("{:.0f} us", 1e6 * seconds)
+         : seconds < 1  ? fmt::format("{:.1f} ms", 1e3 * seconds)
+                        : fmt::format("{:.3f} s", seconds);
+}
+
+}  // namespace
+
+std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
+  if (opt.cluster.empty()) plait::fail("--plan auto needs --cluster, which describes the machine, as in cpu:8");
+  if (opt.global_batch == 0)
+    plait::fail("--plan auto needs --global-batch, the sequences of a step: layouts differ in how they cut it");
+  if (const std::string why = why_unpriced(opt); !why.empty()) plait::fail("--plan auto: " + why);
+  const pp::cluster on = pp::load_cluster(opt.cluster, "--cluster");
+  const std::int64_t all = ranks_to_plan(opt, on, ranks);
+  const bool in_folder = !opt.init_from.empty() && !opt.model_given;
+  const plait::llama_config config =
+      in_folder
+          ? plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order))
+                .config
+          : plait::load_llama_config(opt.model);
+  const pp::training_job job = job_of(opt, config, opt.global_batch);
+  check_machine(on.machine, job, opt);
+  pp::search_options search = search_of(opt);
+  if (opt.mesh_given) {
+    const plait::mesh_shape mesh = plait::parse_mesh<user_mesh>(opt.mesh, all);
+    search.tp = {mesh.extent(plait::axis_of<plait::tp>)};
+    search.cp = {mesh.extent(plait::axis_of<plait::cp>)};
+    search.pp = {mesh.extent(plait::axis_of<plait::pp>)};
+  }
+  const pp::search_result found = pp::search_layouts(on.machine, job, all, search);
+  if (found.best.empty()) plait::fail("--plan auto: " + pp::why_nothing(on.machine, job, all, found, search));
+  std::vector<options> out;
+  for (const pp::layout_price& p : found.best) {
+    const pp::training_layout& l = p.layout;
+    options& o = out.emplace_back(opt);
+    o.mesh = fmt::format("dp={},pp={},cp={},tp={}", l.dp, l.pp, l.cp, l.tp);
+    if (l.pp > 1) o.schedule = pp::schedule_text(l);
+    o.data_parallel = levels[static_cast<int>(l.zero)];
+    o.micro_batch = l.microbatch;
+    o.recompute = pp::recompute_text(l);
+  }
+  return out;
+}
+
+std::shared_ptr<const prediction> predict(const setup& s) {
+  if (s.opt.cluster.empty()) return nullptr;
+  pp::cluster on = pp::load_cluster(s.opt.cluster, "--cluster");
+  if (on.accelerators > 0 && on.accelerators != s.mesh.size())
+    plait::fail(fmt::format("--cluster {} names {} ranks and --mesh {} has {}; they must be equal", s.opt.cluster,
+                            on.accelerators, s.opt.mesh, s.mesh.size()));
+  prediction p{std::move(on.machine), job_of(s.opt, s.config, s.sequences * s.microbatches)};
+  check_machine(p.machine, p.job, s.opt);
+  p.unpriced = why_unpriced(s.opt);
+  if (p.unpriced.empty()) {
+    pp::training_layout l = given_layout(s.opt);
+    l.tp = s.mesh.extent(plait::axis_of<plait::tp>) * s.mesh.extent(plait::axis_of<plait::tp_rep>);
+    l.cp = s.mesh.extent(plait::axis_of<plait::cp>);
+    l.pp = s.mesh.extent(plait::axis_of<plait::pp>);
+    l.dp = s.mesh.extent(plait::axis_of<plait::dp>);
+    l.pipeline_inside = l.pp > 1 && l.dp > 1;
+    if (l.pp == 1) l.schedule = pp::schedule_kind::one_f_one_b, l.chunks = 1;
+    p.unpriced = pp::why_illegal(l, p.job);
+    if (p.unpriced.empty()) p.price = pp::price(p.machine, p.job, l);
+  }
+  return std::make_shared<const prediction>(std::move(p));
+}
+
+std::string prediction_text(const prediction& p) {
+  if (!p.price) return fmt::format("prediction: none, as {}\n", p.unpriced);
+  const pp::step_split& s = p.price->seconds;
+  const double step = p.price->step();
+  std::string out = fmt::format("prediction on {}\n  {:12} {:>12}:", p.machine.name, "step", duration(step));
+  for (const auto& [name, value] : pp::time_parts(s))
+    if (value > 0) out += fmt::format(" {} {},", name, duration(value));
+  out.back() = '\n';
+  out += fmt::format("  {:12} {:>11.1f}%\n  {:12} {:>11.1f}%: over tp {:.1f}%, cp {:.1f}%, dp {:.1f}%\n", "bubble",
+                     100 * s.bubble / step, "exposed", 100 * pp::exposed_seconds(s) / step, 100 * s.tensor / step,
+                     100 * s.context / step, 100 * s.data / step);
+  out += fmt::format("  {:12} {:>12} on rank {} of the pipeline, {} there are{}:", "memory",
+                     size_text(p.price->memory.total()), p.price->fullest, size_text(p.machine.memory),
+                     p.price->fits ? "" : ", so it does NOT FIT");
+  for (const auto& [name, value] : pp::memory_parts(p.price->memory))
+    if (value > 0) out += fmt::format(" {} {},", name, size_text(value));
+  out.back() = '\n';
+  return out + fmt::format("  as JSON: {}\n", prediction_json(p).text());
+}
+
+plait::json_object prediction_json(const prediction& p, double step_seconds, double peak_bytes) {
+  plait::json_object out;
+  if (!p.price) return out.add("unpriced", p.unpriced);
+  out = pp::price_json(p.machine, p.job, *p.price);
+  out.add("hardware", p.machine.name).add("allocated_bytes", p.price->memory.allocated());
+  if (step_seconds > 0) out.add("measured_step_seconds", step_seconds).add("measured_peak_bytes", peak_bytes);
+  return out;
+}
+
+std::string beside_measured(const prediction& p, double step_seconds, double peak_bytes) {
+  if (!p.price) return fmt::format("predicted: nothing, as {}\n", p.unpriced);
+  const double step = p.price->step(), bytes = p.price->memory.allocated();
+  const auto beside = [](double predicted, double measured) { return 100 * (predicted / measured - 1); };
+  return fmt::format("predicted: {} a step and {} of a rank; measured: {} ({:+.1f}%) and {} ({:+.1f}%)\n",
+                     duration(step), size_text(bytes), duration(step_seconds), beside(step, step_seconds),
+                     size_text(peak_bytes), beside(bytes, peak_bytes));
+}

@@ -1,0 +1,189 @@
+// A description of a machine from what was measured on it: times of products, attention, memory-bound kernels and
+// collectives become the numbers that the planner's formulas need. It fits, and measures nothing: plan_llama
+// --calibrate does. Next: plan/hardware_json.hpp writes what it returns.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plait/core/collective.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/plan/kernel_time.hpp"
+#include "plait/plan/network_time.hpp"
+
+namespace plait::planner {
+
+/// A product of m x k and k x n, and the seconds that it took.
+struct measured_product {
+  number_kind kind = number_kind::f32;
+  double m = 0, n = 0, k = 0, seconds = 0;
+};
+
+/// A pass of fused causal attention: its operations, and the seconds that it took.
+struct measured_attention {
+  double operations = 0, seconds = 0;
+};
+
+/// A kernel by the bytes that it reads and writes.
+struct measured_kernel {
+  double bytes = 0, seconds = 0;
+};
+
+/// A collective of `ranks`, with `bytes` as `collective_seconds` counts them; `collective::send` is a message.
+struct measured_collective {
+  collective kind = collective::all_reduce;
+  std::int64_t ranks = 2;
+  double bytes = 0, seconds = 0;
+};
+
+/// Everything that was measured on a machine of one level.
+struct measurements {
+  std::string name;            ///< of the machine
+  double memory = 0;           ///< bytes for each rank
+  std::int64_t cores = 0;      ///< that the ranks share; 0: each rank has its own
+  std::string link = "links";  ///< what joins the ranks
+  std::vector<measured_product> products{};
+  std::vector<measured_attention> attention{};
+  std::vector<measured_kernel> kernels{};
+  std::vector<measured_collective> collectives{};
+};
+
+namespace detail {
+
+/// Moves positive parameters, each by factors that shrink, while `loss` falls.
+template <std::size_t N, class Loss>
+std::array<double, N> descend(std::array<double, N> at, Loss&& loss) {
+  double best = loss(at);
+  for (double factor = 4; factor > 1.0005;) {
+    bool better = false;
+    for (std::size_t i = 0; i < N; ++i)
+      for (const double by : {factor, 1 / factor}) {
+        std::array<double, N> trial = at;
+        trial[i] *= by;
+        if (const double here = loss(trial); here < best - 1e-12) best = here, at = trial, better = true;
+      }
+    if (!better) factor = std::sqrt(factor);
+  }
+  return at;
+}
+
+/// How far a prediction is from what was measured, whichever is larger.
+inline double distance(double predicted, double measured) { return std::abs(std::log(predicted / measured)); }
+
+/// A fitted number that has fallen below what can be measured is none.
+constexpr double or_none(double value, double least) { return value < least ? 0 : value; }
+
+/// Of all products in `kind`, how far they are from what `h` gives them.
+inline double products_distance(const hardware& h, const std::vector<measured_product>& points, number_kind kind) {
+  double sum = 0;
+  for (const measured_product& p : points)
+    if (p.kind == kind) sum += distance(product_seconds(h, kind, p.m, p.n, p.k), p.seconds);
+  return sum;
+}
+
+/// The rate of the fastest product in `kind`; 0: there is none.
+inline double fastest(const std::vector<measured_product>& points, number_kind kind) {
+  double rate = 0;
+  for (const measured_product& p : points)
+    if (p.kind == kind) rate = std::max(rate, 2 * p.m * p.n * p.k / p.seconds);
+  return rate;
+}
+
+/// Fits products in `kind` together with kernels that move memory, as they share launches and the memory's rate.
+inline void fit_computing(hardware& h, const measurements& all, number_kind kind) {
+  const auto at = static_cast<std::size_t>(kind);
+  h.product_share[at] = h.memory_share = 1;  // peaks are what is reached
+  const auto put = [&](hardware& to, const std::array<double, 5>& p) {
+    to.peak[at] = p[0], to.product_depth = p[1], to.product_area = p[2], to.memory_bandwidth = p[3], to.launch = p[4];
+  };
+  const auto loss = [&](const std::array<double, 5>& p) {
+    hardware trial = h;
+    put(trial, p);
+    double sum = products_distance(trial, all.products, kind);
+    for (const measured_kernel& k : all.kernels) sum += distance(memory_seconds(trial, k.bytes, 1), k.seconds);
+    return sum;
+  };
+  double rate = 0;
+  for (const measured_kernel& k : all.kernels) rate = std::max(rate, k.bytes / k.seconds);
+  put(h, descend<5>({fastest(all.products, kind), 16, 1024, rate, 1e-6}, loss));
+  h.product_depth = or_none(h.product_depth, 1e-3), h.product_area = or_none(h.product_area, 1e-3);
+  h.launch = or_none(h.launch, 1e-9);
+}
+
+/// Fits the peak of products in another kind alone.
+inline void fit_peak(hardware& h, const measurements& all, number_kind kind) {
+  const auto at = static_cast<std::size_t>(kind);
+  const double rate = fastest(all.products, kind);
+  if (rate == 0) return;
+  h.product_share[at] = 1;
+  const auto found = descend<1>({rate}, [&](const std::array<double, 1>& p) {
+    hardware trial = h;
+    trial.peak[at] = p[0];
+    return products_distance(trial, all.products, kind);
+  });
+  h.peak[at] = found[0];
+}
+
+}  // namespace detail
+
+/// Seconds of a measured collective on a machine whose ranks may share cores: n ranks on fewer cores take turns.
+inline double measured_seconds(const hardware& h, const measured_collective& p) {
+  const double turns = h.cores > 0 ? std::max(1.0, static_cast<double>(p.ranks) / static_cast<double>(h.cores)) : 1.0;
+  if (p.kind == collective::send) return message_seconds(h, {p.ranks, 1}, p.bytes);
+  return turns * collective_seconds(h, place_group(h, {p.ranks, 1}), p.kind, p.bytes);
+}
+
+/// The description that the measurements fit best, each point's error being relative. Peaks are what large products
+/// reach, so that shares of products are 1. Throws `error` where a kind of measurement is missing, or one is no time.
+inline hardware calibrated(const measurements& all) {
+  const auto need = [&](const char* what, const auto& points) {
+    if (points.empty()) fail({"calibration: no ", what, " was measured; legal is one or more"});
+    for (const auto& p : points)
+      if (!(p.seconds > 0 && std::isfinite(p.seconds)))
+        fail({"calibration: ", what, " took ", p.seconds, " seconds; legal is a positive number"});
+  };
+  need("product", all.products);
+  need("attention", all.attention);
+  need("kernel", all.kernels);
+  need("collective", all.collectives);
+  hardware h;
+  h.name = all.name, h.memory = all.memory, h.cores = all.cores;
+  const bool floats = detail::fastest(all.products, number_kind::f32) > 0;
+  detail::fit_computing(h, all, floats ? number_kind::f32 : number_kind::bf16);
+  if (floats) detail::fit_peak(h, all, number_kind::bf16);
+
+  double share = 0;
+  const double peak = h.peak[0] > 0 ? h.peak[0] : h.peak_of(number_kind::bf16);
+  for (const measured_attention& p : all.attention) share += std::log(p.operations / p.seconds / peak);
+  h.attention_share = std::min(1.0, std::exp(share / static_cast<double>(all.attention.size())));
+
+  network_level level;
+  level.name = all.link;
+  const auto with = [&](const std::array<double, 4>& p) {
+    hardware trial = h;
+    network_level l = level;
+    l.bandwidth = p[0], l.all_reduce_share = p[1], l.latency = p[2], l.launch = p[3];
+    trial.levels = {l};
+    return trial;
+  };
+  const auto loss = [&](const std::array<double, 4>& p) {
+    const hardware trial = with(p);
+    double sum = 0;
+    for (const measured_collective& c : all.collectives) sum += detail::distance(measured_seconds(trial, c), c.seconds);
+    return sum;
+  };
+  h = with(detail::descend<4>({1e9, 1, 1e-6, 1e-6}, loss));
+  h.levels[0].latency = detail::or_none(h.levels[0].latency, 1e-9);
+  h.levels[0].launch = detail::or_none(h.levels[0].launch, 1e-9);
+  validate(h, "calibration");
+  return h;
+}
+
+}  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"

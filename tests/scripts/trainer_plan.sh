@@ -1,0 +1,104 @@
+#!/bin/sh
+# The trainer predicts its step on a described machine, chooses a layout by that, keeps what it is told, and says after a
+# run how far the prediction was off.
+# timeout: 240
+. "$(dirname "$0")/lib/common.sh"
+
+cat >machine.json <<'JSON'
+{"like": "cpu", "name": "small", "memory": 1e9, "cores": 2,
+ "levels": [{"name": "shared memory", "ranks": 0, "bandwidth": 2e9, "latency": 5e-6, "launch": 2e-5}]}
+JSON
+dry() { "$trainer" --model config.json --seq 32 --global-batch 16 --dry-run "$@"; }
+has() { grep -q -- "$1" "$2" || fail "$2 lacks '$1': $(cat "$2")"; }
+
+# A dry run prints the prediction, in words and as JSON, of the layout that it is given.
+dry --mesh dp=2,tp=2 --data-parallel zero1 --micro-batch 2 --cluster machine.json:4 >given.out || fail "a dry run with --cluster"
+has '^prediction on small$' given.out
+has '^  step .*: products .*memory-bound kernels' given.out
+has '^  bubble ' given.out
+has '^  exposed .*over tp .*cp .*dp ' given.out
+has '^  memory .*weights .*gradients .*optimizer .*activations' given.out
+python3 - <<'PYTHON' || fail "the prediction as JSON"
+import json, re
+p = json.loads(re.search(r"^  as JSON: (.*)$", open("given.out").read(), re.M)[1])
+assert p["layout"].startswith("tp=2,cp=1,pp=1,dp=2,microbatch=2,recompute=none,zero=1"), p["layout"]
+assert abs(sum(p["seconds"].values()) / p["step_seconds"] - 1) < 1e-9
+assert abs(sum(p["memory"].values()) / p["memory_bytes"] - 1) < 1e-9
+assert p["fits"] and p["hardware"] == "small" and p["exposed_seconds"] > 0
+PYTHON
+
+# The number of ranks may be left out where the mesh says it. It is plan_llama's price of that layout.
+dry --mesh dp=2,tp=2 --data-parallel zero1 --micro-batch 2 --cluster machine.json >alone.out || fail "--cluster without a number"
+cmp given.out alone.out || fail "the prediction depends on whether --cluster names the mesh's ranks"
+"$BIN/plan_llama" --model config.json --cluster machine.json:4 --precision f32 --seq 32 --batch 16 --json \
+  --layout tp=2,dp=2,microbatch=2,zero=1 >plan.json || fail "plan_llama"
+python3 - <<'PYTHON' || fail "the trainer's memory and plan_llama's differ"
+import json, re
+ours = json.loads(re.search(r"^  as JSON: (.*)$", open("given.out").read(), re.M)[1])
+theirs = json.load(open("plan.json"))["layouts"][0]
+assert ours["memory"] == theirs["memory"] and ours["seconds"]["products"] == theirs["seconds"]["products"]
+PYTHON
+
+# chosen NAME ARGUMENTS...: leaves what --plan auto made of them in NAME.plan, and the prediction's seconds of a step.
+chosen() {
+  name=$1
+  shift
+  dry --plan auto "$@" >"$name.out" || fail "--plan auto $*"
+  sed -n 's/^plan: //p' "$name.out" >"$name.plan"
+  [ -s "$name.plan" ] || fail "--plan auto $* says no plan: $(cat "$name.out")"
+}
+seconds() { sed -n 's/.*as JSON: .*"step_seconds": \([^,]*\),.*/\1/p' "$1"; }
+
+# The plan can be given back as options, to the same prediction, and nothing that is tried beside it is faster.
+chosen best --cluster machine.json:4
+# shellcheck disable=SC2046
+dry --cluster machine.json:4 $(cat best.plan) >back.out || fail "the chosen options are refused: $(cat best.plan)"
+[ "$(seconds best.out)" = "$(seconds back.out)" ] || fail "the plan's prediction is not that of its options"
+for other in "--mesh dp=4" "--mesh dp=2,tp=2" "--mesh dp=4 --micro-batch 1" "--mesh pp=2,dp=2 --micro-batch 1" \
+  "--mesh cp=2,dp=2" "--mesh tp=2,cp=2 --recompute full"; do
+  # shellcheck disable=SC2086
+  dry --cluster machine.json:4 $other >other.out || fail "$other"
+  python3 -c 'import sys; sys.exit(float(sys.argv[1]) > float(sys.argv[2]) * (1 + 1e-12))' "$(seconds best.out)" "$(seconds other.out)" ||
+    fail "$(cat best.plan) is predicted to be slower than $other"
+done
+
+# What is given stays.
+chosen kept --cluster machine.json:4 --mesh pp=2,tp=2 --schedule gpipe --micro-batch 2 --recompute selective
+has '^--mesh dp=1,pp=2,cp=1,tp=2 --schedule gpipe --data-parallel replicated --micro-batch 2 --recompute selective$' kept.plan
+chosen zero --cluster machine.json:4 --data-parallel zero2
+has ' --data-parallel zero2 ' zero.plan
+
+# A run by plan, and the prediction beside what was measured.
+train planned --cluster machine.json:2 --plan auto --sample 0
+has '^plan: --mesh ' planned.out
+has '^predicted: .* a step and .* of a rank; measured: .* and .*%)$' planned.out
+python3 - <<'PYTHON' || fail "the prediction in the log"
+import json
+summary = [json.loads(line) for line in open("planned.jsonl")][-1]["summary"]
+p = summary["prediction"]
+assert p["step_seconds"] > 0 and p["measured_step_seconds"] > 0
+assert p["measured_peak_bytes"] == summary["peak_bytes"]
+assert 0.5 < p["allocated_bytes"] / p["measured_peak_bytes"] < 2, p
+PYTHON
+train unpriced --cluster machine.json --mesh dp=2 --optimizer muon --sample 0
+has '^predicted: nothing, as --optimizer muon is not priced; priced are adamw$' unpriced.out
+
+# refuses TEXT ARGUMENTS...
+refuses() {
+  text=$1
+  shift
+  dry "$@" >out 2>err && fail "accepted: $*"
+  has "$text" err
+}
+refuses "^train_llama: --plan auto needs --cluster" --plan auto
+refuses "--plan auto needs --global-batch" --plan auto --cluster cpu:4 --global-batch 0
+refuses "--plan 'best' is unknown; legal are given, auto" --plan best
+refuses "--plan auto is not told how many ranks there are; --cluster says it, as in cpu:8" --plan auto --cluster cpu
+refuses "--cluster: unknown hardware 'gpu'; known are a100" --cluster gpu:4
+refuses "--cluster machine.json:4 names 4 ranks and --mesh dp=2 has 2; they must be equal" --cluster machine.json:4 --mesh dp=2
+refuses "the extents .* multiply to 2 ranks, and there are 4" --plan auto --cluster machine.json:4 --mesh dp=2
+refuses "--plan auto: --optimizer muon is not priced; priced are adamw" --plan auto --cluster machine.json:4 --optimizer muon
+refuses "--plan auto: --schedule dualpipe_v is not priced; priced are gpipe, 1f1b" --plan auto --cluster machine.json:4 --schedule dualpipe_v
+refuses "--recompute every:2 is not searched by --plan auto; legal with it are none, selective and full" --plan auto --cluster machine.json:4 --recompute every:2
+sed 's/"memory": 1e9/"memory": 1e4/' machine.json >tiny.json
+refuses "--plan auto: no layout fits: the smallest, .* more than a small has" --plan auto --cluster tiny.json:4

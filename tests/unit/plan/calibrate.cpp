@@ -1,0 +1,128 @@
+// program: plan
+#include "plait/plan/calibrate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/hardware_json.hpp"
+#include "plait/plan/simulated_step.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+using plait::collective;
+
+/// A machine whose numbers are to be found again: eight ranks on two cores.
+pp::hardware made_up() {
+  pp::hardware h;
+  h.name = "made up";
+  h.peak = {8e10, 2e11, 0};
+  h.product_share = {1, 1, 0};
+  h.product_depth = 24, h.product_area = 900;
+  h.memory = 4e9, h.memory_bandwidth = 1.2e10, h.memory_share = 1;
+  h.launch = 3e-6;
+  h.attention_share = 0.3;
+  h.cores = 2;
+  h.levels = {{.name = "links", .bandwidth = 3e9, .all_reduce_share = 0.8, .latency = 4e-6, .launch = 9e-6}};
+  return h;
+}
+
+/// The times that a machine's description gives to what a calibration measures, each off by `noise` up or down.
+pp::measurements measured_on(const pp::hardware& h, double noise) {
+  pp::measurements all{.name = h.name, .memory = h.memory, .cores = h.cores};
+  double sign = 1;
+  const auto off = [&](double seconds) { return seconds * (1 + noise * (sign = -sign)); };
+  for (const pp::number_kind kind : {pp::number_kind::f32, pp::number_kind::bf16})
+    for (const double m : {16.0, 64.0, 512.0})
+      for (const double n : {32.0, 256.0, 1024.0})
+        for (const double k : {16.0, 128.0, 1024.0})
+          all.products.push_back({kind, m, n, k, off(pp::product_seconds(h, kind, m, n, k))});
+  for (const double operations : {1e7, 1e8, 1e9})
+    all.attention.push_back({operations, off(operations / (h.peak[0] * h.attention_share))});
+  for (double bytes = 1e4; bytes < 1e8; bytes *= 4)
+    all.kernels.push_back({bytes, off(pp::memory_seconds(h, bytes, 1))});
+  for (const collective kind :
+       {collective::all_reduce, collective::all_gather, collective::reduce_scatter, collective::send})
+    for (const std::int64_t ranks : {2, 4, 8})
+      for (double bytes = 1 << 10; bytes <= 1 << 24; bytes *= 4) {
+        pp::measured_collective c{kind, ranks, bytes, 0};
+        c.seconds = off(pp::measured_seconds(h, c));
+        all.collectives.push_back(c);
+      }
+  return all;
+}
+
+double apart(double a, double b) { return std::abs(a / b - 1); }
+
+}  // namespace
+
+TEST_CASE("a calibration finds the machine again that made-up measurements come from") {
+  const pp::hardware truth = made_up(), found = pp::calibrated(measured_on(truth, 0));
+  CHECK(apart(found.peak[0], truth.peak[0]) < 0.02);
+  CHECK(apart(found.peak[1], truth.peak[1]) < 0.02);
+  CHECK(apart(found.product_depth, truth.product_depth) < 0.05);
+  CHECK(apart(found.product_area, truth.product_area) < 0.05);
+  CHECK(apart(found.memory_bandwidth, truth.memory_bandwidth) < 0.02);
+  CHECK(apart(found.launch, truth.launch) < 0.02);
+  CHECK(apart(found.attention_share, truth.attention_share) < 0.02);
+  const pp::network_level &link = found.levels.at(0), &meant = truth.levels[0];
+  CHECK(apart(link.bandwidth, meant.bandwidth) < 0.02);
+  CHECK(apart(link.all_reduce_share, meant.all_reduce_share) < 0.02);
+  CHECK(apart(link.latency, meant.latency) < 0.05);
+  CHECK(apart(link.launch, meant.launch) < 0.05);
+  // It is a description like any other.
+  const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
+  CHECK(read.cores == 2);
+  CHECK(read.levels[0].latency == link.latency);
+  CHECK(pp::hardware_text(pp::hardware_called("cpu", "x")).find("cores") == std::string::npos);
+}
+
+TEST_CASE("measurements that are off by a tenth are met within a tenth on average") {
+  const pp::hardware truth = made_up();
+  const pp::measurements all = measured_on(truth, 0.1);
+  const pp::hardware found = pp::calibrated(all);
+  double sum = 0;
+  for (const pp::measured_product& p : all.products)
+    sum += apart(pp::product_seconds(found, p.kind, p.m, p.n, p.k), p.seconds);
+  CHECK(sum / static_cast<double>(all.products.size()) < 0.12);
+  sum = 0;
+  for (const pp::measured_collective& c : all.collectives) sum += apart(pp::measured_seconds(found, c), c.seconds);
+  CHECK(sum / static_cast<double>(all.collectives.size()) < 0.12);
+}
+
+TEST_CASE("a calibration without a kind of measurement, or with one of no time, is refused by name") {
+  pp::measurements all = measured_on(made_up(), 0);
+  all.kernels.clear();
+  CHECK_THROWS_WITH(pp::calibrated(all), "calibration: no kernel was measured; legal is one or more");
+  all = measured_on(made_up(), 0);
+  all.attention[1].seconds = 0;
+  CHECK_THROWS_WITH(pp::calibrated(all), "calibration: attention took 0 seconds; legal is a positive number");
+  CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "cores": -1})", "x"),
+                    "x: cores is -1; legal is 1 or more, or 0 where each rank has its own");
+}
+
+TEST_CASE("where ranks share cores, a step takes at least the busy seconds of all of them over the cores") {
+  pp::hardware shared = made_up(), apart_ = shared;
+  apart_.cores = 0;
+  pp::training_job job;
+  job.model = plait::plan_shape(plait::llama_preset_config("tiny"));
+  job.seq = 128, job.global_batch = 32;
+  job.program.products = pp::number_kind::f32;
+  pp::training_layout l;
+  l.dp = 8;
+  const pp::layout_price own = pp::price(apart_, job, l), eight = pp::price(shared, job, l);
+  CHECK(own.seconds.turns == 0);
+  CHECK(eight.step() == doctest::Approx(4 * (own.step() - own.seconds.straggling)));  // equal ranks, two cores
+  l.dp = 2;
+  CHECK(pp::price(shared, job, l).step() == pp::price(apart_, job, l).step());
+  // The bubble of a pipeline is time for the other ranks: it is not paid again.
+  l.dp = 1, l.pp = 4;
+  const pp::layout_price bubble = pp::price(apart_, job, l), filled = pp::price(shared, job, l);
+  REQUIRE(bubble.seconds.bubble > 0);
+  CHECK(filled.step() < 2 * bubble.step());
+  CHECK(filled.step() > bubble.step());
+  CHECK(pp::simulated_seconds(shared, job, filled) >= filled.step());
+}
