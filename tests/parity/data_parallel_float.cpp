@@ -1,0 +1,16 @@
+// timeout: 300
+// Policies of data parallelism on every factorisation of 4 and 8 ranks that has data ranks equal one rank, in float.
+// Muon is left to doubles: its five steps of Newton-Schulz enlarge what is rounded some hundred times.
+#include "support/policy_sweep.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+TEST_CASE("policies of every level on every factorisation of 4 and 8 ranks with data ranks") {
+  policy_sweep<float> sweep;
+  sweep_policies(sweep, {4, 8}, false, 1);
+  CHECK(sweep.runs() >= 4 * (7 + 16));
+  CHECK(sweep.pairs("level, clip") == 4 * 3);
+  CHECK(sweep.pairs("level, microbatches") == 4 * 3);
+  CHECK(sweep.pairs("level, cut") == 1 + 3 * 3);
+}

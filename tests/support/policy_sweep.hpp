@@ -1,0 +1,200 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "four_axes.hpp"
+
+/// Policies of data parallelism whose knobs are drawn one independently of the other, on all kinds of meshes, each
+/// compared with one rank.
+namespace plait::test {
+
+inline constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                            zero_level::parameters};
+
+/// Numbers that depend on a key and a seed alone (splitmix64), so that a sweep is the same on every machine.
+class drawn_numbers {
+ public:
+  drawn_numbers(std::uint64_t key, std::uint64_t seed) : state_(key * 0x2545f4914f6cdd1dull + seed) {}
+  /// The next one, from 0 to n - 1.
+  int below(int n) {
+    std::uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<int>((z ^ (z >> 31)) % static_cast<std::uint64_t>(n));
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// How a step clips: not at all, by its own norm, or by that of the step before.
+enum class clipping : std::uint8_t { none, exact, delayed };
+
+/// How buckets are cut, and the optimizer of their pieces: every legal pair.
+enum class cut_for : std::uint8_t { even, whole, blocks, whole_by_muon, muon_on_copies };
+
+struct policy_knobs {
+  zero_level level = zero_level::replicated;
+  clipping clip = clipping::exact;
+  int microbatches = 1;
+  cut_for cut = cut_for::even;
+  int hybrid = 0;  ///< 1: sharded over dp and replicated over cp; 2: the other way round
+  int schedule = 0, context = 0, prefetch = 1, buffers = 0;
+  bool reshard = true, overlap = true, tied = false, recomputes = false;
+
+  bool muon() const { return cut == cut_for::whole_by_muon || cut == cut_for::muon_on_copies; }
+};
+
+inline constexpr int few_microbatches[] = {1, 2, 5};
+
+inline std::vector<cut_for> cuts_of(zero_level level, bool with_muon) {
+  std::vector<cut_for> all{cut_for::even};
+  if (level != zero_level::replicated) all.insert(all.end(), {cut_for::whole, cut_for::blocks});
+  if (with_muon) all.push_back(level == zero_level::replicated ? cut_for::muon_on_copies : cut_for::whole_by_muon);
+  return all;
+}
+inline int hybrids_of(zero_level level, const pipeline_mesh& m) {
+  return level != zero_level::replicated && m.dp > 1 && m.cp > 1 ? 3 : 1;
+}
+
+/// Draws every knob, each from all of its values that are legal.
+inline policy_knobs draw_knobs(zero_level level, const pipeline_mesh& m, bool with_muon, drawn_numbers from) {
+  policy_knobs k;
+  k.level = level;
+  k.clip = static_cast<clipping>(from.below(3));
+  k.microbatches = few_microbatches[from.below(3)];
+  const std::vector<cut_for> cuts = cuts_of(level, with_muon);
+  k.cut = cuts[static_cast<std::size_t>(from.below(static_cast<int>(cuts.size())))];
+  k.hybrid = from.below(hybrids_of(level, m));
+  k.schedule = from.below(4);
+  k.context = from.below(3);
+  k.prefetch = from.below(4);
+  k.buffers = from.below(3);
+  k.reshard = from.below(3) > 0;
+  k.overlap = from.below(5) > 0;
+  k.tied = from.below(2) == 0;
+  k.recomputes = from.below(11) == 0;
+  return k;
+}
+
+inline pipeline_options options_of(const policy_knobs& k) {
+  pipeline_options how;
+  how.parallel.level = k.level;
+  how.parallel.overlap = k.overlap;
+  how.parallel.delayed_norm = k.clip == clipping::delayed;
+  if (k.cut == cut_for::whole || k.cut == cut_for::whole_by_muon) how.cut = bucket_cut::whole;
+  if (k.cut == cut_for::blocks) how.cut = bucket_cut::blocks(256);
+  if (k.hybrid > 0) {
+    how.axes.shard = k.hybrid == 1 ? axis_list(axis_of<dp>) : axis_list(axis_of<cp>);
+    how.axes.replicate = k.hybrid == 1 ? axis_list(axis_of<cp>) : axis_list(axis_of<dp>);
+  }
+  if (k.level >= zero_level::gradients && k.microbatches == 1 && k.overlap)  // a tie holds a buffer to the end
+    how.parallel.gradient_buffers = k.tied && k.buffers == 1 ? 2 : k.buffers;
+  if (k.level == zero_level::parameters) {
+    how.parallel.prefetch = k.prefetch;
+    how.parallel.reshard_after_forward = k.reshard;
+  }
+  return how;
+}
+
+/// Runs policies beside one rank, which trains once for all that differ in nothing that it has.
+template <class T>
+class policy_sweep {
+ public:
+  void run(const policy_knobs& k, const pipeline_mesh& m) {
+    scenario s = four_axes_scenario();
+    s.config.layers = m.pp + 1;
+    s.steps = 2;
+    s.microbatches = k.microbatches;
+    s.batch = 16 * s.microbatches;
+    s.clip = k.clip == clipping::none ? 0.0 : 1.0;
+    s.config.tie_embeddings = k.tied;
+    // AdamW divides a gradient by its own size, so that it enlarges what is rounded in small ones: not with this
+    // epsilon.
+    if (sizeof(T) == 4) s.optimizer = adamw_options{.epsilon = 1e-2};
+    if (k.muon()) s.optimizer = muon_options{};
+    auto& one = one_rank_[{k.microbatches, m.pp, k.clip, k.tied, k.muon()}];
+    if (one.steps.empty()) {
+      s.parallel.parallel.delayed_norm = k.clip == clipping::delayed;
+      one = train_one<T, megatron_sp>(s);
+    }
+    s.options.attention.context = choices[k.context];
+    s.options.keep = k.recomputes ? recompute::full : recompute::none;
+    s.parallel = options_of(k);
+    INFO("level " << static_cast<int>(k.level) << " cut " << static_cast<int>(k.cut) << " clip "
+                  << static_cast<int>(k.clip) << " hybrid " << k.hybrid << " prefetch " << k.prefetch << " reshard "
+                  << k.reshard << " buffers " << k.buffers << " overlap " << k.overlap << " tied " << k.tied
+                  << " context " << k.context << " recomputes " << k.recomputes);
+    check_pipeline<T, context_parallel<megatron_sp, chosen<cp>, zigzag>>(
+        s, one, m, some_schedule(k.schedule, static_cast<int>(m.pp), k.microbatches, 0));
+    ++runs_;
+    note(k, m);
+  }
+  int runs() const { return runs_; }
+  /// How many different pairs of values two knobs have had together.
+  std::size_t pairs(const std::string& knobs) const { return met_.at(knobs).size(); }
+
+ private:
+  void note(const policy_knobs& k, const pipeline_mesh& m) {
+    const int level = static_cast<int>(k.level);
+    met_["level, clip"].emplace(level, static_cast<int>(k.clip));
+    met_["level, microbatches"].emplace(level, k.microbatches);
+    met_["level, cut"].emplace(level, static_cast<int>(k.cut));
+    met_["cut, clip"].emplace(static_cast<int>(k.cut), static_cast<int>(k.clip));
+    met_["cut, microbatches"].emplace(static_cast<int>(k.cut), k.microbatches);
+    if (m.pp > 1) {
+      met_["level, schedule"].emplace(level, k.schedule);
+      met_["cut, tied"].emplace(static_cast<int>(k.cut), k.tied);
+    }
+    if (k.level >= zero_level::gradients && k.microbatches == 1)
+      met_["level, buffers"].emplace(level, options_of(k).parallel.gradient_buffers);
+    if (m.cp > 1) met_["level, context"].emplace(level, k.context);
+    if (hybrids_of(k.level, m) > 1) met_["level, hybrid"].emplace(level, k.hybrid);
+    if (k.level != zero_level::parameters) return;
+    met_["reshard, microbatches"].emplace(k.reshard, k.microbatches);
+    met_["reshard, prefetch"].emplace(k.reshard, k.prefetch);
+  }
+
+  std::map<std::tuple<int, std::int64_t, clipping, bool, bool>, rank_outcome> one_rank_;
+  std::map<std::string, std::set<std::pair<int, int>>> met_;
+  int runs_ = 0;
+};
+
+/// Runs drawn policies of every level on every factorisation of so many ranks that has data ranks. With
+/// PLAIT_FULL_GRID=1 in the environment every combination of clipping, microbatches, cut, optimizer, hybrid and reshard
+/// is one, and only the other knobs are drawn.
+template <class T>
+void sweep_policies(policy_sweep<T>& sweep, std::initializer_list<std::int64_t> sizes, bool with_muon,
+                    std::uint64_t seed) {
+  const char* const full = std::getenv("PLAIT_FULL_GRID");
+  std::uint64_t key = 0;
+  for (const std::int64_t ranks : sizes)
+    for (const pipeline_mesh& m : factorisations(ranks)) {
+      if (m.dp * m.cp == 1) continue;
+      for (const zero_level level : all_levels) {
+        if (full == nullptr || std::string(full) != "1") {
+          sweep.run(draw_knobs(level, m, with_muon, drawn_numbers(++key, seed)), m);
+          continue;
+        }
+        for (const clipping clip : {clipping::none, clipping::exact, clipping::delayed})
+          for (const int microbatches : few_microbatches)
+            for (const cut_for cut : cuts_of(level, with_muon))
+              for (int hybrid = 0; hybrid < hybrids_of(level, m); ++hybrid)
+                for (const bool reshard : {true, false}) {
+                  if (level != zero_level::parameters && !reshard) continue;
+                  policy_knobs k = draw_knobs(level, m, with_muon, drawn_numbers(++key, seed));
+                  k.clip = clip, k.microbatches = microbatches, k.cut = cut, k.hybrid = hybrid, k.reshard = reshard;
+                  sweep.run(k, m);
+                }
+      }
+    }
+}
+
+}  // namespace plait::test
