@@ -44,22 +44,20 @@ void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
   using given = typename simd::pack_of<G, width* static_cast<int>(sizeof(G))>::type;
   using doubles = typename simd::pack_of<double, width * 8>::type;
   using words = typename simd::pack_of<std::int64_t, width * 8>::type;
-  const auto squares_at = [&](std::int64_t i) {
+  // By reference: how a vector is returned depends on the processor that is compiled for.
+  const auto take_squares = [&](std::int64_t i, words& bits) {
     given from;
     std::memcpy(&from, x + i, sizeof from);
-    const doubles v = __builtin_convertvector(from, doubles);
-    return v * v;
-  };
-  const auto bits_of = [](const doubles& v) {
-    words bits;
-    std::memcpy(&bits, &v, sizeof bits);
-    return bits;
+    const doubles v = __builtin_convertvector(from, doubles), square = v * v;
+    std::memcpy(&bits, &square, sizeof bits);
   };
   constexpr std::int64_t fraction = (std::int64_t{1} << 52) - 1, digit = (std::int64_t{1} << exact::digit_bits) - 1;
   const std::int64_t whole = n / width * width;
   words largest{};
   for (std::int64_t i = 0; i < whole; i += width) {
-    const words exponent = bits_of(squares_at(i)) >> 52;  // squares have no sign
+    words bits;
+    take_squares(i, bits);
+    const words exponent = bits >> 52;  // squares have no sign
     largest = exponent > largest ? exponent : largest;
   }
   std::int64_t top = 0;
@@ -68,7 +66,9 @@ void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
   const bool finite = top != 2047;
   words sums[window][exact::digits] = {}, outside{};
   for (std::int64_t i = 0; finite && i < whole; i += width) {
-    const words bits = bits_of(squares_at(i)), exponent = bits >> 52, bin = (exponent >> exact::exponent_bits) - first;
+    words bits;
+    take_squares(i, bits);
+    const words exponent = bits >> 52, bin = (exponent >> exact::exponent_bits) - first;
     outside |= (bin < 0) & bits;
     const words normal = exponent != 0;  // all bits of a lane
     const words mantissa = ((bits & fraction) | (normal & (std::int64_t{1} << 52)))
