@@ -59,7 +59,7 @@ class save_writer {
  public:
   using clock = save_job::clock;
 
-  /// What rank 0 says where it has waited for a rank that failed otherwise.
+  /// Rank 0 says this where it has waited for a rank that failed otherwise.
   static constexpr const char* gave_up = "another rank has failed";
 
   save_writer(file_system& files, int rank, int ranks, double deadline, std::optional<step_root> root)

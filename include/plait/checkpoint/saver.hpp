@@ -249,7 +249,7 @@ class checkpoint_saver {
     const std::string said = broadcast_text(device, ranks_, text, who);
     return who == 0 ? said : cat({"rank ", who, ": ", said});
   }
-  /// What the writer may still change is left out unless the job has `ended`.
+  /// Leaves out what the writer may still change, unless the job has `ended`.
   static finished_save outcome_of(const detail::save_job& j, bool ended) {
     finished_save out{.step = j.step, .bytes = j.share.bytes.size(), .stall = j.stall};
     if (ended) out.background = j.background, out.warning = j.warning;

@@ -91,7 +91,7 @@ class canonical_bucket {
   }
 
  private:
-  /// What one layer adds to one array.
+  /// The sums that one layer adds to one array.
   struct sum {
     array_type* array = nullptr;
     terms_type* terms = nullptr;

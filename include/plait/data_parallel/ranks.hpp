@@ -80,7 +80,7 @@ class data_ranks {
   /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
   any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
   any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
-  /// What the updates of the arrays cost that each of so many ranks along `axes` owns so far, with bucket_cut::whole.
+  /// The cost of updating the arrays that each of so many ranks along `axes` owns so far, with bucket_cut::whole.
   std::vector<double>& loads(const axis_list& axes, std::int64_t owners);
 
  private:

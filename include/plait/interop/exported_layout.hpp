@@ -41,8 +41,8 @@ struct exported_layout {
   /// [{"name", "extent", "coordinate", "state"}...]}.
   std::string json() const;
 
-  /// What differs in `other`, in words that name the dim or the axis; empty if they are one layout. Axes of one rank
-  /// make no difference.
+  /// Returns what differs in `other`, in words that name the dim or the axis; empty if they are one layout. Axes of one
+  /// rank make no difference.
   std::string difference(const exported_layout& other) const;
 };
 
