@@ -189,8 +189,30 @@ TEST_CASE("attach: layers on a program's own communicator, stream and pointers")
   }
 }
 
+namespace {
+/// What a program owes to ranks that are threads: its other GPUs may use the pool of this one, where they are
+/// connected.
+void open_pool() {
+  int here = 0, there = 0;
+  cudaMemPool_t pool = nullptr;
+  if (cudaGetDevice(&here) != cudaSuccess || cudaGetDeviceCount(&there) != cudaSuccess ||
+      cudaDeviceGetDefaultMemPool(&pool, here) != cudaSuccess)
+    throw error("no pool");
+  for (int peer = 0; peer < there; ++peer) {
+    int connected = 0;
+    if (peer == here || cudaDeviceCanAccessPeer(&connected, peer, here) != cudaSuccess || connected == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    if (cudaMemPoolSetAccess(pool, &access, 1) != cudaSuccess) throw error("no access to the pool");
+  }
+}
+}  // namespace
+
 TEST_CASE("attach: a program's own allocator sees every byte") {
   const auto body = [](ncclComm_t comm, cudaStream_t stream, int, std::barrier<>& meeting) {
+    open_pool();
     std::size_t bytes = 0, calls = 0;
     const auto asks = [&](std::size_t n, cudaStream_t where) -> void* {
       void* at = nullptr;
