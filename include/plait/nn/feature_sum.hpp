@@ -91,7 +91,7 @@ class feature_sum {
   }
 
  private:
-  /// The same with what each rank is to have in one piece.
+  /// Returns the sums in an order in which what each rank is to have is one piece.
   template <class A>
   partial_sums<A, Device> in_parts(Device& device, partial_sums<A, Device> own, std::int64_t elements) const {
     if (moved_->outer == 1) return own;

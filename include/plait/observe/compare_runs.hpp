@@ -51,7 +51,7 @@ struct hash_difference {
   bool equal() const { return differing.empty() && only_a.empty() && only_b.empty(); }
 };
 
-/// What is known of a step at which two runs differ.
+/// A step at which two runs differ, and all that is known of it.
 struct step_difference {
   std::int64_t step = 0;
   std::vector<number_difference> numbers{};

@@ -359,7 +359,7 @@ class linear_core : detail::linear_moves {
     }
   }
 
-  /// The same under canonical numerics, where only leaves of a step are added.
+  /// Adds the gradients under canonical numerics, where only leaves of a step are added.
   void canonical_gradients(const context<Device>& ctx, std::int64_t index, std::int64_t count, const T* d, const T* in,
                            const T* dy) {
     for (const auto& p : weights_)

@@ -67,7 +67,7 @@ class norm_core {
     canonical = true;
   }
 
-  /// The same for a norm that is made.
+  /// Takes other sizes for a norm that is made; throws under canonical numerics, which are fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input) {
     require_resizable(weight->name(), canonical);
     take_sizes(ctx, input, name());

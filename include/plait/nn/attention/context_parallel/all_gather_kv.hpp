@@ -129,7 +129,7 @@ class all_gather_kv_attention {
   }
 
  private:
-  /// The same, with dk and dv as canonical sums over chunks of queries, which ranks exchange.
+  /// A backward pass whose dk and dv are canonical sums over chunks of queries, which ranks exchange.
   template <class G>
   void backward_in_chunks(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o,
                           saved& kept, attention_gradients<G> out) {
