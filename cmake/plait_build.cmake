@@ -8,9 +8,10 @@ endif()
 find_program(PLAIT_CCACHE ccache)
 mark_as_advanced(PLAIT_CCACHE)
 if(PLAIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # What it must be told where headers are precompiled.
-  set(CMAKE_CXX_COMPILER_LAUNCHER
-    "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${PLAIT_CCACHE}")
+  # What it must be told where headers are precompiled, and so that another copy of the same sources hits.
+  set(plait_ccache "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${PLAIT_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${plait_ccache})
 endif()
 
 if(NOT CMAKE_RUNTIME_OUTPUT_DIRECTORY)

@@ -17,8 +17,8 @@ macro(plait_enable_nvcc result)
     if(NOT CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
       set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
     endif()
-    if(PLAIT_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-      set(CMAKE_CUDA_COMPILER_LAUNCHER "${PLAIT_CCACHE}")
+    if(plait_ccache AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${plait_ccache})
     endif()
 
     # Where everything lies directly beside bin/, as pip installs it, nvcc itself does not look for libraries.
