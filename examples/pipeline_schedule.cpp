@@ -79,7 +79,7 @@ int main(int argc, char** argv) try {
   // What an executor runs on rank 0 of a small pipeline.
   const auto programs = pl::rank_program(small);
   std::printf("\n1f1b, 2 ranks, 3 microbatches; the program of rank 0:\n");
-  for (const pl::program_step& step : programs[0]) std::printf("  %s\n", pl::describe(step).c_str());
+  for (const pl::step_entry& step : programs[0]) std::printf("  %s\n", pl::describe(step).c_str());
   std::printf("\nThe same as PyTorch's torch.distributed.pipelining reads it:\n%s", pl::to_csv(small).c_str());
 
   pl::write_pipeline_svg(timelines, "pipeline.svg");

@@ -69,7 +69,7 @@ class pipeline_drawing {
     return row + gap + static_cast<double>(lanes_of(t).size()) * (lane + 1);
   }
 
-  /// What is drawn beside passes, on lanes: the norm and updates share one.
+  /// Lanes beside the passes show these; the norm and updates share one.
   static constexpr std::array<step_op, 4> lane_ops{step_op::gather, step_op::reduce, step_op::norm, step_op::update};
   static constexpr std::array<const char*, 4> lane_names{"gather", "reduction", "norm", "update"};
   static constexpr std::array<const char*, 4> lane_colours{"hsl(268,48%,60%)", "hsl(344,62%,52%)", "hsl(210,8%,50%)",

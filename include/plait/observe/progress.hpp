@@ -54,8 +54,8 @@ inline std::string format_rate(double value) {
   return text;
 }
 
-/// What share of the communication over each axes was hidden behind something else, as "hidden dp 93% tp 0%"; "" where
-/// nothing was communicated or measured.
+/// Returns the share of the communication over each axis that was hidden behind something else, as "hidden dp 93% tp
+/// 0%"; "" if nothing was communicated or measured.
 inline std::string format_hidden(const std::vector<axis_communication>& communication) {
   std::string text;
   for (const axis_communication& c : communication) {

@@ -28,7 +28,7 @@ struct logged_numbers {
   double loss = 0, grad_norm = 0, lr = 0;
 };
 
-/// What a log has of a step. The hashes are those of the state after it; before the first step, they are all there is.
+/// A step as a log has it. The hashes are those of the state after it; before the first step, they are all there is.
 struct logged_step {
   std::int64_t step = 0;
   std::optional<logged_numbers> numbers{};

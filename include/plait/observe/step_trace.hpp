@@ -71,12 +71,12 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
   for (const pipeline_event& e : steps) {
     step_event out;
     out.begin = e.begin - origin, out.end = e.end - origin, out.bytes = e.bytes;
-    if (e.step.kind == step_kind::compute) {
-      out.action = e.step.action;
-      out.call(describe(e.step.action));
+    if (e.step.op == step_op::pass) {
+      out.action = e.step.pass;
+      out.call(describe(e.step.pass));
     } else {
       out.what = step_event::kind::message;
-      out.sends = e.step.kind == step_kind::send;
+      out.sends = e.step.op == step_op::send;
       out.flow = group * detail::slots(shape) + detail::slot_of(shape, e.step.transfer) + 1;
       out.call(describe(e.step));
       out.along("pp");

@@ -30,10 +30,10 @@ struct step_wait {
 
 namespace detail {
 
-/// What an entry is called where microbatches are taken together.
+/// Returns the name of an entry where microbatches are taken together.
 inline std::string name_in_waits(const step_entry& e, const std::vector<std::string>& units) {
   const std::string unit = e.unit < 0 ? "" : units[static_cast<std::size_t>(e.unit)];
-  const auto stages = [&] { return cat({"stage ", e.message.from_stage, " to ", e.message.to_stage}); };
+  const auto stages = [&] { return cat({"stage ", e.transfer.from_stage, " to ", e.transfer.to_stage}); };
   switch (e.op) {
     case step_op::pass: {
       const char* const kinds[] = {"forward passes", "backward passes", "input gradients", "weight gradients"};
@@ -42,7 +42,7 @@ inline std::string name_in_waits(const step_entry& e, const std::vector<std::str
     case step_op::send:
       return cat({"sends from ", stages()});
     case step_op::receive:
-      return cat({e.message.kind == transfer_kind::activation ? "activations" : "gradients", " from ", stages()});
+      return cat({e.transfer.kind == transfer_kind::activation ? "activations" : "gradients", " from ", stages()});
     case step_op::gather:
       return "the gather of " + unit;
     case step_op::release:

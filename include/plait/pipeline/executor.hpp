@@ -70,12 +70,12 @@ class pipeline_executor {
       units& of = units_of_[static_cast<std::size_t>(step_.units[u].stage)];
       if (of.count++ == 0) of.first = static_cast<int>(u);
     }
-    const std::vector<std::vector<program_step>> all = detail::pipeline_of(step_);
+    const std::vector<std::vector<step_entry>> all = detail::pipeline_of(step_);
     arrived_ = arrived_sends(step_.shape, all, along_.rank());
     bool gradients = false;
-    for (const std::vector<program_step>& program : all)
-      for (const program_step& line : program)
-        gradients = gradients || (line.kind == step_kind::send && line.transfer.kind == transfer_kind::gradient);
+    for (const std::vector<step_entry>& program : all)
+      for (const step_entry& line : program)
+        gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
     if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
   }
   /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
@@ -93,7 +93,7 @@ class pipeline_executor {
 
   /// Where `run` puts what happened when; null: nowhere.
   std::vector<pipeline_event>* events = nullptr;
-  /// What is measured of runs that keep something, by the entries of the program.
+  /// Returns the measurements of runs that keep something, by the entries of the program.
   step_watch& measured() { return watch_; }
 
   /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
@@ -155,7 +155,7 @@ class pipeline_executor {
           continue;
         }
         ++at_entry;
-        e.op == step_op::send ? send(e.message) : receive(e.message);
+        e.op == step_op::send ? send(e.transfer) : receive(e.transfer);
       }
       watch(nullptr);
     }
@@ -218,7 +218,7 @@ class pipeline_executor {
 
     /// `arrived`: sends that are through once the action has its input.
     void compute(const action& what, const std::vector<std::size_t>& arrived) {
-      const program_step step{step_kind::compute, what, {}};
+      const step_entry step{step_op::pass, -1, what, {}};
       const int chunk = what.chunk, microbatch = what.microbatch;
       const int stage = owner.shape().stage_of(rank, chunk);
       slot& s = at(chunk, microbatch);
@@ -264,7 +264,7 @@ class pipeline_executor {
 
     void send(const transfer& t) {
       slot& s = at(owner.shape().chunk_of(t.from_stage), t.microbatch);
-      const std::size_t event = begin({step_kind::send, {}, t});
+      const std::size_t event = begin({step_op::send, -1, {}, t});
       sent.emplace_back();
       if (t.kind == transfer_kind::activation) {
         sent.back().value = std::move(s.out);
@@ -277,7 +277,7 @@ class pipeline_executor {
     void receive(const transfer& t) {
       const int chunk = owner.shape().chunk_of(t.to_stage);
       slot& s = at(chunk, t.microbatch);
-      const std::size_t event = begin({step_kind::receive, {}, t});
+      const std::size_t event = begin({step_op::receive, -1, {}, t});
       if (t.kind == transfer_kind::activation) {
         s.in.data = stages.input(ctx, chunk);
         start_receive(s.in, t, event);
@@ -335,16 +335,16 @@ class pipeline_executor {
     }
     int tag_of(const transfer& t) const { return static_cast<int>(detail::slot_of(owner.shape(), t)); }
 
-    std::size_t begin(const program_step& step) {
+    std::size_t begin(const step_entry& step) {
       if (!owner.events) return 0;
-      if (step.kind == step_kind::compute) ctx.device.synchronize();  // what it waited for is not its own time
+      if (step.op == step_op::pass) ctx.device.synchronize();  // what it waited for is not its own time
       owner.events->push_back({step, comm_clock(), 0, 0, 0});
       return owner.events->size() - 1;
     }
     void end(std::size_t event) {
       if (!owner.events) return;
       pipeline_event& e = (*owner.events)[event];
-      if (e.step.kind == step_kind::compute) {
+      if (e.step.op == step_op::pass) {
         ctx.device.synchronize();
         e.memory = ctx.device.bytes_in_use();
       }

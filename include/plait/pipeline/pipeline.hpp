@@ -212,7 +212,7 @@ class pipeline {
     }
   };
 
-  /// What passes of the executor have in common.
+  /// The base of all passes that the executor runs.
   struct passes {
     pipeline& owner;
     unit_watcher* watcher = nullptr;

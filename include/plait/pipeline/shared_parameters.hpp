@@ -18,7 +18,7 @@
 
 namespace plait::detail {
 
-/// What the communicator of the first and the last stage is called, over which they sum what both have.
+/// The name of the communicator of the first and the last stage, over which they sum what both have.
 inline constexpr const char* ends_axis = "pp ends";
 
 /// (another rank, name) for each of `names` that another rank has too. Collective.

@@ -19,7 +19,7 @@ namespace plait {
 /// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
 /// each action.
 struct pipeline_event {
-  program_step step;
+  step_entry step;
   double begin = 0, end = 0;
   std::uint64_t bytes = 0;  ///< of a message
   std::size_t memory = 0;   ///< bytes in use on the device after a compute
@@ -51,7 +51,7 @@ class step_watch {
     if (book_ != nullptr) waits_.at(static_cast<int>(entry));
   }
 
-  /// What is computed for an entry begins, and ends before the next one's does.
+  /// The computation of an entry begins; it ends before the next one's begins.
   template <class Device>
   void begin(Device& device, const step_entry& e) {
     if (times == nullptr) return;

@@ -13,9 +13,10 @@ namespace plait {
 
 namespace detail {
 
-/// What `arrived_sends` returns, where it is a constant.
-constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(
-    const pipeline_shape& shape, const std::vector<std::vector<program_step>>& programs, int rank) {
+/// Returns what `arrived_sends` does, in constant expressions.
+constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(const pipeline_shape& shape,
+                                                                   const std::vector<std::vector<step_entry>>& programs,
+                                                                   int rank) {
   using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
   struct message {
     clock sent;             // empty: not yet, or taken
@@ -28,9 +29,9 @@ constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(
   std::vector<std::pair<std::size_t, transfer>> open;  // sends of `rank`
   std::size_t sends = 0;
 
-  const auto take = [&](std::size_t r, const program_step& step) {  // false: the message is not yet sent
+  const auto take = [&](std::size_t r, const step_entry& step) {  // false: the message is not yet sent
     transfer t;
-    if (!input_of(shape, static_cast<int>(r), step.action, t)) return true;
+    if (!input_of(shape, static_cast<int>(r), step.pass, t)) return true;
     message& m = messages[slot_of(shape, t)];
     if (m.sent.empty()) return false;
     for (std::size_t i = 0; i < ranks; ++i)
@@ -54,11 +55,11 @@ constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(
     moved = false;
     for (std::size_t r = 0; r < ranks; ++r) {
       for (std::size_t& i = now[r][r]; i < programs[r].size(); ++i, moved = true) {
-        const program_step& step = programs[r][i];
-        if (step.kind == step_kind::compute && !take(r, step)) break;
+        const step_entry& step = programs[r][i];
+        if (step.op == step_op::pass && !take(r, step)) break;
         const bool mine = static_cast<int>(r) == rank;
-        if (step.kind == step_kind::compute && mine) look(now[r], arrived[i]);
-        if (step.kind != step_kind::send) continue;
+        if (step.op == step_op::pass && mine) look(now[r], arrived[i]);
+        if (step.op != step_op::send) continue;
         messages[slot_of(shape, step.transfer)].sent = now[r];
         if (mine) open.emplace_back(sends++, step.transfer);
       }
@@ -67,9 +68,9 @@ constexpr std::vector<std::vector<std::size_t>> find_arrived_sends(
   return arrived;
 }
 
-/// The same at run time, which is compiled once (core/compiled.hpp).
+/// Does so at run time; it is compiled once (core/compiled.hpp).
 std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_shape& shape,
-                                                                const std::vector<std::vector<program_step>>& programs,
+                                                                const std::vector<std::vector<step_entry>>& programs,
                                                                 int rank);
 
 }  // namespace detail
@@ -79,7 +80,7 @@ std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(const pipeline_s
 /// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
 /// `programs` are those of all ranks, of a verified schedule.
 constexpr std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
-                                                              const std::vector<std::vector<program_step>>& programs,
+                                                              const std::vector<std::vector<step_entry>>& programs,
                                                               int rank) {
   if (std::is_constant_evaluated()) return detail::find_arrived_sends(shape, programs, rank);
   return detail::arrived_sends_at_run_time(shape, programs, rank);

@@ -11,7 +11,7 @@ namespace plait {
 namespace detail {
 
 PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends_at_run_time(
-    const pipeline_shape& shape, const std::vector<std::vector<program_step>>& programs, int rank) {
+    const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& programs, int rank) {
   return find_arrived_sends(shape, programs, rank);
 }
 

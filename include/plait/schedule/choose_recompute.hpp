@@ -14,7 +14,7 @@
 
 namespace plait {
 
-/// What one mode of a layer costs, for one microbatch.
+/// The price of one mode of a layer, for one microbatch.
 struct recompute_price {
   std::int64_t bytes = 0;     ///< kept from its forward pass to its backward pass
   std::int64_t deferred = 0;  ///< kept from its input gradients to its weight gradients, where those are deferred

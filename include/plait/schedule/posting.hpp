@@ -66,23 +66,23 @@ constexpr std::size_t slots(const pipeline_shape& shape) {
 }
 
 /// Every rank's own order: receive, compute, send.
-constexpr std::vector<std::vector<program_step>> program_in_own_order(const schedule& s) {
-  std::vector<std::vector<program_step>> programs(s.order.size());
+constexpr std::vector<std::vector<step_entry>> program_in_own_order(const schedule& s) {
+  std::vector<std::vector<step_entry>> programs(s.order.size());
   for (std::size_t r = 0; r < s.order.size(); ++r) {
     programs[r].reserve(s.order[r].size() * 3);
     for (const action& a : s.order[r]) {
       transfer t;
-      if (input_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_kind::receive, {}, t});
-      programs[r].push_back({step_kind::compute, a, {}});
-      if (output_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_kind::send, {}, t});
+      if (input_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_op::receive, -1, {}, t});
+      programs[r].push_back({step_op::pass, -1, a, {}});
+      if (output_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_op::send, -1, {}, t});
     }
   }
   return programs;
 }
 
 /// Which of its queues a rank posts a message on.
-constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, const program_step& step) {
-  const bool send = step.kind == step_kind::send;
+constexpr std::size_t queue_of(posting_rule rule, const pipeline_shape& shape, const step_entry& step) {
+  const bool send = step.op == step_op::send;
   const auto peer = static_cast<std::size_t>(shape.rank_of(send ? step.transfer.to_stage : step.transfer.from_stage));
   switch (rule) {
     case posting_rule::per_peer:
@@ -113,30 +113,30 @@ constexpr std::size_t queues_of(posting_rule rule, const pipeline_shape& shape) 
 
 /// Each message that an action needs or makes is received before it and sent after it, once, by the right rank.
 constexpr schedule_verdict check_steps(const pipeline_shape& shape,
-                                       const std::vector<std::vector<program_step>>& programs) {
+                                       const std::vector<std::vector<step_entry>>& programs) {
   enum : unsigned char { made = 1, sent = 2, received = 4, used = 8 };
   std::vector<unsigned char> seen(slots(shape), 0);
-  const auto at = [](schedule_error code, std::size_t r, std::size_t i, const program_step& step) {
+  const auto at = [](schedule_error code, std::size_t r, std::size_t i, const step_entry& step) {
     return schedule_verdict{.code = code, .rank = static_cast<int>(r), .position = static_cast<int>(i), .step = step};
   };
   for (std::size_t r = 0; r < programs.size(); ++r) {
     const int rank = static_cast<int>(r);
     for (std::size_t i = 0; i < programs[r].size(); ++i) {
-      const program_step& step = programs[r][i];
+      const step_entry& step = programs[r][i];
       transfer t;
-      if (step.kind == step_kind::compute) {
-        if (step.action.chunk >= shape.chunks) return at(schedule_error::unknown_chunk, r, i, step);
-        if (step.action.microbatch >= shape.microbatches) return at(schedule_error::unknown_microbatch, r, i, step);
-        if (input_of(shape, rank, step.action, t)) {
+      if (step.op == step_op::pass) {
+        if (step.pass.chunk >= shape.chunks) return at(schedule_error::unknown_chunk, r, i, step);
+        if (step.pass.microbatch >= shape.microbatches) return at(schedule_error::unknown_microbatch, r, i, step);
+        if (input_of(shape, rank, step.pass, t)) {
           unsigned char& flags = seen[slot_of(shape, t)];
-          if ((flags & received) == 0) return at(schedule_error::transfer_missing, r, i, {step_kind::receive, {}, t});
+          if ((flags & received) == 0) return at(schedule_error::transfer_missing, r, i, {step_op::receive, -1, {}, t});
           flags |= used;
         }
-        if (output_of(shape, rank, step.action, t)) seen[slot_of(shape, t)] |= made;
+        if (output_of(shape, rank, step.pass, t)) seen[slot_of(shape, t)] |= made;
         continue;
       }
       t = step.transfer;
-      const bool send = step.kind == step_kind::send;
+      const bool send = step.op == step_op::send;
       const schedule_error misplaced = send ? schedule_error::send_misplaced : schedule_error::receive_misplaced;
       const int step_to = t.kind == transfer_kind::activation ? 1 : -1;
       if (t.from_stage < 0 || t.from_stage >= shape.stages() || t.to_stage != t.from_stage + step_to ||
@@ -152,15 +152,15 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
   }
   for (std::size_t r = 0; r < programs.size(); ++r)
     for (std::size_t i = 0; i < programs[r].size(); ++i) {
-      const program_step& step = programs[r][i];
-      if (step.kind == step_kind::compute) {
+      const step_entry& step = programs[r][i];
+      if (step.op == step_op::pass) {
         transfer t;
-        if (output_of(shape, static_cast<int>(r), step.action, t) && (seen[slot_of(shape, t)] & sent) == 0)
-          return at(schedule_error::transfer_missing, r, i, {step_kind::send, {}, t});
+        if (output_of(shape, static_cast<int>(r), step.pass, t) && (seen[slot_of(shape, t)] & sent) == 0)
+          return at(schedule_error::transfer_missing, r, i, {step_op::send, -1, {}, t});
       } else if (const unsigned char flags = seen[slot_of(shape, step.transfer)]; (flags & sent) == 0) {
-        return at(schedule_error::transfer_missing, r, i, {step_kind::send, {}, step.transfer});
+        return at(schedule_error::transfer_missing, r, i, {step_op::send, -1, {}, step.transfer});
       } else if ((flags & used) == 0 || (flags & received) == 0) {
-        return at(schedule_error::receive_misplaced, r, i, {step_kind::receive, {}, step.transfer});
+        return at(schedule_error::receive_misplaced, r, i, {step_op::receive, -1, {}, step.transfer});
       }
     }
   return {};
@@ -169,7 +169,7 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
 /// The run itself, of programs that `check_steps` accepts. Plain pointers in the loops: a compiler that evaluates this
 /// counts every call of a vector's member.
 constexpr schedule_verdict run_programs(const pipeline_shape& shape,
-                                        const std::vector<std::vector<program_step>>& programs, posting_rule rule) {
+                                        const std::vector<std::vector<step_entry>>& programs, posting_rule rule) {
   struct queue {
     std::vector<int> steps;  ///< positions in the program, in the order of posting
     std::size_t head = 0;
@@ -203,29 +203,29 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
   };
 
   // The peer's queue for a message between two stages.
-  const auto theirs_of = [&](const program_step& step) {
-    const step_kind other_end = step.kind == step_kind::send ? step_kind::receive : step_kind::send;
-    return queue_of(rule, shape, {other_end, {}, step.transfer});
+  const auto theirs_of = [&](const step_entry& step) {
+    const step_op other_end = step.op == step_op::send ? step_op::receive : step_op::send;
+    return queue_of(rule, shape, {other_end, -1, {}, step.transfer});
   };
 
   for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t r = 0; r < ranks; ++r) {
       const int rank = static_cast<int>(r);
-      const program_step* const mine_steps = programs[r].data();
+      const step_entry* const mine_steps = programs[r].data();
       const std::size_t size = programs[r].size();
       // Compute and post as far as possible.
       std::size_t at = next[r];
       for (; at < size; ++at) {
-        const program_step& step = mine_steps[at];
-        if (step.kind == step_kind::compute) {
+        const step_entry& step = mine_steps[at];
+        if (step.op == step_op::pass) {
           if (rule == posting_rule::blocking && queues[r].waits()) break;
-          if (!ready(rank, step.action)) break;
-          const int stage = shape.stage_of(rank, step.action.chunk);
-          if (step.action.kind == action_kind::forward)
-            computed[output_slot(stage, transfer_kind::activation, step.action.microbatch)] = 1;
-          else if (gives_input_gradient(step.action.kind))
-            computed[output_slot(stage, transfer_kind::gradient, step.action.microbatch)] = 1;
+          if (!ready(rank, step.pass)) break;
+          const int stage = shape.stage_of(rank, step.pass.chunk);
+          if (step.pass.kind == action_kind::forward)
+            computed[output_slot(stage, transfer_kind::activation, step.pass.microbatch)] = 1;
+          else if (gives_input_gradient(step.pass.kind))
+            computed[output_slot(stage, transfer_kind::gradient, step.pass.microbatch)] = 1;
         } else {
           if (rule == posting_rule::blocking && queues[r].waits()) break;
           queues[r * width + queue_of(rule, shape, step)].steps.push_back(static_cast<int>(at));
@@ -237,8 +237,8 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
       for (std::size_t q = 0; q < width; ++q) {
         for (queue& mine = queues[r * width + q]; mine.waits();) {
           const int position = mine.steps[mine.head];
-          const program_step& step = mine_steps[position];
-          const bool send = step.kind == step_kind::send;
+          const step_entry& step = mine_steps[position];
+          const bool send = step.op == step_op::send;
           const auto peer = static_cast<std::size_t>(home[send ? step.transfer.to_stage : step.transfer.from_stage]);
           // Seen from the peer, this rank is the other end, and the message goes the other way.
           const std::size_t theirs_at = rule == posting_rule::per_peer             ? r
@@ -248,10 +248,9 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
           queue& theirs = queues[peer * width + theirs_at];
           if (!theirs.waits()) break;
           const int their_position = theirs.steps[theirs.head];
-          const program_step& other = programs[peer].data()[their_position];
-          const int other_peer =
-              home[other.kind == step_kind::send ? other.transfer.to_stage : other.transfer.from_stage];
-          if (other.kind == step.kind || other_peer != rank) break;
+          const step_entry& other = programs[peer].data()[their_position];
+          const int other_peer = home[other.op == step_op::send ? other.transfer.to_stage : other.transfer.from_stage];
+          if (other.op == step.op || other_peer != rank) break;
           if (!(other.transfer == step.transfer))
             return {.code = schedule_error::messages_cross,
                     .rank = rank,
@@ -278,11 +277,11 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
   for (std::size_t r = 0; r < ranks; ++r) {
     const int position = stuck_at(r);
     if (position < 0) continue;
-    const program_step& step = programs[r][static_cast<std::size_t>(position)];
+    const step_entry& step = programs[r][static_cast<std::size_t>(position)];
     schedule_verdict v{
         .code = schedule_error::deadlock, .rank = static_cast<int>(r), .position = position, .step = step};
-    if (step.kind == step_kind::compute) return v;
-    v.other_rank = shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
+    if (step.op == step_op::pass) return v;
+    v.other_rank = shape.rank_of(step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage);
     v.other_position = stuck_at(static_cast<std::size_t>(v.other_rank));
     if (v.other_position >= 0)
       v.other_step = programs[static_cast<std::size_t>(v.other_rank)][static_cast<std::size_t>(v.other_position)];
@@ -298,7 +297,7 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
 /// missing, double or misplaced are refused as well, and so are sizes that are not legal and actions of chunks and
 /// microbatches that the shape does not have.
 constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
-                                           const std::vector<std::vector<program_step>>& programs,
+                                           const std::vector<std::vector<step_entry>>& programs,
                                            posting_rule rule = posting_rule::global_list) {
   if (!shape.legal() || programs.size() != static_cast<std::size_t>(shape.ranks))
     return {.code = schedule_error::shape_illegal};

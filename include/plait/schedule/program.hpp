@@ -3,35 +3,12 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <vector>
 
 #include "plait/schedule/simulate.hpp"
+#include "plait/schedule/step_entry.hpp"
 
 namespace plait {
-
-enum class step_kind : std::uint8_t { compute, send, receive };
-
-/// One line of a rank's program: `action` for a compute, `transfer` for the others.
-struct program_step {
-  step_kind kind = step_kind::compute;
-  plait::action action;
-  plait::transfer transfer;
-
-  friend constexpr bool operator==(const program_step&, const program_step&) = default;
-};
-
-/// "compute F3.1", "send activation 3: stage 1 -> 2"
-inline std::string describe(const program_step& step) {
-  switch (step.kind) {
-    case step_kind::compute:
-      return "compute " + describe(step.action);
-    case step_kind::send:
-      return "send " + describe(step.transfer);
-    default:
-      return "receive " + describe(step.transfer);
-  }
-}
 
 /// The computations, sends and receives of every rank, in the one order that every backend follows.
 ///
@@ -40,19 +17,19 @@ inline std::string describe(const program_step& step) {
 /// message was sent, and so the one that needs it. All programs are sorted by one order of events (simulated time, then
 /// `sequence`), and so no deadlock is possible, even when every step blocks and each rank has a single queue.
 ///
-/// An executor runs the steps in order:
+/// An executor runs the entries in order:
 ///
-///     for (const program_step& step : programs[rank]) switch (step.kind) {
-///       case step_kind::receive: post(step.transfer); break;              // returns at once
-///       case step_kind::compute: wait_for_input(step.action); compute(step.action); break;
-///       case step_kind::send:    post(step.transfer); break;              // returns at once
+///     for (const step_entry& e : programs[rank]) switch (e.op) {
+///       case step_op::receive: post(e.transfer); break;              // returns at once
+///       case step_op::pass:    wait_for_input(e.pass); compute(e.pass); break;
+///       default:               post(e.transfer);                     // a send: returns at once
 ///     }
 ///
 /// Posting is meant not to block: a receive may stand some actions before its message is sent, so that it is there when
 /// it is needed. Throws as `simulate`.
-constexpr std::vector<std::vector<program_step>> rank_program(const schedule& s, const simulation& times) {
+constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, const simulation& times) {
   const pipeline_shape& shape = s.shape;
-  std::vector<std::vector<program_step>> programs(static_cast<std::size_t>(shape.ranks));
+  std::vector<std::vector<step_entry>> programs(static_cast<std::size_t>(shape.ranks));
   std::vector<std::size_t> next(programs.size(), 0);
   for (std::size_t r = 0; r < programs.size(); ++r) programs[r].reserve(times.ranks[r].size() * 3);
 
@@ -62,22 +39,22 @@ constexpr std::vector<std::vector<program_step>> rank_program(const schedule& s,
     for (std::size_t& i = next[rank]; i < mine.size(); ++i) {
       const timed_action& a = mine[i];
       if (until && (a.end != until->sent ? a.end > until->sent : a.sequence > until->sequence)) break;
-      programs[rank].push_back({step_kind::compute, a.action, {}});
+      programs[rank].push_back({step_op::pass, -1, a.action, {}});
     }
   };
   for (const timed_transfer& t : times.transfers) {
     const auto from = static_cast<std::size_t>(shape.rank_of(t.transfer.from_stage));
     const auto to = static_cast<std::size_t>(shape.rank_of(t.transfer.to_stage));
     advance(from, &t);
-    programs[from].push_back({step_kind::send, {}, t.transfer});
+    programs[from].push_back({step_op::send, -1, {}, t.transfer});
     advance(to, &t);
-    programs[to].push_back({step_kind::receive, {}, t.transfer});
+    programs[to].push_back({step_op::receive, -1, {}, t.transfer});
   }
   for (std::size_t r = 0; r < programs.size(); ++r) advance(r, nullptr);
   return programs;
 }
 
-constexpr std::vector<std::vector<program_step>> rank_program(const schedule& s, const schedule_costs& costs = {}) {
+constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, const schedule_costs& costs = {}) {
   return rank_program(s, simulate(s, costs));
 }
 

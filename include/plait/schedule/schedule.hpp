@@ -37,7 +37,7 @@ struct schedule_name {
 ///     schedule s = parse_schedule("interleaved:2", ranks, microbatches);  // or interleaved<2>::make(...), or your own
 ///     require_verified(s);                                                // complete, ordered, free of deadlock
 ///     auto programs = rank_program(s, costs);                 // what each rank computes, sends and receives
-///     for (const program_step& step : programs[my_rank]) ...  // an executor
+///     for (const step_entry& step : programs[my_rank]) ...  // an executor
 ///
 /// Usable in constant expressions, where it must not outlive the expression.
 struct schedule {

@@ -10,6 +10,7 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
+#include "plait/schedule/transfer.hpp"
 
 namespace plait {
 
@@ -55,25 +56,6 @@ struct schedule_costs {
     return links.empty() ? link : links[static_cast<std::size_t>(from * shape.ranks + to)];
   }
 };
-
-/// A message from one stage to the next (an activation) or to the one before (its gradient).
-enum class transfer_kind : std::uint8_t { activation, gradient };
-
-/// One message between two ranks. Stages on one rank hand over in place: that is no transfer.
-struct transfer {
-  transfer_kind kind = transfer_kind::activation;
-  int from_stage = 0;
-  int to_stage = 0;
-  int microbatch = 0;
-
-  friend constexpr bool operator==(const transfer&, const transfer&) = default;
-};
-
-/// "activation 3: stage 1 -> 2"
-inline std::string describe(const transfer& t) {
-  return cat({t.kind == transfer_kind::activation ? "activation " : "gradient ", t.microbatch, ": stage ", t.from_stage,
-              " -> ", t.to_stage});
-}
 
 struct timed_action {
   plait::action action;

@@ -22,7 +22,8 @@ struct pipeline_timeline {
   std::string unit;  ///< of the times, as in "ms"; empty for unit costs
   pipeline_shape shape;
   std::vector<std::vector<timed_action>> ranks;
-  /// What each rank's step does beside its passes: gathers and reductions, which go on meanwhile, the norm and updates.
+  /// The entries of each rank's step beside its passes: gathers and reductions, which go on meanwhile, the norm and
+  /// updates.
   /// Empty where a pipeline alone is shown.
   std::vector<std::vector<timed_entry>> beside{};
 

@@ -16,10 +16,10 @@ struct schedule_verdict {
   schedule_error code = schedule_error::ok;
   int rank = -1;            ///< -1: no particular one
   int position = -1;        ///< in the rank's order (actions) or program (steps), from 0; -1: none
-  program_step step{};      ///< what stands there, or is missing
+  step_entry step{};        ///< what stands there, or is missing
   int other_rank = -1;      ///< whom it waits for
   int other_position = -1;  ///< where that one is stuck; -1: it is through
-  program_step other_step{};
+  step_entry other_step{};
   int below = 0;  ///< nearest legal number of microbatches (or limit on activations) below; 0: none
   int above = 0;  ///< ... and above
 

@@ -15,15 +15,14 @@ PLAIT_INLINE std::string describe(const schedule_verdict& v) {
   if (v.rank >= 0) {
     append(text, {"rank ", v.rank, ", "});
     if (v.position >= 0) append(text, {in_program ? "step " : "action ", v.position, " "});
-    text += (in_program ? "(" + describe(v.step) : "(" + describe(v.step.action)) + "): ";
+    text += "(" + describe(v.step) + "): ";
   }
   text += text_of(v.code);
   if (v.other_rank >= 0) {
     append(text, {"; it waits for rank ", v.other_rank});
     if (v.other_position >= 0)
-      text += in_program
-                  ? cat({", which is stuck at step ", v.other_position, " (", describe(v.other_step), ")"})
-                  : cat({", which is stuck at action ", v.other_position, " (", describe(v.other_step.action), ")"});
+      append(text, {", which is stuck at ", in_program ? "step " : "action ", v.other_position, " (",
+                    describe(v.other_step), ")"});
   }
   if (v.below > 0 || v.above > 0) {
     const bool both = v.below > 0 && v.above > 0;

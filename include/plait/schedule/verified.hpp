@@ -51,8 +51,8 @@ constexpr schedule_verdict verdict_of(const verify_options& options) {
 
 template <schedule_verdict V>
 constexpr auto action_fact() {
-  if constexpr (V.rank >= 0 && V.step.kind == step_kind::compute)
-    return at_action<V.step.action.kind, V.step.action.microbatch, V.step.action.chunk>{};
+  if constexpr (V.rank >= 0 && V.step.op == step_op::pass)
+    return at_action<V.step.pass.kind, V.step.pass.microbatch, V.step.pass.chunk>{};
   else
     return no_particular_action{};
 }

@@ -50,7 +50,7 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
     int held = 0;
     for (std::size_t i = 0; i < order.size(); ++i) {
       const action a = order[i];
-      schedule_verdict wrong{.rank = r, .position = static_cast<int>(i), .step = {step_kind::compute, a, {}}};
+      schedule_verdict wrong{.rank = r, .position = static_cast<int>(i), .step = {step_op::pass, -1, a, {}}};
       const auto refuse = [&](schedule_error code) {
         wrong.code = code;
         return wrong;
@@ -82,11 +82,12 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
         if ((flags & f) == 0)
           return {.code = schedule_error::forward_missing,
                   .rank = r,
-                  .step = {step_kind::compute, forward_of(chunk, mb), {}}};
+                  .step = {step_op::pass, -1, forward_of(chunk, mb), {}}};
         if ((flags & (b | w_half)) == 0)
           return {.code = schedule_error::backward_missing,
                   .rank = r,
-                  .step = {step_kind::compute,
+                  .step = {step_op::pass,
+                           -1,
                            (flags & i_half) != 0 ? weight_backward_of(chunk, mb) : backward_of(chunk, mb),
                            {}}};
       }
@@ -104,12 +105,12 @@ constexpr schedule_verdict name_stuck(const schedule& s, const std::vector<int>&
     schedule_verdict v{.code = schedule_error::never_ready,
                        .rank = r,
                        .position = done[rank],
-                       .step = {step_kind::compute, a, {}},
+                       .step = {step_op::pass, -1, a, {}},
                        .other_rank = s.shape.rank_of(a.kind == action_kind::forward ? stage - 1 : stage + 1)};
     const auto other = static_cast<std::size_t>(v.other_rank);
     if (const auto theirs = static_cast<std::size_t>(done[other]); theirs < s.order[other].size()) {
       v.other_position = done[other];
-      v.other_step.action = s.order[other][theirs];
+      v.other_step.pass = s.order[other][theirs];
     }
     return v;
   }

@@ -59,9 +59,9 @@ std::vector<named_values> gather_gradients(const context<Device>& ctx, Model& mo
 inline int most_kept(const std::vector<pipeline_event>& events) {
   int now = 0, most = 0;
   for (const pipeline_event& e : events) {
-    if (e.step.kind != step_kind::compute) continue;
-    if (e.step.action.kind == action_kind::forward) most = std::max(most, ++now);
-    if (frees_activations(e.step.action.kind)) --now;
+    if (e.step.op != step_op::pass) continue;
+    if (e.step.pass.kind == action_kind::forward) most = std::max(most, ++now);
+    if (frees_activations(e.step.pass.kind)) --now;
   }
   return most;
 }

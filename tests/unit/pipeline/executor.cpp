@@ -210,7 +210,7 @@ TEST_CASE("events are what the program says, with the bytes of every message") {
     for (std::size_t i = 0; i < events.size(); ++i) {
       CHECK(events[i].step == program[i]);
       CHECK(events[i].begin <= events[i].end);
-      if (program[i].kind == step_kind::compute) continue;
+      if (program[i].op == step_op::pass) continue;
       // Between stages s and s + 1 there are s + 3 numbers, in both directions.
       const int stage = std::min(program[i].transfer.from_stage, program[i].transfer.to_stage);
       CHECK(events[i].bytes == sizeof(double) * static_cast<std::uint64_t>(stage + 3));

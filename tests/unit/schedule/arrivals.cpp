@@ -18,7 +18,7 @@ using namespace plait;
 
 namespace {
 
-using programs_type = std::vector<std::vector<program_step>>;
+using programs_type = std::vector<std::vector<step_entry>>;
 
 /// How far `rank` comes where `lost` never arrives.
 std::size_t reach_without(const pipeline_shape& shape, const programs_type& programs, const transfer& lost, int rank) {
@@ -28,12 +28,12 @@ std::size_t reach_without(const pipeline_shape& shape, const programs_type& prog
     moved = false;
     for (std::size_t r = 0; r < programs.size(); ++r)
       for (; next[r] < programs[r].size(); ++next[r], moved = true) {
-        const program_step& step = programs[r][next[r]];
+        const step_entry& step = programs[r][next[r]];
         transfer t;
-        if (step.kind == step_kind::compute && detail::input_of(shape, static_cast<int>(r), step.action, t) &&
+        if (step.op == step_op::pass && detail::input_of(shape, static_cast<int>(r), step.pass, t) &&
             std::find(sent.begin(), sent.end(), t) == sent.end())
           break;
-        if (step.kind == step_kind::send && !(step.transfer == lost)) sent.push_back(step.transfer);
+        if (step.op == step_op::send && !(step.transfer == lost)) sent.push_back(step.transfer);
       }
   }
   return next[static_cast<std::size_t>(rank)];
@@ -50,8 +50,8 @@ void check(int ranks, int microbatches) {
     const auto arrived = arrived_sends(plan.shape, programs, rank);
     REQUIRE(arrived.size() == mine.size());
     std::vector<std::size_t> where;  // of each send; the end: nowhere
-    for (const program_step& step : mine)
-      if (step.kind == step_kind::send) where.push_back(mine.size());
+    for (const step_entry& step : mine)
+      if (step.op == step_op::send) where.push_back(mine.size());
     for (std::size_t i = 0; i < arrived.size(); ++i)
       for (const std::size_t send : arrived[i]) {
         REQUIRE(send < where.size());
@@ -59,9 +59,8 @@ void check(int ranks, int microbatches) {
         where[send] = i;
       }
     std::size_t send = 0;
-    for (const program_step& step : mine)
-      if (step.kind == step_kind::send)
-        CHECK(where[send++] == reach_without(plan.shape, programs, step.transfer, rank));
+    for (const step_entry& step : mine)
+      if (step.op == step_op::send) CHECK(where[send++] == reach_without(plan.shape, programs, step.transfer, rank));
   }
 }
 

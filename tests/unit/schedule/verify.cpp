@@ -20,7 +20,7 @@ using namespace plait;
 
 namespace {
 
-using programs = std::vector<std::vector<program_step>>;
+using programs = std::vector<std::vector<step_entry>>;
 
 constexpr posting_rule all_rules[] = {posting_rule::blocking,           posting_rule::one_queue,
                                       posting_rule::per_peer,           posting_rule::per_peer_direction,
@@ -46,7 +46,7 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
 bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule rule, std::mt19937& random) {
   using key = std::tuple<int, int, int, int>;  // what a queue is for, the same on both ends; which end is apart
   struct post {
-    program_step step;
+    step_entry step;
     int peer;
     std::uint64_t value;  // of a send: what was there when it was posted
   };
@@ -74,8 +74,8 @@ bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule r
   };
   std::vector<rank_state> ranks(all.size());
   bool right = true;
-  const auto key_of = [&](int rank, const program_step& s, int peer) -> std::pair<key, int> {
-    const int send = s.kind == step_kind::send ? 1 : 0;
+  const auto key_of = [&](int rank, const step_entry& s, int peer) -> std::pair<key, int> {
+    const int send = s.op == step_op::send ? 1 : 0;
     const int from = send ? rank : peer, to = send ? peer : rank;
     switch (rule) {
       case posting_rule::per_peer:
@@ -95,16 +95,16 @@ bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule r
     if (rule == posting_rule::blocking)
       for (const auto& [k, q] : me.queues)
         if (!q.empty()) return false;
-    const program_step& step = mine[me.next];
-    if (step.kind != step_kind::compute) {
-      const int peer = shape.rank_of(step.kind == step_kind::send ? step.transfer.to_stage : step.transfer.from_stage);
+    const step_entry& step = mine[me.next];
+    if (step.op != step_op::pass) {
+      const int peer = shape.rank_of(step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage);
       me.queues[key_of(rank, step, peer)].push_back(
-          {step, peer, step.kind == step_kind::send ? me.values[slot_of(step.transfer)] : 0});
+          {step, peer, step.op == step_op::send ? me.values[slot_of(step.transfer)] : 0});
       ++me.next;
       return true;
     }
-    const int stage = shape.stage_of(rank, step.action.chunk), mb = step.action.microbatch;
-    if (step.action.kind == action_kind::forward) {
+    const int stage = shape.stage_of(rank, step.pass.chunk), mb = step.pass.microbatch;
+    if (step.pass.kind == action_kind::forward) {
       const auto in = me.values.find({'a', stage, mb});
       if (stage > 0 && in == me.values.end()) return false;
       const std::uint64_t x = stage == 0 ? static_cast<std::uint64_t>(mb) + 1 : in->second;
@@ -113,7 +113,7 @@ bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule r
       me.kept[{stage, mb}] = x;
       me.values[{'a', stage + 1, mb}] = y;
       if (stage + 1 == shape.stages()) me.values[{'g', stage, mb}] = y;
-    } else if (step.action.kind != action_kind::weight_backward) {
+    } else if (step.pass.kind != action_kind::weight_backward) {
       const auto in = me.values.find({'g', stage, mb});
       if (in == me.values.end()) return false;
       const std::uint64_t g = mix(in->second, me.kept[{stage, mb}]);
@@ -126,14 +126,14 @@ bool runs_right(const pipeline_shape& shape, const programs& all, posting_rule r
   const auto pass = [&](int rank) {
     rank_state& me = ranks[static_cast<std::size_t>(rank)];
     for (auto& [k, q] : me.queues) {
-      if (q.empty() || q.front().step.kind != step_kind::send) continue;
+      if (q.empty() || q.front().step.op != step_op::send) continue;
       rank_state& peer = ranks[static_cast<std::size_t>(q.front().peer)];
       auto other = rule == posting_rule::per_peer_direction || rule == posting_rule::per_stage_and_kind
                        ? peer.queues.find({k.first, 0})
                        : peer.queues.find(k);
       if (other == peer.queues.end() || other->second.empty()) continue;
       const post& theirs = other->second.front();
-      if (theirs.step.kind != step_kind::receive || theirs.peer != rank) continue;
+      if (theirs.step.op != step_op::receive || theirs.peer != rank) continue;
       peer.values[slot_of(theirs.step.transfer)] = q.front().value;
       q.pop_front();
       other->second.pop_front();
@@ -355,7 +355,7 @@ TEST_CASE("every exchange of two messages is refused, or proven harmless by runn
       for (std::size_t r = 0; r < all.size(); ++r)
         for (std::size_t i = 0; i < all[r].size(); ++i)
           for (std::size_t j = i + 1; j < all[r].size(); ++j) {
-            if (all[r][i].kind == step_kind::compute || all[r][j].kind == step_kind::compute) continue;
+            if (all[r][i].op == step_op::pass || all[r][j].op == step_op::pass) continue;
             programs changed = all;
             std::swap(changed[r][i], changed[r][j]);
             const bool accepted = verify_programs(s.shape, changed, rule).ok();
@@ -376,11 +376,11 @@ TEST_CASE("programs with messages too many, too few or misplaced are refused") {
   const schedule s = make_schedule<one_f_one_b>(2, 2);
   const programs good = rank_program(s);
   const auto code = [&](const programs& p) { return verify_programs(s.shape, p).code; };
-  const auto find = [&](std::size_t rank, step_kind kind) {
-    return std::find_if(good[rank].begin(), good[rank].end(), [&](const auto& x) { return x.kind == kind; }) -
+  const auto find = [&](std::size_t rank, step_op op) {
+    return std::find_if(good[rank].begin(), good[rank].end(), [&](const auto& x) { return x.op == op; }) -
            good[rank].begin();
   };
-  const auto receive = find(1, step_kind::receive), send = find(0, step_kind::send);
+  const auto receive = find(1, step_op::receive), send = find(0, step_op::send);
   REQUIRE(code(good) == schedule_error::ok);
   programs p = good;
   p[1].erase(p[1].begin() + receive);
@@ -395,13 +395,13 @@ TEST_CASE("programs with messages too many, too few or misplaced are refused") {
   std::rotate(p[0].begin(), p[0].begin() + send, p[0].begin() + send + 1);
   CHECK(code(p) == schedule_error::send_misplaced);
   p = good;
-  p[1].push_back({step_kind::receive, {}, {transfer_kind::gradient, 1, 0, 0}});
+  p[1].push_back({step_op::receive, -1, {}, {transfer_kind::gradient, 1, 0, 0}});
   CHECK(code(p) == schedule_error::receive_misplaced);
   p = good;
-  p[1].push_back({step_kind::compute, forward_of(1, 0), {}});
+  p[1].push_back({step_op::pass, -1, forward_of(1, 0), {}});
   CHECK(code(p) == schedule_error::unknown_chunk);
   p = good;
-  p[0].push_back({step_kind::compute, forward_of(0, 2), {}});
+  p[0].push_back({step_op::pass, -1, forward_of(0, 2), {}});
   CHECK(code(p) == schedule_error::unknown_microbatch);
   p = good;
   p.resize(3);

@@ -62,19 +62,19 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
 
 /// The passes of a rank by units, with the messages between them.
 constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int rank,
-                                                  const std::vector<program_step>& program) {
+                                                  const std::vector<step_entry>& program) {
   std::vector<step_entry> out;
-  for (const program_step& line : program) {
-    if (line.kind != step_kind::compute) {
-      out.push_back({line.kind == step_kind::send ? step_op::send : step_op::receive, -1, {}, line.transfer});
+  for (const step_entry& line : program) {
+    if (line.op != step_op::pass) {
+      out.push_back({line.op == step_op::send ? step_op::send : step_op::receive, -1, {}, line.transfer});
       continue;
     }
-    const int stage = s.shape.stage_of(rank, line.action.chunk);
+    const int stage = s.shape.stage_of(rank, line.pass.chunk);
     std::vector<int> mine;
     for (std::size_t u = 0; u < s.units.size(); ++u)
       if (s.units[u].stage == stage) mine.push_back(static_cast<int>(u));
-    if (line.action.kind != action_kind::forward) std::reverse(mine.begin(), mine.end());
-    for (const int u : mine) out.push_back({step_op::pass, u, line.action, {}});
+    if (line.pass.kind != action_kind::forward) std::reverse(mine.begin(), mine.end());
+    for (const int u : mine) out.push_back({step_op::pass, u, line.pass, {}});
   }
   return out;
 }
@@ -199,7 +199,7 @@ constexpr void share_buffers(step_schedule& s, const std::vector<step_entry>& en
 
 /// A step, without checks.
 constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
-                                 const std::vector<std::vector<program_step>>& programs) {
+                                 const std::vector<std::vector<step_entry>>& programs) {
   step_schedule out{s.shape, policy, std::move(units), {}};
   if (policy.gradient_buffers > 0)
     for (step_unit& u : out.units) u.gradient_buffer = -1;
@@ -241,7 +241,7 @@ constexpr void refuse_few_buffers(const step_schedule& s) {
 
 /// Throws for a knob without which the step would be the same.
 constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
-                                 const std::vector<std::vector<program_step>>& programs) {
+                                 const std::vector<std::vector<step_entry>>& programs) {
   const data_parallel& policy = made.policy;
   const auto same = [&](auto&& change) {
     data_parallel other = policy;
@@ -263,12 +263,12 @@ constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
           " units have gradients, so that nothing is shared; legal is 0 to ", std::max<std::int64_t>(trained - 1, 0)});
 }
 
-/// What `expand` returns, where it is a constant.
+/// Returns what `expand` does, in constant expressions.
 constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                      const schedule_costs& costs) {
   require_legal("step", s.shape);
   check_units(s.shape, units, policy);
-  const std::vector<std::vector<program_step>> programs = rank_program(s, costs);
+  const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
   step_schedule out = expanded(s, std::move(units), policy, programs);
   if (policy.gradient_buffers > 0) refuse_few_buffers(out);
   // A rank of several knows no units but its own, and a knob must be legal on all of them or on none.
@@ -276,7 +276,7 @@ constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> u
   return out;
 }
 
-/// The same at run time, which is compiled once (core/compiled.hpp).
+/// Does so at run time; it is compiled once (core/compiled.hpp).
 step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                  const schedule_costs& costs);
 

@@ -52,7 +52,7 @@ class shared_link {
   const std::vector<use>& uses() const { return uses_; }
 
  private:
-  struct transfer {
+  struct queued {
     std::size_t number;
     double left;  ///< bytes
   };
@@ -88,7 +88,7 @@ class shared_link {
   }
 
   double bandwidth_, now_ = 0;
-  std::deque<transfer> queues_[2];
+  std::deque<queued> queues_[2];
   std::vector<double> begins_, ends_;  ///< negative: not yet
   std::vector<use> uses_;
 };

@@ -15,7 +15,7 @@
 
 namespace plait {
 
-/// What the parts of a step cost. Times are in any one unit, bandwidths in bytes per such unit.
+/// The costs of a step's parts. Times are in any one unit, bandwidths in bytes per such unit.
 struct step_costs {
   std::vector<action_times> units{};  ///< of each unit, for one microbatch
   std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing

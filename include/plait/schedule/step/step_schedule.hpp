@@ -5,11 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "plait/core/text.hpp"
-#include "plait/schedule/program.hpp"
+#include "plait/schedule/action.hpp"
+#include "plait/schedule/pipeline_shape.hpp"
+#include "plait/schedule/schedule.hpp"
+#include "plait/schedule/step_entry.hpp"
 
 namespace plait {
 
@@ -52,23 +53,6 @@ struct data_parallel {
   /// has arrived, which is another algorithm. A first step, which has none before it, waits for its own norm.
   bool delayed_norm = false;
 };
-
-/// The kinds of a step's entries. Gathers, reductions, sends and receives are started where they stand; whoever needs
-/// one waits for it: a pass for its unit's gather, the norm and updates for reductions.
-enum class step_op : std::uint8_t { pass, send, receive, gather, release, reduce, norm, update };
-
-/// One entry of a rank's step.
-struct step_entry {
-  step_op op = step_op::pass;
-  int unit = -1;            ///< of a pass, gather, release, reduction or update
-  plait::action pass{};     ///< of a pass: which one
-  plait::transfer message;  ///< of a send or a receive
-
-  friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
-};
-
-/// "F3.1 of unit 5", "gather of unit 5", "send activation 3: stage 1 -> 2", "the norm"
-std::string describe(const step_entry& e);
 
 /// One unit for each stage.
 inline std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
@@ -115,7 +99,3 @@ constexpr bool trains(const schedule& s) {
 constexpr bool reads_parameters(action_kind kind) { return kind != action_kind::weight_backward; }
 
 }  // namespace plait
-
-#ifndef PLAIT_COMPILED
-#include "plait/schedule/step/step_schedule.ipp"  // IWYU pragma: keep
-#endif

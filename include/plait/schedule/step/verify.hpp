@@ -22,7 +22,7 @@ struct step_memory {
 namespace detail {
 
 /// The pipeline that a step's passes and messages make: a pass is an action where its last unit stands.
-std::vector<std::vector<program_step>> pipeline_of(const step_schedule& s);
+std::vector<std::vector<step_entry>> pipeline_of(const step_schedule& s);
 
 }  // namespace detail
 

@@ -238,7 +238,7 @@ class step_walk {
   bool trains_ = false;  ///< whether there is any backward pass
 };
 
-/// What two ranks share of their collectives: the same ties and the norm, in the same order.
+/// Compares what two ranks share of their collectives: the same ties and the norm, in the same order.
 PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
                                        const std::vector<std::pair<int, step_entry>>& first, int b,
                                        const std::vector<std::pair<int, step_entry>>& second) {
@@ -277,15 +277,15 @@ PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
 
 namespace detail {
 
-PLAIT_INLINE std::vector<std::vector<program_step>> pipeline_of(const step_schedule& s) {
-  std::vector<std::vector<program_step>> programs(s.programs.size());
+PLAIT_INLINE std::vector<std::vector<step_entry>> pipeline_of(const step_schedule& s) {
+  std::vector<std::vector<step_entry>> programs(s.programs.size());
   for (std::size_t r = 0; r < s.programs.size(); ++r) {
     std::optional<action> last;
     for (const step_entry& e : s.programs[r]) {
-      if (e.op == step_op::send) programs[r].push_back({step_kind::send, {}, e.message});
-      if (e.op == step_op::receive) programs[r].push_back({step_kind::receive, {}, e.message});
+      if (e.op == step_op::send) programs[r].push_back({step_op::send, -1, {}, e.transfer});
+      if (e.op == step_op::receive) programs[r].push_back({step_op::receive, -1, {}, e.transfer});
       if (e.op != step_op::pass) continue;
-      if (!last || !(*last == e.pass)) programs[r].push_back({step_kind::compute, e.pass, {}});
+      if (!last || !(*last == e.pass)) programs[r].push_back({step_op::pass, -1, e.pass, {}});
       last = e.pass;
     }
   }
@@ -300,12 +300,12 @@ PLAIT_INLINE step_verdict verify(const step_schedule& s, const step_memory& memo
   std::vector<detail::step_walk> walks;
   for (int r = 0; r < s.shape.ranks; ++r)
     if (step_verdict v = walks.emplace_back(s, r, memory).run(); !v.ok()) return v;
-  const std::vector<std::vector<program_step>> programs = detail::pipeline_of(s);
+  const std::vector<std::vector<step_entry>> programs = detail::pipeline_of(s);
   schedule order{"step", s.shape, {}};
-  for (const std::vector<program_step>& program : programs) {
+  for (const std::vector<step_entry>& program : programs) {
     order.order.emplace_back();
-    for (const program_step& line : program)
-      if (line.kind == step_kind::compute) order.order.back().push_back(line.action);
+    for (const step_entry& line : program)
+      if (line.op == step_op::pass) order.order.back().push_back(line.pass);
   }
   schedule_verdict pipeline = detail::check_actions(order, options.max_activations);
   if (pipeline.ok()) pipeline = detail::run_programs(s.shape, programs, options.posting);
