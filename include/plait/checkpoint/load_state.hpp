@@ -246,13 +246,13 @@ class state_loader {
   static bool by_rows(const std::vector<planned_read>& reads) {
     return std::any_of(reads.begin(), reads.end(), [](const planned_read& r) { return r.by_rows(); });
   }
-  /// What takes as much as this rank's share, and as what it reads of it and for others.
+  /// Returns the bytes of this rank's share, and of what it reads of it and for others.
   std::size_t slot_bytes(const held_tensor& h, const std::vector<planned_read>& reads) const {
     std::size_t read = 0;
     for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     return std::max(share_bytes(h), read);
   }
-  /// What this rank reads for a tensor. No file is opened.
+  /// Returns what this rank reads for a tensor. No file is opened.
   std::vector<planned_read> plan(const held_tensor& h) {
     const stored_tensor& t = *by_name_.at(stored_name(h));
     const mesh_shape& mesh = ctx_.ranks.shape();

@@ -103,7 +103,7 @@ class cover_check {
   std::vector<std::uint64_t> sides_[2];
 };
 
-/// What `check_manifest` does.
+/// The state of `check_manifest`.
 class manifest_check {
  public:
   manifest_check(const manifest& m, const std::string& source) : m_(m), source_(source) {}

@@ -46,8 +46,8 @@ inline std::uint64_t corner_sum(std::uint64_t tensor, const std::array<std::int6
   return sum;
 }
 
-/// What a box adds to the sum of its tensor, which is 0 when all boxes of all ranks are added that cover it: the
-/// corners of boxes beside each other cancel, and those that are left are the whole tensor's, which the box at its
+/// Returns what a box adds to the sum of its tensor, which is 0 when all boxes of all ranks are added that cover it:
+/// the corners of boxes beside each other cancel, and those that are left are the whole tensor's, which the box at its
 /// first element takes away. (So a tensor that is there twice, all of it, adds up to 0 too.)
 inline std::uint64_t box_sum(const staged_share::staged_box& b) {
   std::uint64_t tensor = fnv1a(b.tensor, fnv1a(name_of(b.dtype)));

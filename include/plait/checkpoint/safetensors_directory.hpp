@@ -52,7 +52,7 @@ class safetensors_directory {
   }
 
   const std::string& path() const { return path_; }
-  /// What messages about the tensors begin with.
+  /// Returns the beginning of messages about the tensors.
   std::string source() const { return cat({knob_, ": '", path_, "'"}); }
   /// All tensors, file by file, in the order of their data.
   const std::vector<weight_tensor>& entries() const { return entries_; }

@@ -33,7 +33,7 @@ struct safetensors_position {
   std::uint64_t position = 0, bytes = 0;
 };
 
-/// What the header of a safetensors file says.
+/// The header of a safetensors file.
 struct safetensors_table {
   std::vector<safetensors_position> tensors;  ///< in the order of their data
   safetensors_metadata metadata;

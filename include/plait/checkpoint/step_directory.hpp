@@ -30,7 +30,7 @@ struct retention {
   std::optional<std::uint64_t> best{};  ///< a step that is kept whatever its age
 };
 
-/// What `step_root::retain` did.
+/// The steps that `step_root::retain` kept and removed.
 struct retained {
   std::vector<std::uint64_t> kept, removed;  ///< newest first
   std::string refusal;                       ///< why nothing was removed although something should have been

@@ -27,7 +27,7 @@ struct knob {
   bool operator==(const knob&) const = default;
 };
 
-/// What `require_agreement` throws.
+/// The error that `require_agreement` throws.
 class disagreement : public error_of_all {
  public:
   using error_of_all::error_of_all;

@@ -38,7 +38,7 @@ struct axis_communication {
   double hidden() const { return hidden_share(seconds, waited); }
 };
 
-/// What a ledger says of the time since a moment.
+/// Reads a ledger for the time since a moment.
 class communication_clock {
  public:
   /// The ledger must outlive it. Time begins now.

@@ -41,8 +41,8 @@ class world {
   /// The axes of `axes` along which there is more than one rank.
   axis_list pruned(const axis_list& axes) const;
 
-  /// What a communicator is for: in those for gathers of parameters and for reductions of gradients nothing waits for
-  /// what layers send over the same ranks.
+  /// The purpose of a communicator: in those for gathers of parameters and for reductions of gradients nothing waits
+  /// for what layers send over the same ranks.
   enum class channel : std::uint8_t { layers, gathers, reductions };
   /// The group that `axes` span, its ranks ordered with the first axis major; valid as long as the world. It is made
   /// when it is first asked for, which is collective over the whole world: layers, losses and optimizers ask as they

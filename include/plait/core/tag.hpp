@@ -26,7 +26,7 @@ struct name {
   }
 };
 
-/// What is known of a tag at run time: its name as characters, ended by zero, and a hash of its type's qualified name.
+/// A tag at run time: its name as characters, ended by zero, and a hash of its type's qualified name.
 struct tag_info {
   char text[17]{};
   std::uint64_t type = 0;

@@ -55,7 +55,7 @@ class bucket_cut {
 inline constexpr bucket_cut bucket_cut::even{bucket_cut::alignment};
 inline constexpr bucket_cut bucket_cut::whole{0};
 
-/// What gradients are sent as over the data axes, where they are summed.
+/// The form in which gradients travel over the data axes, where they are summed.
 enum class gradient_wire : std::uint8_t {
   full,  ///< in their own type, in place
   /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's

@@ -78,7 +78,7 @@ class parameter_units {
 
   int size() const { return static_cast<int>(units_.size()); }
   const step_unit& described(int unit) const { return at(unit).described; }
-  /// What the names of its parameters begin with, "model.layers.0", or else one of the names.
+  /// Returns the beginning that the names of a unit's parameters share, "model.layers.0", or else one of the names.
   std::string name(int unit) const {
     std::string first, common;
     for (const auto& [p, of] : owner_) {

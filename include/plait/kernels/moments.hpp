@@ -13,7 +13,7 @@
 
 namespace plait::kernels {
 
-/// What AdamW keeps its two moments in, for each element. All are computed in the type of the arithmetic.
+/// The forms in which AdamW keeps its two moments of an element. All are computed in the type of the arithmetic.
 ///
 ///   full   the type of the arithmetic: float, for doubles double
 ///   bf16   rounded stochastically: where beta2 is 0.999, a step moves a second moment by a thousandth at most towards

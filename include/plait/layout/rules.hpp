@@ -309,7 +309,7 @@ constexpr derived_layout attend(const layout& q, const layout& k, const layout& 
 
 namespace detail {
 
-/// What `check_boundary` returns, where it is a constant.
+/// Returns what `check_boundary` does, in constant expressions.
 constexpr verdict find_boundary(const layout& a, const mesh_shape& mesh) {
   verdict worst;
   for (axis_id axis : mesh.axes)
@@ -320,7 +320,7 @@ constexpr verdict find_boundary(const layout& a, const mesh_shape& mesh) {
   return worst;
 }
 
-/// The same at run time, which is compiled once (core/compiled.hpp).
+/// Does so at run time; it is compiled once (core/compiled.hpp).
 verdict check_boundary_at_run_time(const layout& a, const mesh_shape& mesh);
 
 }  // namespace detail

@@ -18,13 +18,13 @@
 
 namespace plait {
 
-/// What `open_model_directory` found. The entries keep their files open.
+/// A directory that `open_model_directory` has read. The entries keep their files open.
 struct model_directory {
   llama_config config;
   std::vector<weight_tensor> entries;
   safetensors_directory files;
 
-  /// What messages about the weights begin with.
+  /// Returns the beginning of messages about the weights.
   std::string source() const { return files.source(); }
 };
 

@@ -91,7 +91,7 @@ class cross_entropy_loss
     detail::require_size("cross_entropy", "labels", labels.size(), rows_);
     return forward(mb, logits.data(), labels.data(), keep);
   }
-  /// The same on the caller's memory: this rank's part of the logits and of the labels, of 32 or 64 bits.
+  /// This overload reads the caller's memory: this rank's part of the logits and of the labels, of 32 or 64 bits.
   template <std::integral Id>
   tensor<double, output, Device> forward(const microbatch<Device>& mb, const T* logits, const Id* labels,
                                          saved* keep = nullptr) {
@@ -141,7 +141,7 @@ class cross_entropy_loss
     backward(mb, logits.data(), labels.data(), kept, seed);
     return std::move(logits).into_dual();
   }
-  /// The same on the caller's memory.
+  /// This overload works on the caller's memory.
   template <std::integral Id, spec_like Sum>
   void backward(const microbatch<Device>& mb, T* logits, const Id* labels, saved& kept,
                 const loss_seed<Sum, Device>& seed) {

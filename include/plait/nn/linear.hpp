@@ -146,7 +146,8 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     forward(mb, x, y, keep, addend);
     return y;
   }
-  /// The same into a tensor that is there, such as a view of the caller's memory. It must be neither x nor the addend.
+  /// This overload writes into a tensor that is there, such as a view of the caller's memory, which must be neither x
+  /// nor the addend.
   void forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, tensor<T, output, Device>& y,
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
@@ -169,7 +170,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// The same into a tensor that is there. It must be neither x nor dy nor the addend.
+  /// This overload writes into a tensor that is there, which must be neither x nor dy nor the addend.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
@@ -179,7 +180,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
     core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
-  /// The same on the caller's memory. dx may be null: then only the weights' gradients are computed.
+  /// This overload works on the caller's memory. If dx is null, only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     core_.backward(mb, x, kept, dy, dx, addend);
   }

@@ -106,7 +106,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// The same into a tensor that is there.
+  /// This overload writes into a tensor that is there.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
@@ -251,7 +251,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     backward(mb, x, kept, dy, dx, addend);
     return dx;
   }
-  /// The same into a tensor that is there.
+  /// This overload writes into a tensor that is there.
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,

@@ -2,7 +2,6 @@
 // holds no optimizer state: train/optim/adamw.hpp. Next: nn/parameter/use.hpp, tests/unit/nn/parameter_life.cpp.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "plait/nn/parameter/array.hpp"
 #include "plait/nn/parameter/home.hpp"
 #include "plait/nn/parameter/info.hpp"
+#include "plait/nn/parameter/initial_values.hpp"
 #include "plait/nn/parameter/join_terms.hpp"
 #include "plait/nn/parameter/memory.hpp"
 #include "plait/nn/parameter/reduced_gradient.hpp"
@@ -176,26 +176,13 @@ class parameter {
   /// so they are the same on every mesh; padding is zero.
   void initialize(const context<Device>& ctx) {
     fill_values(ctx, [&](master_type* values) {
-      if (info_.init.std == 0)
-        kernels::fill(ctx.device, values, size(), converted<master_type>(info_.init.mean));
-      else
-        kernels::fill_normal(ctx.device, values, part_, ctx.seed, stream_of(info_.name), info_.init.mean,
-                             info_.init.std);
+      detail::fill_initial(ctx, info_, part_, stream_of(info_.name), values);
       clear_padding(ctx, values);
     });
   }
   /// Zeroes the rows beyond the logical size of the leading dim.
   void clear_padding(const context<Device>& ctx, master_type* values) const {
-    std::int64_t logical = 1, padded = 1;
-    for (std::int64_t n : info_.shape) logical *= n;
-    for (int d = 0; d < part_.dims; ++d) padded *= part_.global[static_cast<std::size_t>(d)];
-    if (logical == padded) return;
-    const std::int64_t row = size() / part_.local[0];
-    const std::int64_t first = std::max<std::int64_t>(0, info_.shape[0] - part_.offset[0]);
-    if (first < part_.local[0])
-      ctx.device.zero(values + first * row,
-                      static_cast<std::size_t>((part_.local[0] - first) * row) * sizeof(master_type),
-                      ctx.device.main_stream());
+    detail::zero_padding(ctx.device, info_.shape, part_, values);
   }
 
   /// Brings the stored values to where layers read them. Collective over the axes of its plan; where data parallelism

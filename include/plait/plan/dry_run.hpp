@@ -92,7 +92,7 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
   plan.traffic = ctx.ranks.ledger();
   return plan;
 }
-/// The same with AdamW.
+/// This overload takes AdamW as the optimizer.
 template <model Stage>
 step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
   adamw<typename Stage::precision_type, counting_device> optimizer;

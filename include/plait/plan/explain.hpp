@@ -58,7 +58,7 @@ inline std::string what_binds(const layout_price& p) {
   return out;
 }
 
-/// What one change of a layout would do, as a sentence.
+/// The consequence of one change of a layout, as a sentence.
 struct alternative {
   std::string change;  ///< "tp=4 instead of 8, dp=16 instead of 8"
   std::string effect;  ///< "needs 95.1 GB and there are 85.5", "3.1 % slower: ...", or why it is not legal

@@ -176,7 +176,8 @@ inline std::string hardware_text(const hardware& h) {
   return out.add("levels", levels).lines();
 }
 
-/// What a knob names: a known machine, or the path of a description (it has a '/' or ends in ".json").
+/// Returns the machine that a knob names: a known one, or that of the description at a path (which has a '/' or ends in
+/// ".json").
 inline hardware load_hardware(const std::string& name_or_path, const std::string& knob) {
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return parse_hardware(read_file(name_or_path, knob), cat({knob, ": '", name_or_path, "'"}));

@@ -16,7 +16,7 @@ namespace detail {
 
 inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
 
-/// What all Hopper parts share: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
+/// All Hopper parts share these: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
 /// what drivers report, in MiB, more than the name says.
 inline hardware hopper() {
   hardware h;
@@ -72,7 +72,7 @@ inline hardware h100() {
   return h;
 }
 
-/// The same cores as H100 with more and faster memory.
+/// H200 has the cores of H100, and more and faster memory.
 inline hardware h200() {
   hardware h = hopper();
   h.name = "H200";

@@ -31,7 +31,7 @@ concept recomputes_by_layer =
 
 namespace detail {
 
-/// What happens in each unit of a stage during passes.
+/// Meters each unit of a stage during passes.
 class unit_meter final : public unit_watcher {
  public:
   struct reading {
@@ -73,7 +73,7 @@ class unit_meter final : public unit_watcher {
 /// How far passes go: what is kept is then weighed.
 enum class passes_until { forward, input_gradients, weight_gradients };
 
-/// What is kept after passes of one microbatch, and what they computed and sent.
+/// The bytes that passes of one microbatch keep, and what they computed and sent.
 struct metered_passes {
   std::vector<std::int64_t> bytes;  ///< of each unit
   std::int64_t others = 0;          ///< of what belongs to no unit, such as inputs of blocks

@@ -16,7 +16,7 @@ namespace plait::planner {
 /// How pp and dp lie to each other: whose ranks are neighbours.
 enum class axis_orders : std::uint8_t { both, pipeline_outside, pipeline_inside };
 
-/// What candidates are made of. An empty list means every choice that the comments name.
+/// The choices that candidates are made of. An empty list means every choice that the comments name.
 struct search_options {
   std::vector<std::int64_t> tp{}, cp{}, pp{};  ///< divisors of the number of accelerators, tp and cp to 64
   std::vector<std::int64_t> microbatch{};      ///< powers of two up to 64
@@ -30,7 +30,7 @@ struct search_options {
   std::size_t most = 10;          ///< layouts to return, best first
 };
 
-/// What a search found.
+/// The outcome of a search.
 struct search_result {
   std::vector<layout_price> best;   ///< that fit, fastest first
   std::vector<layout_price> front;  ///< that fit, each the fastest within its memory, least memory first

@@ -72,7 +72,7 @@ inline pipeline_timeline simulated_timeline(const hardware& h, const training_jo
   return timeline_of(step.schedule, step.costs, "ms");
 }
 
-/// What else than the formulas a step of many ranks suffers.
+/// The disturbances that a step of many ranks suffers, and that no formula has.
 struct disturbance {
   double jitter = 0;     ///< of each pass, the largest share by which a rank's varies from the mean
   double slow_rank = 1;  ///< how many times slower than the others one rank of the pipeline is

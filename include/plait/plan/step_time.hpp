@@ -39,7 +39,7 @@ struct layout_price {
   double step() const { return seconds.total(); }
 };
 
-/// What the ranks of a pipeline do with a microbatch. A stage in the middle has blocks alone.
+/// The parts of a pipeline's work on a microbatch. A stage in the middle has blocks alone.
 struct stage_times {
   part_time block, embedding, head;
 

@@ -31,7 +31,7 @@ constexpr const char* name_of(context_kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// What is trained, whatever the layout.
+/// The training that is asked for, whatever the layout.
 struct training_job {
   transformer_shape model;
   std::int64_t seq = 0;           ///< tokens of a sequence

@@ -34,7 +34,7 @@ class weight_work {
     tasks_.push_back(std::make_unique<holder<std::decay_t<F>>>(std::forward<F>(work)));
   }
   std::size_t size() const { return tasks_.size(); }
-  /// What is added from here on is of another unit of parameters.
+  /// Tasks that are added from here on are of another unit of parameters.
   void enter(int unit) {
     if (units_.empty() || units_.back().unit != unit) units_.push_back({unit, tasks_.size()});
   }

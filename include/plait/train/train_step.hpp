@@ -140,8 +140,9 @@ class training_step {
   /// Whether the next step does what all that follow do: with a delayed norm, the first does not.
   bool steady() const { return !delays_norm() || has_norm_; }
 
-  /// What the next step clips by, where that is the norm of a step before (`data_parallel::delayed_norm`), for whoever
-  /// saves it; nothing otherwise, and before the first step. Waits for the device.
+  /// Returns the numbers by which the next step clips if they are of the norm of a step before
+  /// (`data_parallel::delayed_norm`), for whoever saves them; nothing otherwise, and before the first step. Waits for
+  /// the device.
   std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) const {
     if (!delays_norm() || !has_norm_) return {};
     kernels::clip_numbers clipped;
@@ -157,7 +158,7 @@ class training_step {
   bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
 
   using reduced = reduced_gradient<precision, device>;
-  /// What happens to gradients when they are reduced.
+  /// The work on gradients that are reduced.
   struct updates {
     training_step& step;
     const context<device>& ctx;

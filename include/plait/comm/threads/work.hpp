@@ -112,7 +112,8 @@ class work {
   void spread(const std::byte* from, std::size_t shift, std::size_t begin, std::size_t end) const {
     for (std::size_t at = begin; at < end; at += 16384) {
       const std::size_t n = std::min<std::size_t>(16384, end - at);
-      for (const part& p : op_.parts) copy(p.out + shift + at, from + at, n);
+      for (const part& p : op_.parts)
+        if (std::byte* const to = p.out + shift + at; to != from + at) std::memcpy(to, from + at, n);
     }
   }
 

@@ -48,12 +48,21 @@ class residual<Norm, Layer> {
     stream_sum in = detail::closed_view(mb, x);
     return forward(mb, in, keep).take(mb.ctx.device);
   }
-  /// The same from sum to sum. The memory of x, which is closed then, must live until y is.
+  /// This takes a sum and leaves one. It closes x, whose memory must live until y is closed.
   stream_sum forward(const microbatch<device>& mb, stream_sum& x, saved* keep = nullptr) {
     tensor_of<input> normalized = normalize(mb, x, keep ? &keep->norm : nullptr);
-    stream_sum y = branch(mb, normalized, x.close(mb.ctx.device), keep ? &keep->inner : nullptr);
+    const tensor_of<input>& stream = x.close(mb.ctx.device);
+    const auto in = normalized.template view_as<typename Layer::input>();
+    auto* const kept = keep ? &keep->inner : nullptr;
+    const bool in_product = drop_.probability() == 0 && detail::adds_in_product(inner_);
+    tensor_of<output> y =
+        (in_product ? detail::forward_plus(inner_, mb, in, kept, stream.template view_as<typename Layer::output>())
+                    : inner_.forward(mb, in, kept))
+            .template as<output>();
+    if (drop_.probability() > 0) drop_.forward(mb, y);
     if (keep && mb.policy == recompute::none) keep->normalized = std::move(normalized);
-    return y;
+    if (in_product) return stream_sum(std::move(y));
+    return stream_sum(std::move(y), tensor_of<output>(mb.ctx, const_cast<value_type*>(stream.data())));
   }
 
   template <spec_like Gradient>
@@ -90,18 +99,6 @@ class residual<Norm, Layer> {
       return norm_.forward(mb, x, keep);
     else
       return norm_.forward(mb, x.close(mb.ctx.device), keep);
-  }
-  /// x + dropout(layer(normalized))
-  stream_sum branch(const microbatch<device>& mb, const tensor_of<input>& normalized, const tensor_of<input>& x,
-                    typename Layer::saved* keep) {
-    const auto in = normalized.template view_as<typename Layer::input>();
-    if (drop_.probability() == 0 && detail::adds_in_product(inner_)) {
-      const auto stream = x.template view_as<typename Layer::output>();
-      return stream_sum(detail::forward_plus(inner_, mb, in, keep, stream).template as<output>());
-    }
-    auto y = inner_.forward(mb, in, keep).template as<output>();
-    if (drop_.probability() > 0) drop_.forward(mb, y);
-    return stream_sum(std::move(y), tensor_of<output>(mb.ctx, const_cast<value_type*>(x.data())));
   }
 
   Norm norm_;

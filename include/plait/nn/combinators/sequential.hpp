@@ -58,21 +58,21 @@ class sequential<Layers...> {
   explicit sequential(Layers... layers) : layers_(std::move(layers)...) {}
 
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
-    return closed(mb, forward_all(mb, x, keep, nullptr));
+    return taken(mb, forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr));
   }
   /// From a sum, if the first layer takes one; then to one, if the last layer leaves one. The memory of x must live
   /// until that is closed.
   auto forward(const microbatch<device>& mb, open_sum<value_type, input, device>& x, saved* keep = nullptr)
     requires closes_sums<nth<0>>
   {
-    return forward_all(mb, x, keep, nullptr);
+    return forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr);
   }
   /// Forward, with `addend` added where it is not null, if the last layer can do that.
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep,
                             const tensor_of<output>* addend)
     requires adds_to_output<nth<count - 1>>
   {
-    return forward_all(mb, x, keep, addend);
+    return forward_from<0>(mb, x, kept_by_pass(mb, keep), addend);
   }
   bool adds_in_product() const
     requires adds_to_output<nth<count - 1>>
@@ -104,17 +104,20 @@ class sequential<Layers...> {
  private:
   template <class Spec>
   using sum_of = open_sum<value_type, Spec, device>;
-  static tensor_of<output> closed(const microbatch<device>&, tensor_of<output> y) { return y; }
-  static tensor_of<output> closed(const microbatch<device>& mb, sum_of<output> y) {
+  /// The tensor, of one or of a sum.
+  template <class Spec>
+  static tensor_of<Spec> taken(const microbatch<device>&, tensor_of<Spec> y) {
+    return y;
+  }
+  template <class Spec>
+  static tensor_of<Spec> taken(const microbatch<device>& mb, sum_of<Spec> y) {
     return std::move(y).take(mb.ctx.device);
   }
 
-  /// X: a tensor, or an open sum.
-  template <class X>
-  auto forward_all(const microbatch<device>& mb, X& x, saved* keep, const tensor_of<output>* addend) {
+  /// Returns where the layers of a forward pass keep what they keep: null if the whole pass runs again.
+  static saved* kept_by_pass(const microbatch<device>& mb, saved* keep) {
     if (keep) keep->again = mb.policy == recompute::full;
-    saved* const kept = keep && keep->again ? nullptr : keep;
-    return forward_from<0>(mb, x, kept, addend);
+    return keep && keep->again ? nullptr : keep;
   }
   template <class Gradient>
   tensor_of<dual_t<input>> backward_all(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,
@@ -126,6 +129,7 @@ class sequential<Layers...> {
     return backward_from<count - 1>(now, x, kept, dy, addend);
   }
 
+  /// Layers I to the last. X: a tensor, or an open sum.
   template <std::size_t I, class X>
   auto forward_from(const microbatch<device>& mb, X& x, saved* kept, const tensor_of<output>* addend) {
     auto* const keep = kept ? &std::get<I>(kept->layers) : nullptr;
@@ -138,8 +142,10 @@ class sequential<Layers...> {
         return std::get<I>(layers_).forward(mb, x, keep);
     } else {
       const bool keeps = kept && (mb.policy == recompute::none || !is_cheap<nth<I>>);
+      nth<I>& first = std::get<I>(layers_);
       if constexpr (passes_sum<I>) {
-        auto y = leave_sum<I>(mb, x, keep).template as<typename nth<I + 1>::input>();
+        auto&& in = opened<I>(mb, x);
+        auto y = first.forward(mb, in, keep).template as<typename nth<I + 1>::input>();
         auto result = forward_from<I + 1>(mb, y, kept, addend);
         auto value = std::move(y).take(mb.ctx.device).template as<typename nth<I>::output>();
         if (keeps)
@@ -148,7 +154,7 @@ class sequential<Layers...> {
           result.hold(std::move(value).template as<output>());
         return result;
       } else {
-        auto y = take_tensor<I>(mb, x, keep);
+        auto y = taken(mb, first.forward(mb, x, keep));
         const auto in = y.template view_as<typename nth<I + 1>::input>();
         auto result = forward_from<I + 1>(mb, in, kept, addend);
         if (keeps) std::get<I>(kept->outputs) = std::move(y);
@@ -159,21 +165,13 @@ class sequential<Layers...> {
   /// Whether layer I leaves a sum that the next one takes.
   template <std::size_t I>
   static constexpr bool passes_sum = leaves_sums<nth<I>> && closes_sums<nth<I + 1>>;
+  /// A layer that leaves a sum takes one: x itself, or the tensor x as a closed one.
   template <std::size_t I, class X>
-  auto leave_sum(const microbatch<device>& mb, X& x, typename nth<I>::saved* keep) {
-    if constexpr (std::is_const_v<X>) {
-      auto in = detail::closed_view(mb, x);
-      return std::get<I>(layers_).forward(mb, in, keep);
-    } else {
-      return std::get<I>(layers_).forward(mb, x, keep);
-    }
-  }
-  template <std::size_t I, class X>
-  tensor_of<typename nth<I>::output> take_tensor(const microbatch<device>& mb, X& x, typename nth<I>::saved* keep) {
-    if constexpr (!std::is_const_v<X> && leaves_sums<nth<I>>)
-      return std::get<I>(layers_).forward(mb, x, keep).take(mb.ctx.device);
+  static decltype(auto) opened(const microbatch<device>& mb, X& x) {
+    if constexpr (std::is_const_v<X>)
+      return detail::closed_view(mb, x);
     else
-      return std::get<I>(layers_).forward(mb, x, keep);
+      return (x);
   }
   template <std::size_t I, class Gradient>
   tensor_of<dual_t<input>> backward_from(const microbatch<device>& mb, const tensor_of<input>& x, saved& kept,

@@ -105,7 +105,9 @@ class linear_core : detail::linear_moves {
     require_sizes(name, ctx.sizes);
     detail::require_apart(name, "forward", {y, output_size(), "y"},
                           {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
-    buffer<Device> gathered = gather_chunks_ ? gathered_room(ctx) : gather(ctx, x);
+    buffer<Device> gathered;
+    if (gather_chunks_ || !gather_.trivial()) gathered = gathered_room(ctx);
+    if (!gather_chunks_ && !gather_.trivial()) gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
     buffer<Device> adapted = adapters_.hidden(ctx.device, input);
     if (canonical_.sums_output()) {
@@ -173,7 +175,10 @@ class linear_core : detail::linear_moves {
       if (!unresolve_chunks_ || !dx) unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
       d = resolved.template data<T>();
     }
-    if (weights && saved.gathered.empty()) saved.gathered = gather(ctx, x);
+    if (weights && saved.gathered.empty() && !gather_.trivial()) {
+      saved.gathered = gathered_room(ctx);
+      gather_.run(ctx.device, x, saved.gathered.data(), dtype_of<T>);
+    }
     const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
     if (adapters_.trainable() && saved.adapted.empty()) saved.adapted = adapters_.hidden(ctx.device, in);
     buffer<Device> dadapted = adapters_.hidden_gradients(ctx.device, d);
@@ -276,12 +281,6 @@ class linear_core : detail::linear_moves {
 
   buffer<Device> gathered_room(const context<Device>& ctx) const {
     return make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
-  }
-  buffer<Device> gather(const context<Device>& ctx, const T* x) {
-    if (gather_.trivial()) return {};
-    buffer<Device> gathered = gathered_room(ctx);
-    gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
-    return gathered;
   }
 
   struct row_range {

@@ -46,7 +46,7 @@ struct lora_derivation {
 
 namespace detail {
 
-/// What `derive_lora` returns, where it is a constant.
+/// Returns what `derive_lora` does, in constant expressions.
 constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts& base) {
   lora_derivation d;
   dim_list rows;
@@ -71,7 +71,7 @@ constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts
   return d;
 }
 
-/// The same at run time, which is compiled once (core/compiled.hpp).
+/// Does so at run time; it is compiled once (core/compiled.hpp).
 lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base);
 
 }  // namespace detail

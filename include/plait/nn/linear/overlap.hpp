@@ -49,7 +49,7 @@ template <class Policy>
   requires requires { requires is_overlap<typename Policy::overlap>; }
 inline constexpr std::int64_t overlap_of<Policy> = Policy::overlap::chunks;
 
-/// What a layer is told at run time, or what its policy asks for where that is 0.
+/// Returns the number of chunks that a layer is told at run time, or what its policy asks for if that is 0.
 template <class Policy>
 std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
   if (chunks < 0)
@@ -114,7 +114,7 @@ constexpr bool check_overlap() {
 }
 template <class P>
 inline constexpr bool overlap_checked = sizeof(overlap_requirements<P>) > 0 && check_overlap<P, P>();
-/// What is derived from a strategy is refused with it.
+/// A policy that is derived from a strategy is refused with it.
 template <class P>
   requires requires { typename P::derived_from; }
 inline constexpr bool overlap_checked<P> = true;

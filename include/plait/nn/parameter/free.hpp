@@ -39,7 +39,8 @@ class free_parameter {
 
   /// The values of this rank's part, for the program's kernel. Throws before `gather`.
   const weight_of<Precision>* values() const { return parameter_->used_value(); }
-  /// What the program's kernel adds the gradient of this rank's rows to. Throws before `zero_gradient`.
+  /// Returns the memory to which the program's kernel adds the gradient of this rank's rows. Throws before
+  /// `zero_gradient`.
   gradient_of<Precision>* gradients(Device& device) { return parameter_->used_gradient(device); }
   /// Elements of this rank's part.
   std::int64_t size() const { return parameter_->used_size(); }

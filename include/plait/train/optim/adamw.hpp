@@ -197,7 +197,7 @@ class adamw {
   }
   double decay_of(bool decays) const { return decays ? options_.weight_decay : 0; }
 
-  /// What a step knows of one tensor, or of the piece that this rank updates.
+  /// One tensor of a step, or the piece of it that this rank updates.
   struct one {
     M* master;
     const G* gradient;

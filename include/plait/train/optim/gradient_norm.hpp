@@ -39,8 +39,8 @@ class gradient_norm {
     }
     return all;
   }
-  /// The same under canonical numerics, as integers that `kernels::sum_of_bins` makes one number of: exact, so that
-  /// they can be added over stages, in whatever order.
+  /// Returns the squares under canonical numerics as integers, of which `kernels::sum_of_bins` makes one number: they
+  /// are exact, and can be added over stages in whatever order.
   std::int64_t* exact_squares(const context<Device>& ctx)
     requires has_canonical_products<Device>
   {
