@@ -88,6 +88,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
   plan.traffic = step.traffic;
+  plan.posted = step.posted;
   if (!s.opt.checkpoint_dir.empty()) {
     std::vector<plait::held_tensor> held = plait::held_weights(ctx, model);
     for (plait::held_tensor& h : plait::held_optimizer(ctx, model, updates)) held.push_back(std::move(h));

@@ -1,10 +1,14 @@
 #include "plan.hpp"
 
+#include <fmt/format.h>
+
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "model_run.hpp"
+#include "plait/schedule/step/order.hpp"
 #include "strategies.hpp"
 
 namespace {
@@ -50,4 +54,16 @@ run_plan plan_of(const setup& s) {
   most->parameters = std::move(parameters);
   most->state = std::move(state);
   return *most;
+}
+
+std::string order_text(const setup& s) {
+  constexpr std::int64_t most = 64;  // ranks, each of which takes as long as a step takes on the host
+  if (s.mesh.size() == 1) return {};
+  if (s.mesh.size() > most)
+    return fmt::format("order of collectives: not followed over {} ranks, only up to {}\n", s.mesh.size(), most);
+  std::vector<plait::posted_program> ranks;
+  for (std::int64_t rank = 0; rank < s.mesh.size(); ++rank) ranks.push_back(plan_of_rank(s, rank, s.stages).posted);
+  plait::require_one_order(ranks);
+  return fmt::format("order of collectives: {} collectives and messages of a step stand in one order on all {} ranks\n",
+                     plait::verify_order(ranks).completed, s.mesh.size());
 }

@@ -9,6 +9,7 @@
 #include "plait/comm/ledger.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/plan/recompute_prices.hpp"
+#include "plait/schedule/step/posted.hpp"
 
 /// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
 /// It needs neither ranks nor a GPU.
@@ -24,7 +25,8 @@ struct run_plan {
 
   std::vector<activation> activations;
   std::vector<parameter> parameters;
-  plait::ledger traffic;  ///< of a step
+  plait::ledger traffic;         ///< of a step
+  plait::posted_program posted;  ///< the same call by call
   // Bytes of a rank between a forward and a backward pass.
   double weights = 0;    ///< as they are stored, and as they are used where that is something else
   double gradients = 0;  ///< likewise
@@ -47,5 +49,8 @@ plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int6
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
 /// Of the rank that holds most; the parameters and the state are those of all stages.
 run_plan plan_of(const setup& s);
+/// Says that the collectives and messages of a step stand in one order on all ranks, as a line; throws where they do
+/// not. Each rank's step is run where everything is only counted, and so of small meshes alone; empty of one rank.
+std::string order_text(const setup& s);
 /// What the layers of the pipeline's rank `at` recompute so that they keep at most `budget` bytes.
 plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);

@@ -490,6 +490,7 @@ void print_plan(const setup& s, const run_plan& plan) {
     }
   }
   say("  bytes sent in a step, by axis: {}\n", sent.text());
+  if (const std::string order = order_text(s); !order.empty()) say("  {}", order);
   say("\nmemory of a rank\n");
   const auto row = [](const char* what, double bytes) { say("  {:12} {:>12}\n", what, size_text(bytes)); };
   row("weights", plan.weights);

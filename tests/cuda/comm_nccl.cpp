@@ -1,9 +1,13 @@
 // The NCCL communicator: conformance, streams, memory, and how faults end all ranks. Run with a stand-in for NCCL,
 // whose ranks share a GPU, or with NCCL itself and one rank for each GPU there is.
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <stdexcept>
@@ -24,6 +28,15 @@
 using namespace plait;
 using rank_comm = nccl::communicator;
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PLAIT_TEST_THREAD_SANITIZER
+#endif
+#endif
+#ifdef __SANITIZE_THREAD__
+#define PLAIT_TEST_THREAD_SANITIZER
+#endif
+
 namespace {
 
 using plait::test::devices;
@@ -36,6 +49,32 @@ const cuda::options small{.workspace_bytes = 4096};
 const bool nothing_unasked = stand_in::runtime::instance().order == stand_in::stream_order::late;
 #else
 constexpr bool nothing_unasked = false;
+#endif
+
+#if defined(PLAIT_CUDA_STAND_IN) && !defined(PLAIT_TEST_THREAD_SANITIZER)
+/// What a process of its own that runs `body` writes to its error stream, where it is ended; empty if it ends well.
+template <class Body>
+std::string last_words(Body body) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    signal(SIGABRT, SIG_DFL);
+    dup2(ends[1], 2);
+    close(ends[0]);
+    body();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? "" : "ended: " + text;
+}
 #endif
 
 const nccl::options careful{.deadline = 60, .check_pointers = true};
@@ -304,6 +343,64 @@ TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
   CHECK(has(text, "called abort: for a test"));
   CHECK(waited >= 0);
   CHECK(waited < 0.4);
+}
+
+TEST_CASE("nccl: communicators are aborted side by side, as one may wait for kernels that another holds up") {
+  stand_in::aborts_begun = 0;
+  stand_in::aborts_together = 6;  // two ranks with three communicators each
+  const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
+    const rank_comm one = comm.split(0, comm.rank()), two = comm.split(0, comm.rank());
+    if (comm.rank() == 0) comm.abort("for a test");
+    comm.barrier();
+  });
+  stand_in::aborts_together = 0;
+  CHECK(has(text, "called abort: for a test"));
+  CHECK(stand_in::aborts_begun == 6);
+}
+
+#ifndef PLAIT_TEST_THREAD_SANITIZER  // which does not follow a fork
+TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, and says of what and why") {
+  const auto aborts_for = [](double grace) {
+    return last_words([=] {
+      stand_in::abort_seconds = 0.5;
+      text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
+        rank_comm more = comm.split(0, comm.rank());
+        if (comm.rank() == 1) comm.abort("for a test");
+        comm.barrier();
+      });
+    });
+  };
+  const std::string words = aborts_for(0.05);
+  CHECK(has(words, "plait: rank 1 called abort: for a test"));
+  CHECK(has(words, "plait: NCCL did not abort 4 of 4 communicators within the grace of 0.05 s; the process ends"));
+  CHECK(aborts_for(60) == "");
+  CHECK(aborts_for(0) == "");  // no limit
+}
+#endif
+
+TEST_CASE("nccl: what a communicator starts goes before computing, each that was split off in a stream of its own") {
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    const auto priority = [](const cuda::stream& s) {
+      int of = 1;
+      CHECK(cudaStreamGetPriority(s.handle(), &of) == cudaSuccess);
+      return of;
+    };
+    int least = 0, greatest = 0;
+    REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
+    REQUIRE(greatest < least);
+    rank_comm along = comm.split(0, comm.rank()), back = along.split(0, comm.rank());  // as a pipeline's messages go
+    const cuda::stream streams[] = {comm.shared_state().beside(), along.shared_state().beside(),
+                                    back.shared_state().beside()};
+    for (const cuda::stream& s : streams) {
+      CHECK(priority(s) == greatest);
+      CHECK_FALSE(s == device.main_stream());
+    }
+    CHECK_FALSE(streams[1] == streams[0]);
+    CHECK_FALSE(streams[2] == streams[0]);
+    CHECK_FALSE(streams[2] == streams[1]);
+    CHECK(priority(device.main_stream()) == least);
+    comm.barrier();
+  }));
 }
 
 TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {

@@ -45,6 +45,7 @@ struct rank_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
   ledger measured, predicted;  ///< of the last step
+  posted_program posted;       ///< what the dry run starts, where there is one
   std::int64_t saved_predicted = 0, saved_measured = 0;
   std::uint64_t initial_hash = 0;
 };
@@ -156,6 +157,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   if constexpr (predicted_here<T, Device>) {
     const plans predicted = plan_of<T, S>(s, ranks.shape(), ranks.rank());
     out.predicted = predicted.step.traffic;
+    out.posted = predicted.step.posted;
     out.saved_predicted = predicted.kept_bytes;
   }
   out.last_gradients = gather_gradients(ctx, model);
@@ -223,6 +225,14 @@ inline void check_parity(const rank_outcome& one, const rank_outcome& got, doubl
 template <class T>
 inline constexpr double parity_tolerance = sizeof(T) == 8 ? 1e-10 : 1e-5;
 
+/// All ranks' collectives and messages, tensor and context parallelism's included, stand in one order.
+template <class Outcome>
+void check_order(const std::vector<Outcome>& all) {
+  std::vector<posted_program> ranks;
+  for (const Outcome& one : all) ranks.push_back(one.posted);
+  CHECK(describe(verify_order(ranks)) == "ok");
+}
+
 /// Trains on dp x tp ranks and compares all ranks with `one`.
 template <class T, strategy S>
 void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_ranks, std::int64_t tp_ranks) {
@@ -236,6 +246,7 @@ void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_rank
       CHECK(all[r].saved_measured == all[r].saved_predicted);
     }
   }
+  if constexpr (predicted_here<T, cpu>) check_order(all);
 }
 
 template <class T, strategy S>

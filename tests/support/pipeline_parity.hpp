@@ -81,7 +81,9 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   out.kept = most_kept(events);
   out.kept_by_schedule = peak_activations(plan, ranks.along().rank()) * plan.shape.chunks;
   if constexpr (predicted_here<T, Device>) {
-    out.predicted = plan_of_stage<T, S>(s, ranks, plan, parts).traffic;
+    const step_plan predicted = plan_of_stage<T, S>(s, ranks, plan, parts);
+    out.predicted = predicted.traffic;
+    out.posted = predicted.posted;
     out.compares = true;
   }
   out.last_gradients = gather_gradients(ctx, model);
@@ -144,6 +146,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
     if (shape.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
   }
   CHECK(parameters == expected);  // every layer is on exactly one stage
+  if (all[0].compares) check_order(all);
 }
 
 #ifndef __CUDACC__

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counting.hpp"
@@ -25,7 +26,11 @@ class world {
   /// Takes all ranks of `root`, in order, as the ranks of `shape`. Throws where the sizes differ.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
   /// The view of `rank` on a mesh that does not run: everything is counted, and nothing communicated.
-  static world counting(const mesh_shape& shape, std::int64_t rank = 0) { return world(shape, rank); }
+  /// `stage_ranks` are the ranks of a larger mesh, of which `shape` is a stage, by their place in this one; empty: this
+  /// is the whole mesh.
+  static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {}) {
+    return world(shape, rank, std::move(stage_ranks));
+  }
   world(const world&) = delete;
   world& operator=(const world&) = delete;
 
@@ -35,6 +40,8 @@ class world {
   std::int64_t coordinate(axis_id axis) const { return shape_.coordinate(rank(), axis); }
   any_communicator& root() { return root_; }
   plait::ledger& ledger() { return *ledger_; }
+  /// Where a world that is made for counting writes what its rank starts, in order; null in others.
+  const std::shared_ptr<call_log>& calls() const { return calls_; }
   /// Another communicator of this rank, counted in the same ledger under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
@@ -59,14 +66,15 @@ class world {
     channel purpose;
   };
 
-  world(const mesh_shape& shape, std::int64_t rank);
+  world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks);
+  counting_communicator counted_group(const axis_list& axes, channel purpose) const;
 
   mesh_shape shape_;
   any_communicator root_;
   std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
-  bool counting_ = false;
+  std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 
 }  // namespace plait

@@ -1,8 +1,12 @@
 // The definitions of world.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
@@ -28,19 +32,31 @@ PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpo
   const axis_list wanted = pruned(axes);
   for (entry& e : groups_)
     if (e.axes == wanted && e.purpose == purpose) return e.comm;
-  any_communicator part = counting_ ? counting_communicator(static_cast<int>(shape_.index_in(rank(), wanted)),
-                                                            static_cast<int>(shape_.size(wanted)), label_of(wanted))
-                                    : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
-                                                  static_cast<int>(shape_.index_in(rank(), wanted)), label_of(wanted));
+  any_communicator part = calls_ ? any_communicator(counted_group(wanted, purpose))
+                                 : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
+                                               static_cast<int>(shape_.index_in(rank(), wanted)), label_of(wanted));
   groups_.push_back({wanted, count(part), purpose});  // those of every purpose are counted under one label
   return groups_.back().comm;
 }
 
-PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank)
-    : shape_(shape),
-      root_(counting_communicator(static_cast<int>(rank), static_cast<int>(shape.size()), "world")),
-      ledger_(std::make_shared<plait::ledger>()),
-      counting_(true) {}
+PLAIT_INLINE counting_communicator world::counted_group(const axis_list& axes, channel purpose) const {
+  std::vector<int> ranks(static_cast<std::size_t>(shape_.size(axes)));
+  for (std::int64_t r = 0; r < shape_.size(); ++r)
+    if (shape_.group_of(r, axes) == shape_.group_of(rank(), axes))
+      ranks[static_cast<std::size_t>(shape_.index_in(r, axes))] = calls_->stage_ranks[static_cast<std::size_t>(r)];
+  const std::string label = label_of(axes);
+  const char* const purposes[] = {"", " gathers", " reductions"};
+  return counting_communicator(static_cast<int>(shape_.index_in(rank(), axes)), label, calls_,
+                               label + purposes[static_cast<std::size_t>(purpose)], std::move(ranks));
+}
+
+PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks)
+    : shape_(shape), ledger_(std::make_shared<plait::ledger>()), calls_(std::make_shared<call_log>()) {
+  for (int r = 0; stage_ranks.size() < static_cast<std::size_t>(shape.size()); ++r) stage_ranks.push_back(r);
+  calls_->book = ledger_.get();
+  calls_->stage_ranks = stage_ranks;
+  root_ = counting_communicator(static_cast<int>(rank), "world", calls_, "world", std::move(stage_ranks));
+}
 
 PLAIT_INLINE std::string label_of(const axis_list& axes) {
   std::string label;

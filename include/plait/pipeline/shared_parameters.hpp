@@ -81,8 +81,10 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
   });
   if (first == last || shape.ranks == 1) return;
   if constexpr (only_counts<Device>) {  // its split cannot know how many ranks there are
-    if (here)
-      join(ctx.ranks.count(counting_communicator(along.rank() == first ? 0 : 1, 2, ends_axis)), along.rank() == first);
+    const auto* const counting = along.get_if<counting_communicator>();
+    if (here && counting != nullptr)
+      join(ctx.ranks.count(counting->pair(along.rank() == first ? 0 : 1, first, last, ends_axis)),
+           along.rank() == first);
   } else {
     any_communicator ends = along.split(here ? 0 : -1, along.rank(), ends_axis);
     if (!here) return;

@@ -2,7 +2,11 @@
 // one needs only comm/world.hpp. Next: pipeline/pipeline.hpp, which takes that communicator.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "plait/comm/world.hpp"
 #include "plait/core/macros_off.hpp"
@@ -37,10 +41,20 @@ class pipeline_world {
   pipeline_world(const mesh_shape& whole, std::int64_t rank, axis_id axis)
       : whole_(whole),
         root_(counting_communicator(static_cast<int>(rank), static_cast<int>(whole.size()), "world")),
-        stage_(world::counting(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))))),
+        stage_(world::counting(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))),
+                               ranks_with(whole, rank, whole.others(axis_list(axis))))),
         along_(stage_.count(counting_communicator(static_cast<int>(whole.coordinate(rank, axis)),
-                                                  static_cast<int>(whole.extent(axis)), std::string(axis.text())))) {}
+                                                  std::string(axis.text()), stage_.calls(), std::string(axis.text()),
+                                                  ranks_with(whole, rank, axis_list(axis))))) {}
 
+  /// The ranks of the group that `axes` span and in which `rank` is, in order.
+  static std::vector<int> ranks_with(const mesh_shape& whole, std::int64_t rank, const axis_list& axes) {
+    std::vector<int> ranks(static_cast<std::size_t>(whole.size(axes)));
+    for (std::int64_t r = 0; r < whole.size(); ++r)
+      if (whole.group_of(r, axes) == whole.group_of(rank, axes))
+        ranks[static_cast<std::size_t>(whole.index_in(r, axes))] = static_cast<int>(r);
+    return ranks;
+  }
   static mesh_shape without(const mesh_shape& whole, axis_id axis) {
     mesh_shape rest;
     for (std::size_t i = 0; i < whole.axes.size(); ++i)

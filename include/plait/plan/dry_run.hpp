@@ -13,6 +13,7 @@
 #include "plait/device/counting.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/schedule/step/order.hpp"
 #include "plait/train/train_step.hpp"
 
 namespace plait {
@@ -64,6 +65,7 @@ struct step_plan {
   ledger traffic;
   std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
   std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
+  posted_program posted;        ///< what it starts, in order: those of all ranks of a mesh are for `verify_order`
 };
 
 /// Runs two steps of a pipeline that only counts, and returns the second, which finds the optimizer's state in place:
@@ -76,6 +78,7 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
   const auto fill = [](auto&&...) {};
   for (int i = 0; i < 2; ++i) {  // the second one finds the optimizer's state in place
     ctx.ranks.ledger().clear();
+    if (ctx.ranks.calls()) ctx.ranks.calls()->posted.calls.clear();
     step.load(ctx, 0, fill);
     optimizer.begin_step(ctx, 1.0);
     ctx.device.reset_peak();
@@ -90,6 +93,11 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
       if (e.memory > before) plan.kept_bytes = std::max(plan.kept_bytes, static_cast<std::int64_t>(e.memory - before));
   }
   plan.traffic = ctx.ranks.ledger();
+  if (ctx.ranks.calls()) {
+    auto& executor = stages.executor();
+    plan.posted = ctx.ranks.calls()->posted;
+    plan.posted.entries = executor.step().programs[static_cast<std::size_t>(executor.along().rank())];
+  }
   return plan;
 }
 /// This overload takes AdamW as the optimizer.

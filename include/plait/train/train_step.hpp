@@ -60,7 +60,8 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 /// weight and no state of the optimizer, on all ranks alike, and says so. With `data_parallel::delayed_norm`, a step
 /// clips by the norm of the step before, but the first, which clips by its own; updates then begin before it is known
 /// that all gradients are finite, so that where they are not, `result` throws, on all ranks alike: the weights are
-/// spoilt.
+/// spoilt. Where nothing is clipped, with a limit of 0, that is no other algorithm: no update, and none of the first
+/// step, waits for anything but its own gradient.
 ///
 /// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
 /// the caller's `adamw`, `muon` or any other that models the concept.
@@ -112,8 +113,8 @@ class training_step {
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
     mean_.begin(ctx);
-    by_last_norm_ = delays_norm() && has_norm_;
-    if (by_last_norm_) optimizer_.clip_by(ctx, clipped_.template data<kernels::clip_numbers>());
+    by_last_norm_ = delays_norm() && (has_norm_ || !clips());
+    if (by_last_norm_ && clips()) optimizer_.clip_by(ctx, clipped_.template data<kernels::clip_numbers>());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
@@ -137,14 +138,14 @@ class training_step {
   }
 
   pipeline_type& model() const { return model_; }
-  /// Whether the next step does what all that follow do: with a delayed norm, the first does not.
-  bool steady() const { return !delays_norm() || has_norm_; }
+  /// Whether the next step does what all that follow do: where it clips by a delayed norm, the first does not.
+  bool steady() const { return !delays_norm() || has_norm_ || !clips(); }
 
   /// Returns the numbers by which the next step clips if they are of the norm of a step before
   /// (`data_parallel::delayed_norm`), for whoever saves them; nothing otherwise, and before the first step. Waits for
   /// the device.
   std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) const {
-    if (!delays_norm() || !has_norm_) return {};
+    if (!delays_norm() || !has_norm_ || !clips()) return {};
     kernels::clip_numbers clipped;
     ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
     return clipped;
@@ -156,6 +157,7 @@ class training_step {
 
  private:
   bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
+  bool clips() const { return clip_ > 0; }
 
   using reduced = reduced_gradient<precision, device>;
   /// The work on gradients that are reduced.
@@ -202,6 +204,11 @@ class training_step {
         mean_(ctx),
         squares_(make_buffer<double>(ctx.device, 1)),
         clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)) {
+    if (!model.executor().step().policy.clip)
+      fail(
+          "training step: data_parallel::clip = 0 leaves out the norm, by which a step knows that its gradients are "
+          "finite; legal is 1, with a limit of 0 where nothing is to be clipped, and with delayed_norm where no update "
+          "is to wait for it");
     model.visit([&](const auto& p) { optimizer_.prepare(ctx, p); });
     for (int i = 0; i < model.shape().microbatches; ++i) {
       batch_.emplace_back(tokens(ctx), tokens(ctx));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/models/llama.hpp"
@@ -143,4 +144,89 @@ TEST_CASE_TEMPLATE("a step's peak is within 2.5 % of the formulas, and so is its
       CHECK(data == doctest::Approx(sent.data).epsilon(0.04));
     }
   }
+}
+
+namespace {
+
+/// What every rank of a mesh starts in a step of a Llama whose head is its embedding.
+std::vector<posted_program> posted_of(const planner::training_layout& l, const char* schedule_name, zero_level level) {
+  const mesh_shape mesh = mesh_of(l);
+  const schedule plan = parse_schedule(schedule_name, static_cast<int>(l.pp), 4);
+  const int stages = plan.shape.stages();
+  std::vector<stage_layers> parts;
+  for (int s = 0; s < stages; ++s) parts.push_back({s * 4 / stages, (s + 1) * 4 / stages, s == 0, s + 1 == stages});
+  llama_config config = small_llama();
+  config.tie_embeddings = true;
+  pipeline_options how;
+  how.parallel.level = level;
+  llama_options options;
+  options.attention.context = chosen_policy::ring;
+  using stage = stage_of<float>;
+  std::vector<posted_program> all;
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+    pipeline_world ranks = pipeline_world::counting(mesh, rank);
+    counting_device device;
+    const context<counting_device> ctx{
+        device, ranks.stage(), llama_sizes<megatron_sp>(config, ranks.stage().shape(), 2 * l.dp, seq_length), 1};
+    pipeline<stage> model(
+        ctx, ranks.along(), plan, parts,
+        [&](stage_layers part, stage* first) { return std::make_unique<stage>(ctx, config, options, part, first); },
+        how);
+    all.push_back(dry_run_step(ctx, model).posted);
+  }
+  return all;
+}
+
+/// The place of the `which`-th call of a kind over `group` in a pass of a kind.
+std::size_t call_in(const posted_program& p, const char* group, action_kind pass, int which = 0) {
+  for (std::size_t i = 0; i < p.calls.size(); ++i) {
+    const posted_call& c = p.calls[i];
+    if (c.entry < 0 || static_cast<std::size_t>(c.entry) >= p.entries.size()) continue;
+    const step_entry& e = p.entries[static_cast<std::size_t>(c.entry)];
+    if (e.op == step_op::pass && e.pass.kind == pass && p.group_of(c).name == group && which-- == 0) return i;
+  }
+  FAIL("there is no such call");
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("all collectives and messages of a step stand in one order on every rank, those within layers among them") {
+  for (const char* name : {"1f1b", "zb_h1", "interleaved:2"})
+    for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
+      CAPTURE(name);
+      CAPTURE(static_cast<int>(level));
+      const std::vector<posted_program> all = posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), name, level);
+      const order_verdict v = verify_order(all);
+      CHECK(describe(v) == "ok");
+      CHECK(v.completed > 400);
+    }
+}
+
+TEST_CASE("faults in the order of collectives within layers are refused, and both passes are named") {
+  const std::vector<posted_program> good =
+      posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), "1f1b", zero_level::gradients);
+  REQUIRE(verify_order(good).ok());
+  const auto text = [](const std::vector<posted_program>& all) { return describe(verify_order(all)); };
+
+  std::vector<posted_program> all = good;  // one rank of tp does not run a collective of a pass
+  std::vector<posted_call>& own = all[1].calls;
+  own.erase(own.begin() + static_cast<std::ptrdiff_t>(call_in(all[1], "tp", action_kind::forward, 1)));
+  CHECK(text(all) ==
+        "rank 1, reduce_scatter of 1024 over tp in F0.0 of unit 1: it meets another call on this communicator; see "
+        "rank 0, all_gather of 1024 over tp in F0.0 of unit 1");
+
+  all = good;  // tensor and data parallelism in opposite orders
+  for (const std::size_t rank : {std::size_t{1}, std::size_t{4}}) {
+    std::vector<posted_call>& calls = all[rank].calls;
+    const posted_program& p = all[rank];
+    std::size_t reduction = 0;
+    while (p.group_of(calls[reduction]).name.find(" reductions") == std::string::npos) ++reduction;
+    std::size_t layer = reduction;
+    while (p.group_of(calls[layer]).name != "tp") ++layer;
+    std::swap(calls[reduction], calls[layer]);
+  }
+  CHECK(text(all) ==
+        "rank 0, reduce_scatter of 5504 over dp+cp reductions in reduction of unit 2: 4 ranks wait for each other, "
+        "which can deadlock; see rank 1, all_gather of 1024 over tp in B3.0 of unit 1");
 }

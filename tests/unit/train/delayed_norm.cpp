@@ -2,10 +2,13 @@
 // Clipping by the norm of the step before: equal to one rank that does so by hand, under every policy; and what happens
 // to gradients that are not finite.
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "plait/train/optim/gradient_norm.hpp"
+#include "plait/train/optim/muon.hpp"
 #include "support/llama_parity.hpp"
 #include "support/texts.hpp"
 
@@ -97,6 +100,81 @@ TEST_CASE("a step clips by the norm of the one before, and the first by its own,
   s.parallel = {};  // the exact norm is another algorithm, and the default
   for (const rank_outcome& got : train_mesh<double, megatron_sp>(s, 2, 1))
     check_tensors(got.weights, exact.weights, 1e-10, "weight after the last step");
+}
+
+namespace {
+
+/// An optimizer, and how many reductions of gradients this rank had started at each of its updates.
+template <class O>
+struct watched {
+  O of;
+  world& ranks;
+  std::vector<std::uint64_t> reductions{};
+
+  void begin_step(const context<cpu>& ctx, double rate) { of.begin_step(ctx, rate); }
+  void clip_by(const context<cpu>& ctx, const kernels::clip_numbers* n) { of.clip_by(ctx, n); }
+  void forget_step() { of.forget_step(); }
+  std::int64_t step() const { return of.step(); }
+  void prepare(const context<cpu>& ctx, const parameter<double, cpu>& p) { of.prepare(ctx, p); }
+  void update(const context<cpu>& ctx, std::span<reduced_gradient<double, cpu>> gradients) {
+    reductions.push_back(ranks.ledger().total("dp", collective::reduce_scatter).calls);
+    of.update(ctx, gradients);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("where nothing is clipped, owners of Muon's matrices update them while other gradients travel") {
+  std::vector<std::vector<named_values>> weights[2];
+  std::vector<std::uint64_t> at[2];
+  for (const bool early : {false, true}) {
+    weights[early].resize(2);
+    threads::run(2, [&](threads::communicator c) {
+      scenario s = clipped();
+      s.parallel.parallel = {.level = zero_level::gradients, .delayed_norm = early};
+      s.parallel.cut = bucket_cut::whole;
+      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+      one_llama model(ctx, s.config);
+      watched<muon<double>> optimizer{muon<double>(), w};
+      training_step step(ctx, model, optimizer, 1, 0.0, s.parallel);
+      step.model().visit([&](auto& p) { p.initialize(ctx); });
+      CHECK(step.steady());
+      for (int i = 0; i < 3; ++i) {
+        w.ledger().clear();
+        optimizer.reductions.clear();
+        step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+        CHECK_FALSE(step.result(ctx).skipped);
+        CHECK_FALSE(step.kept_norm(ctx));
+        if (i == 0 && w.rank() == 0) at[early] = optimizer.reductions;  // of the first step, as of every other
+      }
+      weights[early][static_cast<std::size_t>(w.rank())] = gather_values(ctx, step.model());
+    });
+  }
+  for (std::size_t r = 0; r < 2; ++r) CHECK(compare_named(weights[0][r], weights[1][r], 0.0).text() == "");
+  // Units: the embedding, two blocks and the head, of which each has one reduction.
+  CHECK(at[0] == std::vector<std::uint64_t>{4, 4, 4, 4});
+  CHECK(at[1] == std::vector<std::uint64_t>{2, 3, 4, 4});
+}
+
+TEST_CASE("a training step without a norm is refused") {
+  threads::run(1, [&](threads::communicator c) {
+    scenario s = clipped();
+    s.parallel.parallel = {.clip = false};
+    world w(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+    one_llama model(ctx, s.config);
+    adamw<double> optimizer;
+    CHECK_THROWS_WITH_AS((training_step(ctx, model, optimizer, 1, 0.0, s.parallel)),
+                         "training step: data_parallel::clip = 0 leaves out the norm, by which a step knows that its "
+                         "gradients are finite; legal is 1, with a limit of 0 where nothing is to be clipped, and with "
+                         "delayed_norm where no update is to wait for it",
+                         error);
+  });
 }
 
 TEST_CASE("gradients that are not finite: a first step is skipped, and a later one ends training on all ranks") {

@@ -129,6 +129,8 @@ inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
 inline thread_local bool is_library = false;
 
 inline std::atomic<double> abort_seconds{0};  ///< a test's: what an abort of a communicator takes
+inline std::atomic<int> aborts_together{0};   ///< a test's: none ends before so many have begun
+inline std::atomic<int> aborts_begun{0};
 
 inline cudaError_t fail(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;

@@ -153,6 +153,8 @@ inline ncclResult_t abort(ncclComm_t comm) {
   }
 #ifdef PLAIT_CUDA_STAND_IN
   std::this_thread::sleep_for(std::chrono::duration<double>(::stand_in::abort_seconds.load()));
+  ++::stand_in::aborts_begun;
+  while (::stand_in::aborts_begun < ::stand_in::aborts_together) std::this_thread::yield();
 #endif
   comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
   registry::get().changed.notify_all();
