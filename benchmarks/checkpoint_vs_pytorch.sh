@@ -11,8 +11,8 @@ folder=build/benchmark-checkpoint
 status=0
 "$bench" --megabytes "$megabytes" --rounds "$rounds" --directory "$folder" --json "$folder.json" || status=1
 [ -n "$python" ] || exit "$status"
-"$python" "$here/pytorch_checkpoint.py" "$folder" "$megabytes" "$rounds" >"$folder.pytorch.json" 2>"$folder.log" ||
-  { cat "$folder.log" >&2; exit 1; }
+timeout 600 "$python" "$here/pytorch_checkpoint.py" "$folder" "$megabytes" "$rounds" >"$folder.pytorch.json" \
+  2>"$folder.log" || { cat "$folder.log" >&2; echo "PyTorch's part ended with an error or took over 600 s" >&2; exit 1; }
 python3 - "$folder.json" "$folder.pytorch.json" <<'PY' || status=1
 import json, sys
 plait, torch = (json.loads(open(path).read()) for path in sys.argv[1:])

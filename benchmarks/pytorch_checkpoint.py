@@ -38,6 +38,7 @@ def work(rank, directory, count, rounds, answer):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=4)
+    behind = dist.new_group(backend="gloo")  # collectives of two threads on one group would meet each other's
     saved = state(init_device_mesh("cpu", (2, 2)), 2, count)
     other = state(init_device_mesh("cpu", (1, 4)), 4, count)
     times = {"save": [], "stall": [], "async": [], "load": [], "reshard": []}
@@ -68,7 +69,7 @@ def work(rank, directory, count, rounds, answer):
         timed("save", lambda: dcp.save(saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True)))
         path = fresh("async")
         begin, future = timed("stall", lambda: dcp.async_save(
-            saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True)))
+            saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True), process_group=behind))
         future.result()
         times["async"].append(longest(begin))
         timed("load", lambda: dcp.load(saved, checkpoint_id=path))

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "checkpoint_files.hpp"
 #include "model_run.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/load_weights.hpp"
@@ -378,13 +379,22 @@ class llama_run final : public model_run {
   }
 
   void open_saver() {
+    plait::file_system* files = nullptr;
+    std::string problem;
+    try {
+      files = &checkpoint_files(s_.opt);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(device_, world_.root(), problem, "");
     try {
       saver_.emplace(device_, world_.root(),
                      plait::saver_options{.directory = s_.opt.checkpoint_dir,
                                           .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
                                                    .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
                                           .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
-                                                    s_.opt.schedule + ", " + s_.opt.precision});
+                                                    s_.opt.schedule + ", " + s_.opt.precision},
+                     *files);
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
     }
@@ -408,13 +418,13 @@ class llama_run final : public model_run {
     check_resumed(s_, loaded);
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");
     samples_before_ = loaded.scalar<std::int64_t>("train.samples");
-    data_begin_ = loaded.scalar<std::int64_t>("train.data_begin");
-    const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
+    data_begin_ = loaded.find_scalar<std::int64_t>("train.data_begin").value_or(0);
+    const std::string there = told_by(loaded, "train.data");
     if (!s_.data)
       data_text_ = there;
     else if (there != data_text_)
       data_begin_ = samples_before_;
-    rate_text_ = loaded.scalar<std::string>("train.rate");
+    rate_text_ = told_by(loaded, "train.rate");
     const auto has = [&](const char* scalar) {
       return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
                          [&](const auto& s) { return s.first == scalar; });

@@ -36,7 +36,6 @@
 #include "plait/tensor/broadcast_text.hpp"
 
 namespace plait {
-
 /// A state that has been loaded.
 struct loaded_state {
   std::uint64_t step = 0;
@@ -46,15 +45,21 @@ struct loaded_state {
   std::uint64_t bytes = 0;                                   ///< that this rank has read
   std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
 
-  /// Returns a scalar of this type. Throws `error` naming it where there is none.
+  /// Returns a scalar of this type; nothing where there is none.
   template <class T>
-  T scalar(std::string_view name) const {
+  std::optional<T> find_scalar(std::string_view name) const {
     for (const auto& [key, value] : scalars)
       if (key == name)
         if (const T* const found = std::get_if<T>(&value)) return *found;
+    return std::nullopt;
+  }
+  /// The same. Throws `error` naming it where there is none.
+  template <class T>
+  T scalar(std::string_view name) const {
+    if (const std::optional<T> found = find_scalar<T>(name)) return *found;
     fail({"'", path, "' has no scalar '", name, "' of this type"});
   }
-  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
+  /// Returns the bytes of a blob. Throws the same way.
   const std::string& blob(std::string_view name) const {
     for (const auto& [key, bytes_of_it] : blobs)
       if (key == name) return bytes_of_it;

@@ -36,6 +36,12 @@ TEST_CASE("a note says all that a writer has written") {
   const plait::written_share share = two_tensors(), back = plait::parse_note(plait::note_text(share));
   CHECK(back.file == share.file);
   CHECK(back.tensors == share.tensors);
+  CHECK_FALSE(back.read_again);
+  for (const std::uint64_t step : {std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()}) {
+    plait::written_share again = share;
+    again.read_again = step;
+    CHECK(plait::parse_note(plait::note_text(again)).read_again == step);
+  }
   CHECK(plait::parse_note(plait::note_text({})).tensors.empty());
 }
 
