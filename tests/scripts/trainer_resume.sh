@@ -107,6 +107,18 @@ train straight --steps 9 --sample 0 --lr 0.003
 [ "$(tail_of longer.jsonl 7 | cut -d ' ' -f 4)" = "$(tail_of straight.jsonl 7 | cut -d ' ' -f 4)" ] ||
   fail "it follows another course: $(tail_of longer.jsonl 7)"
 train longer --steps 9 --sample 0 --resume longer/step-00000008
+# Steps that are older than the record of the course, or of the data, are gone on from where that is asked for.
+cp -r ck1/step-00000003 old && mkdir olds && mv old olds/step-00000003
+for member in scalars/train.rate scalars/train.data scalars/train.data_begin; do
+  python3 "$here/lib/steps.py" unset olds/step-00000003 $member || fail "steps.py unset $member"
+done
+old="timeout 60 $trainer --model config.json --data $text --seq 32 --global-batch 8 --steps 6 --sample 0 --resume olds"
+$old >stdout 2>stderr && fail "a step goes on although its data are not known"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin goes on" stderr || fail "old data: $(cat stderr)"
+$old --on-new-data begin >stdout 2>stderr && fail "a step goes on although its course is not known"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow goes on at step 4" stderr || fail "old course: $(cat stderr)"
+train old --steps 6 --sample 0 --resume olds --on-new-data begin --on-new-schedule follow --checkpoint-dir renewed
+train old --steps 6 --sample 0 --resume renewed # which has both records
 train constant --steps 3 --sample 0 --lr-schedule constant --warmup 1 --checkpoint-dir constant
 train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume constant # does not depend on the end
 

@@ -22,6 +22,7 @@
 #include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/exchange_shares.hpp"
 #include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
 #include "plait/checkpoint/step_list.hpp"
@@ -36,46 +37,6 @@
 #include "plait/tensor/broadcast_text.hpp"
 
 namespace plait {
-/// A state that has been loaded.
-struct loaded_state {
-  std::uint64_t step = 0;
-  std::string path;                                          ///< the directory of the step
-  saved_scalars scalars{};                                   ///< as they were saved
-  std::vector<std::pair<std::string, std::string>> blobs{};  ///< likewise, on every rank
-  std::uint64_t bytes = 0;                                   ///< that this rank has read
-  std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
-
-  /// Returns a scalar of this type; nothing where there is none.
-  template <class T>
-  std::optional<T> find_scalar(std::string_view name) const {
-    for (const auto& [key, value] : scalars)
-      if (key == name)
-        if (const T* const found = std::get_if<T>(&value)) return *found;
-    return std::nullopt;
-  }
-  /// The same. Throws `error` naming it where there is none.
-  template <class T>
-  T scalar(std::string_view name) const {
-    if (const std::optional<T> found = find_scalar<T>(name)) return *found;
-    fail({"'", path, "' has no scalar '", name, "' of this type"});
-  }
-  /// Returns the bytes of a blob. Throws the same way.
-  const std::string& blob(std::string_view name) const {
-    for (const auto& [key, bytes_of_it] : blobs)
-      if (key == name) return bytes_of_it;
-    fail({"'", path, "' has no blob '", name, "'"});
-  }
-};
-
-/// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
-/// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
-struct load_rules {
-  std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
-  std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
-  std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
-  std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
-  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
-};
 
 namespace detail {
 
@@ -133,15 +94,17 @@ class state_loader {
     check(held);
     make_groups(held);
     std::vector<std::vector<planned_read>> reads(held.size());
-    std::vector<std::size_t> begin{0};
+    std::vector<std::size_t> begin;
+    std::size_t end = 0;
     std::string problem;
     byte_buffer shares;
     try {
       for (std::size_t i = 0; i < held.size(); ++i) {
         reads[i] = plan(held[i]);
-        begin.push_back(begin.back() + (slot_bytes(held[i], reads[i]) + 63) / 64 * 64);
+        begin.push_back(end + behind_a_page(held[i], reads[i], end));
+        end = begin.back() + slot_bytes(held[i], reads[i]);
       }
-      shares.grow(begin.back());
+      shares.grow(end);
       for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], reads[i], shares.data() + begin[i]);
     } catch (const std::exception& e) {
       problem = e.what();
@@ -256,6 +219,16 @@ class state_loader {
     std::size_t read = 0;
     for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     return std::max(share_bytes(h), read);
+  }
+  /// How far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a page as
+  /// what it is read from is in its file, so that the system can read it to where it belongs.
+  std::size_t behind_a_page(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
+    constexpr std::size_t page = 4096;
+    const stored_tensor& t = *by_name_.at(stored_name(h));
+    const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
+    if (!large || safetensors_dtype_of(h.type) != t.dtype) return (64 - end % 64) % 64;
+    const std::size_t first = by_rows(reads) ? 0 : static_cast<std::size_t>(reads[0].own.at) * h.element_bytes();
+    return (reader_->place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
   }
   /// Returns what this rank reads for a tensor. No file is opened.
   std::vector<planned_read> plan(const held_tensor& h) {

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,9 +44,10 @@ class own_file_check {
       if (!file_) file_ = files.open(path_);
       if (at_ == ranges_.size()) return state::whole;
       const stored_bytes& range = ranges_[at_];
-      constexpr std::uint64_t piece = std::uint64_t{8} << 20;
-      buffer_.grow(piece);
-      const auto some = buffer_.first(std::min(piece, range.bytes - done_));
+      constexpr std::uint64_t piece = std::uint64_t{8} << 20, page = 4096;
+      buffer_.grow(piece + page);
+      const std::span<std::byte> some(buffer_.data() + (range.position + done_) % page,
+                                      std::min(piece, range.bytes - done_));
       file_->read(range.position + done_, some);
       sum_ = crc32c(some, sum_);
       done_ += some.size();

@@ -77,6 +77,17 @@ class box_reader {
     }
     return false;
   }
+  /// Returns the place in its file of the first element of `wanted`, a box of the tensor; 0 where it has none.
+  std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
+    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
+      const box whole = tensor.box_of(tensor.boxes[i]);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common || common->offset != wanted.offset) continue;
+      const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
+      return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
+    }
+    return 0;
+  }
   /// Reads a box whole, for its checksum alone.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
     scratch_.grow(tensor.boxes[box].stored.bytes);
@@ -107,7 +118,7 @@ class box_reader {
 
   /// Reads a box whole and compares its checksum, while its bytes are in the cache.
   void read_checked(const stored_tensor& tensor, const stored_box& stored, std::byte* out) {
-    constexpr std::uint64_t at_once = std::uint64_t{1} << 20;
+    constexpr std::uint64_t at_once = std::uint64_t{4} << 20;
     const file_handle& from = file(stored.stored.file);
     std::uint32_t sum = 0;
     for (std::uint64_t at = 0; at < stored.stored.bytes; at += at_once) {

@@ -18,6 +18,7 @@
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
 
@@ -25,11 +26,11 @@ namespace plait {
 
 /// Returns the checksum of a range of a file, which is read in pieces. Throws `error` if the file ends before.
 inline std::uint32_t crc32c_of(const file_handle& file, std::uint64_t position, std::uint64_t bytes) {
-  constexpr std::uint64_t piece = 1 << 20;
-  std::vector<std::byte> buffer(std::min(bytes, piece));
+  constexpr std::uint64_t piece = std::uint64_t{4} << 20, page = 4096;
+  byte_buffer buffer(std::min(bytes, piece) + page);  // as far behind a page as in the file: read past the cache
   std::uint32_t sum = 0;
   for (std::uint64_t done = 0; done < bytes;) {
-    const auto some = std::span(buffer).first(std::min(bytes - done, piece));
+    const std::span<std::byte> some(buffer.data() + (position + done) % page, std::min(bytes - done, piece));
     file.read(position + done, some);
     sum = crc32c(some, sum);
     done += some.size();
