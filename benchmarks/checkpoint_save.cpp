@@ -151,6 +151,8 @@ int main(int argc, char** argv) {
       const double all = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended[0].bytes), reduce_op::sum);
       if (ranks.rank() == 0) balance = 4 * most / all, saved_bytes = all;
 
+      if (files.kind_of(raw)) files.remove_file(raw);
+      longest(0);
       if (ranks.rank() == 0) forget(directory);
       longest(0);
       add(t.copy, bench::seconds([&] {
@@ -159,7 +161,6 @@ int main(int argc, char** argv) {
             for (const auto& part : mine.parts) std::memcpy(to.data() + at, part.data(), half), at += half;
           }));
       add(t.write, bench::seconds([&] {
-            if (files.kind_of(raw)) files.remove_file(raw);
             const auto file = files.create(raw);
             for (std::size_t at = 0; at < bytes; at += block)
               file->start_write(at, std::span<const std::byte>(to.data() + at, std::min(block, bytes - at)));
@@ -174,12 +175,15 @@ int main(int argc, char** argv) {
           }));
       if (ranks.rank() == 0) forget(directory);
       longest(0);
-      add(t.load, bench::seconds([&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held()}); }));
+      add(t.load, bench::seconds([&] {
+            load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held(), .in_place = true});
+          }));
       if (ranks.rank() == 0) forget(directory);
     });
     on_ranks(1, 4, [&](const context<cpu>& ctx, any_communicator& ranks) {
       matrices_of mine(ctx, matrices);
-      double s = bench::seconds([&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held()}); });
+      double s = bench::seconds(
+          [&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held(), .in_place = true}); });
       s = all_reduce_scalar(ctx.device, ranks, s, reduce_op::max);
       if (ranks.rank() == 0 && counts) t.reshard.push_back(s);
     });
@@ -206,8 +210,10 @@ int main(int argc, char** argv) {
   const double load = line("load on the same layout, cold", t.load);
   const double reshard = line("load on tp=4 instead of dp=2, tp=2, cold", t.reshard);
   if (std::FILE* file = json.empty() ? nullptr : std::fopen(json.c_str(), "w")) {
-    std::fprintf(file, "{\"stall\": %g, \"whole\": %g, \"load\": %g, \"reshard\": %g}\n", stall, stall + save, load,
-                 reshard);
+    std::fprintf(file,
+                 "{\"stall\": %g, \"whole\": %g, \"load\": %g, \"reshard\": %g, \"copy\": %g, \"write\": %g, "
+                 "\"read\": %g}\n",
+                 stall, stall + save, load, reshard, copy, write, read);
     std::fclose(file);
   }
   int missed = 0;

@@ -403,7 +403,7 @@ class llama_run final : public model_run {
   /// Loads the weights of the step that --init-from names, and nothing else.
   void load_first_step() {
     try {
-      plait::load_weights_of_step(ctx_, world_.root(), model_, s_.first_step);
+      plait::load_weights_of_step(ctx_, world_.root(), model_, s_.first_step, {.in_place = true});
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
     }
@@ -411,7 +411,8 @@ class llama_run final : public model_run {
 
   /// Loads the state of the newest step in `path`, or of `path` itself.
   void load(const std::string& path) {
-    const plait::loaded_state loaded = plait::load_state(ctx_, world_.root(), model_, optimizer_, path);
+    const plait::loaded_state loaded =
+        plait::load_state(ctx_, world_.root(), model_, optimizer_, path, {.in_place = true});  // an error ends the run
     world_.stage().ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
       std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);

@@ -60,7 +60,7 @@ struct own_tensors {
     }
     for (std::int64_t i = 0; i < elements; ++i) whole[static_cast<std::size_t>(i)] = value(1000 + i);
   }
-  std::vector<held_tensor> held() {
+  std::vector<held_tensor> held(bool with_targets = false) {
     held_tensor r = of(rows);
     r.name = "rows";
     r.shape = {height, width};
@@ -72,6 +72,10 @@ struct own_tensors {
     w.part.dims = 1;
     w.part.global[0] = w.part.local[0] = elements;
     w.copies = axis_list(axis_of<dp>, axis_of<tp>);
+    if (with_targets) {
+      r.target = [this] { return reinterpret_cast<std::byte*>(rows.data()); };
+      w.target = [this] { return reinterpret_cast<std::byte*>(whole.data()); };
+    }
     return {r, w};
   }
   friend bool operator==(const own_tensors& a, const own_tensors& b) { return a.rows == b.rows && a.whole == b.whole; }

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,13 +89,15 @@ class state_loader {
                             "on; load_weights_of_step, the trainer's --init-from, begins with them"}));
   }
 
-  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own.
+  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
+  /// `load_rules::in_place`.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
     make_groups(held);
     std::vector<std::vector<planned_read>> reads(held.size());
     std::vector<std::size_t> begin;
+    std::vector<std::byte*> slots;
     std::size_t end = 0;
     std::string problem;
     byte_buffer shares;
@@ -102,10 +105,13 @@ class state_loader {
       for (std::size_t i = 0; i < held.size(); ++i) {
         reads[i] = plan(held[i]);
         begin.push_back(end + behind_a_page(held[i], reads[i], end));
-        end = begin.back() + slot_bytes(held[i], reads[i]);
+        if (!in_place(held[i], reads[i])) end = begin.back() + slot_bytes(held[i], reads[i]);
       }
       shares.grow(end);
-      for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], reads[i], shares.data() + begin[i]);
+      for (std::size_t i = 0; i < held.size(); ++i) {
+        slots.push_back(in_place(held[i], reads[i]) ? own_place(held[i]) : shares.data() + begin[i]);
+        read_share(held[i], reads[i], slots[i]);
+      }
     } catch (const std::exception& e) {
       problem = e.what();
     }
@@ -113,9 +119,9 @@ class state_loader {
     check_partly_read();
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
     for (std::size_t i = 0; i < held.size(); ++i)
-      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], shares.data() + begin[i], share_bytes(held[i]));
+      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], slots[i], share_bytes(held[i]));
     exchange.finish_rows();
-    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], shares.data() + begin[i]);
+    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
     exchange.finish_copies();
   }
 
@@ -219,6 +225,13 @@ class state_loader {
     std::size_t read = 0;
     for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     return std::max(share_bytes(h), read);
+  }
+  /// Whether a tensor's share is read to where it belongs.
+  bool in_place(const held_tensor& h, const std::vector<planned_read>& reads) const {
+    return std::is_same_v<Device, cpu> && rules_.in_place && h.target && !by_rows(reads);
+  }
+  std::byte* own_place(const held_tensor& h) const {
+    return h.target() + static_cast<std::size_t>(own_share(ctx_, h).first - h.begin) * h.element_bytes();
   }
   /// How far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a page as
   /// what it is read from is in its file, so that the system can read it to where it belongs.
@@ -330,9 +343,9 @@ class state_loader {
 
 /// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
 /// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
-/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing, where a tensor is
-/// missing on any stage, is there and wanted by none, has another shape, cannot be read or is damaged, or the step has
-/// weights alone.
+/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing (but see
+/// `load_rules::in_place`), where a tensor is missing on any stage, is there and wanted by none, has another shape,
+/// cannot be read or is damaged, or the step has weights alone.
 template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {

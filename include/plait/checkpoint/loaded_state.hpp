@@ -58,6 +58,9 @@ struct load_rules {
   std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
   std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
   std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
+  /// Whether bytes are read to where they belong, where the host's memory is that. It takes no second copy of the state
+  /// and half of the time, and after an error the tensors have no values: for a program that ends then.
+  bool in_place = false;
 };
 
 }  // namespace plait

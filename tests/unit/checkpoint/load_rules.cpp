@@ -38,6 +38,30 @@ TEST_CASE("other meshes load the same, and each element is read once per group o
   }
 }
 
+TEST_CASE("what is read in place is the same, without a second copy, and damage is named all the same") {
+  memory_file_system files;
+  save_one(files);
+  for (const auto& [dp_ranks, tp_ranks] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {1, 3}, {3, 2}}) {
+    on_ranks({dp_ranks, tp_ranks}, [&, alone = dp_ranks == 1](const context<cpu>& ctx, any_communicator& ranks) {
+      own_tensors other(ctx, 0);
+      auto held = other.held(true);
+      bool copied = false;
+      if (alone) held[0].write = [&](const std::byte*) { copied = true; };  // no other rank has the same rows
+      const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = held, .in_place = true}, files);
+      CHECK(other == own_tensors(ctx, 1));
+      CHECK_FALSE(copied);
+      const double read = all_reduce_scalar(ctx.device, ranks, static_cast<double>(loaded.bytes), reduce_op::sum);
+      CHECK(read <= 1.1 * own_tensors::all_bytes);
+    });
+  }
+  files.contents("steps/step-00000001/data/w00001.safetensors").back() ^= 1;
+  on_ranks({1, 3}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors other(ctx, 0);
+    CHECK_ERROR(load_tensors(ctx, ranks, "steps", {.tensors = other.held(true), .in_place = true}, files),
+                "w00001.safetensors' is damaged: tensor '");
+  });
+}
+
 TEST_CASE("numbers of one width become those of another") {
   memory_file_system files;
   save_one(files);
