@@ -20,7 +20,7 @@ HF_HUB_OFFLINE=1 python3 "$here/lib/saved_models.py" compare models back >log 2>
 mkdir logs
 head -c 65 "$text" >text.txt
 for model in models/*; do
-  timeout 60 "$trainer" --init-from "$model" --data text.txt --data-format bytes --seq 32 --global-batch 2 --steps 1 --sample 0 \
+  timeout 60 "$trainer" --init-from "$model" --data text.txt --data-format bytes --seq 32 --global-batch 2 --micro-batch 1 --steps 1 --sample 0 \
     --mesh dp=2,pp=2,tp=2 --log "logs/${model#models/}.jsonl" >out 2>err || fail "$model ended with $?: $(cat err)"
 done
 HF_HUB_OFFLINE=1 python3 "$here/lib/saved_models.py" losses models text.txt logs >log 2>&1 || fail "$(tail -n 3 log)"

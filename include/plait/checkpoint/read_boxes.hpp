@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +20,7 @@
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
+#include "plait/io/open_files.hpp"
 
 namespace plait {
 
@@ -38,7 +38,7 @@ class box_reader {
  public:
   /// `path` is the step's directory, whose manifest must outlive this.
   box_reader(file_system& files, std::string path, const manifest& saved)
-      : files_(files), path_(std::move(path)), saved_(saved), open_(saved.files.size()) {}
+      : path_(std::move(path)), saved_(saved), open_(files, paths_of(path_, saved)) {}
 
   /// Reads the elements of `wanted`, a box of the tensor, row-major, into `out`. Boxes that are needed whole are read
   /// whole and their checksums compared; of others there are sums to compare (`take_partly_read`). Throws `error` that
@@ -186,19 +186,20 @@ class box_reader {
     }
     return found->second;
   }
-  const file_handle& file(std::uint32_t i) {
-    if (!open_[i]) open_[i] = files_.open(path_ + "/" + saved_.files[i].path);
-    return *open_[i];
+  static std::vector<std::string> paths_of(const std::string& path, const manifest& saved) {
+    std::vector<std::string> all;
+    for (const stored_file& f : saved.files) all.push_back(path + "/" + f.path);
+    return all;
   }
+  const file_handle& file(std::uint32_t i) { return open_.at(i); }
   [[noreturn]] void damaged(const stored_bytes& where, const std::string& what) const {
     fail({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", what, ", ", where.bytes, " bytes from ",
           where.position, " on, has another checksum than when it was written"});
   }
 
-  file_system& files_;
   std::string path_;
   const manifest& saved_;
-  std::vector<std::unique_ptr<file_handle>> open_;
+  open_files open_;
   std::map<const stored_tensor*, box_index> indices_;
   byte_buffer scratch_;
   std::vector<partly_read> partly_;
