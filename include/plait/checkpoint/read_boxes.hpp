@@ -116,15 +116,22 @@ class box_reader {
   static constexpr std::int64_t long_run = 16 << 10;
   static constexpr std::int64_t most_at_once = 4 << 20;
 
-  /// Reads a box whole and compares its checksum, while its bytes are in the cache.
+  /// Reads a box whole and compares its checksum, while its bytes are in the cache. Large ones, which the system reads
+  /// past its own cache to memory that lies behind a page as they do in the file, are copied from there where `out`
+  /// does not.
   void read_checked(const stored_tensor& tensor, const stored_box& stored, std::byte* out) {
-    constexpr std::uint64_t at_once = std::uint64_t{4} << 20;
+    constexpr std::uint64_t at_once = std::uint64_t{4} << 20, page = 4096, large = std::uint64_t{1} << 20;
     const file_handle& from = file(stored.stored.file);
+    const std::uint64_t behind = stored.stored.position % page;
+    const bool copies = stored.stored.bytes >= large && reinterpret_cast<std::uintptr_t>(out) % page != behind;
+    if (copies) bounce_.grow(at_once + page);
     std::uint32_t sum = 0;
     for (std::uint64_t at = 0; at < stored.stored.bytes; at += at_once) {
-      const std::span<std::byte> some(out + at, std::min(at_once, stored.stored.bytes - at));
+      const std::uint64_t bytes = std::min(at_once, stored.stored.bytes - at);
+      const std::span<std::byte> some(copies ? bounce_.data() + behind : out + at, bytes);
       from.read(stored.stored.position + at, some);
       sum = crc32c(some, sum);
+      if (copies) std::memcpy(out + at, some.data(), bytes);
     }
     bytes_ += stored.stored.bytes;
     if (sum != stored.stored.crc32c) damaged(tensor, stored);
@@ -201,7 +208,7 @@ class box_reader {
   const manifest& saved_;
   open_files open_;
   std::map<const stored_tensor*, box_index> indices_;
-  byte_buffer scratch_;
+  byte_buffer scratch_, bounce_;
   std::vector<partly_read> partly_;
   std::uint64_t bytes_ = 0;
 };
