@@ -37,15 +37,25 @@ class memory_file_system final : public file_system {
   memory_file_system() { root_->directory = true; }
 
   /// Every operation from number `n` on throws `crashed`.
-  void crash_at(std::size_t n) { crash_at_ = n; }
+  void crash_at(std::size_t n) {
+    const std::lock_guard lock(mutex_);
+    crash_at_ = n;
+  }
   /// Operation number `n` fails.
   void fail_at(std::size_t n, fault kind) {
+    const std::lock_guard lock(mutex_);
     fail_at_ = n;
     fault_ = kind;
   }
   /// The number of operations so far.
-  std::size_t operations() const { return operations_; }
-  bool fault_happened() const { return fault_happened_; }
+  std::size_t operations() const {
+    const std::lock_guard lock(mutex_);
+    return operations_;
+  }
+  bool fault_happened() const {
+    const std::lock_guard lock(mutex_);
+    return fault_happened_;
+  }
   /// Writes that are begun are made by later calls, two of them at once under way, as a ring of the system makes them.
   void defer_writes() { defers_ = true; }
 
