@@ -3,8 +3,8 @@
 #
 #   checkpoint_vs_pytorch.sh BENCH_CHECKPOINT_SAVE MEGABYTES ROUNDS [PYTHON [ROWS]]
 #
-# Without PYTHON, which must have torch, plait alone is measured. The state is matrices of ROWS x 4096 floats, 1024 or as
-# many as are given. Ends with 1 where a target is missed; what the disk alone would allow is said beside each.
+# Without PYTHON, which must have torch, plait alone is measured. The state is matrices of ROWS x 4096 floats, by default
+# 1024. Ends with 1 where a target is missed; the limit is the ratio that the copy alone, or the disk alone, would have.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 bench=$1 megabytes=$2 rounds=$3 python=${4:-} rows=${5:-1024}
@@ -29,7 +29,7 @@ for text, ours, theirs, alone, target in rows:
     ratio, limit = (torch[theirs] / plait[key] for key in (ours, alone))  # the limit: the copy, or the disk, alone
     missed += ratio < target
     print(f"{text:46} {plait[ours]:8.3f}s {torch[theirs]:8.3f}s {ratio:7.1f} {limit:7.1f}   (at least {target})"
-          + ("  MISSED" if ratio < target else "") + (", which the disk does not allow" if limit < target else ""))
+          + ("  MISSED" if ratio < target else "") + (", beyond the limit" if limit < target else ""))
 sys.exit(missed > 0)
 PY
 exit "$status"
