@@ -226,15 +226,15 @@ class state_loader {
     for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     return std::max(share_bytes(h), read);
   }
-  /// Whether a tensor's share is read to where it belongs.
+  /// Returns whether a tensor's share is read to where it belongs.
   bool in_place(const held_tensor& h, const std::vector<planned_read>& reads) const {
     return std::is_same_v<Device, cpu> && rules_.in_place && h.target && !by_rows(reads);
   }
   std::byte* own_place(const held_tensor& h) const {
     return h.target() + static_cast<std::size_t>(own_share(ctx_, h).first - h.begin) * h.element_bytes();
   }
-  /// How far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a page as
-  /// what it is read from is in its file, so that the system can read it to where it belongs.
+  /// Returns how far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a
+  /// page as what it is read from is in its file, so that the system can read it to where it belongs.
   std::size_t behind_a_page(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
     constexpr std::size_t page = 4096;
     const stored_tensor& t = *by_name_.at(stored_name(h));

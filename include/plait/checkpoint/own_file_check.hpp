@@ -76,15 +76,15 @@ class own_file_check {
 /// Which steps a rank reads again: as few as keep one among those that stay after the next save.
 class check_turns {
  public:
-  /// After a step was committed: whether it is one to read again, where the newest `last` stay. Where only the newest
-  /// does, it would be gone before anybody asks.
+  /// Returns whether a step that has just been committed is one to read again, where the newest `last` stay. Where only
+  /// the newest does, it would be gone before anybody asks.
   bool is_next(std::uint64_t last) {
     ++since_;
     if (last < 2 || (is_known_ && since_ < last - 1)) return false;
     since_ = 0;
     return is_known_ = true;
   }
-  /// What was begun came to nothing.
+  /// Says that what was begun came to nothing.
   void forget() { is_known_ = false; }
 
  private:

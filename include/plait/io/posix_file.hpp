@@ -100,7 +100,7 @@ class posix_file : public file_handle {
 #endif
     return refused_ ? -1 : direct_;
   }
-  /// From now on all goes through the cache.
+  /// Lets all go through the cache from now on.
   void refuse_direct() const { refused_ = true; }
 
  private:
