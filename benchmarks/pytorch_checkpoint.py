@@ -1,4 +1,4 @@
-"""pytorch_checkpoint.py DIRECTORY MEGABYTES ROUNDS: what benchmarks/checkpoint_save.cpp does, by PyTorch's distributed
+"""pytorch_checkpoint.py DIRECTORY MEGABYTES ROUNDS [ROWS]: what benchmarks/checkpoint_save.cpp does, by PyTorch's distributed
 checkpoint (DCP) with DTensors and four processes on gloo. Prints medians of seconds as JSON. Needs torch.
 """
 import json
@@ -15,11 +15,11 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-ROWS, COLUMNS = 1024, 4096
+COLUMNS = 4096
 
 
-def state(mesh, ranks_along_tp, count):
-    local = ROWS // ranks_along_tp
+def state(mesh, ranks_along_tp, rows, count):
+    local = rows // ranks_along_tp
     return {f"matrix.{i}": DTensor.from_local(torch.full((local, COLUMNS), 0.5), mesh, [Replicate(), Shard(0)],
                                               run_check=False) for i in range(count)}
 
@@ -34,12 +34,13 @@ def forget(directory):
             os.close(descriptor)
 
 
-def work(rank, directory, count, rounds, answer):
+def work(rank, directory, rows, count, rounds, answer):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=4)
-    saved = state(init_device_mesh("cpu", (2, 2)), 2, count)
-    other = state(init_device_mesh("cpu", (1, 4)), 4, count)
+    behind = dist.new_group(backend="gloo")  # collectives of two threads on one group would meet each other's
+    saved = state(init_device_mesh("cpu", (2, 2)), 2, rows, count)
+    other = state(init_device_mesh("cpu", (1, 4)), 4, rows, count)
     times = {"save": [], "stall": [], "async": [], "load": [], "reshard": []}
 
     def longest(begin):
@@ -68,7 +69,7 @@ def work(rank, directory, count, rounds, answer):
         timed("save", lambda: dcp.save(saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True)))
         path = fresh("async")
         begin, future = timed("stall", lambda: dcp.async_save(
-            saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True)))
+            saved, storage_writer=dcp.FileSystemWriter(path, sync_files=True), process_group=behind))
         future.result()
         times["async"].append(longest(begin))
         timed("load", lambda: dcp.load(saved, checkpoint_id=path))
@@ -81,10 +82,11 @@ def work(rank, directory, count, rounds, answer):
 
 if __name__ == "__main__":
     where, megabytes, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    height = int(sys.argv[4]) if len(sys.argv) > 4 else 1024
     shutil.rmtree(where, ignore_errors=True)
     os.makedirs(where)
     out = os.path.join(where, "times.json")
-    matrices = max(1, megabytes * 2**20 // (ROWS * COLUMNS * 4))
-    mp.spawn(work, (where, matrices, repeats, out), nprocs=4)
+    matrices = max(1, megabytes * 2**20 // (height * COLUMNS * 4))
+    mp.spawn(work, (where, height, matrices, repeats, out), nprocs=4)
     print(open(out, encoding="utf-8").read())
     shutil.rmtree(where)

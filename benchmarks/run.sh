@@ -113,6 +113,8 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
   echo
   echo '```'
   benchmarks/checkpoint_vs_pytorch.sh build/bin/bench_checkpoint_save 768 "$rounds" "$python" || echo 'a target was missed'
+  echo
+  benchmarks/checkpoint_vs_pytorch.sh build/bin/bench_checkpoint_save 768 "$rounds" "$python" 64 || echo 'a target was missed'
   echo '```'
   echo
   echo '## Planning a save of Llama 3 405B on 16,384 ranks (targets: in its lines)'

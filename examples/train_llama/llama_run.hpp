@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "checkpoint_files.hpp"
 #include "model_run.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/load_weights.hpp"
@@ -378,13 +379,22 @@ class llama_run final : public model_run {
   }
 
   void open_saver() {
+    plait::file_system* files = nullptr;
+    std::string problem;
+    try {
+      files = &checkpoint_files(s_.opt);
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    plait::agree_on(device_, world_.root(), problem, "");
     try {
       saver_.emplace(device_, world_.root(),
                      plait::saver_options{.directory = s_.opt.checkpoint_dir,
                                           .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
                                                    .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
                                           .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
-                                                    s_.opt.schedule + ", " + s_.opt.precision});
+                                                    s_.opt.schedule + ", " + s_.opt.precision},
+                     *files);
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
     }
@@ -393,7 +403,7 @@ class llama_run final : public model_run {
   /// Loads the weights of the step that --init-from names, and nothing else.
   void load_first_step() {
     try {
-      plait::load_weights_of_step(ctx_, world_.root(), model_, s_.first_step);
+      plait::load_weights_of_step(ctx_, world_.root(), model_, s_.first_step, {.in_place = true});
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
     }
@@ -401,20 +411,21 @@ class llama_run final : public model_run {
 
   /// Loads the state of the newest step in `path`, or of `path` itself.
   void load(const std::string& path) {
-    const plait::loaded_state loaded = plait::load_state(ctx_, world_.root(), model_, optimizer_, path);
+    const plait::loaded_state loaded =
+        plait::load_state(ctx_, world_.root(), model_, optimizer_, path, {.in_place = true});  // an error ends the run
     world_.stage().ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
       std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);
     check_resumed(s_, loaded);
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");
     samples_before_ = loaded.scalar<std::int64_t>("train.samples");
-    data_begin_ = loaded.scalar<std::int64_t>("train.data_begin");
-    const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
+    data_begin_ = loaded.find_scalar<std::int64_t>("train.data_begin").value_or(0);
+    const std::string there = told_by(loaded, "train.data");
     if (!s_.data)
       data_text_ = there;
     else if (there != data_text_)
       data_begin_ = samples_before_;
-    rate_text_ = loaded.scalar<std::string>("train.rate");
+    rate_text_ = told_by(loaded, "train.rate");
     const auto has = [&](const char* scalar) {
       return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
                          [&](const auto& s) { return s.first == scalar; });

@@ -301,6 +301,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "none, or held-out: each save computes the loss of what --held-out keeps, and the step that has the "
                  "least stays too, in this run and those that go on from it")
       ->capture_default_str();
+  app.add_option("--checkpoint-io", opt.checkpoint_io,
+                 "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
+                 "it is there")
+      ->capture_default_str();
   app.add_option(
          "--resume", opt.resume,
          "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "
@@ -521,8 +525,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     if (app.count("--keep") != 0) needs("--keep");
     if (app.count("--keep-every") != 0) needs("--keep-every");
     if (app.count("--keep-best") != 0) needs("--keep-best");
+    if (app.count("--checkpoint-io") != 0) needs("--checkpoint-io");
     if (opt.resume == "auto") needs("--resume auto");
   }
+  one_of("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"});
   if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
   if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
   if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));

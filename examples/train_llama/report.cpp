@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../size_text.hpp"
+#include "checkpoint_files.hpp"
 #include "keeper.hpp"
 #include "plait/data/text.hpp"
 #include "plait/models/hugging_face_directory.hpp"
@@ -183,6 +184,7 @@ class reporter {
         counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
         counted(s.microbatches, "microbatch", "es"), s.opt.precision);
     say("{}", weights_text(s));
+    say("{}", checkpoint_io_text(s.opt));
     if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
     if (s.opt.plan == "auto") say("{}", plan_text(s));
     say("{}", use_.heading());

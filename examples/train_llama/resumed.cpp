@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../size_text.hpp"
+#include "checkpoint_files.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -74,6 +75,10 @@ std::optional<std::uint64_t> newest_in(const std::string& directory) {
 
 }  // namespace
 
+std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
+  return loaded.find_scalar<std::string>(scalar).value_or("not recorded: older than this record");
+}
+
 void check_resumed(const setup& s, const plait::loaded_state& loaded) {
   const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
     const auto there = loaded.scalar<std::int64_t>(scalar);
@@ -83,13 +88,13 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded) {
   };
   same("--seed", "train.seed", static_cast<std::int64_t>(s.opt.seed));
   same("--seq", "train.seq", s.opt.seq);
-  const auto there = loaded.scalar<std::string>("train.data");  // empty: no step had been made
+  const std::string there = told_by(loaded, "train.data");
   if (s.data && there != s.data_text && s.opt.on_new_data == "stop" && !there.empty())
     throw plait::error_of_all(
         plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
                     "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
                     s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
-  const auto rate = loaded.scalar<std::string>("train.rate");  // likewise
+  const std::string rate = told_by(loaded, "train.rate");
   if (static_cast<std::int64_t>(loaded.step) < s.opt.steps && rate != s.rate_text && s.opt.on_new_schedule == "stop" &&
       !rate.empty())
     throw plait::error_of_all(
@@ -102,6 +107,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
   std::string text;
   const std::string& directory = s.opt.checkpoint_dir;
   std::optional<std::uint64_t> newest;
+  if (!directory.empty()) static_cast<void>(checkpoint_files(s.opt));  // what the run would refuse
   if (!directory.empty()) newest = about("--checkpoint-dir", [&] { return newest_in(directory); });
   std::int64_t begins = 0;
   const std::string resumed = s.opt.resume == "none"   ? ""

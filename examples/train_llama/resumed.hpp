@@ -13,6 +13,10 @@ struct run_plan;
 /// data would be another. No fmt here: nvcc compiles it.
 void check_resumed(const setup& s, const plait::loaded_state& loaded);
 
+/// Returns a text that a step tells of its run, such as "train.rate": empty where no step had been made, and words that
+/// equal no other run's where it was saved before steps had it, so that the option that allows a change is asked for.
+std::string told_by(const plait::loaded_state& loaded, const char* scalar);
+
 /// Returns lines on what --init-from, --resume and --checkpoint-dir name, for a dry run: nothing if they name nothing
 /// that is saved. Throws `plait::error`, naming the option, where the run would refuse it: what is not there, is not
 /// whole by its manifest, or does not fit the run. No tensor is read, and nothing is written.

@@ -1,10 +1,12 @@
 #!/bin/sh
 # kill -9 at any moment of a run that saves after every step, on one rank and on four, again and again: the newest step is
 # whole, it is never older than the newest of before, and a run on another layout goes on from it. PLAIT_KILL_ROUNDS says
-# how often; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run.
+# how often; PLAIT_KILL_ROUNDS=1000 sh tests/scripts/trainer_kill.sh is the long run, or, in parts that have other delays
+# each, with PLAIT_KILL_FIRST, the number of rounds before.
 # timeout: 120
 . "$(dirname "$0")/lib/common.sh"
 rounds=${PLAIT_KILL_ROUNDS:-9}
+first=${PLAIT_KILL_FIRST:-0}
 tool=$BIN/checkpoint_tool
 delay() { # delay ROUND NANOSECONDS: seconds, in each round others, up to three times what a run of one step takes here
   awk -v n="$1" -v run="$2" 'BEGIN {srand(n); printf "%.3f", 1e-9 * run * (0.2 + 2.8 * rand())}'
@@ -29,7 +31,7 @@ for ranks in 1 4; do
     "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1000000 --warmup 0 --mesh $layout \
       --checkpoint-dir "by$ranks" --resume auto --save-every 1 --keep 2 >out 2>err &
     program=$!
-    sleep "$(delay $((10000 * ranks + round)) "$took")"
+    sleep "$(delay $((10000 * ranks + first + round)) "$took")"
     kill -s KILL "$program" 2>/dev/null || fail "round $round on $ranks ranks: the run ended by itself: $(cat err)"
     wait "$program" 2>/dev/null || true
     ! grep -q '^train_llama: ' err || fail "round $round on $ranks ranks: $(cat err)"

@@ -107,6 +107,18 @@ train straight --steps 9 --sample 0 --lr 0.003
 [ "$(tail_of longer.jsonl 7 | cut -d ' ' -f 4)" = "$(tail_of straight.jsonl 7 | cut -d ' ' -f 4)" ] ||
   fail "it follows another course: $(tail_of longer.jsonl 7)"
 train longer --steps 9 --sample 0 --resume longer/step-00000008
+# Steps that are older than the record of the course, or of the data, are gone on from where that is asked for.
+cp -r ck1/step-00000003 old && mkdir olds && mv old olds/step-00000003
+for member in scalars/train.rate scalars/train.data scalars/train.data_begin; do
+  python3 "$here/lib/steps.py" unset olds/step-00000003 $member || fail "steps.py unset $member"
+done
+old="timeout 60 $trainer --model config.json --data $text --seq 32 --global-batch 8 --steps 6 --sample 0 --resume olds"
+$old >stdout 2>stderr && fail "a step goes on although its data are not known"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin goes on" stderr || fail "old data: $(cat stderr)"
+$old --on-new-data begin >stdout 2>stderr && fail "a step goes on although its course is not known"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow goes on at step 4" stderr || fail "old course: $(cat stderr)"
+train old --steps 6 --sample 0 --resume olds --on-new-data begin --on-new-schedule follow --checkpoint-dir renewed
+train old --steps 6 --sample 0 --resume renewed # which has both records
 train constant --steps 3 --sample 0 --lr-schedule constant --warmup 1 --checkpoint-dir constant
 train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume constant # does not depend on the end
 
@@ -277,6 +289,25 @@ timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --mes
 timeout 60 "$trainer" --init-from "$SOURCE/tests/data/llama_mha" --steps 0 --seq 32 --resume imported --export-hf exported \
   >exported.out 2>&1 || fail "step 0 as a model directory: $(cat exported.out)"
 python3 "$here/lib/tensors.py" "$SOURCE/tests/data/llama_mha" exported || fail "the model directory is not what it was"
+
+# However it is written, a step has the same bytes; io_uring that is not there is refused.
+train by_threads --steps 2 --sample 0 --checkpoint-dir by_threads --checkpoint-io threads
+grep -q '^steps are written by threads (--checkpoint-io threads)$' by_threads.out || fail "how they are written: $(cat by_threads.out)"
+train by_auto --steps 2 --sample 0 --checkpoint-dir by_auto
+code=0
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 2 --sample 0 --checkpoint-dir by_uring \
+  --checkpoint-io uring >stdout 2>stderr || code=$?
+if grep -q '^steps are written through io_uring (--checkpoint-io uring)$' by_auto.out; then
+  [ "$code" = 0 ] || fail "io_uring: exit code $code: $(cat stderr)"
+  cmp by_uring/step-00000002/data/w00000.safetensors by_threads/step-00000002/data/w00000.safetensors || fail "other bytes"
+else
+  grep -q '^steps are written by threads, since .* (--checkpoint-io threads)$' by_auto.out || fail "no reason: $(cat by_auto.out)"
+  grep -q '^train_llama: --checkpoint-io uring: .*; legal here are --checkpoint-io auto and threads$' stderr ||
+    fail "io_uring is not refused: $(cat stderr)"
+fi
+cmp by_auto/step-00000002/data/w00000.safetensors by_threads/step-00000002/data/w00000.safetensors || fail "other bytes"
+refused "--checkpoint-io needs --checkpoint-dir" --checkpoint-io auto
+refused "--checkpoint-io 'fast' is unknown; legal are auto, uring, threads" --checkpoint-dir by_auto --checkpoint-io fast
 
 # A damaged step is named, and the one before is still good.
 damage() { # damage FILE: flips a bit in its middle

@@ -2,11 +2,13 @@
 
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,15 +37,27 @@ class memory_file_system final : public file_system {
   memory_file_system() { root_->directory = true; }
 
   /// Every operation from number `n` on throws `crashed`.
-  void crash_at(std::size_t n) { crash_at_ = n; }
+  void crash_at(std::size_t n) {
+    const std::lock_guard lock(mutex_);
+    crash_at_ = n;
+  }
   /// Operation number `n` fails.
   void fail_at(std::size_t n, fault kind) {
+    const std::lock_guard lock(mutex_);
     fail_at_ = n;
     fault_ = kind;
   }
   /// The number of operations so far.
-  std::size_t operations() const { return operations_; }
-  bool fault_happened() const { return fault_happened_; }
+  std::size_t operations() const {
+    const std::lock_guard lock(mutex_);
+    return operations_;
+  }
+  bool fault_happened() const {
+    const std::lock_guard lock(mutex_);
+    return fault_happened_;
+  }
+  /// Writes that are begun are made by later calls, two of them at once under way, as a ring of the system makes them.
+  void defer_writes() { defers_ = true; }
 
   /// The file system of the machine after it has crashed now.
   std::unique_ptr<memory_file_system> after_crash(keep mode, unsigned seed) const {
@@ -215,13 +229,32 @@ class memory_file_system final : public file_system {
    public:
     handle(memory_file_system& files, const std::string& path, std::shared_ptr<node> file, bool writable)
         : file_handle(path), files_(files), file_(std::move(file)), writable_(writable) {}
+    ~handle() override {
+      try {
+        finish_writes();
+      } catch (...) {  // there is nobody to tell
+      }
+    }
     std::uint64_t size() const override {
       const std::lock_guard lock(files_.mutex_);
       files_.operation("examine", path());
       return file_->now.size();
     }
+    void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      if (!files_.defers_) return write(offset, bytes);
+      if (begun_.size() == 2) end_one();
+      begun_.emplace_back(offset, bytes);
+    }
+    void finish_writes() override {
+      while (!begun_.empty()) end_one();
+    }
 
    private:
+    void end_one() {
+      const auto [offset, bytes] = begun_.front();
+      begun_.pop_front();
+      write(offset, bytes);
+    }
     std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
       const std::lock_guard lock(files_.mutex_);
       if (!writable_) fail_file("write", path(), EBADF);
@@ -258,6 +291,7 @@ class memory_file_system final : public file_system {
     memory_file_system& files_;
     std::shared_ptr<node> file_;
     bool writable_;
+    std::deque<std::pair<std::uint64_t, std::span<const std::byte>>> begun_;
   };
 
   static std::string contents_after(const node& file, keep mode, std::mt19937& random) {
@@ -353,6 +387,7 @@ class memory_file_system final : public file_system {
   std::set<std::shared_ptr<void>> locked_;
   std::size_t operations_ = 0, crash_at_ = SIZE_MAX, fail_at_ = SIZE_MAX;
   fault fault_ = fault::io_error;
+  bool defers_ = false;
   bool fault_happened_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -59,7 +60,7 @@ struct own_tensors {
     }
     for (std::int64_t i = 0; i < elements; ++i) whole[static_cast<std::size_t>(i)] = value(1000 + i);
   }
-  std::vector<held_tensor> held() {
+  std::vector<held_tensor> held(bool with_targets = false) {
     held_tensor r = of(rows);
     r.name = "rows";
     r.shape = {height, width};
@@ -71,6 +72,10 @@ struct own_tensors {
     w.part.dims = 1;
     w.part.global[0] = w.part.local[0] = elements;
     w.copies = axis_list(axis_of<dp>, axis_of<tp>);
+    if (with_targets) {
+      r.target = [this] { return reinterpret_cast<std::byte*>(rows.data()); };
+      w.target = [this] { return reinterpret_cast<std::byte*>(whole.data()); };
+    }
     return {r, w};
   }
   friend bool operator==(const own_tensors& a, const own_tensors& b) { return a.rows == b.rows && a.whole == b.whole; }
@@ -160,6 +165,50 @@ class damaging_files final : public other_files {
  private:
   memory_file_system& disk_;
   std::string name_;
+};
+
+/// Counts how often data files of committed steps are opened, and how often what was opened was closed again.
+class counting_files final : public other_files {
+ public:
+  using other_files::other_files;
+  std::unique_ptr<file_handle> open(const std::string& path) override {
+    auto file = other_files::open(path);
+    if (!path.ends_with(".safetensors") || path.find(".tmp-") != path.npos) return file;
+    const std::lock_guard lock(mutex_);
+    ++opened_[path];
+    return std::make_unique<handle>(*this, path, std::move(file));
+  }
+  int opened(std::uint64_t step, std::uint32_t writer) { return count(opened_, step, writer); }
+  int closed(std::uint64_t step, std::uint32_t writer) { return count(closed_, step, writer); }
+
+ private:
+  class handle final : public file_handle {
+   public:
+    handle(counting_files& all, const std::string& path, std::unique_ptr<file_handle> file)
+        : file_handle(path), all_(all), file_(std::move(file)) {}
+    ~handle() override {
+      const std::lock_guard lock(all_.mutex_);
+      ++all_.closed_[path()];
+    }
+    std::uint64_t size() const override { return file_->size(); }
+
+   private:
+    std::size_t write_some(std::uint64_t, std::span<const std::byte>) override { return 0; }
+    std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
+      file_->read(offset, bytes);
+      return bytes.size();
+    }
+    void sync_once() override {}
+
+    counting_files& all_;
+    std::unique_ptr<file_handle> file_;
+  };
+  int count(std::map<std::string, int>& of, std::uint64_t step, std::uint32_t writer) {
+    const std::lock_guard lock(mutex_);
+    return of["steps/" + step_name(step) + "/" + data_file_name(writer)];
+  }
+  std::mutex mutex_;
+  std::map<std::string, int> opened_, closed_;
 };
 
 /// Keeps what would be left if the machine crashed before any of its operations.

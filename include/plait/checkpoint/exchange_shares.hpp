@@ -47,18 +47,20 @@ class share_exchange {
   }
 
   /// Hands the tensor all that this rank holds, of its own share and those of the ranks that hold the same; now, or
-  /// with others.
-  void add_copies(const held_tensor& h, const std::byte* share) {
+  /// with others. `in_place`: the share lies where it belongs.
+  void add_copies(const held_tensor& h, const std::byte* share, bool in_place) {
     const mesh_shape& mesh = ctx_.ranks.shape();
     const std::int64_t copies = mesh.size(h.copies);
-    if (copies == 1 || h.size() == 0) return h.write(share);
+    if (copies == 1 || h.size() == 0) return in_place ? void() : h.write(share);
     const std::size_t most = share_bytes(h, copies), all = most * static_cast<std::size_t>(copies);
     const bool even = all == static_cast<std::size_t>(h.size()) * h.element_bytes();
     if (even && h.target && all >= most_ / 16) {  // straight to where it belongs
       const auto own = static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.copies));
       std::byte* const to = h.target();
+      any_communicator& group = ctx_.ranks.group(h.copies);
+      if constexpr (std::is_same_v<Device, cpu>) return group.all_gather(share, to, most, dtype::u8);
       ctx_.device.upload(to + own * most, share, most, ctx_.device.main_stream());
-      return ctx_.ranks.group(h.copies).all_gather(to + own * most, to, most, dtype::u8);
+      return group.all_gather(to + own * most, to, most, dtype::u8);
     }
     batch<copies_entry>& to = copies_[key_of(h.copies)];
     to.axes = h.copies;

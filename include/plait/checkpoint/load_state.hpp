@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/exchange_shares.hpp"
 #include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
 #include "plait/checkpoint/step_list.hpp"
@@ -36,41 +38,6 @@
 #include "plait/tensor/broadcast_text.hpp"
 
 namespace plait {
-
-/// A state that has been loaded.
-struct loaded_state {
-  std::uint64_t step = 0;
-  std::string path;                                          ///< the directory of the step
-  saved_scalars scalars{};                                   ///< as they were saved
-  std::vector<std::pair<std::string, std::string>> blobs{};  ///< likewise, on every rank
-  std::uint64_t bytes = 0;                                   ///< that this rank has read
-  std::vector<invalid_step> passed_over{};                   ///< newer steps beside it that are damaged; on rank 0
-
-  /// Returns a scalar of this type. Throws `error` naming it where there is none.
-  template <class T>
-  T scalar(std::string_view name) const {
-    for (const auto& [key, value] : scalars)
-      if (key == name)
-        if (const T* const found = std::get_if<T>(&value)) return *found;
-    fail({"'", path, "' has no scalar '", name, "' of this type"});
-  }
-  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
-  const std::string& blob(std::string_view name) const {
-    for (const auto& [key, bytes_of_it] : blobs)
-      if (key == name) return bytes_of_it;
-    fail({"'", path, "' has no blob '", name, "'"});
-  }
-};
-
-/// Says how a step's tensors become those of a model where the two are not the same. Names are a parameter's or
-/// "optim.PARAMETER.exp_avg" and the like, so that a rule sees both. A rule that is not given allows nothing.
-struct load_rules {
-  std::vector<held_tensor> tensors{};  ///< of the program's own, beside the model's and the optimizer's
-  std::function<std::string(const std::string&)> stored_name{};  ///< what a tensor of the model is called in the step
-  std::function<bool(const std::string&)> may_miss{};    ///< tensors of the model that keep what they have without one
-  std::function<bool(const std::string&)> may_ignore{};  ///< tensors of the step that nothing in the model is
-  std::size_t exchange_bytes = std::size_t{64} << 20;    ///< most that ranks send each other at once, of a rank
-};
 
 namespace detail {
 
@@ -122,22 +89,29 @@ class state_loader {
                             "on; load_weights_of_step, the trainer's --init-from, begins with them"}));
   }
 
-  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own.
+  /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
+  /// `load_rules::in_place`.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
     make_groups(held);
     std::vector<std::vector<planned_read>> reads(held.size());
-    std::vector<std::size_t> begin{0};
+    std::vector<std::size_t> begin;
+    std::vector<std::byte*> slots;
+    std::size_t end = 0;
     std::string problem;
     byte_buffer shares;
     try {
       for (std::size_t i = 0; i < held.size(); ++i) {
         reads[i] = plan(held[i]);
-        begin.push_back(begin.back() + (slot_bytes(held[i], reads[i]) + 63) / 64 * 64);
+        begin.push_back(end + behind_a_page(held[i], reads[i], end));
+        if (!in_place(held[i], reads[i])) end = begin.back() + slot_bytes(held[i], reads[i]);
       }
-      shares.grow(begin.back());
-      for (std::size_t i = 0; i < held.size(); ++i) read_share(held[i], reads[i], shares.data() + begin[i]);
+      shares.grow(end);
+      for (std::size_t i = 0; i < held.size(); ++i) {
+        slots.push_back(in_place(held[i], reads[i]) ? own_place(held[i]) : shares.data() + begin[i]);
+        read_share(held[i], reads[i], slots[i]);
+      }
     } catch (const std::exception& e) {
       problem = e.what();
     }
@@ -145,9 +119,9 @@ class state_loader {
     check_partly_read();
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
     for (std::size_t i = 0; i < held.size(); ++i)
-      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], shares.data() + begin[i], share_bytes(held[i]));
+      if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], slots[i], share_bytes(held[i]));
     exchange.finish_rows();
-    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], shares.data() + begin[i]);
+    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
     exchange.finish_copies();
   }
 
@@ -252,6 +226,23 @@ class state_loader {
     for (const planned_read& r : reads) read += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     return std::max(share_bytes(h), read);
   }
+  /// Returns whether a tensor's share is read to where it belongs.
+  bool in_place(const held_tensor& h, const std::vector<planned_read>& reads) const {
+    return std::is_same_v<Device, cpu> && rules_.in_place && h.target && !by_rows(reads);
+  }
+  std::byte* own_place(const held_tensor& h) const {
+    return h.target() + static_cast<std::size_t>(own_share(ctx_, h).first - h.begin) * h.element_bytes();
+  }
+  /// Returns how far behind `end` a slot begins: on a multiple of 64, or, where it is large, as many bytes behind a
+  /// page as what it is read from is in its file, so that the system can read it to where it belongs.
+  std::size_t behind_a_page(const held_tensor& h, const std::vector<planned_read>& reads, std::size_t end) {
+    constexpr std::size_t page = 4096;
+    const stored_tensor& t = *by_name_.at(stored_name(h));
+    const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
+    if (!large || safetensors_dtype_of(h.type) != t.dtype) return (64 - end % 64) % 64;
+    const std::size_t first = by_rows(reads) ? 0 : static_cast<std::size_t>(reads[0].own.at) * h.element_bytes();
+    return (reader_->place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
+  }
   /// Returns what this rank reads for a tensor. No file is opened.
   std::vector<planned_read> plan(const held_tensor& h) {
     const stored_tensor& t = *by_name_.at(stored_name(h));
@@ -352,9 +343,9 @@ class state_loader {
 
 /// Loads weights and what the optimizer keeps, from the newest step in the directory `path`, or from `path` if that is
 /// a step. Every rank reads its share of what it holds and gets the rest from those that hold the same. Collective over
-/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing, where a tensor is
-/// missing on any stage, is there and wanted by none, has another shape, cannot be read or is damaged, or the step has
-/// weights alone.
+/// `ranks`, which are those of all stages. Throws `error` on all ranks alike, and changes nothing (but see
+/// `load_rules::in_place`), where a tensor is missing on any stage, is there and wanted by none, has another shape,
+/// cannot be read or is damaged, or the step has weights alone.
 template <compute_device Device, class Model, class Optimizer>
 loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Model& model, Optimizer& optimizer,
                         const std::string& path, load_rules rules = {}, file_system& files = machine_files()) {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +20,7 @@
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
+#include "plait/io/open_files.hpp"
 
 namespace plait {
 
@@ -38,7 +38,7 @@ class box_reader {
  public:
   /// `path` is the step's directory, whose manifest must outlive this.
   box_reader(file_system& files, std::string path, const manifest& saved)
-      : files_(files), path_(std::move(path)), saved_(saved), open_(saved.files.size()) {}
+      : path_(std::move(path)), saved_(saved), open_(files, paths_of(path_, saved)) {}
 
   /// Reads the elements of `wanted`, a box of the tensor, row-major, into `out`. Boxes that are needed whole are read
   /// whole and their checksums compared; of others there are sums to compare (`take_partly_read`). Throws `error` that
@@ -77,6 +77,17 @@ class box_reader {
     }
     return false;
   }
+  /// Returns the place in its file of the first element of `wanted`, a box of the tensor; 0 where it has none.
+  std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
+    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
+      const box whole = tensor.box_of(tensor.boxes[i]);
+      const std::optional<box> common = intersection(whole, wanted);
+      if (!common || common->offset != wanted.offset) continue;
+      const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
+      return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
+    }
+    return 0;
+  }
   /// Reads a box whole, for its checksum alone.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
     scratch_.grow(tensor.boxes[box].stored.bytes);
@@ -105,15 +116,22 @@ class box_reader {
   static constexpr std::int64_t long_run = 16 << 10;
   static constexpr std::int64_t most_at_once = 4 << 20;
 
-  /// Reads a box whole and compares its checksum, while its bytes are in the cache.
+  /// Reads a box whole and compares its checksum, while its bytes are in the cache. Large ones, which the system reads
+  /// past its own cache to memory that lies behind a page as they do in the file, are copied from there where `out`
+  /// does not.
   void read_checked(const stored_tensor& tensor, const stored_box& stored, std::byte* out) {
-    constexpr std::uint64_t at_once = std::uint64_t{1} << 20;
+    constexpr std::uint64_t at_once = std::uint64_t{4} << 20, page = 4096, large = std::uint64_t{1} << 20;
     const file_handle& from = file(stored.stored.file);
+    const std::uint64_t behind = stored.stored.position % page;
+    const bool copies = stored.stored.bytes >= large && reinterpret_cast<std::uintptr_t>(out) % page != behind;
+    if (copies) bounce_.grow(at_once + page);
     std::uint32_t sum = 0;
     for (std::uint64_t at = 0; at < stored.stored.bytes; at += at_once) {
-      const std::span<std::byte> some(out + at, std::min(at_once, stored.stored.bytes - at));
+      const std::uint64_t bytes = std::min(at_once, stored.stored.bytes - at);
+      const std::span<std::byte> some(copies ? bounce_.data() + behind : out + at, bytes);
       from.read(stored.stored.position + at, some);
       sum = crc32c(some, sum);
+      if (copies) std::memcpy(out + at, some.data(), bytes);
     }
     bytes_ += stored.stored.bytes;
     if (sum != stored.stored.crc32c) damaged(tensor, stored);
@@ -175,21 +193,22 @@ class box_reader {
     }
     return found->second;
   }
-  const file_handle& file(std::uint32_t i) {
-    if (!open_[i]) open_[i] = files_.open(path_ + "/" + saved_.files[i].path);
-    return *open_[i];
+  static std::vector<std::string> paths_of(const std::string& path, const manifest& saved) {
+    std::vector<std::string> all;
+    for (const stored_file& f : saved.files) all.push_back(path + "/" + f.path);
+    return all;
   }
+  const file_handle& file(std::uint32_t i) { return open_.at(i); }
   [[noreturn]] void damaged(const stored_bytes& where, const std::string& what) const {
     fail({"'", path_, "/", saved_.files[where.file].path, "' is damaged: ", what, ", ", where.bytes, " bytes from ",
           where.position, " on, has another checksum than when it was written"});
   }
 
-  file_system& files_;
   std::string path_;
   const manifest& saved_;
-  std::vector<std::unique_ptr<file_handle>> open_;
+  open_files open_;
   std::map<const stored_tensor*, box_index> indices_;
-  byte_buffer scratch_;
+  byte_buffer scratch_, bounce_;
   std::vector<partly_read> partly_;
   std::uint64_t bytes_ = 0;
 };

@@ -35,19 +35,16 @@ class safetensors_stream {
   /// Writes the next bytes of the data, which may end anywhere, within a tensor or after several. Throws `error` when
   /// they are more than were declared.
   void append(std::span<const std::byte> bytes) {
-    if (bytes.size() > plan_.file_bytes - end_) {
-      fail({"'", file_->path(), "': ", bytes.size(), " bytes are too many; ", plan_.file_bytes - end_,
-            " are left of what was declared"});
-    }
+    expect(bytes);
     file_->write(end_, bytes);
-    while (!bytes.empty()) {
-      const std::uint64_t left = plan_.positions[tensor_] + plan_.bytes[tensor_] - end_;
-      const auto some = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
-      sums_[tensor_] = crc32c(some, sums_[tensor_]);
-      end_ += some.size();
-      bytes = bytes.subspan(some.size());
-      if (some.size() == left) ++tensor_;
-    }
+    sum_up(bytes);
+  }
+  /// The same for bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
+  /// while the system writes them, where it does so by itself (`file_handle::start_write`).
+  void append_lasting(std::span<const std::byte> bytes) {
+    expect(bytes);
+    file_->start_write(end_, bytes);
+    sum_up(bytes);
   }
 
   /// Syncs and closes the file. Throws `error` if bytes are missing.
@@ -65,6 +62,23 @@ class safetensors_stream {
   const std::vector<std::uint32_t>& crc32c_of_tensors() const { return sums_; }
 
  private:
+  void expect(std::span<const std::byte> bytes) const {
+    if (bytes.size() > plan_.file_bytes - end_) {
+      fail({"'", file_->path(), "': ", bytes.size(), " bytes are too many; ", plan_.file_bytes - end_,
+            " are left of what was declared"});
+    }
+  }
+  void sum_up(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const std::uint64_t left = plan_.positions[tensor_] + plan_.bytes[tensor_] - end_;
+      const auto some = bytes.first(std::min<std::uint64_t>(left, bytes.size()));
+      sums_[tensor_] = crc32c(some, sums_[tensor_]);
+      end_ += some.size();
+      bytes = bytes.subspan(some.size());
+      if (some.size() == left) ++tensor_;
+    }
+  }
+
   safetensors_plan plan_;
   std::vector<std::uint32_t> sums_;
   std::unique_ptr<file_handle> file_;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/own_file_check.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/checkpoint/verify.hpp"
@@ -45,6 +46,7 @@ struct save_job {
   clock::time_point staged;
   double stall = 0, background = 0;
   std::string failure, warning;
+  std::vector<stored_bytes> written{};  ///< the parts of this rank's file
 
   // Under the writer's mutex.
   const char* doing = "waiting for the save before it";
@@ -96,7 +98,20 @@ class save_writer {
   /// Whether the thread is still at a job that nobody waits for.
   bool lags() {
     const std::lock_guard lock(mutex_);
-    return current_ != nullptr && current_->abandoned;
+    return current_ != nullptr && (current_->abandoned || check_is_stuck());
+  }
+  /// A save is committed, as all ranks know. Where that is in turn, its file is read again when there is nothing else
+  /// to do: once all ranks have read theirs, no rank has to read the step alone before older ones are removed.
+  void committed(const save_job& j) {
+    const std::string root = j.path.substr(0, j.path.rfind('/'));
+    {
+      const std::lock_guard lock(mutex_);
+      if (!turns_.is_next(j.keep.last)) return;
+      check_.emplace(j.step,
+                     cat({root, "/", step_name(j.step), "/", data_file_name(static_cast<std::uint32_t>(rank_))}),
+                     j.written);
+    }
+    changed_.notify_all();
   }
   /// Has rank 0 wait no longer for the files of the job, and returns once this rank's part has ended; false where that
   /// goes on for longer than the deadline.
@@ -157,8 +172,10 @@ class save_writer {
   /// Under the mutex.
   bool is_stuck(const save_job& j) const {
     if (j.ended || current_ == nullptr) return false;
-    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned;
+    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned || check_is_stuck();
   }
+  /// Likewise.
+  bool check_is_stuck() const { return current_ == &checking_ && seconds_since(checking_.since) > deadline_; }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -168,9 +185,13 @@ class save_writer {
         for (const auto& j : jobs_) {
           if (next == nullptr && !j->ended) next = j;
         }
-        return next != nullptr || ending_;
+        return next != nullptr || ending_ || check_;
       });
-      if (next == nullptr) break;
+      if (next == nullptr && ending_) break;
+      if (next == nullptr) {
+        check_a_piece(lock);
+        continue;
+      }
       current_ = next.get();
       next->doing = "writing its file";
       next->since = clock::now();
@@ -189,9 +210,28 @@ class save_writer {
       }
       lock.lock();
     }
+    check_.reset();
     root_.reset();  // the directory is free for others before anybody knows
     left_ = true;
     changed_.notify_all();
+  }
+  /// Reads again what is in turn, until that ends or there is something else to do.
+  void check_a_piece(std::unique_lock<std::mutex>& lock) {
+    std::optional<own_file_check> check = std::exchange(check_, std::nullopt);
+    checking_.since = clock::now();
+    current_ = &checking_;
+    lock.unlock();
+    const own_file_check::state state = check->go_on(files_);
+    lock.lock();
+    current_ = nullptr;
+    changed_.notify_all();
+    if (state == own_file_check::state::whole) {
+      read_again_ = check->step();
+    } else if (state == own_file_check::state::faulty) {
+      turns_.forget();  // rank 0 will read the step, and say what is wrong
+    } else if (!check_) {
+      check_ = std::move(check);
+    }
   }
   /// Says that a job is not stuck. Throws where nobody waits for it any more.
   void goes_on(save_job& j, const char* doing) {
@@ -204,7 +244,9 @@ class save_writer {
     const auto writer = static_cast<std::uint32_t>(rank_);
     const std::string name = writer_name(writer);
     try {
-      const written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
+      written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
+      j.written = ranges_of(done);
+      done.read_again = read_again_;
       if (writer == 0)
         commit(j, done);
       else
@@ -224,8 +266,10 @@ class save_writer {
     files_.create(path + ".tmp")->write(0, std::as_bytes(std::span(text)));
     files_.rename(path + ".tmp", path);
   }
-  /// Adds what the other ranks have written, as soon as it is there.
-  void collect(save_job& j, manifest& all, std::map<std::string, std::size_t>& known) {
+  /// Adds what the other ranks have written, as soon as it is there. `whole`, the step that this rank has read its part
+  /// of again, is left if all others have, too.
+  void collect(save_job& j, manifest& all, std::map<std::string, std::size_t>& known,
+               std::optional<std::uint64_t>& whole) {
     const auto begin = clock::now();
     const auto waited = [&] { return std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - begin); };
     std::vector<bool> have(static_cast<std::size_t>(ranks_), false);
@@ -238,7 +282,9 @@ class save_writer {
         const std::string path = j.path + "/" + entry.name;
         if (entry.name.ends_with(".failed")) fail({"rank ", writer_of(entry.name), ": ", read_whole(files_, path)});
         if (!entry.name.ends_with(".note")) continue;
-        add_share(all, known, parse_note(read_whole(files_, path)));
+        const written_share theirs = parse_note(read_whole(files_, path));
+        if (theirs.read_again != whole) whole.reset();
+        add_share(all, known, theirs);
         files_.remove_file(path);
         have.at(writer_of(entry.name)) = true;
         --missing;
@@ -259,17 +305,21 @@ class save_writer {
     all.scalars = std::move(j.scalars);
     std::map<std::string, std::size_t> known;
     add_share(all, known, own);
-    collect(j, all, known);
+    std::optional<std::uint64_t> whole = own.read_again;
+    collect(j, all, known, whole);
     goes_on(j, "committing the step");
     j.warning = j.directory->commit(all);
     j.background = seconds_since(j.staged);
     const auto warn = [&](const std::string& what) { append(j.warning, {j.warning.empty() ? "" : "; ", what}); };
     try {
-      const retained kept = root_->retain(to_keep(j), [&](const committed_step& step) {
-        const auto faults = verify_step(files_, step.path, [&] { goes_on(j, "verifying the steps that stay"); });
-        goes_on(j, "removing older steps");
-        return faults.empty() ? std::string() : faults.front();
-      });
+      const retained kept = root_->retain(
+          to_keep(j),
+          [&](const committed_step& step) {
+            const auto faults = verify_step(files_, step.path, [&] { goes_on(j, "verifying the steps that stay"); });
+            goes_on(j, "removing older steps");
+            return faults.empty() ? std::string() : faults.front();
+          },
+          whole);
       if (!kept.refusal.empty()) warn(kept.refusal);
     } catch (const std::exception& e) {  // the step is saved
       warn(cat({"older steps are not removed: ", e.what()}));
@@ -288,6 +338,10 @@ class save_writer {
   const double deadline_;
   std::optional<step_root> root_;  ///< on rank 0
   std::optional<std::uint64_t> best_{};
+  check_turns turns_;
+  std::optional<own_file_check> check_;
+  save_job checking_;                          ///< stands for it where `current_` is asked
+  std::optional<std::uint64_t> read_again_{};  ///< the newest step whose file of this rank is whole on the disk
   std::array<byte_buffer, most_jobs> arenas_;
   std::mutex mutex_;
   std::condition_variable changed_;

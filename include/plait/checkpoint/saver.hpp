@@ -46,8 +46,9 @@ struct saver_options {
 ///
 /// Two saves can be under way; a third waits for the first. Ranks that hold the same elements share the work of writing
 /// them. The directory must be one for all ranks. A save that fails leaves the steps before it as they are, and nothing
-/// old is removed unless every byte of a step that stays has been compared with its checksum. Where the file system
-/// does not answer, the saves under way fail with words after the deadline, and further ones until it does.
+/// old is removed unless every byte of a step that stays has been compared with its checksum: by each rank its own
+/// file, between saves, or, where that is not done or only the newest step stays, by rank 0. Where the file system does
+/// not answer, the saves under way fail with words after the deadline, and further ones until it does.
 class checkpoint_saver {
  public:
   template <compute_device Device>
@@ -221,6 +222,7 @@ class checkpoint_saver {
       const bool own = own_failure && !(ranks_.rank() == 0 && j.failure == detail::save_writer::gave_up);
       out.failure = said_by_one(device, own, here ? j.failure : std::string());
     }
+    if (all == committed && here) writer_->committed(j);
     writer_->forget();
     jobs_.pop_front();
     return {out};

@@ -42,6 +42,8 @@ struct written_share {
   stored_file file;
   std::vector<stored_tensor> tensors;
   std::vector<stored_blob> blobs{};
+  /// An older step whose file of this writer was read again and compared with its checksums.
+  std::optional<std::uint64_t> read_again{};
 };
 
 namespace detail {
@@ -87,6 +89,8 @@ class share_writer {
   }
 
   void append(std::span<const std::byte> bytes) { out_->append(bytes); }
+  /// The same for bytes that stay as they are until `finish` has returned or this is destroyed.
+  void append_lasting(std::span<const std::byte> bytes) { out_->append_lasting(bytes); }
   /// Syncs and closes the file.
   written_share finish() {
     out_->finish();
@@ -110,13 +114,14 @@ class share_writer {
 };
 
 /// Writes a rank's data file into the directory of a step in progress, and syncs it. Throws `error` as `share_writer`.
-/// `each`, if given, is called after each block, and its exceptions end the work.
+/// `each`, if given, is called after each block, and its exceptions end the work. The bytes of the share are read until
+/// this returns or throws.
 inline written_share write_share(file_system& files, const std::string& directory, std::uint32_t writer,
                                  const staged_share& share, const std::function<void()>& each = {}) {
   share_writer out(files, directory, writer, share.boxes, share.blobs);
-  constexpr std::size_t block = std::size_t{8} << 20;  // still in the cache when it is written after its checksum
+  constexpr std::size_t block = std::size_t{8} << 20;
   for (std::size_t at = 0; at < share.bytes.size(); at += block) {
-    out.append(share.bytes.subspan(at, std::min(block, share.bytes.size() - at)));
+    out.append_lasting(share.bytes.subspan(at, std::min(block, share.bytes.size() - at)));
     if (each) each();
   }
   return out.finish();

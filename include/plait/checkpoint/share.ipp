@@ -77,6 +77,8 @@ PLAIT_INLINE std::string note_text(const written_share& share) {
   add_to_note(note, share.file.bytes);
   add_to_note(note, share.file.header_bytes);
   add_to_note(note, share.file.header_crc32c);
+  add_to_note(note, int{share.read_again.has_value()});
+  add_to_note(note, share.read_again.value_or(0));
   add_to_note(note, share.tensors.size());
   for (const stored_tensor& t : share.tensors) {
     add_text_to_note(note, t.name);
@@ -104,6 +106,10 @@ PLAIT_INLINE written_share parse_note(const std::string& text) {
   note.next(share.file.bytes);
   note.next(share.file.header_bytes);
   note.next(share.file.header_crc32c);
+  const bool again = note.number() != 0;
+  std::uint64_t step = 0;
+  note.next(step);
+  if (again) share.read_again = step;
   share.tensors.resize(note.count(8));
   for (stored_tensor& t : share.tensors) {
     t.name = note.text();

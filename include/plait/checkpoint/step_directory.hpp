@@ -216,8 +216,10 @@ class step_root {
 
   /// Removes what `keep` does not name, oldest first: renamed into root/.trash, root synced, deleted. Removes nothing
   /// unless one of the steps that stay is `verified`, which returns what is wrong with a step, or nothing; by default
-  /// its manifest is read and the lengths of its files are looked at. Invalid directories stay.
-  retained retain(const retention& keep, const std::function<std::string(const committed_step&)>& verified = {}) {
+  /// its manifest is read and the lengths of its files are looked at. None is asked for if `whole` stays, a step that
+  /// was verified before. Invalid directories stay.
+  retained retain(const retention& keep, const std::function<std::string(const committed_step&)>& verified = {},
+                  std::optional<std::uint64_t> whole = std::nullopt) {
     if (keep.last < 1) fail("retention.last is 0; legal is at least 1, the newest step");
     retained out;
     std::vector<committed_step> stay, go;
@@ -228,7 +230,8 @@ class step_root {
     }
     for (const committed_step& step : stay) out.kept.push_back(step.step);
     if (go.empty()) return out;
-    for (const committed_step& step : stay) {
+    const bool known = std::any_of(stay.begin(), stay.end(), [&](const auto& step) { return step.step == whole; });
+    for (const committed_step& step : known ? std::vector<committed_step>() : stay) {
       const std::string fault = fault_of(step, verified);
       if (fault.empty()) {
         out.refusal.clear();

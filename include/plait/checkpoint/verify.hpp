@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,18 +18,20 @@
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/file_system.hpp"
+#include "plait/io/open_files.hpp"
 
 namespace plait {
 
 /// Returns the checksum of a range of a file, which is read in pieces. Throws `error` if the file ends before.
 inline std::uint32_t crc32c_of(const file_handle& file, std::uint64_t position, std::uint64_t bytes) {
-  constexpr std::uint64_t piece = 1 << 20;
-  std::vector<std::byte> buffer(std::min(bytes, piece));
+  constexpr std::uint64_t piece = std::uint64_t{4} << 20, page = 4096;
+  byte_buffer buffer(std::min(bytes, piece) + page);  // as far behind a page as in the file: read past the cache
   std::uint32_t sum = 0;
   for (std::uint64_t done = 0; done < bytes;) {
-    const auto some = std::span(buffer).first(std::min(bytes - done, piece));
+    const std::span<std::byte> some(buffer.data() + (position + done) % page, std::min(bytes - done, piece));
     file.read(position + done, some);
     sum = crc32c(some, sum);
     done += some.size();
@@ -51,7 +53,11 @@ class step_verifier {
     } catch (const error& e) {
       return {e.what()};
     }
-    for (const stored_file& file : manifest_.files) open(file);
+    std::vector<std::string> paths;
+    for (const stored_file& file : manifest_.files) paths.push_back(path_in(path_, file.path));
+    open_.emplace(files_, std::move(paths));
+    readable_.assign(manifest_.files.size(), false);
+    for (std::uint32_t i = 0; i < manifest_.files.size(); ++i) open(i);
     for (const stored_blob& blob : manifest_.blobs) {
       check(blob.stored, [&] { return cat({"blob '", blob.name, "'"}); });
     }
@@ -64,38 +70,36 @@ class step_verifier {
   }
 
  private:
-  void open(const stored_file& file) {
-    opened_.emplace_back();
+  void open(std::uint32_t i) {
+    const stored_file& file = manifest_.files[i];
     const std::string full = path_in(path_, file.path);
     try {
-      auto handle = files_.open(full);
-      if (const std::uint64_t size = handle->size(); size != file.bytes) {
+      const std::uint64_t size = open_->at(i).size();
+      readable_[i] = true;
+      if (size != file.bytes) {
         found_.push_back(cat({"'", full, "' has ", size, " bytes, and the manifest says ", file.bytes,
                               size < file.bytes ? ": it is truncated" : ""}));
       }
-      opened_.back() = std::move(handle);
     } catch (const error& e) {
       found_.push_back(e.what());
       return;
     }
-    check({static_cast<std::uint32_t>(opened_.size() - 1), file.header_crc32c, 0, file.header_bytes},
-          [] { return std::string("the header"); });
+    check({i, file.header_crc32c, 0, file.header_bytes}, [] { return std::string("the header"); });
   }
   /// `name` says what the bytes are, if it comes to that.
   template <class Name>
   void check(const stored_bytes& stored, Name&& name) {
     if (each_) each_();
-    const auto& file = opened_[stored.file];
     const auto where = [&] {
       return cat({name(), " (bytes ", stored.position, " to ", stored.position + stored.bytes, " of '",
                   path_in(path_, manifest_.files[stored.file].path), "')"});
     };
-    if (!file) {
+    if (!readable_[stored.file]) {
       found_.push_back(where() + " cannot be read");
       return;
     }
     try {
-      const std::uint32_t sum = crc32c_of(*file, stored.position, stored.bytes);
+      const std::uint32_t sum = crc32c_of(open_->at(stored.file), stored.position, stored.bytes);
       if (sum == stored.crc32c) return;
       char sums[64];
       std::snprintf(sums, sizeof sums, "%08" PRIx32 ", and in the manifest %08" PRIx32, sum, stored.crc32c);
@@ -109,7 +113,8 @@ class step_verifier {
   const std::string& path_;
   const std::function<void()>& each_;
   manifest manifest_;
-  std::vector<std::unique_ptr<file_handle>> opened_;
+  std::optional<open_files> open_;
+  std::vector<bool> readable_;  ///< by file
   std::vector<std::string> found_;
 };
 

@@ -24,8 +24,8 @@ namespace plait {
   fail({"cannot ", operation, " '", path, "': ", std::strerror(system_error)});
 }
 
-/// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap.
-/// Destroyed, it is closed; what was not synced then may be lost.
+/// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap; one
+/// thread at a time begins writes. Destroyed, it is closed; what was not synced then may be lost.
 class file_handle {
  public:
   virtual ~file_handle() = default;
@@ -39,6 +39,11 @@ class file_handle {
       bytes = bytes.subspan(written);
     }
   }
+  /// Begins to write all of `bytes`, which must stay as they are until `finish_writes`, `sync` or the destructor has
+  /// returned; another thread of the system may write them. What fails is told by one of the next calls.
+  virtual void start_write(std::uint64_t offset, std::span<const std::byte> bytes) { write(offset, bytes); }
+  /// Returns when no write is under way.
+  virtual void finish_writes() {}
   /// Fills `bytes` from `offset` on; throws `error` where the file ends before.
   void read(std::uint64_t offset, std::span<std::byte> bytes) const {
     const std::uint64_t end = offset + bytes.size();
@@ -51,11 +56,12 @@ class file_handle {
   }
   /// Returns the length of the file in bytes.
   virtual std::uint64_t size() const = 0;
-  /// Returns when all that was written is on the disk. A sync that failed may have lost data that a second would call
-  /// safe, so every call after it throws.
+  /// Returns when all that was written, or begun, is on the disk. A sync that failed may have lost data that a second
+  /// would call safe, so every call after it throws.
   void sync() {
     if (sync_failed_) fail({"cannot sync '", path_, "': a sync of it failed before, and what it held may be lost"});
     sync_failed_ = true;
+    finish_writes();
     sync_once();
     sync_failed_ = false;
   }

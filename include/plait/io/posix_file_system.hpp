@@ -1,5 +1,5 @@
 // The file operations of io/file_system.hpp by the system's calls. Interrupted calls go on; everything else that fails
-// is an error. Next: tests/unit/io/file_system.cpp.
+// is an error. Files themselves: io/posix_file.hpp. Writes that overlap with other work: io/uring_file_system.hpp.
 #pragma once
 
 #include <dirent.h>
@@ -22,76 +22,11 @@
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
+#include "plait/io/posix_file.hpp"
 
 namespace plait {
 
 namespace detail {
-
-/// Calls until the call is not interrupted.
-template <class Call>
-auto uninterrupted(Call&& call) {
-  for (;;) {
-    const auto result = call();
-    if (result != -1 || errno != EINTR) return result;
-  }
-}
-
-/// A descriptor that is closed when destroyed.
-class posix_descriptor {
- public:
-  posix_descriptor(const std::string& path, int flags, const char* operation)
-      : value_(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
-    if (value_ < 0) fail_file(operation, path, errno);
-  }
-  ~posix_descriptor() { ::close(value_); }
-  posix_descriptor(const posix_descriptor&) = delete;
-  posix_descriptor& operator=(const posix_descriptor&) = delete;
-  int value() const { return value_; }
-
-  /// Refuses what is no regular file, before a read or a map of it waits forever.
-  void require_regular(const std::string& path) const {
-    struct stat status {};
-    if (::fstat(value_, &status) != 0) fail_file("examine", path, errno);
-    if (S_ISDIR(status.st_mode)) fail({"cannot open '", path, "': it is a folder"});
-    if (!S_ISREG(status.st_mode)) fail({"cannot open '", path, "': it is no regular file"});
-  }
-
- private:
-  int value_;
-};
-
-class posix_file final : public file_handle {
- public:
-  posix_file(const std::string& path, int flags, const char* operation)
-      : file_handle(path), descriptor_(path, flags, operation) {
-    descriptor_.require_regular(path);
-  }
-  std::uint64_t size() const override {
-    struct stat status {};
-    if (::fstat(descriptor_.value(), &status) != 0) fail_file("examine", path(), errno);
-    return static_cast<std::uint64_t>(status.st_size);
-  }
-  int descriptor() const override { return descriptor_.value(); }
-
- private:
-  std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    const ssize_t written = uninterrupted(
-        [&] { return ::pwrite(descriptor_.value(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
-    if (written < 0) fail_file("write", path(), errno);
-    return static_cast<std::size_t>(written);
-  }
-  std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
-    const ssize_t got = uninterrupted(
-        [&] { return ::pread(descriptor_.value(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
-    if (got < 0) fail_file("read", path(), errno);
-    return static_cast<std::size_t>(got);
-  }
-  void sync_once() override {
-    if (::fsync(descriptor_.value()) != 0) fail_file("sync", path(), errno);
-  }
-
-  posix_descriptor descriptor_;
-};
 
 class posix_lock final : public directory_lock {
  public:
@@ -131,7 +66,7 @@ class posix_lock final : public directory_lock {
 
 /// The files of this machine. It has no state: any number of objects and threads may work at once. A lock is one of the
 /// system (flock), so it goes with the process that holds it, however that ends.
-class posix_file_system final : public file_system {
+class posix_file_system : public file_system {
  public:
   std::unique_ptr<file_handle> create(const std::string& path) override {
     return std::make_unique<detail::posix_file>(path, O_RDWR | O_CREAT | O_EXCL, "create");

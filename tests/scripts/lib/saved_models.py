@@ -1,8 +1,11 @@
-"""saved_models.py save FOLDER | compare FOLDER OTHER: small models of transformers, each in a directory of its own.
+"""saved_models.py save FOLDER | compare FOLDER OTHER | losses FOLDER TEXT LOGS: small models of transformers, each in a
+directory of its own.
 
-`save` makes them with random weights; `compare` exits with an error unless the directories of the same names in OTHER
+`save` makes them with random weights; `losses` exits with an error unless the first loss in LOGS/NAME.jsonl is that of all
+windows of 32 bytes of the file TEXT, each byte a token, to 1e-5; `compare` exits with an error unless the directories of the same names in OTHER
 open as the same classes without a complaint, with the same bits, and generate the same tokens greedily.
 """
+import json
 import pathlib
 import sys
 
@@ -60,4 +63,18 @@ def compare(folder: pathlib.Path, other: pathlib.Path) -> None:
             sys.exit(f"{name}: other tokens are generated")
 
 
-{"save": save, "compare": compare}[sys.argv[1]](*map(pathlib.Path, sys.argv[2:]))
+def losses(folder: pathlib.Path, text: pathlib.Path, logs: pathlib.Path) -> None:
+    data = torch.tensor(list(text.read_bytes()))
+    windows = torch.stack([data[at:at + 33] for at in range(0, len(data) - 32, 32)])
+    for name in CASES:
+        model = load(folder / name)
+        with torch.no_grad():
+            logits = model(windows[:, :-1]).logits
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), windows[:, 1:].flatten()).item()
+        lines = map(json.loads, (logs / f"{name}.jsonl").read_text().splitlines())
+        found = next(line["loss"] for line in lines if "loss" in line)
+        if abs(found - expected) > 1e-5 * expected:
+            sys.exit(f"{name}: the loss is {found}, and transformers' {expected}")
+
+
+{"save": save, "compare": compare, "losses": losses}[sys.argv[1]](*map(pathlib.Path, sys.argv[2:]))

@@ -4,6 +4,7 @@
                                              whole, as STEP's boxes have it
     steps.py flip STEP TENSOR                flips the last bit of a box of TENSOR, and prints the box, as in [0:2, 4:8]
     steps.py set STEP PLACE JSON             sets a member of STEP's manifest, as layout or scalars/seed, and commits it
+    steps.py unset STEP PLACE                takes a member out of it, and commits it
     steps.py blob STEP NAME TEXT             adds a blob, in a file of its own
     steps.py inspected STEP JSON             what checkpoint_tool inspect --json has printed is true of STEP
 """
@@ -130,6 +131,16 @@ def set_member(step, place, value):
     commit(step, saved)
 
 
+def unset_member(step, place):
+    saved = manifest(step)
+    *outer, last = place.split("/")
+    at = saved
+    for key in outer:
+        at = at[key]
+    del at[last]
+    commit(step, saved)
+
+
 def blob(step, name, text):
     saved, data, path = manifest(step), text.encode(), f"data/{name}.safetensors"
     entry = json.dumps({name: {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
@@ -171,5 +182,6 @@ def inspected(step, path):
 
 
 if __name__ == "__main__":
-    commands = {"exported": exported, "flip": flip, "set": set_member, "blob": blob, "inspected": inspected}
+    commands = {"exported": exported, "flip": flip, "set": set_member, "unset": unset_member, "blob": blob,
+                "inspected": inspected}
     commands[sys.argv[1]](*sys.argv[2:])

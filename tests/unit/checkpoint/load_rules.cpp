@@ -1,6 +1,8 @@
 // program: saver
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,75 @@ TEST_CASE("other meshes load the same, and each element is read once per group o
       CHECK(read <= 1.1 * own_tensors::all_bytes);
     });
   }
+}
+
+TEST_CASE("what is read in place is the same, without a second copy, and damage is named all the same") {
+  memory_file_system files;
+  save_one(files);
+  for (const auto& [dp_ranks, tp_ranks] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {1, 3}, {3, 2}}) {
+    on_ranks({dp_ranks, tp_ranks}, [&, alone = dp_ranks == 1](const context<cpu>& ctx, any_communicator& ranks) {
+      own_tensors other(ctx, 0);
+      auto held = other.held(true);
+      bool copied = false;
+      if (alone) held[0].write = [&](const std::byte*) { copied = true; };  // no other rank has the same rows
+      const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = held, .in_place = true}, files);
+      CHECK(other == own_tensors(ctx, 1));
+      CHECK_FALSE(copied);
+      const double read = all_reduce_scalar(ctx.device, ranks, static_cast<double>(loaded.bytes), reduce_op::sum);
+      CHECK(read <= 1.1 * own_tensors::all_bytes);
+    });
+  }
+  files.contents("steps/step-00000001/data/w00001.safetensors").back() ^= 1;
+  on_ranks({1, 3}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors other(ctx, 0);
+    CHECK_ERROR(load_tensors(ctx, ranks, "steps", {.tensors = other.held(true), .in_place = true}, files),
+                "w00001.safetensors' is damaged: tensor '");
+  });
+}
+
+TEST_CASE("large boxes are read to wherever they belong, past the system's cache or not") {
+  temp_folder dir;
+  constexpr std::int64_t elements = (std::int64_t{9} << 20) / 4 + 5;  // several pieces, the last one short
+  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    std::vector<float> memory(2 * elements + 1);
+    const auto held_at =
+        [&](std::size_t first) {  // elements of `memory`; two tensors, the second behind a page otherwise
+          std::vector<held_tensor> held(2);
+          for (std::size_t i = 0; i < 2; ++i) {
+            float* const values = memory.data() + first + i * elements;
+            held[i].name = i == 0 ? "a" : "b";
+            held[i].shape = {elements};
+            held[i].part.dims = 1;
+            held[i].part.global[0] = held[i].part.local[0] = held[i].end = elements;
+            held[i].copies = axis_list(axis_of<tp>);
+            held[i].type = dtype::f32;
+            held[i].read = [=](std::int64_t from, std::int64_t to, std::byte* out) {
+              std::memcpy(out, values + from, static_cast<std::size_t>(to - from) * 4);
+            };
+            held[i].write = [=](const std::byte* in) { std::memcpy(values, in, elements * 4); };
+            held[i].target = [=] { return reinterpret_cast<std::byte*>(values); };
+          }
+          return held;
+        };
+    const auto fill = [&] {
+      for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i % 8191);
+    };
+    fill();
+    checkpoint_saver saver(ctx.device, ranks, {.directory = dir / "steps"});
+    saver.save(ctx, 1, {.tensors = held_at(0)});
+    CHECK(saver.wait(ctx.device).at(0).failure == "");
+    for (const bool in_place : {false, true}) {
+      for (const std::size_t first : {0, 1}) {
+        std::fill(memory.begin(), memory.end(), -1.0F);
+        load_tensors(ctx, ranks, dir / "steps", {.tensors = held_at(first), .in_place = in_place});
+        bool equal = true;
+        for (std::size_t i = 0; i < 2 * elements; ++i)
+          equal = equal && memory[first + i] == static_cast<float>(i % 8191);
+        CHECK(equal);
+        CHECK(memory[first == 0 ? memory.size() - 1 : 0] == -1.0F);
+      }
+    }
+  });
 }
 
 TEST_CASE("numbers of one width become those of another") {

@@ -36,6 +36,12 @@ TEST_CASE("a note says all that a writer has written") {
   const plait::written_share share = two_tensors(), back = plait::parse_note(plait::note_text(share));
   CHECK(back.file == share.file);
   CHECK(back.tensors == share.tensors);
+  CHECK_FALSE(back.read_again);
+  for (const std::uint64_t step : {std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()}) {
+    plait::written_share again = share;
+    again.read_again = step;
+    CHECK(plait::parse_note(plait::note_text(again)).read_again == step);
+  }
   CHECK(plait::parse_note(plait::note_text({})).tensors.empty());
 }
 
@@ -45,6 +51,6 @@ TEST_CASE("a note that is cut off or damaged is refused") {
     CHECK_ERROR(plait::parse_note(whole.substr(0, n)), "checkpoint: a writer's note");
   CHECK_ERROR(plait::parse_note(whole + "1 "), "cut off or damaged");
   CHECK_ERROR(plait::parse_note("99999999999999999999 x"), "cut off or damaged");
-  CHECK_ERROR(plait::parse_note("1 x1 1 1 18446744073709551615 "), "cut off or damaged");
-  CHECK_ERROR(plait::parse_note("1 x1 1 1 1 1 t3 F33 0 0          "), "unknown dtype 'F33'");
+  CHECK_ERROR(plait::parse_note("1 x1 1 1 0 0 18446744073709551615 "), "cut off or damaged");
+  CHECK_ERROR(plait::parse_note("1 x1 1 1 0 0 1 1 t3 F33 0 0          "), "unknown dtype 'F33'");
 }

@@ -8,6 +8,7 @@
 
 #include <csignal>
 
+#include "plait/io/open_files.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "support/temp_folder.hpp"
 
@@ -112,6 +113,32 @@ TEST_CASE("a directory has one writer at a time") {
   lock.reset();
   others.lock_directory(dir / "");
   CHECK_ERROR(files.lock_directory(dir / "none"), "cannot lock '", "No such file");
+}
+
+TEST_CASE("of many files few are open at once") {
+  temp_folder dir;
+  plait::posix_file_system files;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 300; ++i) paths.push_back(dir.write(std::to_string(i), std::string(1, static_cast<char>(i))));
+  struct rlimit before {};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  struct rlimit few = before;
+  few.rlim_cur = 200;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  bool equal = true;
+  {
+    plait::open_files all(files, paths);
+    for (const int step : {1, 7}) {
+      for (int i = 0; i < 300; ++i) {
+        const int at = i * step % 300;
+        std::byte one{};
+        all.at(static_cast<std::size_t>(at)).read(0, std::span(&one, 1));
+        equal = equal && one == static_cast<std::byte>(at);
+      }
+    }
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(equal);
 }
 
 TEST_CASE("a limit on the size of files ends in words") {
