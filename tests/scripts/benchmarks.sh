@@ -28,7 +28,7 @@ round 1 '% forward, of 75 % that chunks allow' "$BIN/bench_tensor_overlap" --chu
 round 0 'zb_h1' "$BIN/bench_pipeline_bubble" --rounds 1 --unit 200
 round 1 'zero3, 3 uses ahead' "$BIN/bench_data_parallel" --rounds 1 --block-ms 1 --layers 2
 round 0 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 256 --layers 4 --seq 64 --microbatches 4 --rounds 1
-round 0 'one hash: yes' "$BIN/bench_deterministic" --hidden 256 --layers 2 --seq 64 --rounds 1
+round 0 'one hash: yes; bytes as predicted: yes' "$BIN/bench_deterministic" --hidden 256 --layers 2 --seq 64 --rounds 1
 round 1 'of the disk|disk' "$BIN/bench_checkpoint_save" --megabytes 8 --rounds 1 --directory "$work"
 round 0 'zero3 +rank 16383: .* boxes' "$BIN/bench_checkpoint_plan" --rounds 1 --writers 100
 round 0 '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --rounds 1

@@ -70,21 +70,22 @@ class canonical_bucket {
   /// Waits, and writes this rank's piece of the complete gradients, or all of them.
   void finish(const context<Device>& ctx, G* gradients) {
     for (sum& s : sums_) {
-      element_range mine{0, s.array->size()};
+      const element_range mine =
+          s.moving ? s.moving->parts[static_cast<std::size_t>(rank_)] : element_range{0, s.array->size()};
+      G* const to = gradients + s.begin + mine.begin - (axes_.cut.empty() ? 0 : rank_ * piece_);
+      G* const into = s.adds ? nullptr : to;  // the last exchange writes there
       partial_sums<G, Device> own;
       if (s.moving) {
-        mine = s.moving->parts[static_cast<std::size_t>(rank_)];
-        own = s.cut.finish(ctx.device, std::move(*s.moving));
+        own = s.cut.finish(ctx.device, std::move(*s.moving), s.joined ? nullptr : into);
         s.moving.reset();
       } else {
         own = std::exchange(s.whole, {});
       }
-      if (s.joined) own = s.joined.run_everywhere(ctx.device, std::move(own), mine.size());
+      if (s.joined) own = s.joined.run_everywhere(ctx.device, std::move(own), mine.size(), into);
       const G* const complete = detail::complete_sum(own, s.terms->leaves().leaves(), s.name);
-      G* const to = gradients + s.begin + mine.begin - (axes_.cut.empty() ? 0 : rank_ * piece_);
       if (s.adds)
         kernels::accumulate(ctx.device, complete, to, mine.size());
-      else
+      else if (complete != to)
         ctx.device.copy(to, complete, static_cast<std::size_t>(mine.size()) * sizeof(G), ctx.device.main_stream());
       s.terms->clear();
     }

@@ -230,7 +230,9 @@ class cross_entropy_loss
               sum_logits ? out + 2 * n : nullptr, n,
               kernels::vocabulary_range{width, range_.first_column + i * width, range_.vocab}, settings_);
         },
+        sums,
         [&](const S* sum) {
+          if (sum == sums) return;
           device.copy(sums, sum, static_cast<std::size_t>(elements) * sizeof(S), device.main_stream());
         });
   }

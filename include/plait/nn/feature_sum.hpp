@@ -69,22 +69,24 @@ class feature_sum {
   std::int64_t local_leaves() const { return local_; }
 
   /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
-  /// `canonical_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one.
+  /// `canonical_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
+  /// `into` already where ranks join it and that is not null.
   template <class A, class Product, class Done>
-  void run(Device& device, std::int64_t elements, bool may_add, Product&& product, Done&& done) const {
+  void run(Device& device, std::int64_t elements, bool may_add, Product&& product, A* into, Done&& done) const {
     canonical_sum<A, Device> sum(elements, leaves_);
     for (std::int64_t i = 0; i < local_; ++i)
       sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
-    complete(device, sum.parts(), elements, done);
+    complete(device, sum.parts(), elements, into, done);
   }
   /// Completes partial sums that are made.
   template <class A, class Done>
-  void complete(Device& device, partial_sums<A, Device> own, std::int64_t elements, Done&& done) const {
+  void complete(Device& device, partial_sums<A, Device> own, std::int64_t elements, A* into, Done&& done) const {
     if (exchange_) {
       if (moved_->kind == transition_kind::all_reduce)
-        own = exchange_.run_everywhere(device, std::move(own), elements);
+        own = exchange_.run_everywhere(device, std::move(own), elements, into);
       else
-        own = exchange_.run(device, in_parts(device, std::move(own), elements), even_parts(elements, moved_->ranks));
+        own = exchange_.run(device, in_parts(device, std::move(own), elements), even_parts(elements, moved_->ranks),
+                            into);
     }
     if (own.values.size() != 1) fail({name_, ": a canonical sum over ", leaves_, " leaves is not complete"});
     done(static_cast<const A*>(own.values[0]));

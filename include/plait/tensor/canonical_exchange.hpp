@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,10 +59,11 @@ class canonical_exchange {
   under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
     check(own.nodes);
     under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}};
-    const std::size_t n = members_.size();
-    const auto mine = static_cast<std::size_t>(moves.parts[static_cast<std::size_t>(comm_->rank())].size());
+    const std::size_t n = members_.size(), self = static_cast<std::size_t>(comm_->rank());
+    const auto mine = static_cast<std::size_t>(moves.parts[self].size());
     std::size_t rounds = 0, all = 0;
     for (const auto& nodes : members_) rounds = std::max(rounds, nodes.size()), all += nodes.size();
+    all -= members_[self].size();
     moves.received = make_collective_buffer<E>(device, all * mine);
     E* next = moves.received.template data<E>();
     std::vector<std::size_t> send(n), send_at(n), receive(n), receive_at(n);
@@ -69,9 +71,10 @@ class canonical_exchange {
       const bool sends = r < moves.own.values.size();
       std::size_t came = 0;
       for (std::size_t k = 0; k < n; ++k) {
-        send[k] = sends ? static_cast<std::size_t>(moves.parts[k].size()) : 0;
+        const auto part = static_cast<std::size_t>(moves.parts[k].size());
+        send[k] = sends && k != self ? part : 0;
         send_at[k] = sends ? static_cast<std::size_t>(moves.parts[k].begin) : 0;
-        receive[k] = r < members_[k].size() ? mine : 0;
+        receive[k] = r < members_[k].size() && k != self ? mine : 0;
         receive_at[k] = came;
         came += receive[k];
       }
@@ -81,69 +84,114 @@ class canonical_exchange {
     }
     return moves;
   }
-  /// Waits, and joins what has come: this rank's part of the sums `joined()`.
+  /// Waits, and joins what has come: this rank's part of the sums `joined()`, in `into` where they are one and that is
+  /// not null. Otherwise they may lie in what was given to `start`, which is not written.
   template <class E, compute_device Device>
-  partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves) const {
+  partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves, E* into = nullptr) const {
     for (request& r : moves.moving) r.wait();
-    const std::int64_t mine = moves.parts[static_cast<std::size_t>(comm_->rank())].size();
-    leaf_tree<E*> tree(leaves_);
+    const std::size_t self = static_cast<std::size_t>(comm_->rank());
+    const std::int64_t mine = moves.parts[self].size();
+    struct place {
+      E* value = nullptr;
+      bool received = false;  // which may be overwritten; of two that join, one is, as own neighbours have joined
+    };
+    struct addition {
+      const E *x, *y;
+      E* sum;
+    };
+    std::vector<addition> additions;
+    leaf_tree<place> tree(leaves_);
     E* next = moves.received.template data<E>();
     for (std::size_t r = 0, left = 1; left != 0; ++r) {
       left = 0;
-      for (const std::vector<tree_node>& nodes : members_) {
-        if (r >= nodes.size()) continue;
-        tree.insert(nodes[r], next,
-                    [&](E* x, E* y) { kernels::accumulate(device, static_cast<const E*>(y), x, mine); });
-        next += mine;
+      for (std::size_t k = 0; k < members_.size(); ++k) {
+        if (r >= members_[k].size()) continue;
+        const place at = k == self ? place{moves.own.values[r] + moves.parts[self].begin, false} : place{next, true};
+        tree.insert(members_[k][r], at, [&](place& x, const place& y) {
+          const place sum = x.received ? x : y;
+          additions.push_back({x.value, y.value, sum.value});
+          x = sum;
+        });
+        if (k != self) next += mine;
         ++left;
       }
     }
     partial_sums<E, Device> all;
-    for (const auto& e : tree.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value);
+    for (const auto& e : tree.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value.value);
+    if (into && all.values.size() == 1) {
+      if (!additions.empty())
+        additions.back().sum = into;
+      else
+        device.copy(into, all.values[0], static_cast<std::size_t>(mine) * sizeof(E), device.main_stream());
+      all.values[0] = into;
+    }
+    // On the host, block by block, so that sums of sums are made in the cache.
+    const std::int64_t block = std::is_same_v<Device, cpu> ? std::int64_t{4096} : std::max<std::int64_t>(mine, 1);
+    for (std::int64_t at = 0; at < mine; at += block)
+      for (const addition& a : additions) add(device, a.x + at, a.y + at, a.sum + at, std::min(block, mine - at));
+    all.memory = std::move(moves.own.memory);
     all.memory.push_back(std::move(moves.received));
     return all;
   }
   template <class E, compute_device Device>
-  partial_sums<E, Device> run(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
-    return finish(device, start(device, std::move(own), std::move(parts)));
+  partial_sums<E, Device> run(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts,
+                              E* into = nullptr) const {
+    return finish(device, start(device, std::move(own), std::move(parts)), into);
   }
 
-  /// Brings every rank all of the joined sums: whole at once where the array is small or the ranks are two, otherwise
-  /// each rank joins a part, and sends it to the others.
+  /// Brings every rank all of the joined sums, in `into` as for `finish`: whole at once where the array is small or the
+  /// ranks are two, otherwise each rank joins a part, and sends it to the others.
   template <class E, compute_device Device>
-  partial_sums<E, Device> run_everywhere(Device& device, partial_sums<E, Device> own, std::int64_t elements) const {
+  partial_sums<E, Device> run_everywhere(Device& device, partial_sums<E, Device> own, std::int64_t elements,
+                                         E* into = nullptr) const {
     constexpr std::int64_t small = 4096;
     const std::int64_t n = comm_->size();
     if (n <= 2 || elements <= small)
-      return run(device, std::move(own), std::vector<element_range>(static_cast<std::size_t>(n), {0, elements}));
+      return run(device, std::move(own), std::vector<element_range>(static_cast<std::size_t>(n), {0, elements}), into);
     const std::vector<element_range> parts = even_parts(elements, n);
-    const partial_sums<E, Device> part = run(device, std::move(own), parts);
+    const element_range mine = parts[static_cast<std::size_t>(comm_->rank())];
     partial_sums<E, Device> all;
-    for (std::size_t i = 0; i < part.nodes.size(); ++i) {
-      all.memory.push_back(make_collective_buffer<E>(device, static_cast<std::size_t>(elements)));
-      all.values.push_back(all.memory.back().template data<E>());
-      spread(part.values[i], all.values[i], parts);
+    all.nodes = joined_;
+    for (std::size_t i = 0; i < joined_.size(); ++i) {
+      if (!into || joined_.size() > 1)
+        all.memory.push_back(make_collective_buffer<E>(device, static_cast<std::size_t>(elements)));
+      all.values.push_back(all.memory.empty() ? into : all.memory.back().template data<E>());
     }
-    all.nodes = part.nodes;
+    const partial_sums<E, Device> part = run(device, std::move(own), parts, all.values[0] + mine.begin);
+    for (std::size_t i = 0; i < all.values.size(); ++i) {
+      E* const to = all.values[i] + mine.begin;
+      if (part.values[i] != to)
+        device.copy(to, part.values[i], static_cast<std::size_t>(mine.size()) * sizeof(E), device.main_stream());
+      spread(all.values[i], parts);
+    }
     return all;
   }
 
-  /// Gathers parts of an array, which each rank has one of, on all ranks.
+  /// Sends this rank's part of an array, which is where it belongs, to all ranks, and receives theirs.
   template <class E>
-  void spread(const E* part, E* whole, const std::vector<element_range>& parts) const {
-    const std::size_t n = parts.size();
-    const auto own = static_cast<std::size_t>(parts[static_cast<std::size_t>(comm_->rank())].size());
-    const std::vector<std::size_t> send(n, own), send_at(n, 0);
-    std::vector<std::size_t> receive(n), receive_at(n);
+  void spread(E* whole, const std::vector<element_range>& parts) const {
+    const std::size_t n = parts.size(), self = static_cast<std::size_t>(comm_->rank());
+    std::vector<std::size_t> send(n, static_cast<std::size_t>(parts[self].size())), send_at(n, 0), receive(n),
+        receive_at(n);
     for (std::size_t k = 0; k < n; ++k) {
       receive[k] = static_cast<std::size_t>(parts[k].size());
       receive_at[k] = static_cast<std::size_t>(parts[k].begin);
     }
-    comm_->all_to_all_v(part, send, send_at, whole, receive, receive_at, dtype_of<E>);
+    send[self] = receive[self] = 0;
+    const E* const own = whole + parts[self].begin;
+    comm_->all_to_all_v(own, send, send_at, whole, receive, receive_at, dtype_of<E>);
   }
 
  private:
   void check(const std::vector<tree_node>& own) const;
+  /// sum = x + y, where sum may be one of them.
+  template <class E, compute_device Device>
+  static void add(Device& device, const E* x, const E* y, E* sum, std::int64_t n) {
+    if (sum == x || sum == y)
+      kernels::accumulate(device, sum == x ? y : x, sum, n);
+    else
+      kernels::add(device, x, y, sum, n);
+  }
 
   any_communicator* comm_ = nullptr;
   std::vector<std::vector<tree_node>> members_;

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -67,9 +68,17 @@ void check(const owners& of, std::int64_t ranks) {
     const canonical_exchange exchange(comm, members_of(of, ranks), leaves);
     auto& mine = wrong[static_cast<std::size_t>(c.rank())];
     mine += exchange.joined().size() != 1;
+    std::vector<std::vector<float>> before;
+    for (const float* values : sum.parts().values) before.emplace_back(values, values + elements);
     const auto everywhere = exchange.run_everywhere(device, sum.parts(), elements);
     for (std::int64_t i = 0; i < elements; ++i)
       mine += everywhere.values[0][i] != expected[static_cast<std::size_t>(i)];
+    // In memory of the caller's, and what was given is as it was.
+    std::vector<float> into(static_cast<std::size_t>(elements), -1.0f);
+    mine += exchange.run_everywhere(device, sum.parts(), elements, into.data()).values[0] != into.data();
+    mine += into != expected;
+    for (std::size_t i = 0; i < before.size(); ++i)
+      mine += !std::equal(before[i].begin(), before[i].end(), sum.parts().values[i]);
     // Uneven parts, of which one is empty.
     std::vector<element_range> parts;
     for (std::int64_t r = 0; r < ranks; ++r) parts.push_back({r * 1000, r == 1 ? 1000 : r * 1000 + 900});

@@ -97,7 +97,7 @@ class canonical_linear {
           device.gemm(false, !x_.inputs_first, x_.rows, x_.total, width, A(1), x + i * width, x_.inner, from,
                       x_.inputs_first ? x_.total : x_.inner, A(adds), out, x_.total);
         },
-        [&](const A* sum) { put(device, sum, y, addend, size); });
+        place_of(y, addend), [&](const A* sum) { put(device, sum, y, addend, size); });
   }
   /// dx = d W, brought to where the input is, plus `addend`.
   void backward(Device& device, const T* d, const W* w, T* dx, const T* addend, std::int64_t size) const {
@@ -114,7 +114,7 @@ class canonical_linear {
             at += columns;
           }
         },
-        [&](const A* sum) { put(device, sum, dx, addend, size); });
+        place_of(dx, addend), [&](const A* sum) { put(device, sum, dx, addend, size); });
   }
   /// Adds d' x of a microbatch to the sums over tokens of all weights.
   void add_weights(Device& device, gradient_terms<Precision, Device>& terms, std::int64_t index, std::int64_t count,
@@ -130,9 +130,17 @@ class canonical_linear {
   }
 
  private:
+  /// Where the complete sum may be written, sparing a copy.
+  static A* place_of(T* y, const T* addend) {
+    if constexpr (std::is_same_v<A, T>)
+      return addend ? nullptr : y;
+    else
+      return nullptr;
+  }
   static void put(Device& device, const A* sum, T* y, const T* addend, std::int64_t size) {
     if constexpr (std::is_same_v<A, T>) {
       if (addend) return kernels::add(device, sum, addend, y, size);
+      if (sum == y) return;
       device.copy(y, sum, static_cast<std::size_t>(size) * sizeof(T), device.main_stream());
     } else {
       kernels::cast(device, sum, y, size);

@@ -2,13 +2,16 @@
 // of a pipeline are not added up here: train/train_step.hpp does that. Next: train/optim/adamw.hpp for `clip_by`.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <span>
 #include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/kernels/exact_squares.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/tensor/canonical_exchange.hpp"
 
 namespace plait {
 
@@ -40,20 +43,26 @@ class gradient_norm {
     return all;
   }
   /// Returns the squares under canonical numerics as integers, of which `kernels::sum_of_bins` makes one number: they
-  /// are exact, and can be added over stages in whatever order.
+  /// are exact, and can be added over stages in whatever order. Ranks that have the same gradients share them out.
   std::int64_t* exact_squares(const context<Device>& ctx)
     requires has_canonical_products<Device>
   {
     constexpr std::int64_t words = kernels::exact_squares::words;
-    bins_ = make_buffer<std::int64_t>(ctx.device, (parts_.size() + 1) * static_cast<std::size_t>(words));
+    bins_ = make_buffer<std::int64_t>(ctx.device, static_cast<std::size_t>(words));
     auto* const all = bins_.template data<std::int64_t>();
     ctx.device.zero(all, bins_.bytes(), ctx.device.main_stream());
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      std::int64_t* const own = all + static_cast<std::int64_t>(i + 1) * words;
-      kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(parts_[i].gradients), own);
-      if (parts_[i].group) parts_[i].group->all_reduce(own, own, words, dtype::i64, reduce_op::sum);
-      kernels::add_bins(ctx.device, static_cast<const std::int64_t*>(own), all);
+    const mesh_shape& mesh = ctx.ranks.shape();
+    for (const part& p : parts_) {
+      const axis_list alike = mesh.others(p.axes);
+      std::vector<kernels::const_elements<G>> own;
+      for (const kernels::const_elements<G>& g : p.gradients) {
+        const element_range mine = share_of(g.size, mesh.size(alike), mesh.index_in(ctx.ranks.rank(), alike));
+        if (mine.size() > 0) own.push_back({g.data + mine.begin, mine.size()});
+      }
+      kernels::add_exact_squares(ctx.device, std::span<const kernels::const_elements<G>>(own), all);
     }
+    if (const axis_list over = ctx.ranks.pruned(mesh.others({})); !over.empty())
+      ctx.ranks.group(over).all_reduce(all, all, words, dtype::i64, reduce_op::sum);
     return all;
   }
   /// The norm, on the host.
@@ -69,6 +78,12 @@ class gradient_norm {
     any_communicator* group;  ///< null where no axis cuts them
     std::vector<kernels::const_elements<G>> gradients;
   };
+  /// Rank `index` of `ranks` has these of n elements, which begin where vectors may.
+  static element_range share_of(std::int64_t n, std::int64_t ranks, std::int64_t index) {
+    constexpr std::int64_t together = 64;
+    const std::int64_t each = ((n + ranks - 1) / ranks + together - 1) / together * together;
+    return {std::min(index * each, n), std::min((index + 1) * each, n)};
+  }
   part& share(world& w, const parameter<Precision, Device>& p) {
     axis_list axes;
     for (axis_id axis : w.shape().axes) {

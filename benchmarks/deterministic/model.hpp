@@ -1,0 +1,66 @@
+// What the parts of bench_deterministic share: the model and the sizes of a run, and the bytes that a step is to send.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "plait/models/llama_stages.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/parse.hpp"
+
+namespace bench {
+
+using strategy_type = plait::context_parallel<plait::megatron_sp, plait::ring<plait::cp>, plait::zigzag>;
+
+struct case_of_run {
+  std::int64_t dp_ranks, pp_ranks, cp_ranks, tp_ranks;
+  plait::mesh_shape shape() const {
+    plait::mesh_shape mesh;
+    mesh.add(plait::axis_of<plait::dp>, dp_ranks);
+    mesh.add(plait::axis_of<plait::pp>, pp_ranks);
+    mesh.add(plait::axis_of<plait::cp>, cp_ranks);
+    mesh.add(plait::axis_of<plait::tp>, tp_ranks);
+    mesh.add(plait::axis_of<plait::tp_rep>, 1);
+    return mesh;
+  }
+};
+struct sizes_of_run {
+  plait::llama_config config;
+  std::int64_t seq, batch, microbatches, rounds;
+};
+
+/// The stages of one rank, on a processor or where everything is only counted.
+template <class Device>
+class stages {
+ public:
+  using model_type = plait::llama<float, strategy_type, Device>;
+
+  stages(Device& device, plait::pipeline_world& ranks, const case_of_run& l, const sizes_of_run& s,
+         const plait::numerics& leaves)
+      : ctx{device, ranks.stage(),
+            plait::llama_sizes<strategy_type>(s.config, ranks.stage().shape(), s.batch / s.microbatches, s.seq, leaves),
+            1, plait::numerics_under<strategy_type>(leaves, ranks.stage().shape())},
+        plan(plait::parse_schedule("1f1b", static_cast<int>(l.pp_ranks), static_cast<int>(s.microbatches))),
+        parts(plait::llama_part_flops(s.config, s.seq)),
+        split(plait::split_layers(plait::stage_costs_of(parts, s.config.layers), plan.shape.stages())),
+        model(
+            ctx, ranks.along(), plan, split,
+            [&](plait::stage_layers part, model_type* first) {
+              return std::make_unique<model_type>(ctx, s.config, plait::llama_options{}, part, first);
+            },
+            plait::pipeline_options{.costs = plait::schedule_costs_of(parts, split)}) {}
+
+  plait::context<Device> ctx;
+  plait::schedule plan;
+  plait::llama_part_times parts;
+  std::vector<plait::stage_layers> split;
+  plait::pipeline<model_type> model;
+};
+
+/// Returns the bytes on the wire in the ledgers of all ranks after a step, from a dry run of each rank.
+std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const plait::numerics& leaves);
+
+}  // namespace bench
