@@ -366,8 +366,8 @@ std::string train(const setup& s, model_run& run) {
     const plait::step_result r = run.step(step);
     const double stepped = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
-    const double share =
-        s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped : std::numeric_limits<double>::quiet_NaN();
+    const double share = s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped
+                                               : std::numeric_limits<double>::quiet_NaN();
     std::vector<plait::axis_communication> communication;
     if (gathers_communication(s, step)) communication = run.of_ranks(one.since());
     const double took = seconds(start, clock_type::now());  // with that, which waits for gathers under way as well
