@@ -361,17 +361,18 @@ std::string train(const setup& s, model_run& run) {
   };
   if (s.opt.log_hashes > 0) hash();
   for (std::int64_t step = end.resumed; step < s.opt.steps; ++step) {
+    const auto start = clock_type::now();  // what the step before has left on its way is waited for here
     if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
-    const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
     one.begin();
     const plait::step_result r = run.step(step);
-    const double took = seconds(start, clock_type::now());
+    const double stepped = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
-    const double share =
-        s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / took : std::numeric_limits<double>::quiet_NaN();
+    const double share = s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped
+                                               : std::numeric_limits<double>::quiet_NaN();
     std::vector<plait::axis_communication> communication;
     if (gathers_communication(s, step)) communication = run.of_ranks(one.since());
+    const double took = seconds(start, clock_type::now());  // with that, which waits for gathers under way as well
     end.steps = step + 1;
     end.last_loss = r.loss;
     if (report)

@@ -68,7 +68,8 @@ class loss_seed {
 /// nothing waits for them.
 ///
 ///     mean.count(ctx, own_counted_tokens);     // of all microbatches of the step, on this rank
-///     mean.begin(ctx);                         // collective; then seed() is there
+///     mean.begin(ctx);                         // collective; then seed() is there; or
+///     mean.begin_late(ctx);                    // and the first of seed(ctx) and finish(ctx) is collective
 ///     mean.add(ctx, loss_of_a_microbatch);     // any number of times
 ///     mean.finish(ctx);                        // collective; then loss_sum() and tokens() are complete
 template <spec_like LossSum, spec_like Labels, compute_device Device = cpu>
@@ -93,17 +94,30 @@ class token_mean {
     ctx.device.upload(own_.data(), &number, sizeof number, ctx.device.main_stream());
   }
   void begin(const context<Device>& ctx) {
-    complete_count_.run(ctx.device, own_.data(), all_.data(), dtype::f64);
-    kernels::reciprocal(ctx.device, all_.data(), seed_.value_.data());  // no token counted: no gradient
+    begin_late(ctx);
+    complete_count(ctx);
+  }
+  /// Likewise, but ranks bring their counts together when the seed is first asked for: where data goes to another rank
+  /// by one connection, as over TCP, a number that all wait for before the forward pass waits itself for the gathers of
+  /// parameters that the pass was to hide.
+  void begin_late(const context<Device>& ctx) {
+    counted_ = false;
     ctx.device.zero(sum_.data(), sizeof(double), ctx.device.main_stream());
   }
   const seed_type& seed() const { return seed_; }
+  const seed_type& seed(const context<Device>& ctx) {
+    complete_count(ctx);
+    return seed_;
+  }
   void add(const context<Device>& ctx, const tensor<double, LossSum, Device>& sum) {
     kernels::accumulate(ctx.device, sum.data(), sum_.data(), 1);
   }
   /// The summed loss on this rank so far, for whoever has to complete it over the stages of a pipeline.
   double* pending_sum() { return sum_.data(); }
-  void finish(const context<Device>& ctx) { complete_sum_.run(ctx.device, sum_.data(), total_.data(), dtype::f64); }
+  void finish(const context<Device>& ctx) {
+    complete_count(ctx);
+    complete_sum_.run(ctx.device, sum_.data(), total_.data(), dtype::f64);
+  }
 
   /// The sum over all tokens, and their number, in the device's memory.
   const double* loss_sum() const { return total_.data(); }
@@ -121,12 +135,20 @@ class token_mean {
   };
   using complete_spec = spec_from<complete_value, LossSum>;
 
+  void complete_count(const context<Device>& ctx) {
+    if (counted_) return;
+    counted_ = true;
+    complete_count_.run(ctx.device, own_.data(), all_.data(), dtype::f64);
+    kernels::reciprocal(ctx.device, all_.data(), seed_.value_.data());  // no token counted: no gradient
+  }
+
   tensor<double, count_spec, Device> own_;
   tensor<double, dual_t<LossSum>, Device> all_;
   tensor<double, LossSum, Device> sum_;
   tensor<double, complete_spec, Device> total_;
   seed_type seed_;
   executor complete_count_, complete_sum_;
+  bool counted_ = false;  ///< by all ranks
 };
 
 }  // namespace plait

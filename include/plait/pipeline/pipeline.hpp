@@ -256,7 +256,7 @@ class pipeline {
       mb.deferred = deferred;
       auto& [ids, labels] = data[static_cast<std::size_t>(i)];
       Stage& stage = this->owner.at(chunk);
-      if (stage.part().last) dy = stage.backward_loss(mb, labels, kept, loss.seed());
+      if (stage.part().last) dy = stage.backward_loss(mb, labels, kept, loss.seed(ctx));
       return stage.backward_layers(mb, ids, kept, std::move(dy));
     }
     /// A buffer of gradients that units share is free for the next once the reduction of the last is through.

@@ -112,7 +112,7 @@ class training_step {
   /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
-    mean_.begin(ctx);
+    mean_.begin_late(ctx);
     by_last_norm_ = delays_norm() && (has_norm_ || !clips());
     if (by_last_norm_ && clips()) optimizer_.clip_by(ctx, clipped_.template data<kernels::clip_numbers>());
     std::vector<const std::int32_t*> starts;

@@ -200,6 +200,14 @@ TEST_CASE("all collectives and messages of a step stand in one order on every ra
       const order_verdict v = verify_order(all);
       CHECK(describe(v) == "ok");
       CHECK(v.completed > 400);
+      // No rank waits for others before its first pass: gathers that the last step left on their way would hold it up.
+      for (const posted_program& p : all)
+        for (const posted_call& c : p.calls) {
+          REQUIRE(c.entry >= 0);
+          if (c.kind != collective::all_reduce || c.count != 1) continue;
+          const step_entry& e = p.entries[static_cast<std::size_t>(c.entry)];
+          CHECK((e.op == step_op::norm || adds_gradient(e.pass.kind) || gives_input_gradient(e.pass.kind)));
+        }
     }
 }
 
