@@ -5,17 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <optional>
 #include <utility>
 #include <vector>
 
+#include "block_stack.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/atomic_file.hpp"
-#include "plait/kernels/kernels.hpp"
 #include "plait/plan/calibrate.hpp"
 #include "plait/plan/hardware_json.hpp"
 #ifdef PLAIT_WITH_MPI
@@ -25,11 +22,8 @@
 namespace {
 
 namespace pp = plait::planner;
-namespace kernels = plait::kernels;
 using plait::collective;
 using std::int64_t;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 /// The processors that this process may use.
 int64_t processors() {
@@ -37,157 +31,143 @@ int64_t processors() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-/// One rank that measures with all others. Other work on the machine can only add time, so of several rounds the best
-/// counts; within a round it is the slowest rank's that does.
+double median(std::vector<double> of) {
+  const auto middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
+  std::nth_element(of.begin(), middle, of.end());
+  return *middle;
+}
+
+/// One rank that measures with all others: kernels as a training step calls them, on as many ranks as have a core each,
+/// and collectives between such kernels. Medians count, as other work on the machine disturbs some calls and not most.
 class measurer {
  public:
   measurer(plait::any_communicator all, int64_t cores) : all_(std::move(all)), cores_(cores) {}
 
   pp::measurements everything() {
     pp::measurements out;
-    products<float>(pp::number_kind::f32, out);
-    if (plait::cpu::supports_bf16()) products<plait::bf16>(pp::number_kind::bf16, out);
-    attention(out);
-    elementwise(out);
+    constexpr stack_sizes stacks[] = {{64, 64, 64, 4},     {256, 128, 64, 4},  {64, 64, 128, 4},
+                                      {1024, 256, 128, 4}, {64, 64, 256, 8},   {256, 128, 256, 8},
+                                      {1024, 512, 256, 8}, {256, 256, 384, 8}, {1024, 128, 384, 8}};
+    for (const stack_sizes& s : stacks) computed<float>(pp::number_kind::f32, s, out);
+    if (plait::cpu::supports_bf16())
+      for (const stack_sizes& s : stacks)
+        if (s.tokens >= 256) computed<plait::bf16>(pp::number_kind::bf16, s, out);
     for (int64_t ranks = 2; ranks <= std::min<int64_t>(all_.size(), 8); ranks *= 2) communicated(ranks, out);
     return out;
   }
 
  private:
-  static constexpr int rounds_ = 5;
-  static constexpr double round_seconds_ = 4e-3;
-
-  /// Seconds of one call of `work` on ranks that have a core each, all at the same time; the others wait.
-  template <class F>
-  double computed(F&& work) {
-    return timed(all_, all_.rank() < cores_, work);
+  /// Seconds that are equal on all ranks: the mean of those that measured.
+  double mean(double seconds, int64_t measured) {
+    all_.all_reduce(&seconds, &seconds, 1, plait::dtype::f64, plait::reduce_op::sum);
+    return seconds / static_cast<double>(measured);
   }
 
-  /// Seconds of one call of `work` on the ranks of `group`; of those that are not `working`, none.
-  template <class F>
-  double timed(plait::any_communicator& group, bool working, F&& work) {
-    double once = 0;
-    if (working) {
-      work();  // touches its memory
-      const double start = now();
-      work();
-      once = now() - start;
-    }
-    once = most(group, once);
-    const int times = static_cast<int>(std::clamp(round_seconds_ / std::max(once, 1e-9), 1.0, 2000.0));
-    double best = 1e30;
-    for (int round = 0; round < rounds_; ++round) {
-      group.barrier();
-      const double start = now();
-      if (working)
-        for (int i = 0; i < times; ++i) work();
-      best = std::min(best, most(group, working ? (now() - start) / times : 0.0));
-    }
-    return best;
-  }
-
-  static double most(plait::any_communicator& group, double value) {
-    group.all_reduce(&value, &value, 1, plait::dtype::f64, plait::reduce_op::max);
-    return value;
-  }
-
-  /// The products of layers: forward, of input gradients and of weight gradients.
+  /// The kernels of a stack of blocks. Others than products are measured in float alone.
   template <class T>
-  void products(pp::number_kind kind, pp::measurements& out) {
-    constexpr struct {
-      int64_t tokens, in, out;
-    } layers[] = {{64, 64, 64},   {128, 64, 192},   {256, 128, 128},  {512, 32, 64},
-                  {256, 256, 64}, {512, 256, 1024}, {512, 1024, 256}, {1024, 512, 512}};
-    plait::cpu device;
-    for (const auto& l : layers) {
-      const std::vector<T> x(static_cast<std::size_t>(l.tokens * l.in)), w(static_cast<std::size_t>(l.in * l.out)),
-          dy(static_cast<std::size_t>(l.tokens * l.out));
-      std::vector<float> result(std::max({x.size(), w.size(), dy.size()}));
-      const auto add = [&](int64_t m, int64_t n, int64_t k, auto&& work) {
-        out.products.push_back(
-            {kind, static_cast<double>(m), static_cast<double>(n), static_cast<double>(k), computed(work)});
-      };
-      add(l.tokens, l.out, l.in, [&] {
-        device.gemm(false, true, l.tokens, l.out, l.in, 1, x.data(), l.in, w.data(), l.in, 0, result.data(), l.out);
-      });
-      add(l.tokens, l.in, l.out, [&] {
-        device.gemm(false, false, l.tokens, l.in, l.out, 1, dy.data(), l.out, w.data(), l.in, 0, result.data(), l.in);
-      });
-      add(l.out, l.in, l.tokens, [&] {
-        device.gemm(true, false, l.out, l.in, l.tokens, 1, dy.data(), l.out, x.data(), l.in, 1, result.data(), l.in);
-      });
+  void computed(pp::number_kind kind, const stack_sizes& sizes, pp::measurements& out) {
+    constexpr int64_t stack_bytes = 24 << 20;  // more than a core's own caches
+    constexpr int passes = 4;
+    const int64_t working = std::min<int64_t>(all_.size(), cores_);
+    const bool mine = all_.rank() < working;
+    block_stack<T> stack(sizes, mine ? stack_bytes : 0);
+    stack.pass();  // touches its memory
+    stack.forget();
+    for (int pass = 0; pass < passes; ++pass) {
+      all_.barrier();
+      if (mine) stack.pass();
     }
+    double attention = 0, operations = 0;
+    for (std::size_t i = 0; i < stack.works().size(); ++i) {
+      const kernel_work& w = stack.works()[i];
+      const double seconds = mean(mine ? median(stack.seconds()[i]) : 0, working);
+      if (w.m > 0) out.products.push_back({kind, w.m, w.n, w.k, seconds, w.adds});
+      if (kind != pp::number_kind::f32) continue;
+      attention += w.operations > 0 ? seconds : 0, operations += w.operations;
+      if (w.values > 0) out.activations.push_back({w.values, seconds, w.backward});
+      if (w.bytes > 0) out.kernels.push_back({w.bytes, seconds});
+    }
+    if (operations > 0) out.attention.push_back({operations, attention, static_cast<double>(sizes.seq)});
   }
 
-  void attention(pp::measurements& out) {
-    for (const int64_t seq : {128, 512}) {
-      kernels::attention_shape s;
-      s.q_len = s.k_len = seq;
-      s.heads = s.kv_heads = 4;
-      s.head_dim = 32;
-      s.scale = 0.17;
-      const auto size = static_cast<std::size_t>(seq * s.heads * s.head_dim);
-      std::vector<float> q(size, 0.1f), k(size, 0.2f), v(size, 0.3f), o(size), dq(size), dk(size), dv(size),
-          lse(static_cast<std::size_t>(s.heads * seq));
-      plait::cpu device;
-      const double pairs =
-          static_cast<double>(seq) * static_cast<double>(seq) * static_cast<double>(s.heads * s.head_dim) / 2;
-      out.attention.push_back({4 * pairs, computed([&] {
-                                 kernels::attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(),
-                                                            s);
-                               })});
-      out.attention.push_back({10 * pairs, computed([&] {
-                                 kernels::attention_backward(device, q.data(), k.data(), v.data(), o.data(), lse.data(),
-                                                             q.data(), dq.data(), dk.data(), dv.data(), s);
-                               })});
-    }
-  }
+  /// Products between which ranks communicate, about `seconds` long.
+  struct between {
+    static constexpr int64_t size = 256;
+    static constexpr int sets = 16;  // of operands, so that a core's own caches do not hold them
+    plait::cpu device{};
+    std::vector<float> x = std::vector<float>(sets * size * size, 1.0f), w = x, y = x;
+    int times = 1, at = 0;
 
-  /// Norms and activations, both ways, by the bytes that block_time.hpp counts for them.
-  void elementwise(pp::measurements& out) {
-    plait::cpu device;
-    for (const int64_t rows : {16, 128, 1024, 8192}) {
-      constexpr int64_t columns = 128;
-      const auto size = static_cast<std::size_t>(rows * columns);
-      const std::vector<float> x(2 * size, 0.5f), weight(columns, 1.0f);
-      std::vector<float> y(2 * size), inverse(static_cast<std::size_t>(rows), 1.0f), dweight(columns);
-      const auto bytes = static_cast<double>(4 * size);
-      const auto add = [&](double values, auto&& work) { out.kernels.push_back({values * bytes, computed(work)}); };
-      add(2, [&] {
-        kernels::rms_norm_forward(device, x.data(), weight.data(), y.data(), inverse.data(), rows, columns, 1e-5);
-      });
-      add(3, [&] {
-        kernels::rms_norm_backward(device, x.data(), weight.data(), x.data(), inverse.data(), y.data(), dweight.data(),
-                                   rows, columns);
-      });
-      add(3, [&] { kernels::swiglu_forward(device, x.data(), y.data(), rows, columns); });
-      add(5, [&] { kernels::swiglu_backward(device, x.data(), x.data(), y.data(), rows, columns); });
+    explicit between(double seconds) {
+      once();
+      const double start = seconds_now();
+      once();
+      times = static_cast<int>(std::clamp(seconds / (seconds_now() - start), 1.0, 1000.0));
     }
-  }
+    void once() {
+      const auto offset = static_cast<std::size_t>(at = (at + 1) % sets) * size * size;
+      device.gemm(false, true, size, size, size, 1, &x[offset], size, &w[offset], size, 0, &y[offset], size);
+    }
+    void operator()() {
+      for (int i = 0; i < times; ++i) once();
+    }
+  };
 
-  /// All-reduces, gathers, scatters and messages from 1 KB to 16 MB of the first so many ranks.
+  /// All-reduces, gathers, scatters and messages from 1 KB to 16 MB of the first so many ranks, between computations as
+  /// in a training step: what a rank waits for the others, and what it costs to be woken, count, which collectives one
+  /// after the other do not show. Each is the difference of rounds with and without it, which alternate.
   void communicated(int64_t ranks, pp::measurements& out) {
+    constexpr double work_seconds = 6e-4, round_seconds = 2.4e-2;
+    constexpr int rounds = 5;
     const bool mine = all_.rank() < ranks;
     plait::any_communicator group = all_.split(mine ? 0 : -1, all_.rank(), "calibration");
-    for (int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= 4) {
+    if (!mine) return all_.barrier();
+    between work(work_seconds);
+    double shared = work.times;  // all ranks work as long
+    group.all_reduce(&shared, &shared, 1, plait::dtype::f64, plait::reduce_op::min);
+    work.times = static_cast<int>(shared);
+    const auto f32 = plait::dtype::f32;
+    const auto sum = plait::reduce_op::sum;
+    const auto turns = std::max<int64_t>(1, ranks / cores_);
+    for (int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= bytes == 1 << 22 ? 4 : 16) {
       const auto whole = static_cast<std::size_t>(bytes / 4), part = whole / static_cast<std::size_t>(ranks);
-      std::vector<float> x(mine ? whole : 0), y(mine ? whole : 0);
-      const auto add = [&](collective kind, auto&& work) {
-        double seconds = mine ? timed(group, true, work) : 0;
-        seconds = most(all_, seconds);
+      std::vector<float> x(whole, 1.0f), y(whole);
+      const int times = static_cast<int>(std::max(
+          3.0, round_seconds / (work_seconds * static_cast<double>(turns) + static_cast<double>(bytes) / 5e9)));
+      const auto round = [&](auto&& call) {
+        group.barrier();
+        const double start = seconds_now();
+        for (int i = 0; i < times; ++i) work(), call();
+        double seconds = (seconds_now() - start) / times;
+        group.all_reduce(&seconds, &seconds, 1, plait::dtype::f64, plait::reduce_op::max);
+        return seconds;
+      };
+      const auto one_way = [&] {  // there and back are two messages of which each is waited for
+        const int peer = 1 - group.rank();
+        if (group.rank() == 0) group.send(x.data(), whole, f32, peer), group.receive(y.data(), whole, f32, peer);
+        if (group.rank() == 1) group.receive(y.data(), whole, f32, peer), group.send(x.data(), whole, f32, peer);
+      };
+      std::vector<double> alone, reduced, gathered, scattered, sent;
+      for (int i = -1; i < rounds; ++i) {
+        const double seconds[] = {round([] {}), round([&] { group.all_reduce(x.data(), y.data(), whole, f32, sum); }),
+                                  round([&] { group.all_gather(x.data(), y.data(), part, f32); }),
+                                  round([&] { group.reduce_scatter(x.data(), y.data(), part, f32, sum); }),
+                                  ranks == 2 ? round(one_way) : 0};
+        if (i < 0) continue;  // touches memory
+        alone.push_back(seconds[0]), reduced.push_back(seconds[1]), gathered.push_back(seconds[2]);
+        scattered.push_back(seconds[3]), sent.push_back(seconds[4]);
+      }
+      const double least = 1e-7;  // less cannot be told from the rounds' noise
+      const auto add = [&](collective kind, const std::vector<double>& with, double parts = 1) {
+        const double seconds = std::max(least, (median(with) - median(alone)) / parts);
         out.collectives.push_back({kind, ranks, static_cast<double>(bytes), seconds});
       };
-      const auto f32 = plait::dtype::f32;
-      const auto sum = plait::reduce_op::sum;
-      add(collective::all_reduce, [&] { group.all_reduce(x.data(), y.data(), whole, f32, sum); });
-      add(collective::all_gather, [&] { group.all_gather(x.data(), y.data(), part, f32); });
-      add(collective::reduce_scatter, [&] { group.reduce_scatter(x.data(), y.data(), part, f32, sum); });
-      if (ranks == 2)  // one way; the receiver's time counts, as it is the longer one
-        add(collective::send, [&] {
-          const int peer = 1 - group.rank();
-          group.rank() == 0 ? group.send(x.data(), whole, f32, peer) : group.receive(y.data(), whole, f32, peer);
-        });
+      add(collective::all_reduce, reduced);
+      add(collective::all_gather, gathered);
+      add(collective::reduce_scatter, scattered);
+      if (ranks == 2) add(collective::send, sent, 2);
     }
+    all_.barrier();
   }
 
   plait::any_communicator all_;

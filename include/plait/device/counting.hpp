@@ -9,12 +9,30 @@
 #include <cstdlib>
 #include <string>
 
+#include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/allocator.hpp"
 #include "plait/device/device.hpp"
 
 namespace plait {
+
+/// Is told of the work that a program on a `counting_device` asks for, call by call; planner::work_clock
+/// (plan/work_clock.hpp) turns it into seconds.
+class work_meter {
+ public:
+  /// A product of m x k and k x n in numbers of type `of`, whose result is added to what was there, or replaces it.
+  virtual void product(dtype of, double m, double n, double k, bool adds) = 0;
+  /// Attention over `keys` positions, by the operations of what is visible.
+  virtual void attention(dtype of, double operations, std::int64_t keys, bool forward) = 0;
+  /// A kernel that reads and writes so many bytes.
+  virtual void moved(double bytes) = 0;
+  /// An activation of so many values, which reads and writes so many bytes.
+  virtual void activation(double bytes, double values, bool backward) = 0;
+
+ protected:
+  ~work_meter() = default;
+};
 
 /// A device that computes nothing and counts the bytes that are asked for: a layer, a model or a whole step that runs
 /// on it, in a `world::counting`, shows what it allocates, keeps and sends, for sizes that no machine at hand could
@@ -69,9 +87,26 @@ class counting_device {
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
 
-  template <class... Arguments>
-  void gemm(bool, bool, std::int64_t m, std::int64_t n, std::int64_t k, Arguments&&...) {
-    count_operations(2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+  /// Tells `meter` of all work from here on; null: nobody. It must outlive that work.
+  void tell(work_meter* meter) { meter_ = meter; }
+  void count_moved(double bytes) {
+    if (meter_) meter_->moved(bytes);
+  }
+  void count_activation(double bytes, double values, bool backward) {
+    if (meter_) meter_->activation(bytes, values, backward);
+  }
+  template <class T>
+  void count_attention(double operations, std::int64_t keys, bool forward) {
+    if (forward) count_operations(operations);
+    if (meter_) meter_->attention(dtype_of<T>, operations, keys, forward);
+  }
+
+  template <class A, class T, class B, class Out>
+  void gemm(bool, bool, std::int64_t m, std::int64_t n, std::int64_t k, A, const T*, std::int64_t, const T*,
+            std::int64_t, B beta, Out*, std::int64_t) {
+    const auto rows = static_cast<double>(m), columns = static_cast<double>(n), depth = static_cast<double>(k);
+    count_operations(2 * rows * columns * depth);
+    if (meter_) meter_->product(dtype_of<T>, rows, columns, depth, beta != B(0));
   }
   static constexpr bool supports_bf16() { return true; }
   /// It has any order of sums that is asked for.
@@ -90,6 +125,7 @@ class counting_device {
   bool offloads_;
   caching_allocator<address_space> allocator_, on_host_;
   double operations_ = 0;
+  work_meter* meter_ = nullptr;
 };
 
 static_assert(compute_device<counting_device>);

@@ -102,9 +102,10 @@ namespace detail {
 
 /// Bytes that a block's elementwise kernels read and write for one microbatch.
 struct elementwise {
-  double norms = 0, additions = 0, rotary = 0, activation = 0, backward = 0, launches = 0;
+  double norms = 0, additions = 0, rotary = 0, backward = 0, launches = 0;
+  double activation = 0, activation_backward = 0;  ///< apart, as computing may take longer than moving
 
-  constexpr double forward() const { return norms + additions + rotary + activation; }
+  constexpr double forward() const { return norms + additions + rotary; }
 };
 
 /// In values of each token, forward: a norm 2 hidden, a residual addition 3 hidden with a byte of dropout's mask,
@@ -123,11 +124,16 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   out.additions = 6 * e * hidden + masks;
   out.rotary = (apart ? 20 * half : 2 * e) * heads;
   out.activation = (reference ? 10 * half : (gates + 1) * e) * wide;
-  out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary +
-                 (reference ? 18 * half : (2 * gates + 1) * e) * wide + masks;
+  out.activation_backward = (reference ? 18 * half : (2 * gates + 1) * e) * wide;
+  out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary + masks;
   if (m.biases) out.backward += e * (z.tokens * (z.query + 2 * z.kv) + wide + 2 * hidden);
   out.launches = reference ? 30 : apart ? 12 : 6;
   return out;
+}
+
+/// Seconds of an activation of so many values, which passes `bytes`; backward, each takes twice as long to compute.
+inline double activation_seconds(const hardware& h, double bytes, double values, bool backward) {
+  return std::max(memory_seconds(h, bytes, 0), (backward ? 2 : 1) * values * h.activation);
 }
 
 }  // namespace detail
@@ -147,7 +153,7 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   for (const auto& p : products) {
     out.forward.products += product_seconds(h, kind, z.tokens, p.out, p.in);
     out.input.products += product_seconds(h, kind, z.tokens, p.in, p.out);
-    out.weight.products += product_seconds(h, kind, p.out, p.in, z.tokens);
+    out.weight.products += product_seconds(h, kind, p.out, p.in, z.tokens, true);
   }
 
   const attention_seconds attention = attention_time(h, program, m, z.tokens, job.seq, z.query);
@@ -160,8 +166,11 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
     forward += 4 * z.tokens * (2 * z.hidden + z.query + z.wide);
     backward += 4 * z.tokens * (2 * z.hidden + z.query + 2 * z.kv + gates * z.wide);
   }
-  out.forward.memory = memory_seconds(h, forward, moved.launches);
-  out.input.memory = memory_seconds(h, backward, 1.5 * moved.launches);
+  const double values = z.tokens * z.wide;
+  const double activated = detail::activation_seconds(h, moved.activation, values, false);
+  out.forward.memory = memory_seconds(h, forward, moved.launches) + activated;
+  out.input.memory = memory_seconds(h, backward, 1.5 * moved.launches) +
+                     detail::activation_seconds(h, moved.activation_backward, values, true);
 
   const double whole = z.tokens * z.hidden * e;
   out.forward.tensor = 2 * detail::tensor_seconds(h, job, l, whole, false);
@@ -176,7 +185,7 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
     if (program.selective_drops_scores_only)
       out.again.attention = attention.forward;
     else
-      out.again.memory = memory_seconds(h, moved.norms + moved.activation, moved.launches / 2);
+      out.again.memory = memory_seconds(h, moved.norms, moved.launches / 2) + activated;
   }
   // Where kernels are short, the host decides.
   const auto at_least = [&](pass_time& pass, double others) {
@@ -195,7 +204,7 @@ inline part_time head_time(const hardware& h, const training_job& job, const tra
   part_time out;
   out.forward.products = product_seconds(h, kind, z.tokens, z.vocab, z.hidden);
   out.input.products = product_seconds(h, kind, z.tokens, z.hidden, z.vocab);
-  out.weight.products = product_seconds(h, kind, z.vocab, z.hidden, z.tokens);
+  out.weight.products = product_seconds(h, kind, z.vocab, z.hidden, z.tokens, true);
   const double logits = z.tokens * z.vocab * job.program.loss_bytes / 2;
   out.forward.memory = memory_seconds(h, logits + 2 * e * z.hidden * z.cut_tokens, 4);
   out.input.memory = memory_seconds(h, logits + 4 * e * z.hidden * z.cut_tokens, 4);

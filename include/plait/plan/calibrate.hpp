@@ -18,15 +18,23 @@
 
 namespace plait::planner {
 
-/// A product of m x k and k x n, and the seconds that it took.
+/// A product of m x k and k x n, and the seconds that it took; `adds`: to a result that was there.
 struct measured_product {
   number_kind kind = number_kind::f32;
   double m = 0, n = 0, k = 0, seconds = 0;
+  bool adds = false;
 };
 
-/// A pass of fused causal attention: its operations, and the seconds that it took.
+/// Passes of fused causal attention over `seq` positions: the operations of what is visible, and their seconds.
 struct measured_attention {
   double operations = 0, seconds = 0;
+  double seq = 0;
+};
+
+/// An activation by its values, of a gate and what it multiplies, forward or backward.
+struct measured_activation {
+  double values = 0, seconds = 0;
+  bool backward = false;
 };
 
 /// A kernel by the bytes that it reads and writes.
@@ -49,6 +57,7 @@ struct measurements {
   std::string link = "links";  ///< what joins the ranks
   std::vector<measured_product> products{};
   std::vector<measured_attention> attention{};
+  std::vector<measured_activation> activations{};
   std::vector<measured_kernel> kernels{};
   std::vector<measured_collective> collectives{};
 };
@@ -82,7 +91,7 @@ constexpr double or_none(double value, double least) { return value < least ? 0 
 inline double products_distance(const hardware& h, const std::vector<measured_product>& points, number_kind kind) {
   double sum = 0;
   for (const measured_product& p : points)
-    if (p.kind == kind) sum += distance(product_seconds(h, kind, p.m, p.n, p.k), p.seconds);
+    if (p.kind == kind) sum += distance(product_seconds(h, kind, p.m, p.n, p.k, p.adds), p.seconds);
   return sum;
 }
 
@@ -98,10 +107,11 @@ inline double fastest(const std::vector<measured_product>& points, number_kind k
 inline void fit_computing(hardware& h, const measurements& all, number_kind kind) {
   const auto at = static_cast<std::size_t>(kind);
   h.product_share[at] = h.memory_share = 1;  // peaks are what is reached
-  const auto put = [&](hardware& to, const std::array<double, 5>& p) {
+  const auto put = [&](hardware& to, const std::array<double, 6>& p) {
     to.peak[at] = p[0], to.product_depth = p[1], to.product_area = p[2], to.memory_bandwidth = p[3], to.launch = p[4];
+    to.adding_depth = p[5];
   };
-  const auto loss = [&](const std::array<double, 5>& p) {
+  const auto loss = [&](const std::array<double, 6>& p) {
     hardware trial = h;
     put(trial, p);
     double sum = products_distance(trial, all.products, kind);
@@ -110,8 +120,9 @@ inline void fit_computing(hardware& h, const measurements& all, number_kind kind
   };
   double rate = 0;
   for (const measured_kernel& k : all.kernels) rate = std::max(rate, k.bytes / k.seconds);
-  put(h, descend<5>({fastest(all.products, kind), 16, 1024, rate, 1e-6}, loss));
+  put(h, descend<6>({fastest(all.products, kind), 16, 1024, rate, 1e-6, 16}, loss));
   h.product_depth = or_none(h.product_depth, 1e-3), h.product_area = or_none(h.product_area, 1e-3);
+  h.adding_depth = or_none(h.adding_depth, 1e-3);
   h.launch = or_none(h.launch, 1e-9);
 }
 
@@ -127,6 +138,30 @@ inline void fit_peak(hardware& h, const measurements& all, number_kind kind) {
     return products_distance(trial, all.products, kind);
   });
   h.peak[at] = found[0];
+}
+
+/// Fits the rate of attention, and the blocks that it computes whole, which tell at short sequences.
+inline void fit_attention(hardware& h, const measurements& all) {
+  const double peak = h.peak[0] > 0 ? h.peak[0] : h.peak_of(number_kind::bf16);
+  double share = 0;
+  for (const measured_attention& p : all.attention) share = std::max(share, p.operations / p.seconds / peak);
+  const auto found = descend<2>({share, 32}, [&](const std::array<double, 2>& at) {
+    double sum = 0;
+    for (const measured_attention& p : all.attention)
+      sum += distance(p.operations * (1 + at[1] / p.seq) / (peak * at[0]), p.seconds);
+    return sum;
+  });
+  h.attention_share = std::min(1.0, found[0]);
+  h.attention_block = or_none(found[1], 1e-3);
+}
+
+/// The median of what a value of an activation takes, where it takes longer than its bytes do.
+inline void fit_activation(hardware& h, const measurements& all) {
+  std::vector<double> each;
+  for (const measured_activation& p : all.activations) each.push_back(p.seconds / p.values / (p.backward ? 2 : 1));
+  const auto middle = each.begin() + static_cast<std::ptrdiff_t>(each.size() / 2);
+  std::nth_element(each.begin(), middle, each.end());
+  h.activation = *middle;
 }
 
 }  // namespace detail
@@ -149,6 +184,7 @@ inline hardware calibrated(const measurements& all) {
   };
   need("product", all.products);
   need("attention", all.attention);
+  need("activation", all.activations);
   need("kernel", all.kernels);
   need("collective", all.collectives);
   hardware h;
@@ -157,10 +193,8 @@ inline hardware calibrated(const measurements& all) {
   detail::fit_computing(h, all, floats ? number_kind::f32 : number_kind::bf16);
   if (floats) detail::fit_peak(h, all, number_kind::bf16);
 
-  double share = 0;
-  const double peak = h.peak[0] > 0 ? h.peak[0] : h.peak_of(number_kind::bf16);
-  for (const measured_attention& p : all.attention) share += std::log(p.operations / p.seconds / peak);
-  h.attention_share = std::min(1.0, std::exp(share / static_cast<double>(all.attention.size())));
+  detail::fit_attention(h, all);
+  detail::fit_activation(h, all);
 
   network_level level;
   level.name = all.link;

@@ -52,8 +52,12 @@ struct hardware {
   std::array<double, number_kinds> product_share{};  ///< of the peak that large products reach, in a training step
   double product_depth = 0;       ///< the contracted size at which a product reaches half of its share
   double product_area = 0;        ///< elements of a result at which a product reaches half of its share
+  double adding_depth = 0;        ///< by how much `product_depth` is larger where a product adds to its result
   double attention_share = 0;     ///< of the bf16 peak that fused attention reaches, forward and backward together
+  double attention_block = 0;     ///< keys of a block that causal attention computes whole, where only half is visible
   double flash1 = 1, flash2 = 1;  ///< what FlashAttention 1 and 2 reach of that, which is the fastest kernel's
+  double activation = 0;          ///< seconds of one value of an activation where computing it takes longer than moving
+                                  ///< it, and twice that backward: processors have no unit for exponentials
   double memory_share = 0;        ///< of the memory bandwidth that elementwise kernels reach
   double launch = 0;              ///< seconds from the end of a kernel to the start of the next
   double tensor_hidden = 0;       ///< part of tensor-parallel communication that chunked overlap hides
@@ -99,7 +103,10 @@ inline void validate(const hardware& h, const std::string& source) {
   part("fragmentation", h.fragmentation);
   natural("product_depth", h.product_depth);
   natural("product_area", h.product_area);
+  natural("adding_depth", h.adding_depth);
   share("attention_share", h.attention_share);
+  natural("attention_block", h.attention_block);
+  natural("activation", h.activation);
   share("flash1", h.flash1);
   share("flash2", h.flash2);
   share("memory_share", h.memory_share);

@@ -107,7 +107,10 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   top.number("fragmentation", h.fragmentation, false);
   top.number("product_depth", h.product_depth, false);
   top.number("product_area", h.product_area, false);
+  top.number("adding_depth", h.adding_depth, false);
   top.number("attention_share", h.attention_share, needed);
+  top.number("attention_block", h.attention_block, false);
+  top.number("activation", h.activation, false);
   top.number("flash1", h.flash1, false);
   top.number("flash2", h.flash2, false);
   top.number("memory_share", h.memory_share, needed);
@@ -164,7 +167,10 @@ inline std::string hardware_text(const hardware& h) {
       .add("product_share", by_kind(h.product_share))
       .add("product_depth", h.product_depth)
       .add("product_area", h.product_area)
+      .add("adding_depth", h.adding_depth)
       .add("attention_share", h.attention_share)
+      .add("attention_block", h.attention_block)
+      .add("activation", h.activation)
       .add("flash1", h.flash1)
       .add("flash2", h.flash2)
       .add("memory_share", h.memory_share)

@@ -17,10 +17,12 @@ constexpr double operand_bytes(number_kind kind) {
 }
 
 /// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short, because a tile's start
-/// and end cost as much as so many steps, and where the result has few tiles for all cores; below that is the time in
-/// which the operands and the result pass memory.
-inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k) {
-  const double fill = k / (k + h.product_depth) * (m * n / (m * n + h.product_area));
+/// and end cost as much as so many steps, more where it adds to a result that was there, as weight gradients do; and
+/// where the result has few tiles for all cores; below that is the time in which the operands and the result pass
+/// memory.
+inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k, bool adds = false) {
+  const double depth = h.product_depth + (adds ? h.adding_depth : 0);
+  const double fill = k / (k + depth) * (m * n / (m * n + h.product_area));
   const double computed = 2 * m * n * k / (h.peak_of(kind) * h.share_of(kind) * fill);
   const double moved = (operand_bytes(kind) * (m * k + k * n) + (kind == number_kind::f32 ? 4 : 2) * m * n) /
                        (h.memory_bandwidth * h.memory_share);
@@ -47,15 +49,16 @@ struct attention_seconds {
 };
 
 /// Of `queries` positions over `seq` keys each, `width` being all query heads of the rank times head_dim. A fused
-/// kernel computes what is visible, 4 operations for each pair and width forward, and 10 backward, where scores are
-/// made again (Dao, FlashAttention-2, 2023). Unfused, the whole square is computed, 8 operations backward, and scores
-/// pass memory: 8 bytes forward and 14 backward of each, 5 more in both with dropout (Korthikanti et al. 2022,
-/// section 4.1, counts what is kept of them).
+/// kernel computes what is visible, and the blocks that the causal mask cuts whole, 4 operations for each pair and
+/// width forward, and 10 backward, where scores are made again (Dao, FlashAttention-2, 2023). Unfused, the whole square
+/// is computed, 8 operations backward, and scores pass memory: 8 bytes forward and 14 backward of each, 5 more in both
+/// with dropout (Korthikanti et al. 2022, section 4.1, counts what is kept of them).
 inline attention_seconds attention_time(const hardware& h, const software& program, const transformer_shape& m,
                                         double queries, std::int64_t seq, double width) {
   const double square = queries * static_cast<double>(seq);
   if (program.attention != attention_kernel::unfused) {
-    const double rate = attention_rate(h, program), seen = square * width * m.visible(seq);
+    const double visible = m.visible(seq) + h.attention_block / (2 * static_cast<double>(seq));
+    const double rate = attention_rate(h, program), seen = square * width * std::min(1.0, visible);
     return {4 * seen / rate + h.launch, 10 * seen / rate + 2 * h.launch};
   }
   const number_kind kind = program.products == number_kind::f32 ? number_kind::f32 : number_kind::bf16;

@@ -13,12 +13,13 @@ namespace plait::planner {
 
 /// The programs that are known by name.
 inline std::vector<software> known_software() {
-  software plait;  // bf16 with float masters and gradients
+  software plait;  // bf16 with float masters and gradients; the loss leaves gradients where logits were
   std::vector<software> all{plait};
   const auto add = [&](std::string_view name, auto&& change) {
     software s;
     s.name = name;
     s.keeps_gathered = false;
+    s.logit_bytes = 8;  // bf16, float, and a gradient of bf16
     change(s);
     all.push_back(s);
   };
@@ -77,10 +78,10 @@ inline std::vector<software> known_software() {
   return all;
 }
 
-/// Has a program compute its products in `kind`: those in f32 need no master copies of weights.
+/// Has a program compute its products in `kind`: those in f32 need no master copies of weights, and logits are as wide.
 inline void set_products(software& s, number_kind kind) {
   s.products = kind;
-  if (kind == number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8;
+  if (kind == number_kind::f32) s.weight_bytes = 4, s.optimizer_bytes = 8, s.logit_bytes = s.logit_bytes == 2 ? 4 : 8;
 }
 
 /// The program called `name`; `error` naming `knob` and all of them otherwise.

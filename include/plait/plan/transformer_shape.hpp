@@ -96,7 +96,7 @@ struct software {
   double gradient_bytes = 4;      ///< of a gradient while microbatches add to it
   double optimizer_bytes = 12;    ///< of a parameter's master copy and two moments
   double reduced_bytes = 4;       ///< of a gradient on the wire
-  double logit_bytes = 8;         ///< that a logit takes on the rank with the head, of all its copies in its loss
+  double logit_bytes = 2;         ///< that a logit takes on the rank with the head, of all its copies in its loss
   bool overlaps_tensor = true;    ///< tensor-parallel communication in chunks beside the products
   bool async_tensor = true;       ///< reductions of input gradients beside the products of weight gradients
   bool overlaps_data = true;      ///< data-parallel communication beside the first forward and the last backward passes

@@ -21,10 +21,10 @@ pp::hardware made_up() {
   h.name = "made up";
   h.peak = {8e10, 2e11, 0};
   h.product_share = {1, 1, 0};
-  h.product_depth = 24, h.product_area = 900;
+  h.product_depth = 24, h.product_area = 900, h.adding_depth = 60;
   h.memory = 4e9, h.memory_bandwidth = 1.2e10, h.memory_share = 1;
   h.launch = 3e-6;
-  h.attention_share = 0.3;
+  h.attention_share = 0.3, h.attention_block = 100, h.activation = 5e-10;
   h.cores = 2;
   h.levels = {{.name = "links", .bandwidth = 3e9, .all_reduce_share = 0.8, .latency = 4e-6, .launch = 9e-6}};
   return h;
@@ -39,9 +39,13 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
     for (const double m : {16.0, 64.0, 512.0})
       for (const double n : {32.0, 256.0, 1024.0})
         for (const double k : {16.0, 128.0, 1024.0})
-          all.products.push_back({kind, m, n, k, off(pp::product_seconds(h, kind, m, n, k))});
-  for (const double operations : {1e7, 1e8, 1e9})
-    all.attention.push_back({operations, off(operations / (h.peak[0] * h.attention_share))});
+          for (const bool adds : {false, true})
+            all.products.push_back({kind, m, n, k, off(pp::product_seconds(h, kind, m, n, k, adds)), adds});
+  for (const double seq : {64.0, 128.0, 256.0, 512.0})
+    all.attention.push_back({1e8, off(1e8 * (1 + h.attention_block / seq) / (h.peak[0] * h.attention_share)), seq});
+  for (const double values : {1e4, 1e5, 1e6, 1e7})
+    for (const bool backward : {false, true})
+      all.activations.push_back({values, off(values * h.activation * (backward ? 2 : 1)), backward});
   for (double bytes = 1e4; bytes < 1e8; bytes *= 4)
     all.kernels.push_back({bytes, off(pp::memory_seconds(h, bytes, 1))});
   for (const collective kind :
@@ -67,7 +71,10 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   CHECK(apart(found.product_area, truth.product_area) < 0.05);
   CHECK(apart(found.memory_bandwidth, truth.memory_bandwidth) < 0.02);
   CHECK(apart(found.launch, truth.launch) < 0.02);
+  CHECK(apart(found.adding_depth, truth.adding_depth) < 0.05);
   CHECK(apart(found.attention_share, truth.attention_share) < 0.02);
+  CHECK(apart(found.attention_block, truth.attention_block) < 0.02);
+  CHECK(apart(found.activation, truth.activation) < 0.02);
   const pp::network_level &link = found.levels.at(0), &meant = truth.levels[0];
   CHECK(apart(link.bandwidth, meant.bandwidth) < 0.02);
   CHECK(apart(link.all_reduce_share, meant.all_reduce_share) < 0.02);
@@ -77,6 +84,9 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
   CHECK(read.cores == 2);
   CHECK(read.levels[0].latency == link.latency);
+  CHECK(read.adding_depth == found.adding_depth);
+  CHECK(read.attention_block == found.attention_block);
+  CHECK(read.activation == found.activation);
   CHECK(pp::hardware_text(pp::hardware_called("cpu", "x")).find("cores") == std::string::npos);
 }
 
@@ -86,7 +96,7 @@ TEST_CASE("measurements that are off by a tenth are met within a tenth on averag
   const pp::hardware found = pp::calibrated(all);
   double sum = 0;
   for (const pp::measured_product& p : all.products)
-    sum += apart(pp::product_seconds(found, p.kind, p.m, p.n, p.k), p.seconds);
+    sum += apart(pp::product_seconds(found, p.kind, p.m, p.n, p.k, p.adds), p.seconds);
   CHECK(sum / static_cast<double>(all.products.size()) < 0.12);
   sum = 0;
   for (const pp::measured_collective& c : all.collectives) sum += apart(pp::measured_seconds(found, c), c.seconds);
@@ -102,6 +112,31 @@ TEST_CASE("a calibration without a kind of measurement, or with one of no time, 
   CHECK_THROWS_WITH(pp::calibrated(all), "calibration: attention took 0 seconds; legal is a positive number");
   CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "cores": -1})", "x"),
                     "x: cores is -1; legal is 1 or more, or 0 where each rank has its own");
+}
+
+TEST_CASE("products that add, blocks that a mask cuts and activations take what a description says of them") {
+  const pp::hardware full = made_up();
+  pp::hardware none = full;
+  none.adding_depth = none.attention_block = none.activation = 0;
+  CHECK(pp::product_seconds(full, pp::number_kind::f32, 64, 64, 64) ==
+        pp::product_seconds(none, pp::number_kind::f32, 64, 64, 64));
+  CHECK(pp::product_seconds(full, pp::number_kind::f32, 64, 64, 64, true) - full.launch ==
+        doctest::Approx((64 + 24 + 60.0) / (64 + 24) *
+                        (pp::product_seconds(none, pp::number_kind::f32, 64, 64, 64, true) - none.launch)));
+  pp::training_job job;
+  job.model = plait::plan_shape(plait::llama_preset_config("tiny"));
+  job.seq = 128, job.global_batch = 4;
+  job.program.products = pp::number_kind::f32;
+  const auto once = [&](const pp::hardware& h) { return pp::block_time(h, job, {.microbatch = 4}); };
+  CHECK(once(full).forward.attention - full.launch ==
+        doctest::Approx((1 + 100.0 / 128) * (once(none).forward.attention - none.launch)));
+  const double values = 512 * static_cast<double>(job.model.ffn);
+  const double moved = pp::memory_seconds(none, 3 * 4 * values, 0);
+  REQUIRE(values * full.activation > 0);
+  CHECK(once(full).forward.memory - once(none).forward.memory ==
+        doctest::Approx(std::max(0.0, values * full.activation - moved)));
+  CHECK(once(full).weight.products > once(none).weight.products);
+  CHECK(once(full).input.products == once(none).input.products);
 }
 
 TEST_CASE("where ranks share cores, a step takes at least the busy seconds of all of them over the cores") {

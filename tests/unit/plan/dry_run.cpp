@@ -46,6 +46,7 @@ planner::training_job job_of(std::int64_t batch) {
     job.program.products = planner::number_kind::f32;
     job.program.weight_bytes = 4;
     job.program.optimizer_bytes = 8;  // no master copies
+    job.program.logit_bytes = 4;
   }
   return job;
 }

@@ -1,0 +1,230 @@
+// The price of a user's own model on any mesh: its own passes run where nothing is computed, and what they ask for is
+// priced on a machine by its description. No copy of the model in sizes and formulas is needed, as plan/step_time.hpp
+// has one of a transformer. Next: examples/price_gpt2.cpp; plan/work_clock.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/plan/dry_run.hpp"
+#include "plait/plan/step_time.hpp"
+#include "plait/plan/work_clock.hpp"
+#include "plait/schedule/simulate.hpp"
+
+namespace plait::planner {
+
+/// What one rank of the pipeline does in a step, found by a dry run.
+struct rank_price {
+  computed_seconds passes;      ///< of all microbatches
+  double communication = 0;     ///< seconds of collectives within passes, of all microbatches
+  double optimizer = 0;         ///< seconds of the norm, the update and what else is beside passes
+  double data = 0;              ///< seconds of collectives beside passes, before overlap
+  double exposed = 0;           ///< of `data`, what nothing hides
+  ledger traffic;               ///< of a whole step
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
+};
+
+/// The price of a step of a program.
+struct program_price {
+  std::vector<rank_price> ranks;  ///< of the pipeline
+  double pipeline = 0;            ///< seconds of all passes by the schedule
+  double bubble = 0;              ///< of them, what the busiest rank idles
+  double exposed = 0, optimizer = 0, straggling = 0;
+  double turns = 0;  ///< waiting for cores that other ranks use
+  std::int64_t peak_bytes = 0;
+  bool fits = false;  ///< in the machine's memory, with what it reserves and its allocator wastes
+
+  double step() const { return pipeline + exposed + optimizer + straggling + turns; }
+};
+
+namespace detail {
+
+/// The place of the group of `rank` over axes whose names `label` joins by '+', as a ledger's rows are called.
+inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std::int64_t rank,
+                                  std::string_view label) {
+  axis_list axes;
+  while (!label.empty()) {
+    const std::size_t plus = std::min(label.find('+'), label.size());
+    for (const axis_id& axis : mesh.axes)
+      if (axis.text() == label.substr(0, plus)) axes.push_back(axis);
+    label.remove_prefix(std::min(plus + 1, label.size()));
+  }
+  group_place g;
+  g.size = mesh.size(axes);
+  g.levels = h.levels.size();
+  const std::int64_t mine = mesh.group_of(rank, axes);
+  for (std::int64_t r = 0; r < mesh.size(); ++r)
+    if (mesh.group_of(r, axes) == mine)
+      for (std::size_t i = 0; i < g.levels; ++i)
+        g.together[i] += h.levels[i].ranks == 0 || r / h.levels[i].ranks == rank / h.levels[i].ranks;
+  return g;
+}
+
+/// Seconds of what `after` counts more than `before`: calls of one kind over one group are alike. Messages of the
+/// pipeline are not among them: the schedule has them.
+inline double ledger_seconds(const hardware& h, const mesh_shape& mesh, std::int64_t rank, const ledger& after,
+                             const ledger& before) {
+  double sum = 0;
+  for (const ledger::row& row : after.rows) {
+    const group_place group = place_labelled(h, mesh, rank, row.label);
+    for (int k = 0; k < collective_kinds; ++k) {
+      const auto kind = static_cast<collective>(k);
+      if (kind == collective::send || group.size <= 1) continue;
+      const ledger::entry now = row.kinds[static_cast<std::size_t>(k)], then = before.total(row.label, kind);
+      if (now.calls <= then.calls) continue;
+      const auto calls = static_cast<double>(now.calls - then.calls);
+      const double whole = kind == collective::all_gather ? static_cast<double>(group.size) : 1;
+      const double bytes = whole * static_cast<double>(now.payload - then.payload) / calls;
+      sum += calls * collective_seconds(h, group, kind, bytes);
+    }
+  }
+  return sum;
+}
+
+/// One pass of a stage: its computing, and its collectives.
+struct metered_pass {
+  computed_seconds computed;
+  double communication = 0;
+
+  double total() const { return computed.total() + communication; }
+};
+
+/// The passes of one microbatch of a stage.
+struct metered_stage {
+  metered_pass forward, input, weight;
+};
+
+/// Runs the passes of a stage on the counting device. `meter(work)` returns the `metered_pass` of what `work` does.
+template <class Stage, class Meter>
+metered_stage meter_stage(const context<counting_device>& ctx, Stage& stage, Meter&& meter) {
+  const typename Stage::tokens ids(ctx), labels(ctx);
+  const auto seed = Stage::mean::seed_type::weighted(ctx, 0.0);
+  metered_stage out;
+  weight_work later;
+  microbatch<counting_device> mb(ctx);
+  mb.deferred = &later;
+  typename Stage::saved kept;
+  out.forward = meter([&] {
+    typename Stage::activation x;
+    if (!stage.part().first) x = typename Stage::activation(ctx);
+    x = stage.forward_layers(mb, ids, std::move(x), &kept);
+    if (stage.part().last) stage.forward_loss(mb, std::move(x), labels, &kept);
+  });
+  out.input = meter([&] {
+    typename Stage::gradient dy;
+    if (stage.part().last)
+      dy = stage.backward_loss(mb, labels, kept, seed);
+    else
+      dy = typename Stage::gradient(ctx);
+    dy = stage.backward_layers(mb, ids, kept, std::move(dy));
+  });
+  out.weight = meter([&] { later.run(); });
+  return out;
+}
+
+}  // namespace detail
+
+/// A model of one's own on a mesh: `mesh` has its axes from the outside to the inside, as ranks are numbered, pp among
+/// them or not; `plan` is the schedule, and `parts` the layers of its stages.
+struct program_layout {
+  mesh_shape mesh;
+  schedule plan;
+  std::vector<stage_layers> parts;
+  pipeline_options how{};
+  bool overlaps_data = true;  ///< collectives of data parallelism run beside passes
+};
+
+/// The price of a training step with AdamW of a model whose stages are `Stage` on the `counting_device`. `sizes(mesh)`
+/// returns the dims' sizes on the mesh of a stage, which is the one without pp; `make(ctx, part, first)` makes a stage
+/// as `std::unique_ptr<Stage>`, as for `pipeline`. It takes as long as the layers' code without its kernels: some
+/// milliseconds. Throws what the model or the mesh refuses, and for numbers that the machine cannot multiply.
+template <model Stage, class Sizes, class Make>
+program_price price_program(const hardware& h, const program_layout& l, Sizes&& sizes, Make&& make) {
+  program_price out;
+  const axis_list along{axis_of<pp>};
+  const std::int64_t places = l.mesh.size(along), microbatches = l.plan.shape.microbatches;
+  const auto rounds = static_cast<double>(microbatches);
+  schedule_costs costs;
+  costs.stages.resize(static_cast<std::size_t>(l.plan.shape.stages()));
+  double busiest = 0, busy = 0;
+  std::int64_t stride = 1;  // from one place on the pipeline to the next
+  for (std::size_t i = l.mesh.axes.size(); i-- > 0 && !(l.mesh.axes[i] == axis_of<pp>);) stride *= l.mesh.extents[i];
+  for (std::int64_t place = 0; place < places; ++place) {
+    const std::int64_t rank = places > 1 ? place * stride : 0;
+    pipeline_world world_of = pipeline_world::counting(l.mesh, rank);
+    counting_device device;
+    const context<counting_device> ctx{device, world_of.stage(), sizes(world_of.stage().shape()), 1};
+    pipeline<Stage> stages(
+        ctx, world_of.along(), l.plan, l.parts, [&](stage_layers part, Stage* first) { return make(ctx, part, first); },
+        l.how);
+    gather_parameters(ctx, stages);
+    zero_gradients(ctx, stages);
+    rank_price& r = out.ranks.emplace_back();
+    work_clock clock(h);
+    device.tell(&clock);
+    ledger& book = ctx.ranks.ledger();
+    const auto meter = [&](auto&& work) {
+      const computed_seconds before = clock.now();
+      const ledger sent = book;
+      work();
+      return detail::metered_pass{clock.now() - before, detail::ledger_seconds(h, l.mesh, rank, book, sent)};
+    };
+    double one = 0, last_passes = 0;
+    ledger passes;
+    for (std::size_t c = 0; c < stages.stages().size(); ++c) {
+      Stage& stage = *stages.stages()[c];
+      detail::meter_stage(ctx, stage, meter);  // makes what is made once
+      const ledger before = book;
+      const detail::metered_stage m = detail::meter_stage(ctx, stage, meter);
+      r.communication += rounds * detail::ledger_seconds(h, l.mesh, rank, book, before);
+      for (const detail::metered_pass* p : {&m.forward, &m.input, &m.weight}) {
+        r.passes += rounds * p->computed;
+        one += p->total();
+      }
+      last_passes = one;
+      const int at = l.plan.shape.stage_of(static_cast<int>(place), static_cast<int>(c));
+      costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
+                                                    m.input.total(), m.weight.total()};
+    }
+    const computed_seconds before = clock.now();
+    const step_plan step = dry_run_step(ctx, stages);  // of two steps, the second one's
+    r.traffic = step.traffic;
+    r.peak_bytes = step.peak_bytes;
+    r.optimizer = std::max(0.0, (clock.now() - before).total() / 2 - r.passes.total());
+    r.data = std::max(0.0, detail::ledger_seconds(h, l.mesh, rank, step.traffic, {}) - r.communication);
+    const auto layers = static_cast<double>(std::max<std::size_t>(1, l.parts.size()));
+    r.exposed = l.overlaps_data ? std::max(r.data - h.data_hidden * last_passes, r.data / layers) : r.data;
+    busiest = std::max(busiest, rounds * one);
+    busy += rounds * one + r.data + r.optimizer;
+    out.peak_bytes = std::max(out.peak_bytes, r.peak_bytes);
+    out.exposed = std::max(out.exposed, r.exposed);
+    out.optimizer = std::max(out.optimizer, r.optimizer);
+    const ledger::entry messages = step.traffic.total(axis_of<pp>.text(), collective::send);
+    if (places > 1 && messages.calls > 0)
+      costs.link = std::max(
+          costs.link, message_seconds(h, {places, stride},
+                                      static_cast<double>(messages.payload) / static_cast<double>(messages.calls)));
+  }
+  out.pipeline = places > 1 ? simulate(l.plan, costs).makespan : busiest;
+  out.bubble = out.pipeline - busiest;
+  const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
+  const double units = std::max(1.0, static_cast<double>(l.mesh.size()) / static_cast<double>(unit));
+  out.straggling = h.straggling * std::log2(units) * out.step();
+  if (h.cores > 0 && l.mesh.size() > h.cores) {
+    const double pipelines = static_cast<double>(l.mesh.size() / places);
+    out.turns = std::max(0.0, pipelines * busy / static_cast<double>(h.cores) - out.step());
+  }
+  const auto bytes = static_cast<double>(out.peak_bytes);
+  out.fits = bytes * (1 + h.fragmentation) + h.reserved <= h.memory;
+  return out;
+}
+
+}  // namespace plait::planner
+
+#include "plait/core/macros_on.hpp"
