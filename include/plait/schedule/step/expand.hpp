@@ -12,6 +12,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/schedule/program.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
 namespace plait {
