@@ -8,8 +8,6 @@
 namespace plait::kernels {
 
 template <class... Arguments>
-void add_bins(counting_device&, const Arguments&...) {}
-template <class... Arguments>
 void add_exact_squares(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void attention_delta(counting_device&, const Arguments&...) {}

@@ -2,10 +2,12 @@
 // layer, and combinators do not take it. Next: nn/positions.hpp, models/language_model.hpp.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -210,8 +212,7 @@ class embedding {
   void add_terms(Device& on, std::int64_t index, std::int64_t count, const Id* ids, const T* d) {
     using G = gradient_of<Precision>;
     table_->begin_terms();
-    terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
-      on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
+    const auto add = [&](const token_leaves::leaf& leaf, G* out) {  // to zeros
       buffer<Device> room_ids, room_d;
       const Id* const leaf_ids = detail::rows_of_leaf(on, leaf, ids, 1, room_ids);
       const T* const leaf_d = detail::rows_of_leaf(on, leaf, d, width_, room_d);
@@ -220,7 +221,31 @@ class embedding {
           kernels::embedding_backward(on, leaf_ids, leaf_d, sums, leaf.count(), width_, first_, rows_, vocab_);
         });
       });
-    });
+    };
+    if constexpr (std::is_same_v<Device, cpu>) {  // where the ids can be read
+      terms_->add_rows(on, index, count, width_, [&](const token_leaves::leaf& leaf, G* out) {
+        add(leaf, out);
+        return rows_of_ids(leaf, ids);
+      });
+    } else {
+      terms_->add(on, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
+        on.zero(out, static_cast<std::size_t>(rows_ * width_) * sizeof(G), on.main_stream());
+        add(leaf, out);
+      });
+    }
+  }
+  /// Returns the rows of this rank's part of the table that tokens of a leaf look up, in order, each once.
+  template <class Id>
+  std::vector<std::int64_t> rows_of_ids(const token_leaves::leaf& leaf, const Id* ids) const {
+    std::vector<std::int64_t> rows;
+    rows.reserve(static_cast<std::size_t>(leaf.count()));
+    for (const token_leaves::rows& part : leaf.parts)
+      for (std::int64_t t = part.first; t < part.first + part.count; ++t)
+        if (const std::int64_t row = static_cast<std::int64_t>(ids[t]) - first_; row >= 0 && row < rows_)
+          rows.push_back(row);
+    std::sort(rows.begin(), rows.end());
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    return rows;
   }
   std::string name() const { return table_->name().substr(0, table_->name().rfind(".weight")); }
   void take_sizes(const context<Device>& ctx, const std::string& name) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -49,33 +50,75 @@ class canonical_sum {
   /// `may_add`.
   template <class Write>
   void add(Device& device, std::int64_t leaf, bool may_add, Write&& write) {
-    const auto join = [&](buffer<Device>& a, buffer<Device>& b) {
-      kernels::accumulate(device, static_cast<const E*>(b.template data<E>()), a.template data<E>(), elements_);
-    };
+    const auto join = [&](terms& a, terms& b) { join_all(device, a, b); };
     if (auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr; other && other->node.level == 0) {
-      write(other->value.template data<E>(), true);
+      write(other->value.memory.template data<E>(), true);
       bool added = true;  // those two; what their sum joins is added as usual
-      tree_.insert({0, leaf}, buffer<Device>(), [&](buffer<Device>& a, buffer<Device>& b) {
+      tree_.insert({0, leaf}, terms{}, [&](terms& a, terms& b) {
         if (!std::exchange(added, false)) return join(a, b);
-        if (a.empty()) a.swap(b);
+        if (a.memory.empty()) a.memory.swap(b.memory);
       });
       return;
     }
-    auto terms = make_collective_buffer<E>(device, static_cast<std::size_t>(elements_));
-    write(terms.template data<E>(), false);
-    tree_.insert({0, leaf}, std::move(terms), join);
+    terms mine{make_collective_buffer<E>(device, static_cast<std::size_t>(elements_)), {}};
+    write(mine.memory.template data<E>(), false);
+    tree_.insert({0, leaf}, std::move(mine), join);
   }
+
+  /// Adds a leaf that has terms in some rows of `width` elements alone, such as a table's gradient: `write(E* leaf)`
+  /// adds to zeros, and returns the numbers of these rows, in order, each once. Other rows are zeros, which are not
+  /// added: a sum that begins at +0 is never -0, so that the bits are the same. Memory that joined leaves leave behind
+  /// is kept for the next ones until `release_rows`.
+  template <class Write>
+  void add_rows(Device& device, std::int64_t leaf, std::int64_t width, Write&& write) {
+    terms mine;
+    if (zeros_.empty()) {
+      mine.memory = make_collective_buffer<E>(device, static_cast<std::size_t>(elements_));
+      device.zero(mine.memory.data(), static_cast<std::size_t>(elements_) * sizeof(E), device.main_stream());
+    } else {
+      mine.memory = std::move(zeros_.back());
+      zeros_.pop_back();
+    }
+    mine.rows = write(mine.memory.template data<E>());
+    tree_.insert({0, leaf}, std::move(mine), [&](terms& a, terms& b) { join_rows(device, width, a, b); });
+  }
+
+  void release_rows() { zeros_.clear(); }
 
   /// The partial sums, which stay here.
   partial_sums<E, Device> parts() {
     partial_sums<E, Device> all;
-    for (auto& e : tree_.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value.template data<E>());
+    for (auto& e : tree_.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value.memory.template data<E>());
     return all;
   }
 
  private:
+  struct terms {
+    buffer<Device> memory;
+    std::vector<std::int64_t> rows;  ///< of leaves that have terms in some rows alone
+  };
+
+  void join_all(Device& device, terms& a, terms& b) const {
+    kernels::accumulate(device, static_cast<const E*>(b.memory.template data<E>()), a.memory.template data<E>(),
+                        elements_);
+  }
+  /// b's memory is zeros then, for the next leaf.
+  void join_rows(Device& device, std::int64_t width, terms& a, terms& b) {
+    E *const to = a.memory.template data<E>(), *const from = b.memory.template data<E>();
+    for (const std::int64_t row : b.rows) {
+      kernels::accumulate(device, static_cast<const E*>(from + row * width), to + row * width, width);
+      device.zero(from + row * width, static_cast<std::size_t>(width) * sizeof(E), device.main_stream());
+    }
+    std::vector<std::int64_t> all;
+    all.reserve(a.rows.size() + b.rows.size());
+    std::set_union(a.rows.begin(), a.rows.end(), b.rows.begin(), b.rows.end(), std::back_inserter(all));
+    a.rows = std::move(all);
+    zeros_.push_back(std::move(b.memory));
+  }
+
   std::int64_t elements_ = 0;
-  leaf_tree<buffer<Device>> tree_{1};
+  leaf_tree<terms> tree_{1};
+  std::vector<buffer<Device>> zeros_;  ///< for leaves of rows
 };
 
 }  // namespace plait

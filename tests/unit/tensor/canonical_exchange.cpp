@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -91,6 +93,38 @@ void check(const owners& of, std::int64_t ranks) {
 }
 
 }  // namespace
+
+TEST_CASE("leaves that have terms in some rows alone give the bits of whole leaves") {
+  constexpr std::int64_t width = 70, rows = elements / width, leaves = 11;
+  cpu device;
+  canonical_sum<float, cpu> whole(elements, leaves), sparse(elements, leaves);
+  std::vector<std::int64_t> order(leaves);
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
+  for (const std::int64_t leaf : order) {
+    const std::vector<float> x = terms(leaf);
+    std::vector<std::int64_t> touched;  // a leaf without any, and rows that no leaf touches, are among them
+    for (std::int64_t row = 1; row < rows; ++row)
+      if (leaf != 3 && (row * 7 + leaf * 13) % 5 < 2) touched.push_back(row);
+    const auto write = [&](float* out) {
+      for (const std::int64_t row : touched)
+        for (std::int64_t c = row * width; c < (row + 1) * width; ++c) out[c] += x[static_cast<std::size_t>(c)];
+    };
+    whole.add(device, leaf, false, [&](float* out, bool) {
+      std::fill_n(out, elements, 0.0f);
+      write(out);
+    });
+    sparse.add_rows(device, leaf, width, [&](float* out) {
+      write(out);
+      return touched;
+    });
+    if (leaf % 4 == 0) sparse.release_rows();
+  }
+  const auto expected = whole.parts(), got = sparse.parts();
+  REQUIRE(expected.nodes.size() == 1);
+  REQUIRE(got.nodes == expected.nodes);
+  CHECK(std::memcmp(expected.values[0], got.values[0], elements * sizeof(float)) == 0);
+}
 
 TEST_CASE("whoever has which leaves, the sum has the bits of one rank") {
   check({0, 0, 1, 1}, 2);

@@ -109,10 +109,6 @@ void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int6
     for (std::int64_t at = 0; at < part.size; at += block)
       detail::add_block_of_squares(part.data + at, std::min(block, part.size - at), bins);
 }
-/// all += own
-inline void add_bins(cpu&, const std::int64_t* own, std::int64_t* all) {
-  for (int i = 0; i < exact_squares::words; ++i) all[i] += own[i];
-}
 /// *out = the sum that the bins are.
 inline void sum_of_bins(cpu&, const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }
 

@@ -29,8 +29,6 @@ void sum_of_multiples(cuda& device, const S* x, std::int64_t n, double quantum, 
 /// Adds the squares of all elements of all parts to `bins`, as integers (kernels/exact_squares.hpp).
 template <class G>
 void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, std::int64_t* bins);
-/// all += own
-void add_bins(cuda& device, const std::int64_t* own, std::int64_t* all);
 /// *out = the sum that the bins are.
 void sum_of_bins(cuda& device, const std::int64_t* bins, double* out);
 

@@ -102,10 +102,6 @@ __global__ static void exact_squares_of_chunks(const tensor_table<const_elements
   for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x))
     if (own[i] != 0) atomicAdd(reinterpret_cast<word*>(bins) + i, own[i]);
 }
-static __global__ void add_bins_of(const std::int64_t* own, std::int64_t* all) {
-  for (int i = static_cast<int>(threadIdx.x); i < exact_squares::words; i += static_cast<int>(blockDim.x))
-    all[i] += own[i];
-}
 static __global__ void sum_of_bins_of(const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }
 
 static __global__ void reciprocal_of(const double* x, double* y) { *y = *x > 0 ? 1 / *x : 0.0; }
@@ -184,9 +180,6 @@ void add_exact_squares(cuda& device, std::span<const const_elements<G>> parts, s
 }
 
 #ifndef PLAIT_COMPILED_CUDA
-PLAIT_CUDA_INLINE void add_bins(cuda& device, const std::int64_t* own, std::int64_t* all) {
-  plait::detail::launch(device, {1, detail::sum_threads}, detail::add_bins_of, own, all);
-}
 PLAIT_CUDA_INLINE void sum_of_bins(cuda& device, const std::int64_t* bins, double* out) {
   plait::detail::launch(device, {1, 1}, detail::sum_of_bins_of, bins, out);
 }

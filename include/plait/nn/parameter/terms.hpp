@@ -39,6 +39,14 @@ class gradient_terms {
     for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
       sum_.add(device, l.number, l.count() <= one_sum, [&](G* out, bool adds) { write(l, out, adds); });
   }
+  /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
+  /// `width` elements, and returns these rows (`canonical_sum::add_rows`).
+  template <class Write>
+  void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width, Write&& write) {
+    for (const token_leaves::leaf& l : leaves_.of_microbatch(index, count))
+      sum_.add_rows(device, l.number, width, [&](G* out) { return write(l, out); });
+    sum_.release_rows();
+  }
   /// The partial sums of elements from `begin` on.
   partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
 
