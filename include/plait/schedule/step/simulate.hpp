@@ -10,6 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/schedule/simulate.hpp"
 #include "plait/schedule/step/shared_link.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
 
