@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -160,11 +161,6 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
     pipeline_world world_of = pipeline_world::counting(l.mesh, rank);
     counting_device device;
     const context<counting_device> ctx{device, world_of.stage(), sizes(world_of.stage().shape()), 1};
-    pipeline<Stage> stages(
-        ctx, world_of.along(), l.plan, l.parts, [&](stage_layers part, Stage* first) { return make(ctx, part, first); },
-        l.how);
-    gather_parameters(ctx, stages);
-    zero_gradients(ctx, stages);
     rank_price& r = out.ranks.emplace_back();
     work_clock clock(h);
     device.tell(&clock);
@@ -176,22 +172,36 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
       return detail::metered_pass{clock.now() - before, detail::ledger_seconds(h, l.mesh, rank, book, sent)};
     };
     double one = 0, last_passes = 0;
-    ledger passes;
-    for (std::size_t c = 0; c < stages.stages().size(); ++c) {
-      Stage& stage = *stages.stages()[c];
-      detail::meter_stage(ctx, stage, meter);  // makes what is made once
-      const ledger before = book;
-      const detail::metered_stage m = detail::meter_stage(ctx, stage, meter);
-      r.communication += rounds * detail::ledger_seconds(h, l.mesh, rank, book, before);
-      for (const detail::metered_pass* p : {&m.forward, &m.input, &m.weight}) {
-        r.passes += rounds * p->computed;
-        one += p->total();
+    if (static_cast<int>(l.parts.size()) == l.plan.shape.stages()) {  // a pipeline refuses others
+      // Passes alone, of stages whose parameters and gradients no step moves.
+      std::vector<std::unique_ptr<Stage>> alone;
+      for (int c = 0; c < l.plan.shape.chunks; ++c) {
+        const auto at = static_cast<std::size_t>(l.plan.shape.stage_of(static_cast<int>(place), c));
+        alone.push_back(make(ctx, l.parts[at], c > 0 && alone[0]->part().first ? alone[0].get() : nullptr));
       }
-      last_passes = one;
-      const int at = l.plan.shape.stage_of(static_cast<int>(place), static_cast<int>(c));
-      costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
-                                                    m.input.total(), m.weight.total()};
+      for (const auto& stage : alone) {
+        gather_parameters(ctx, *stage);
+        zero_gradients(ctx, *stage);
+      }
+      for (std::size_t c = 0; c < alone.size(); ++c) {
+        Stage& stage = *alone[c];
+        detail::meter_stage(ctx, stage, meter);  // makes what is made once
+        const ledger before = book;
+        const detail::metered_stage m = detail::meter_stage(ctx, stage, meter);
+        r.communication += rounds * detail::ledger_seconds(h, l.mesh, rank, book, before);
+        for (const detail::metered_pass* p : {&m.forward, &m.input, &m.weight}) {
+          r.passes += rounds * p->computed;
+          one += p->total();
+        }
+        last_passes = one;
+        const int at = l.plan.shape.stage_of(static_cast<int>(place), static_cast<int>(c));
+        costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
+                                                      m.input.total(), m.weight.total()};
+      }
     }
+    pipeline<Stage> stages(
+        ctx, world_of.along(), l.plan, l.parts, [&](stage_layers part, Stage* first) { return make(ctx, part, first); },
+        l.how);
     const computed_seconds before = clock.now();
     const step_plan step = dry_run_step(ctx, stages);  // of two steps, the second one's
     r.traffic = step.traffic;

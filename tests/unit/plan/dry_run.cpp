@@ -99,7 +99,7 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
   }
 }
 
-TEST_CASE_TEMPLATE("a step's peak is within 2.5 % of the formulas, and so is its traffic", Precision, float, bf16) {
+TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its traffic", Precision, float, bf16) {
   using stage = stage_of<Precision>;
   for (const char* text :
        {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
@@ -133,7 +133,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 2.5 % of the formulas, and so is its
           how);
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
-      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.025));
+      CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(0.035));
       const planner::step_traffic sent = planner::rank_traffic(job, l, at);
       using enum collective;
       CHECK(payload(step.traffic, "tp", {all_gather, reduce_scatter}) == sent.tensor);
