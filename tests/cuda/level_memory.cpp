@@ -50,20 +50,19 @@ peaks peaks_of(const scenario& s, std::int64_t ranks, const pipeline_options& ho
 
 }  // namespace
 
-TEST_CASE("a GPU's peak is what the dry run says, at every level and with both cuts") {
+TEST_CASE("a GPU's peak is what the dry run says, at every level") {
   scenario s = small_scenario();
-  s.config.layers = 4, s.config.hidden = 96, s.config.ffn = 256;
-  s.batch = 8, s.seq = 16;
-  for (const std::int64_t ranks : {2, 4})
-    for (const zero_level level :
-         {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
-      pipeline_options how;
-      how.parallel.level = level;
-      const peaks p = peaks_of(s, ranks, how);
-      CAPTURE(ranks);
-      CAPTURE(static_cast<int>(level));
-      CAPTURE(p.measured);
-      CAPTURE(p.predicted);
-      CHECK(std::abs(p.measured - p.predicted) <= 0.02 * p.predicted);
-    }
+  s.batch = 8;
+  s.config.layers = 3, s.config.hidden = 96, s.config.ffn = 256;
+  const std::int64_t ranks = 4;
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    pipeline_options how;
+    how.parallel.level = level;
+    const peaks p = peaks_of(s, ranks, how);
+    CAPTURE(static_cast<int>(level));
+    CAPTURE(p.measured);
+    CAPTURE(p.predicted);
+    CHECK(std::abs(p.measured - p.predicted) <= 0.02 * p.predicted);
+  }
 }
