@@ -30,7 +30,8 @@ function(plait_join result folder)
   foreach(program IN LISTS programs)
     set(text "")
     foreach(part IN LISTS parts_of_${program})
-      string(APPEND text "#include \"${part}\"\n")
+      cmake_path(RELATIVE_PATH part BASE_DIRECTORY "${CMAKE_CURRENT_FUNCTION_LIST_DIR}" OUTPUT_VARIABLE within)
+      string(APPEND text "#include \"${within}\"\n")  # the same text wherever the tree lies, for compiler caches
     endforeach()
     set(file "${PROJECT_BINARY_DIR}/joined/${folder}/${program}.cpp")
     file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
@@ -47,6 +48,13 @@ function(plait_parts result source)
     set(parts "${source}")
   endif()
   set(${result} "${parts}" PARENT_SCOPE)
+endfunction()
+
+# The option that chooses the test cases of the file `part`. The compiler knows a file by the path it was given, which a
+# compiler cache may have made relative: what the folder tests has is all that is sure.
+function(plait_cases_of result part)
+  cmake_path(RELATIVE_PATH part BASE_DIRECTORY "${CMAKE_CURRENT_FUNCTION_LIST_DIR}" OUTPUT_VARIABLE within)
+  set(${result} "--source-file=*/${within}" PARENT_SCOPE)
 endfunction()
 
 # The name of a file below `folder`, without its extension: a_b for a/b.cpp.

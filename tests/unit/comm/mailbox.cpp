@@ -10,6 +10,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "support/conformance.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -44,9 +45,8 @@ TEST_CASE("abort ends who waits") {
 }
 
 TEST_CASE("it has fewer than 80 lines") {
-  std::string file = __FILE__, line;
-  file.replace(file.rfind("unit/"), std::string::npos, "support/mailbox.hpp");
-  std::ifstream in(file);
+  std::string line;
+  std::ifstream in(plait::test::test_data() + "/../support/mailbox.hpp");
   REQUIRE(in.is_open());
   int lines = 0;
   bool inside = false;

@@ -8,6 +8,7 @@
 #include "plait/nn/strategies.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "support/layer_check.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -148,7 +149,7 @@ std::vector<named_values> run(const four& mesh, const problem& p, int steps) {
 }  // namespace
 
 TEST_CASE("an encoder layer and a decoder layer equal BART's") {
-  const std::string folder = std::string(PLAIT_TEST_DATA) + "/encoder_decoder_layer";
+  const std::string folder = plait::test::test_data() + "/encoder_decoder_layer";
   const safetensors_reader weights(folder + "/model.safetensors"), golden(folder + "/golden.safetensors");
   const problem p = bart(weights, golden);
   const auto compare = [&](const std::vector<named_values>& ranks) {

@@ -17,6 +17,7 @@
 #include "plait/testing/placing.hpp"
 #include "plait/testing/trained_values.hpp"
 #include "plait/train/train_step.hpp"
+#include "support/test_data.hpp"
 
 namespace {
 
@@ -77,7 +78,7 @@ struct outcome {
 };
 
 outcome run(std::int64_t d, std::int64_t k, std::int64_t t) {
-  const std::string folder = std::string(PLAIT_TEST_DATA) + "/gpt2_tiny";
+  const std::string folder = plait::test::test_data() + "/gpt2_tiny";
   const safetensors_reader weights(folder + "/model.safetensors"), golden(folder + "/golden.safetensors");
   outcome found;
   threads::run(static_cast<int>(d * k * t), [&](threads::communicator c) {

@@ -13,6 +13,7 @@
 
 #include "plait/checkpoint/safetensors_writer.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 
 namespace {
 
@@ -60,7 +61,7 @@ std::string names_of(const model_directory& d) {
 }  // namespace
 
 TEST_CASE("a directory of one file, as transformers writes it") {
-  const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_qwen3";
+  const std::string folder = plait::test::test_data() + "/llama_qwen3";
   const model_directory d = open_model_directory(folder);
   CHECK(d.config == plait::read_llama_config(folder + "/config.json"));
   const plait::safetensors_reader file(folder + "/model.safetensors");
@@ -170,7 +171,7 @@ TEST_CASE("buffers of old files, base models and heads that are tied") {
 
 TEST_CASE("weights in the order of Megatron and of Meta, beside a config.json") {
   using plait::weights_order;
-  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const std::string data = plait::test::test_data() + "/llama_conversions/";
   const temp_folder dir;
   std::filesystem::copy(data + "config.json", dir / "config.json");
   const plait::safetensors_reader expected(data + "hugging_face.safetensors");

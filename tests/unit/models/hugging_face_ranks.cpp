@@ -22,6 +22,7 @@
 #include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/train/weights_hash.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 #include "support/whole_tensor.hpp"
 
 namespace {
@@ -100,7 +101,7 @@ std::map<std::string, std::string> tensors_of(const std::string& folder) {
   return all;
 }
 
-std::string data_folder(const std::string& name) { return std::string(PLAIT_TEST_DATA) + "/llama_" + name; }
+std::string data_folder(const std::string& name) { return plait::test::test_data() + "/llama_" + name; }
 
 /// Four layers with initial values that depend on the seed alone.
 llama_config four_layers(bool tied) {
@@ -276,7 +277,7 @@ TEST_CASE("loading is strict over all stages, and says the same on every rank") 
 }
 
 TEST_CASE("weights in three orders are one model on every layout") {
-  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const std::string data = plait::test::test_data() + "/llama_conversions/";
   const temp_folder dir;
   std::filesystem::copy(data + "config.json", dir / "config.json");
   std::set<std::uint64_t> hashes;
@@ -297,7 +298,7 @@ TEST_CASE("weights in three orders are one model on every layout") {
 }
 
 TEST_CASE("every layout exports the orders of Megatron and of Meta as those tools write them") {
-  const std::string data = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+  const std::string data = plait::test::test_data() + "/llama_conversions/";
   const temp_folder dir;
   std::filesystem::copy(data + "config.json", dir / "config.json");
   std::filesystem::copy(data + "hugging_face.safetensors", dir / "model.safetensors");

@@ -13,6 +13,7 @@
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/models/config_keys.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 
 namespace {
 
@@ -87,7 +88,7 @@ TEST_CASE("Llama 2, Llama 3, SmolLM, Mistral, Qwen 2.5 and Qwen 3") {
 
 TEST_CASE("the variants of Hugging Face's files, and as many weights as the files have") {
   const auto read = [](const std::string& name) {
-    const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_" + name;
+    const std::string folder = plait::test::test_data() + "/llama_" + name;
     const llama_config c = plait::read_llama_config(folder + "/config.json");
     const plait::safetensors_reader file(folder + "/model.safetensors");
     std::int64_t weights = 0;
@@ -265,8 +266,7 @@ TEST_CASE("what is not supported is refused by key") {
 }
 
 TEST_CASE("what transformers makes of rotary keys, padding and names of functions is what is read") {
-  const auto goldens =
-      nlohmann::json::parse(plait::read_file(std::string(PLAIT_TEST_DATA) + "/llama_configs.json", ""));
+  const auto goldens = nlohmann::json::parse(plait::read_file(plait::test::test_data() + "/llama_configs.json", ""));
   REQUIRE(goldens["read"].size() >= 20);
   for (const auto& golden : goldens["read"]) {
     auto file = goldens["small"];
@@ -288,8 +288,7 @@ TEST_CASE("what transformers makes of rotary keys, padding and names of function
 }
 
 TEST_CASE("each key is read, or harmless, or refused, and those of transformers' own classes are known") {
-  const auto goldens =
-      nlohmann::json::parse(plait::read_file(std::string(PLAIT_TEST_DATA) + "/llama_configs.json", ""));
+  const auto goldens = nlohmann::json::parse(plait::read_file(plait::test::test_data() + "/llama_configs.json", ""));
   const auto is_refused = [](const std::string& key) {
     return std::any_of(plait::refused_config_keys.begin(), plait::refused_config_keys.end(),
                        [&](const auto& refused) { return refused.key == key; });
@@ -416,8 +415,8 @@ TEST_CASE("files and presets; what is written reads back") {
   CHECK_ERROR(plait::llama_config_text({.attention_bias = true, .mlp_bias = true, .sliding_window = 3}),
               "mistral, which does not have attention_bias, mlp_bias");
 
-  CHECK_ERROR(plait::load_llama_config(std::string(PLAIT_TEST_DATA) + "/llama_mha"), "--model",
-              "is the folder of a model", "llama_mha/config.json'", "--init-from");
+  CHECK_ERROR(plait::load_llama_config(plait::test::test_data() + "/llama_mha"), "--model", "is the folder of a model",
+              "llama_mha/config.json'", "--init-from");
   CHECK_ERROR(plait::load_llama_config("gigantic"), "--model", "'gigantic'", "tiny", "config.json");
   CHECK_ERROR(plait::load_llama_config(dir / "absent.json"), "--model", "absent.json", "No such file");
   CHECK_ERROR(plait::load_llama_config(dir.write("bad.json", "{")), "--model", "bad.json", "malformed JSON");

@@ -10,13 +10,14 @@
 #include "plait/checkpoint/safetensors_reader.hpp"
 #include "plait/models/llama_config_json.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 
 namespace {
 
 using plait::safetensors_reader;
 using plait::weight_tensor;
 
-const std::string conversions = std::string(PLAIT_TEST_DATA) + "/llama_conversions/";
+const std::string conversions = plait::test::test_data() + "/llama_conversions/";
 
 std::vector<weight_tensor> tensors_of(const std::string& name) {
   return plait::weights_of_file(conversions + name + ".safetensors", "file");

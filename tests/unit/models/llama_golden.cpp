@@ -14,6 +14,7 @@
 #include "plait/models/llama_config_json.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 #include "support/whole_tensor.hpp"
 
 namespace {
@@ -31,7 +32,7 @@ struct findings {
 
 template <class T>
 findings run_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t tp_ranks) {
-  const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_" + name;
+  const std::string folder = plait::test::test_data() + "/llama_" + name;
   const llama_config config = read_llama_config(folder + "/config.json");
   const safetensors_reader weights(folder + "/model.safetensors"), golden(folder + "/golden.safetensors");
   const auto ids_golden = golden.read<std::int64_t>("input_ids"), labels_golden = golden.read<std::int64_t>("labels");

@@ -9,6 +9,7 @@
 #include "plait/models/llama_config_json.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/layer_check.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -23,7 +24,7 @@ struct adapted {
 /// Differences relative to the largest golden value.
 template <class S>
 adapted run_adapted(std::int64_t dp_ranks, std::int64_t tp_ranks) {
-  const std::string folder = std::string(PLAIT_TEST_DATA) + "/llama_lora";
+  const std::string folder = plait::test::test_data() + "/llama_lora";
   const std::string prefix = "base_model.model.";  // peft's, of every name
   const llama_config config = read_llama_config(folder + "/config.json");
   const safetensors_reader weights(folder + "/model.safetensors"), adapters(folder + "/adapter_model.safetensors");

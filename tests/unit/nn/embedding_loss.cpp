@@ -7,6 +7,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/positions.hpp"
 #include "support/layer_check.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -200,7 +201,7 @@ TEST_CASE("cross-entropy: finite differences and meshes, all options") {
 }
 
 TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with padding") {
-  std::ifstream file(std::string(PLAIT_TEST_DATA) + "/cross_entropy.json");
+  std::ifstream file(plait::test::test_data() + "/cross_entropy.json");
   const auto all = nlohmann::json::parse(file);
   const auto values = all.at("logits").at("values").get<std::vector<double>>();
   const auto labels = all.at("labels").get<std::vector<std::int64_t>>();

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/layer_check.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -75,7 +76,7 @@ void check_golden(const nlohmann::json& all, const nlohmann::json& golden, std::
 }  // namespace
 
 TEST_CASE("PyTorch's norms, rows whole and shared by ranks") {
-  std::ifstream file(std::string(PLAIT_TEST_DATA) + "/norms.json");
+  std::ifstream file(plait::test::test_data() + "/norms.json");
   const auto all = nlohmann::json::parse(file);
   for (const std::int64_t ranks : {1, 2, 3, 4}) {
     check_golden<rms_norm<double, columns_split>>(all, all.at("rms_norm"), ranks);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/schedule/verified.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 
@@ -128,7 +129,7 @@ TEST_CASE("DualPipeV: p + 1/2 activations, idle within the published (p-1)(F&B +
 }
 
 TEST_CASE("the rates of the zero-bubble paper, from its profiled times") {
-  std::ifstream file(PLAIT_TEST_DATA "/zero_bubble_rates.csv");
+  std::ifstream file(plait::test::test_data() + "/zero_bubble_rates.csv");
   std::string line;
   std::getline(file, line);
   int rows = 0;

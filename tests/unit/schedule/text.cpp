@@ -13,13 +13,14 @@
 
 #include "plait/schedule/parse.hpp"
 #include "support/temp_folder.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 
 namespace {
 
 std::string text_of_file(const std::string& name) {
-  std::ifstream file(PLAIT_TEST_DATA "/" + name, std::ios::binary);
+  std::ifstream file(plait::test::test_data() + "/" + name, std::ios::binary);
   REQUIRE(file.good());
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -203,8 +204,9 @@ TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself")
   CHECK(describe(verify(zero)) == "ok");
   CHECK(zero.shape == pipeline_shape{4, 2, 8, stage_placement::straight});
   CHECK(simulate(zero).makespan < simulate(interleaved_1f1b).makespan);
-  CHECK(parse_schedule(PLAIT_TEST_DATA "/pytorch_interleaved_zero_bubble_p4_m8.csv", 4, 8).order == zero.order);
-  const std::string path = PLAIT_TEST_DATA "/pytorch_zbv_p4_m8.csv";
+  CHECK(parse_schedule(plait::test::test_data() + "/pytorch_interleaved_zero_bubble_p4_m8.csv", 4, 8).order ==
+        zero.order);
+  const std::string path = plait::test::test_data() + "/pytorch_zbv_p4_m8.csv";
   refuses(path, 2, 8,
           "--schedule " + path + ": the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
   refuses(path, 4, 16, "--schedule " + path + ": the file has 8 microbatches, and the step has 16");

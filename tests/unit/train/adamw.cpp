@@ -12,6 +12,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/train/optim/gradient_norm.hpp"
+#include "support/test_data.hpp"
 
 using namespace plait;
 
@@ -70,7 +71,7 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
 }  // namespace
 
 TEST_CASE("five steps of PyTorch's AdamW, with and without clipping") {
-  std::ifstream file(std::string(PLAIT_TEST_DATA) + "/adamw.json");
+  std::ifstream file(plait::test::test_data() + "/adamw.json");
   const auto golden = nlohmann::json::parse(file);
   for (const std::int64_t ranks : {1, 2}) {
     run_golden(golden, golden.at("unclipped"), 0.0, ranks);
