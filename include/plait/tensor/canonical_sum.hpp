@@ -50,19 +50,12 @@ class canonical_sum {
   /// `may_add`.
   template <class Write>
   void add(Device& device, std::int64_t leaf, bool may_add, Write&& write) {
-    const auto join = [&](terms& a, terms& b) { join_all(device, a, b); };
-    if (auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr; other && other->node.level == 0) {
-      write(other->value.memory.template data<E>(), true);
-      bool added = true;  // those two; what their sum joins is added as usual
-      tree_.insert({0, leaf}, terms{}, [&](terms& a, terms& b) {
-        if (!std::exchange(added, false)) return join(a, b);
-        if (a.memory.empty()) a.memory.swap(b.memory);
-      });
-      return;
-    }
-    terms mine{make_collective_buffer<E>(device, static_cast<std::size_t>(elements_)), {}};
-    write(mine.memory.template data<E>(), false);
-    tree_.insert({0, leaf}, std::move(mine), join);
+    auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr;
+    const bool adds = other && other->node.level == 0;
+    terms mine;
+    if (!adds) mine.memory = make_collective_buffer<E>(device, static_cast<std::size_t>(elements_));
+    write((adds ? other->value : mine).memory.template data<E>(), adds);
+    insert(device, leaf, std::move(mine), adds);
   }
 
   /// Adds a leaf that has terms in some rows of `width` elements alone, such as a table's gradient: `write(E* leaf)`
@@ -98,6 +91,13 @@ class canonical_sum {
     std::vector<std::int64_t> rows;  ///< of leaves that have terms in some rows alone
   };
 
+  /// `added` says that the leaf was added to its neighbour already: what their sum joins is added as usual.
+  void insert(Device& device, std::int64_t leaf, terms mine, bool added) {
+    tree_.insert({0, leaf}, std::move(mine), [&](terms& a, terms& b) {
+      if (!std::exchange(added, false)) return join_all(device, a, b);
+      if (a.memory.empty()) a.memory.swap(b.memory);
+    });
+  }
   void join_all(Device& device, terms& a, terms& b) const {
     kernels::accumulate(device, static_cast<const E*>(b.memory.template data<E>()), a.memory.template data<E>(),
                         elements_);
