@@ -538,8 +538,8 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     plait::fail(
         "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, "
         "and --device cuda");
-  if (opt.optimizer == "muon" && opt.moments != "full")
-    plait::fail("--moments " + opt.moments + " is for --optimizer adamw; with muon, full is legal");
+  if (opt.optimizer == "muon" && opt.moments == "int8")
+    plait::fail("--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal");
   if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")
     plait::fail("--moments int8 has a scale for each 256 elements, which --data-parallel " + opt.data_parallel +
                 " with --shard even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated");

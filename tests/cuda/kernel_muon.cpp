@@ -2,6 +2,7 @@
 // Muon's kernels and the Newton-Schulz iteration on a GPU against loops in double.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -24,47 +25,49 @@ std::vector<std::int64_t> muon_sizes() {
   return sizes;
 }
 
-template <class M, class W>
+template <class M, class G, class W>
 struct muon_arrays {
-  number_array<M> master, momentum, gradient, direction;
+  number_array<M> master, momentum;
+  number_array<G> gradient;
+  number_array<M> direction;
   number_array<W> weight;
 };
 
-template <class M, class W>
+template <class M, class G, class W>
 void check_steps(bool nesterov, double update) {
   cuda device;
   const kernels::muon_settings settings{0.9, nesterov};
   const kernels::adamw_scalars scalars{.learning_rate = 0.1, .gradient_scale = 0.5, .update = update};
   device_array<kernels::adamw_scalars> numbers(device, {scalars});
   const std::vector<std::int64_t> sizes = muon_sizes();
-  std::vector<std::unique_ptr<muon_arrays<M, W>>> all;
-  std::vector<kernels::muon_momentum_tensor<M, M>> momenta;
+  std::vector<std::unique_ptr<muon_arrays<M, G, W>>> all;
+  std::vector<kernels::muon_momentum_tensor<M, G>> momenta;
   std::vector<kernels::muon_tensor<M, W>> updates;
   const auto poison = update == 0 ? std::numeric_limits<double>::infinity() : 1.0;
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     const std::size_t lead = t % 4 == 3 ? 1 : 0;
     const auto numbers_of = [&](unsigned seed) { return random_values<M>(sizes[t], seed); };
-    values gradient = numbers_of(3);
+    values gradient = random_values<G>(sizes[t], 3);
     for (double& g : gradient) g *= poison;
     const auto n = static_cast<std::size_t>(sizes[t]);
-    all.push_back(std::make_unique<muon_arrays<M, W>>(muon_arrays<M, W>{{device, numbers_of(1), lead},
-                                                                        {device, numbers_of(2), lead},
-                                                                        {device, gradient, lead},
-                                                                        {device, values(n, 9.0), lead},
-                                                                        {device, values(n, 0.5), lead}}));
+    all.push_back(std::make_unique<muon_arrays<M, G, W>>(muon_arrays<M, G, W>{{device, numbers_of(1), lead},
+                                                                              {device, numbers_of(2), lead},
+                                                                              {device, gradient, lead},
+                                                                              {device, values(n, 9.0), lead},
+                                                                              {device, values(n, 0.5), lead}}));
     auto& x = *all.back();
     momenta.push_back({x.gradient.data(), x.momentum.data(), x.direction.data(), sizes[t]});
     updates.push_back({x.master.data(), x.direction.data(), t % 3 == 2 ? nullptr : x.weight.data(), sizes[t], 0.3,
                        t % 2 == 0 ? 0.2 : 0.0});
   }
-  kernels::muon_momentum(device, std::span<const kernels::muon_momentum_tensor<M, M>>(momenta), settings,
+  kernels::muon_momentum(device, std::span<const kernels::muon_momentum_tensor<M, G>>(momenta), settings,
                          numbers.data());
   kernels::muon_update(device, std::span<const kernels::muon_tensor<M, W>>(updates), numbers.data());
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     CAPTURE(sizes[t]);
     values master = random_values<M>(sizes[t], 1), momentum = random_values<M>(sizes[t], 2),
            direction(momentum.size(), 0.0), weight(momentum.size(), 0.5);
-    const values gradient = random_values<M>(sizes[t], 3);
+    const values gradient = random_values<G>(sizes[t], 3);
     for (std::size_t i = 0; update != 0 && i < master.size(); ++i) {
       const double g = 0.5 * gradient[i];
       momentum[i] = 0.9 * momentum[i] + 0.1 * g;
@@ -98,15 +101,50 @@ double iteration_error(cuda& device, std::int64_t rows, std::int64_t columns) {
 
 TEST_CASE("momenta and updates equal loops, for many tensors at a time") {
   for (const bool nesterov : {false, true}) {
-    check_steps<float, float>(nesterov, 1.0);
-    check_steps<float, bf16>(nesterov, 1.0);
-    check_steps<double, double>(nesterov, 1.0);
+    check_steps<float, float, float>(nesterov, 1.0);
+    check_steps<float, float, bf16>(nesterov, 1.0);
+    check_steps<float, bf16, bf16>(nesterov, 1.0);
+    check_steps<double, double, double>(nesterov, 1.0);
+  }
+}
+
+TEST_CASE("momenta in bf16 are rounded by the bits of their elements, and directions are made before that") {
+  cuda device;
+  const kernels::muon_settings settings{0.9, true};
+  for (const double update : {1.0, 0.0}) {
+    const kernels::adamw_scalars scalars{.learning_rate = 0.1, .gradient_scale = 0.5, .update = update, .rounding = 77};
+    device_array<kernels::adamw_scalars> numbers(device, {scalars});
+    std::size_t elements = 0, other = 0;
+    for (const std::int64_t n : {1, 3, 4, 1023, 8192, 20001}) {
+      CAPTURE(n);
+      const values gradient = random_values<bf16>(n, 3), before = random_values<bf16>(n, 2);
+      number_array<bf16> momentum(device, before, n % 2), from(device, gradient, n % 2);
+      number_array<float> direction(device, values(static_cast<std::size_t>(n), 9.0), n % 2);
+      const box part{2, {n, 2}, {0, 1}, {n, 1}};  // every second element of a matrix
+      const kernels::muon_rounded_tensor<float, bf16> one{
+          from.data(), momentum.data(), direction.data(), n, {kernels::run_map::of(part), 0, 5}};
+      kernels::muon_momentum(device, std::span<const kernels::muon_rounded_tensor<float, bf16>>(&one, 1), settings,
+                             numbers.data());
+      const values got = momentum.read(), made = direction.read();
+      for (std::size_t i = 0; i < got.size(); ++i, ++elements) {
+        const auto g = static_cast<float>(0.5 * gradient[i]), m = static_cast<float>(before[i]);
+        const float next = m + (g - m) * static_cast<float>(1.0 - 0.9);
+        const auto global = static_cast<std::uint64_t>(2 * i + 1);
+        const std::uint32_t word = kernels::random_words(77, 5, global / 4)[global % 4];
+        const double expected = update == 0 ? before[i] : widened(kernels::to_bf16_stochastically(next, word));
+        other += got[i] != expected;
+        CHECK(std::abs(made[i] - (update == 0 ? 0.0 : 0.1 * g + 0.9 * static_cast<double>(next))) < 1e-6);
+      }
+    }
+    CHECK(elements > 20000);
+    CHECK(other <= (update == 0 ? 0 : elements / 1000));  // sums whose last place differs
   }
 }
 
 TEST_CASE("a step that is skipped changes nothing, and its directions are zero") {
-  check_steps<float, bf16>(true, 0.0);
-  check_steps<double, double>(true, 0.0);
+  check_steps<float, float, bf16>(true, 0.0);
+  check_steps<float, bf16, bf16>(true, 0.0);
+  check_steps<double, double, double>(true, 0.0);
 }
 
 TEST_CASE("the iteration equals loops, with factors in bf16 nearly") {

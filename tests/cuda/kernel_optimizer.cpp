@@ -38,42 +38,43 @@ std::vector<int64_t> tensor_sizes() {
   return sizes;
 }
 
-template <class M, class W>
+template <class M, class G, class W>
 struct tensor_on_device {
-  number_array<M> master, gradient, m, v;
+  number_array<M> master, m, v;
+  number_array<G> gradient;
   number_array<W> weight;
   tensor_on_device(cuda& device, const values& start, std::size_t lead)
       : master(device, start, lead),
-        gradient(device, values(start.size()), lead),
         m(device, values(start.size()), lead),
         v(device, values(start.size()), lead),
+        gradient(device, values(start.size()), lead),
         weight(device, values(start.size()), lead) {}
 };
 
-template <class M, class W>
+template <class M, class G, class W>
 std::vector<values> train(cuda& device, const adamw_settings& settings, bool compare) {
   const std::vector<int64_t> sizes = tensor_sizes();
-  std::vector<std::unique_ptr<tensor_on_device<M, W>>> tensors;
+  std::vector<std::unique_ptr<tensor_on_device<M, G, W>>> tensors;
   std::vector<adamw_numbers> expected;
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     const auto n = static_cast<std::size_t>(sizes[t]);
     expected.push_back({random_values<M>(sizes[t], static_cast<unsigned>(t)), values(n), values(n)});
-    tensors.push_back(std::make_unique<tensor_on_device<M, W>>(device, expected.back().master, t % 4 == 3 ? 1 : 0));
+    tensors.push_back(std::make_unique<tensor_on_device<M, G, W>>(device, expected.back().master, t % 4 == 3 ? 1 : 0));
   }
   for (int64_t step = 1; step <= 3; ++step) {
     const adamw_scalars scalars = plait::kernels::adamw_scalars_of(settings, 0.01, step, 0.5);
     device_array<adamw_scalars> numbers(device, {scalars});
-    std::vector<adamw_tensor<M, M, W>> table;
+    std::vector<adamw_tensor<M, G, W>> table;
     for (std::size_t t = 0; t < sizes.size(); ++t) {
       auto& x = *tensors[t];
-      const values gradient = random_values<M>(sizes[t], static_cast<unsigned>(1000 * step + static_cast<int64_t>(t)));
-      x.gradient = number_array<M>(device, gradient, t % 4 == 3 ? 1 : 0);
+      const values gradient = random_values<G>(sizes[t], static_cast<unsigned>(1000 * step + static_cast<int64_t>(t)));
+      x.gradient = number_array<G>(device, gradient, t % 4 == 3 ? 1 : 0);
       const double decay = t % 2 == 0 ? 0.1 : 0.0;
       table.push_back({x.master.data(), x.gradient.data(), x.m.data(), x.v.data(),
                        t % 3 == 2 ? nullptr : x.weight.data(), sizes[t], decay});
       adamw_on_cpu(expected[t], gradient, decay, settings, scalars);
     }
-    plait::kernels::adamw_update(device, std::span<const adamw_tensor<M, M, W>>(table), settings, numbers.data());
+    plait::kernels::adamw_update(device, std::span<const adamw_tensor<M, G, W>>(table), settings, numbers.data());
   }
   std::vector<values> made;
   for (std::size_t t = 0; t < sizes.size(); ++t) {
@@ -193,10 +194,11 @@ clip_numbers clip_on_gpu(cuda& device, double squares, double limit) {
 TEST_CASE("adamw equals the processor's, for many tensors at a time") {
   cuda device;
   const adamw_settings settings{0.9, 0.95, 1e-8};
-  train<float, float>(device, settings, true);
-  train<float, bf16>(device, settings, true);
-  train<double, double>(device, settings, true);
-  CHECK(train<float, bf16>(device, settings, false) == train<float, bf16>(device, settings, false));
+  train<float, float, float>(device, settings, true);
+  train<float, float, bf16>(device, settings, true);
+  train<float, bf16, bf16>(device, settings, true);
+  train<double, double, double>(device, settings, true);
+  CHECK(train<float, float, bf16>(device, settings, false) == train<float, float, bf16>(device, settings, false));
   device.synchronize();
 }
 
@@ -207,6 +209,9 @@ TEST_CASE("adamw with rounded moments and values equals the processor's, with th
   compare_rounded<bf16, float, float>(device);
   compare_rounded<bf16, float, bf16>(device);
   compare_rounded<bf16, float, std::uint8_t>(device);
+  compare_rounded<bf16, bf16, float>(device);
+  compare_rounded<bf16, bf16, bf16>(device);
+  compare_rounded<bf16, bf16, std::uint8_t>(device);
   compare_rounded<double, double, bf16>(device);
   compare_rounded<double, double, std::uint8_t>(device);
   device.synchronize();
@@ -227,7 +232,7 @@ TEST_CASE_TEMPLATE("sums equal those of the processor in every size", T, float, 
   }
 }
 
-TEST_CASE_TEMPLATE("squares of many tensors are added to what is there", T, float, double) {
+TEST_CASE_TEMPLATE("squares of many tensors are added to what is there", T, float, double, bf16) {
   cuda device;
   std::vector<std::unique_ptr<number_array<T>>> arrays;
   std::vector<const_elements<T>> parts;

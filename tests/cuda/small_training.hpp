@@ -83,7 +83,7 @@ inline training_outcome train_small(const scenario& s, bool as_graph, bool inter
 /// The optimizers that there are, with each kind of state.
 inline std::vector<optimizer_options> every_optimizer() {
   return {adamw_options{}, adamw_options{.moments = moment_type::bf16}, adamw_options{.moments = moment_type::int8},
-          muon_options{}};
+          muon_options{}, muon_options{.adamw = {.moments = moment_type::bf16}}};
 }
 
 }  // namespace plait::test

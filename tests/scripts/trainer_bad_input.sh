@@ -116,7 +116,7 @@ refused "--reduce-in 'half' is unknown; legal are full, bf16" --reduce-in half
 refused '--reduce-in bf16 is for gradients in float; with --precision double, full' --reduce-in bf16 --precision double --mesh dp=2
 refused '--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one' --reduce-in bf16
 refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
-refused '--moments int8 is for --optimizer adamw; with muon, full is legal' --moments int8 --optimizer muon
+refused '--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal' --moments int8 --optimizer muon
 refused '--moments int8 has a scale for each 256 elements, which --data-parallel zero1 with --shard even cuts; legal are' \
   --moments int8 --data-parallel zero1 --mesh dp=2
 refused "--optimizer 'sgd' is unknown; legal are adamw, muon" --optimizer sgd

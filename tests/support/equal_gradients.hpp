@@ -27,6 +27,7 @@ struct made_run {
   gradient_wire wire = gradient_wire::full;
   data_axes axes{};
   std::int64_t steps = 3;
+  bool every_rank = false;  ///< whether each data rank has a term of its own of a pending sum, not the first alone
   llama_config config = small_config(8, 4);
 };
 
@@ -61,11 +62,18 @@ made_outcome run_made_gradients(const made_run& how, const optimizer_options& op
         model.visit_unit(u, [&](auto& p) {
           auto* const to = p.used_gradient(device);
           const layout gradient = dual(p.used());
-          for (const axis_id axis : w.shape().axes)  // a pending sum has one term
-            if (gradient.state_of(axis) == state::partial && w.coordinate(axis) != 0) return;
+          std::string name = p.name();
+          for (const axis_id axis : w.shape().axes) {
+            const bool data = axis == axis_of<dp> || axis == axis_of<cp>;
+            if (gradient.state_of(axis) != state::partial || (how.every_rank && data)) continue;
+            if (w.coordinate(axis) != 0) return;  // a pending sum has one term
+          }
+          if (how.every_rank)
+            name +=
+                std::to_string(w.coordinate(axis_of<dp>) * w.shape().extent(axis_of<cp>) + w.coordinate(axis_of<cp>));
           const auto map = kernels::run_map::of(p.part());
           for (std::int64_t i = 0; i < p.size(); ++i)
-            to[i] = static_cast<gradient_of<Precision>>(made_gradient(p.name(), step, map.global_of_element(i)));
+            to[i] = converted<gradient_of<Precision>>(made_gradient(name, step, map.global_of_element(i)));
         });
         units.reduce(ctx, u);
         units.finish_reduction(ctx, u, all);

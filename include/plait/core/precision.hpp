@@ -50,9 +50,10 @@ struct precision<bf16_no_masters> {
   using statistic = float;
 };
 
-/// bf16 with gradients in bf16 as well, as programs have that keep their own masters and optimizer: each pass sums in
-/// float what it adds, and rounds when it adds it, so that gradients of many microbatches lose what is below 2^-9 of
-/// them. Optimizers of plait take gradients in float or double.
+/// bf16 with gradients in bf16 as well, and no masters: each pass sums in float what it adds, and rounds when it adds
+/// it, so that gradients of many microbatches lose what is below 2^-9 of them. A parameter, its gradient and AdamW's
+/// two moments in bf16 take 8 bytes for each element. Ranks sum gradients in bf16, or, with `gradient_wire::f32`, in
+/// float.
 struct bf16_gradients {};
 template <>
 struct precision<bf16_gradients> {
@@ -60,6 +61,17 @@ struct precision<bf16_gradients> {
   using weight = bf16;
   using gradient = bf16;
   using master = bf16;
+  using statistic = float;
+};
+
+/// Likewise, with float masters: what an optimizer adds to weights is not rounded, but for what gradients have lost.
+struct bf16_gradients_float_masters {};
+template <>
+struct precision<bf16_gradients_float_masters> {
+  using activation = bf16;
+  using weight = bf16;
+  using gradient = bf16;
+  using master = float;
   using statistic = float;
 };
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -139,10 +140,10 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
                          reduce_op::sum);
     if (!reductions_) return;
-    if (wire_ == gradient_wire::bf16) {
-      sent_ = make_collective_buffer<bf16>(ctx.device, static_cast<std::size_t>(total_));
-      kernels::cast(ctx.device, summed_, sent_.template data<bf16>(), total_);
-      start_sum(sent_.template data<bf16>(), own_sent(), dtype::bf16);
+    if (wire_ != gradient_wire::full) {
+      sent_ = make_collective_buffer<sent_type>(ctx.device, static_cast<std::size_t>(total_));
+      kernels::cast(ctx.device, summed_, sent_.template data<sent_type>(), total_);
+      start_sum(sent_.template data<sent_type>(), own_sent(), dtype_of<sent_type>);
     } else {
       start_sum(summed_, gradients_, type);
     }
@@ -156,7 +157,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     if (canonical_) {
       terms_.finish(ctx, gradients_);
     } else if (!sent_.empty()) {
-      if (copies_) copies_->all_reduce(own_sent(), own_sent(), n, dtype::bf16, reduce_op::sum);
+      if (copies_) copies_->all_reduce(own_sent(), own_sent(), n, dtype_of<sent_type>, reduce_op::sum);
       kernels::cast(ctx.device, own_sent(), gradients_, static_cast<std::int64_t>(n));
       sent_.reset();
     } else if (copies_) {
@@ -180,6 +181,8 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
  private:
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
+  /// The type in which gradients travel that do not in their own.
+  using sent_type = std::conditional_t<std::is_same_v<gradient_type, bf16>, float, bf16>;
   struct range {
     std::int64_t begin = 0, end = 0;
     any_communicator* comm = nullptr;
@@ -351,7 +354,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
           .swap(reduction_);
   }
   /// Where this rank's gradients are summed as they are sent.
-  bf16* own_sent() { return sent_.template data<bf16>() + (axes_.empty() ? 0 : rank_ * piece_); }
+  sent_type* own_sent() { return sent_.template data<sent_type>() + (axes_.empty() ? 0 : rank_ * piece_); }
   void set_current(bool current) {
     for (const member& m : members_) home::set_current(*m.who, current);
   }

@@ -61,8 +61,14 @@ enum class gradient_wire : std::uint8_t {
   /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
   /// gradients while they travel, and each term, and each partial sum that a backend sends on, is rounded by at most
   /// 2^-9 of itself.
-  bf16
+  bf16,
+  /// Of gradients in bf16: widened to float, for twice their bytes, so that the sum over ranks is rounded once. A step
+  /// has memory for such a copy as well.
+  f32
 };
+constexpr const char* name_of(gradient_wire wire) {
+  return wire == gradient_wire::full ? "full" : wire == gradient_wire::bf16 ? "bf16" : "f32";
+}
 
 /// The communicators of data parallelism on one rank. Gathers and reductions have their own, so that a gather of the
 /// next unit does not queue behind the reduction of the last, and neither behind a collective of a layer.

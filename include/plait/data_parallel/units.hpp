@@ -32,9 +32,13 @@ class parameter_units {
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
                   bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full)
       : level_(level), cut_(cut), wire_(wire), ranks_(ctx.ranks, axes) {
-    if (wire != gradient_wire::full && !std::is_same_v<gradient_of<Precision>, float>)
-      fail({"data parallelism: gradient_wire::bf16 is for gradients in float, and here they are in ",
-            plait::name_of(dtype_of<gradient_of<Precision>>), "; legal is full"});
+    constexpr dtype type = dtype_of<gradient_of<Precision>>;
+    if ((wire == gradient_wire::bf16 && type != dtype::f32) || (wire == gradient_wire::f32 && type != dtype::bf16))
+      fail({"data parallelism: gradient_wire::", plait::name_of(wire), " is for gradients in ",
+            wire == gradient_wire::bf16 ? "float" : "bf16", ", and here they are in ", plait::name_of(type), "; legal ",
+            type == dtype::f64   ? "is full"
+            : type == dtype::f32 ? "are full and bf16"
+                                 : "are full and f32"});
     if (wire != gradient_wire::full && ctx.numerics.canonical())
       fail(
           "data parallelism: canonical numerics (deterministic) sum gradients in their own type; gradient_wire is "
@@ -216,10 +220,9 @@ class parameter_units {
           fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
                 why, "; use zero_level::replicated"});
         if (wire_ != gradient_wire::full && p->trainable())
-          fail(
-              {"data parallelism: gradient_wire::bf16 is for gradients that are reduced side by side, and the "
-               "parameter ",
-               p->name(), why, "; use gradient_wire::full"});
+          fail({"data parallelism: gradient_wire::", plait::name_of(wire_),
+                " is for gradients that are reduced side by side, and the parameter ", p->name(), why,
+                "; use gradient_wire::full"});
         u.alone.push_back(p);
         continue;
       }

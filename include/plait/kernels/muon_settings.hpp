@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "plait/version.hpp"
+#include "plait/core/dtype.hpp"
+#include "plait/kernels/stochastic_rounding.hpp"
 
 namespace plait::kernels {
 
@@ -15,13 +16,24 @@ struct muon_settings {
 };
 
 /// One tensor, or a piece of one, whose momentum a step updates: `size` elements of each array. G and M are the same
-/// type.
+/// type, or G is bf16 where M is float.
 template <class M, class G>
 struct muon_momentum_tensor {
   const G* gradient = nullptr;
   M* momentum = nullptr;
   M* direction = nullptr;  ///< receives what is made orthogonal next
   std::int64_t size = 0;
+};
+
+/// Likewise, where momenta are kept in bf16: rounded stochastically, because the nearest of numbers that are 1/256
+/// apart would forget small gradients for ever.
+template <class M, class G>
+struct muon_rounded_tensor {
+  const G* gradient = nullptr;
+  bf16* momentum = nullptr;
+  M* direction = nullptr;
+  std::int64_t size = 0;
+  rounded_elements elements{};
 };
 
 /// One tensor, or a piece of one, whose values a step updates: `size` elements of each array.

@@ -1,6 +1,7 @@
 // program: training_step
 // Gradients that are reduced over data ranks in bf16: half the bytes, the same on every number of ranks where one has
 // all of a sum, and near those that are reduced in float.
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -86,12 +87,47 @@ TEST_CASE("a gradient in the caller's memory is not reduced in bf16") {
             "lies in the caller's memory; use gradient_wire::full"));
 }
 
-TEST_CASE("gradients of other types than float are not reduced in bf16") {
-  std::string text;
-  try {
-    run_made_gradients<double>(over(2, zero_level::optimizer, gradient_wire::bf16), {});
-  } catch (const error& e) {
-    text = e.what();
+TEST_CASE("gradients in bf16 are reduced in float where that is asked for, with twice the bytes") {
+  using precision_type = bf16_gradients_float_masters;
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    const made_outcome narrow = run_made_gradients<precision_type>(over(2, level, gradient_wire::full), {});
+    const made_outcome wide = run_made_gradients<precision_type>(over(2, level, gradient_wire::f32), {});
+    CHECK(equal_bits(narrow, wide));  // a made sum has one term, which float holds
+    CHECK(narrow.reduced_bytes > 0);
+    CHECK(wide.reduced_bytes == 2 * narrow.reduced_bytes);
   }
-  CHECK(has(text, "gradient_wire::bf16 is for gradients in float, and here they are in double; legal is full"));
+}
+
+TEST_CASE("gradients in bf16 that are reduced in float are rounded once, however their ranks are grouped") {
+  const auto run = [](made_run how) {
+    how.every_rank = true;
+    return run_made_gradients<bf16_gradients_float_masters>(how, {});
+  };
+  made_run hybrid = over(2, zero_level::gradients, gradient_wire::f32);
+  hybrid.cp = 2;
+  hybrid.axes = {axis_list(axis_of<dp>), axis_list(axis_of<cp>)};
+  const made_outcome once = run(over(4, zero_level::replicated, gradient_wire::f32));
+  CHECK(equal_bits(run(hybrid), once));
+  hybrid.wire = gradient_wire::full;  // rounded by the pair that shares pieces, and by its copies
+  CHECK(!equal_bits(run(hybrid), once));
+}
+
+TEST_CASE("gradients of other types than float are not reduced in bf16, nor others than bf16 widened") {
+  const auto refusal = [](auto run) -> std::string {
+    try {
+      run();
+    } catch (const error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(has(refusal([] { run_made_gradients<double>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
+            "gradient_wire::bf16 is for gradients in float, and here they are in double; legal is full"));
+  CHECK(has(refusal([] { run_made_gradients<float>(over(2, zero_level::optimizer, gradient_wire::f32), {}); }),
+            "gradient_wire::f32 is for gradients in bf16, and here they are in float; legal are full and bf16"));
+  CHECK(
+      has(refusal([] { run_made_gradients<bf16_gradients>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
+          "gradient_wire::bf16 is for gradients in float, and here they are in bf16; legal are full and f32"));
 }

@@ -1,6 +1,7 @@
 // program: training_step
 // AdamW with moments in bf16 and in 8 bits: the same bits on every number of data ranks, the bytes they take, and the
 // cuts that are refused.
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -77,6 +78,28 @@ TEST_CASE("values without masters are rounded alike on every mesh") {
             "muon: this precision has no master weights; legal are float, double and bf16, and with this one adamw"));
 }
 
+TEST_CASE("Muon's momenta in bf16 are rounded alike on every number of data ranks, and take half the bytes") {
+  const muon_options narrow{.adamw = with(moment_type::bf16)};
+  const made_outcome one = run_made_gradients<float>({}, narrow), full = run_made_gradients<float>({}, muon_options{});
+  CHECK(!equal_bits(one, full));
+  CHECK(2 * one.state_predicted == full.state_predicted);
+  CHECK(one.state_bytes < full.state_bytes);
+  for (const std::int64_t ranks : {2, 4}) {
+    CHECK(equal_bits(run_made_gradients<float>({.dp = ranks}, narrow), one));
+    for (const zero_level level : cutting_levels)
+      CHECK(
+          equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = bucket_cut::whole}, narrow), one));
+  }
+  // Near the full ones: a rounding moves a momentum by at most 2^-7 of itself, and a direction little.
+  double squares = 0, apart = 0;
+  for (std::size_t i = 0; i < one.values.size(); ++i)
+    for (std::size_t k = 0; k < one.values[i].values.size(); ++k) {
+      squares += std::pow(full.values[i].values[k], 2);
+      apart += std::pow(one.values[i].values[k] - full.values[i].values[k], 2);
+    }
+  CHECK(std::sqrt(apart / squares) < 1e-2);
+}
+
 TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 of each block") {
   made_run how;
   how.config.hidden = 96, how.config.ffn = 256;
@@ -107,8 +130,8 @@ TEST_CASE("8-bit moments refuse a cut within blocks, and Muon what it does not k
       refusal_of({.dp = 2, .level = zero_level::parameters, .cut = bucket_cut::blocks(384)}, with(moment_type::int8)),
       "at any multiple of 384"));
   CHECK(refusal_of(even, with(moment_type::bf16)).empty());
-  CHECK(
-      has(refusal_of({}, muon_options{.adamw = with(moment_type::int8)}), "muon: adamw.moments = int8, must be full"));
+  CHECK(has(refusal_of({}, muon_options{.adamw = with(moment_type::int8)}),
+            "muon: adamw.moments = int8, must be full or bf16"));
   CHECK(has(refusal_of({}, with(static_cast<moment_type>(9))), "adamw: moments = 9, must be full, bf16 or int8"));
   for (const std::int64_t n : {0, -128, 100, 65664}) {
     CAPTURE(n);

@@ -31,7 +31,9 @@ struct adamw_arithmetic {
         epsilon(static_cast<A>(settings.epsilon)),
         gradient_scale(static_cast<A>(scalars.gradient_scale)) {}
 
-  void update(A* master, const A* gradient, A* m, A* v, std::int64_t n, A decay) const {
+  /// G has as many lanes as A: it is A, or bf16 for floats.
+  template <class G>
+  void update(A* master, const G* gradient, A* m, A* v, std::int64_t n, A decay) const {
     using pack = simd::pack<A>;
     constexpr std::int64_t w = simd::lanes<A>;
     const auto step = [=, *this](pack& p, pack g, pack& mean, pack& square) {
@@ -72,7 +74,7 @@ A adamw_decay(const adamw_scalars& scalars, double weight_decay) {
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
 /// Where `scalars->update` is 0, nothing. `scalars` lies in the device's memory. M and G are the same type, float or
-/// double.
+/// double, or G is bf16 where M is float.
 template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {

@@ -55,8 +55,8 @@ std::uint8_t round_moments(const A* from, bool second, const std::uint32_t* word
 
 /// One step of AdamW on every tensor, in place, as `adamw_update` of kernels/cpu/adamw.hpp does it, with moments that
 /// are rounded for memory, and where M is bf16, values too: they are updated by moments that are not rounded yet. An
-/// element's result depends on its own numbers and, where moments are codes, on its block's alone. S is the type of the
-/// arithmetic, bf16 or std::uint8_t.
+/// element's result depends on its own numbers and, where moments are codes, on its block's alone. G is the type of the
+/// arithmetic, or bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
 template <class M, class G, class W, class S>
 void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars) {

@@ -10,6 +10,7 @@
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/adamw_settings.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
+#include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cpu/simd.hpp"
 #include "plait/kernels/muon_settings.hpp"
 
@@ -19,7 +20,7 @@ namespace plait::kernels {
 ///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
 ///   direction = g + b (momentum - g), or momentum without Nesterov.
 /// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in the device's
-/// memory. M and G are the same type, float or double.
+/// memory. M and G are the same type, float or double, or G is bf16 where M is float.
 template <class M, class G>
 void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
@@ -36,6 +37,27 @@ void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tens
     simd::transform(
         t.size, t.direction, [=](pack m, pack g) { return g * scale + (m - g * scale) * ahead; }, t.momentum,
         t.gradient);
+  }
+}
+
+/// Likewise with momenta in bf16, from which directions are made before they are rounded.
+template <class M, class G>
+void muon_momentum(cpu& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
+                   const adamw_scalars* scalars) {
+  constexpr std::int64_t block = 256;
+  alignas(64) M momentum[block];
+  alignas(64) std::uint32_t words[block];
+  for (const muon_rounded_tensor<M, G>& t : tensors) {
+    for (std::int64_t at = 0; at < t.size; at += block) {
+      const std::int64_t n = std::min(block, t.size - at);
+      for (std::int64_t i = 0; i < n; ++i) momentum[i] = converted<M>(t.momentum[at + i]);
+      const muon_momentum_tensor<M, G> one{t.gradient + at, momentum, t.direction + at, n};
+      muon_momentum(device, std::span<const muon_momentum_tensor<M, G>>(&one, 1), settings, scalars);
+      if (scalars->update == 0) continue;
+      detail::element_words(t.elements.map, t.elements.first + at, n, scalars->rounding, t.elements.stream, words);
+      for (std::int64_t i = 0; i < n; ++i)
+        t.momentum[at + i] = to_bf16_stochastically(static_cast<float>(momentum[i]), words[i]);
+    }
   }
 }
 

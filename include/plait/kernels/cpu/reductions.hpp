@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/cpu/elementwise.hpp"
@@ -106,8 +107,16 @@ template <class G>
 void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int64_t* bins) {
   constexpr std::int64_t block = 2048;
   for (const const_elements<G>& part : parts)
-    for (std::int64_t at = 0; at < part.size; at += block)
-      detail::add_block_of_squares(part.data + at, std::min(block, part.size - at), bins);
+    for (std::int64_t at = 0; at < part.size; at += block) {
+      const std::int64_t n = std::min(block, part.size - at);
+      if constexpr (std::is_same_v<G, bf16>) {
+        float wide[block];
+        for (std::int64_t i = 0; i < n; ++i) wide[i] = widened(part.data[at + i]);
+        detail::add_block_of_squares(wide, n, bins);
+      } else {
+        detail::add_block_of_squares(part.data + at, n, bins);
+      }
+    }
 }
 /// *out = the sum that the bins are.
 inline void sum_of_bins(cpu&, const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }

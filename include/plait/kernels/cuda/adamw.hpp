@@ -16,7 +16,7 @@ namespace plait::kernels {
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
 /// Where `scalars->update` is 0, nothing. `scalars` lies in device memory. M, G, W: (float, float, float), (double,
-/// double, double), (float, float, bf16).
+/// double, double), (float, float, bf16), (float, bf16, bf16).
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars);

@@ -141,6 +141,8 @@
   PLAIT_KERNEL(void rope_table(cuda&, const std::int64_t*, std::int64_t, std::span<const double>, S*, S*))        \
   PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_momentum_tensor<S, S>>, const muon_settings&,       \
                                   const adamw_scalars*))                                                          \
+  PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_rounded_tensor<S, S>>, const muon_settings&,        \
+                                  const adamw_scalars*))                                                          \
   PLAIT_KERNEL(void divide_by_norm(cuda&, const S*, S*, std::int64_t, const double*, double))                     \
   PLAIT_KERNEL(void add_exact_squares(cuda&, std::span<const const_elements<S>>, std::int64_t*))                  \
   PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<S>>, double*))
@@ -170,6 +172,25 @@ PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16,
                                const adamw_settings&, const adamw_scalars*))
 PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, float, bf16, std::uint8_t>>,
                                const adamw_settings&, const adamw_scalars*))
+
+// Gradients in bf16, with masters and without.
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_tensor<float, bf16, bf16>>, const adamw_settings&,
+                               const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<float, bf16, bf16, bf16>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<float, bf16, bf16, std::uint8_t>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, bf16, bf16, float>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, bf16, bf16, bf16>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void adamw_update(cuda&, std::span<const adamw_rounded_tensor<bf16, bf16, bf16, std::uint8_t>>,
+                               const adamw_settings&, const adamw_scalars*))
+PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_momentum_tensor<float, bf16>>, const muon_settings&,
+                                const adamw_scalars*))
+PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_rounded_tensor<float, bf16>>, const muon_settings&,
+                                const adamw_scalars*))
+PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<bf16>>, double*))
 
 // Context parallelism in bf16 merges attention in float.
 PLAIT_KERNEL(void attention_forward(cuda&, const bf16*, const bf16*, const bf16*, float*, float*,

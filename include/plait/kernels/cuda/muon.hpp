@@ -17,9 +17,14 @@ namespace plait::kernels {
 ///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
 ///   direction = g + b (momentum - g), or momentum without Nesterov.
 /// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in device memory.
-/// M, G: (float, float), (double, double).
+/// M, G: (float, float), (double, double), (float, bf16).
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
+                   const adamw_scalars* scalars);
+
+/// Likewise with momenta in bf16, rounded by the processor's random bits.
+template <class M, class G>
+void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
 
 /// The update of one step on every tensor, in place:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plait/device/cuda_launch.hpp"
+#include "plait/kernels/cuda/adamw_rounded.hpp"
 #include "plait/kernels/cuda/math.hpp"
 #include "plait/kernels/cuda/tensor_table.hpp"
 
@@ -32,6 +33,7 @@ __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tenso
                                           const muon_settings settings, const adamw_scalars* scalars) {
   constexpr int width = vector16<M>::size;
   using pack = element_pack<M, width>;
+  using gradients = element_pack<G, width>;
   const chunk_of_entry here(table);
   const G* const gradient = table.entries[here.entry].gradient + here.begin;
   M* const momentum = table.entries[here.entry].momentum + here.begin;
@@ -50,16 +52,42 @@ __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tenso
     done = here.size / width * width;
     for (int i = static_cast<int>(threadIdx.x) * width; i < done; i += muon_threads * width) {
       pack m = *reinterpret_cast<pack*>(momentum + i), d;
-      const pack g = *reinterpret_cast<const pack*>(gradient + i);
-      for (int j = 0; j < width; ++j) d.at[j] = next(m.at[j], g.at[j]);
+      const gradients g = *reinterpret_cast<const gradients*>(gradient + i);
+      for (int j = 0; j < width; ++j) d.at[j] = next(m.at[j], number<M>(g.at[j]));
       *reinterpret_cast<pack*>(momentum + i) = m;
       *reinterpret_cast<pack*>(direction + i) = d;
     }
   }
   for (int i = done + static_cast<int>(threadIdx.x); i < here.size; i += muon_threads) {
     M m = momentum[i];
-    direction[i] = next(m, gradient[i]);
+    direction[i] = next(m, number<M>(gradient[i]));
     momentum[i] = m;
+  }
+}
+
+template <class M, class G>
+__global__ static void muon_rounded_momentum_step(const tensor_table<muon_rounded_tensor<M, G>> table,
+                                                  const muon_settings settings, const adamw_scalars* scalars) {
+  constexpr int together = 4;  // elements whose random words come from one block of Philox
+  const chunk_of_entry here(table);
+  const muon_rounded_tensor<M, G>& entry = table.entries[here.entry];
+  const bool skipped = scalars->update == 0.0;
+  const M scale = static_cast<M>(scalars->gradient_scale), rest = static_cast<M>(1.0 - settings.momentum);
+  const M ahead = static_cast<M>(settings.nesterov ? settings.momentum : 1.0);
+  neighbours_words words(entry.elements, scalars->rounding);
+  for (int i = static_cast<int>(threadIdx.x) * together; i < here.size; i += muon_threads * together) {
+    for (int j = i; j < i + together && j < here.size; ++j) {
+      const std::int64_t at = here.begin + j;
+      M direction = 0;
+      if (!skipped) {
+        const M g = number<M>(entry.gradient[at]) * scale;
+        M m = number<M>(entry.momentum[at]);
+        m += (g - m) * rest;
+        direction = g + (m - g) * ahead;
+        entry.momentum[at] = to_bf16_stochastically(static_cast<float>(m), words.of(at));
+      }
+      entry.direction[at] = direction;
+    }
   }
 }
 
@@ -115,6 +143,15 @@ void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> ten
   detail::for_each_table(tensors, detail::muon_chunk, [&](const auto& table, int chunks) {
     plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::muon_threads},
                           detail::muon_momentum_step<M, G>, table, settings, scalars);
+  });
+}
+
+template <class M, class G>
+void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
+                   const adamw_scalars* scalars) {
+  detail::for_each_table(tensors, detail::muon_chunk, [&](const auto& table, int chunks) {
+    plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::muon_threads},
+                          detail::muon_rounded_momentum_step<M, G>, table, settings, scalars);
   });
 }
 

@@ -70,10 +70,6 @@ class adamw {
   using G = gradient_of<Precision>;
   using W = weight_of<Precision>;
   using A = arithmetic<M>;
-  static_assert(
-      !std::is_same_v<G, bf16>,
-      "optimizers take gradients in float or double, and this precision has them in bf16: update its parameters "
-      "with an optimizer of your own, or use bf16 or bf16_no_masters");
 
  public:
   using reduced = reduced_gradient<Precision, Device>;

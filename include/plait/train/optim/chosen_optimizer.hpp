@@ -26,7 +26,9 @@ std::size_t moment_bytes(const optimizer_options& options, const parameter_info&
   constexpr std::size_t full = sizeof(arithmetic<master_of<Precision>>);
   if (const auto* const only = std::get_if<adamw_options>(&options))
     return kernels::places_of(only->moments, full, elements, place).bytes;
-  return static_cast<std::size_t>(is_hidden_matrix(info) ? elements : 2 * elements) * full;
+  const kernels::moment_places both =
+      kernels::places_of(std::get<muon_options>(options).adamw.moments, full, elements, place);
+  return is_hidden_matrix(info) ? both.second : both.bytes;  // one of the two
 }
 
 /// An optimizer whose kind its options say.

@@ -58,8 +58,8 @@ class muon {
     if (!is_hidden_matrix(p.info())) return others_.visit_state(ctx, p, f);
     const std::int64_t n = p.piece().size();
     if (n == 0) return;
-    f(optimizer_tensor{"momentum_buffer", optimizer_tensor::code::none, dtype_of<M>,
-                       momenta_.find(ctx, p.name(), n, static_cast<std::size_t>(n) * sizeof(M)), nullptr, 0, n});
+    f(optimizer_tensor{"momentum_buffer", optimizer_tensor::code::none, narrow() ? dtype::bf16 : dtype_of<M>,
+                       momenta_.find(ctx, p.name(), n, momentum_bytes(n)), nullptr, 0, n});
   }
 
   /// Throws where data parallelism cuts a hidden matrix, or another parameter as `adamw::prepare` says. Collective: a
@@ -106,10 +106,12 @@ class muon {
   /// A hidden matrix in a step.
   struct matrix {
     const G* gradient;
-    M *momentum, *master;
+    std::byte* momentum;
+    M* master;
     W* rounded;
     std::int64_t columns, size;
     double scale, decay;
+    kernels::rounded_elements elements;
   };
   /// The matrices that the same axes shard, by their places in the step.
   struct group {
@@ -122,8 +124,7 @@ class muon {
     auto& p = g.parameter();
     const G* const gradient = g.data();
     const auto target = p.begin_update();
-    auto* const momentum =
-        reinterpret_cast<M*>(momenta_.update(ctx, p.name(), p.size(), static_cast<std::size_t>(p.size()) * sizeof(M)));
+    std::byte* const momentum = momenta_.update(ctx, p.name(), p.size(), momentum_bytes(p.size()));
     const std::int64_t rows = p.info().shape[0], columns = p.info().shape[1];
     const double rate = options_.learning_rate_ratio;
     return {gradient,
@@ -133,7 +134,12 @@ class muon {
             columns,
             p.size(),
             rate * scale_of(options_.scale, rows, columns),
-            p.info().decays ? rate * options_.weight_decay : 0.0};
+            p.info().decays ? rate * options_.weight_decay : 0.0,
+            {kernels::run_map::of(p.part()), 0, p.stream_of(p.name())}};
+  }
+  bool narrow() const { return options_.adamw.moments == moment_type::bf16; }
+  std::size_t momentum_bytes(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements) * (narrow() ? sizeof(bf16) : sizeof(M));
   }
 
   static std::vector<group> share_out(const context<Device>& ctx, const std::vector<reduced>& matrices) {
@@ -162,16 +168,25 @@ class muon {
            const std::vector<matrix>& all) {
     auto directions = make_collective_buffer<M>(ctx.device, r.part_elements());
     std::vector<kernels::muon_momentum_tensor<M, G>> momenta;
+    std::vector<kernels::muon_rounded_tensor<M, G>> narrow_momenta;
     std::vector<kernels::muon_tensor<M, W>> updates;
     for (std::size_t owner = 0; owner < r.matrices.size(); ++owner) {
       if (r.matrices[owner] < 0) continue;
       const matrix& m = all[of_axes.members[static_cast<std::size_t>(r.matrices[owner])]];
       M* const direction = directions.template data<M>() + r.part_at[owner];
-      momenta.push_back({m.gradient, m.momentum, direction, m.size});
+      if (narrow())
+        narrow_momenta.push_back({m.gradient, reinterpret_cast<bf16*>(m.momentum), direction, m.size, m.elements});
+      else
+        momenta.push_back({m.gradient, reinterpret_cast<M*>(m.momentum), direction, m.size});
       updates.push_back({m.master, direction, m.rounded, m.size, m.scale, m.decay});
     }
-    kernels::muon_momentum(ctx.device, std::span<const kernels::muon_momentum_tensor<M, G>>(momenta),
-                           kernels::muon_settings{options_.momentum, options_.nesterov}, others_.scalars());
+    const kernels::muon_settings settings{options_.momentum, options_.nesterov};
+    if (narrow())
+      kernels::muon_momentum(ctx.device, std::span<const kernels::muon_rounded_tensor<M, G>>(narrow_momenta), settings,
+                             others_.scalars());
+    else
+      kernels::muon_momentum(ctx.device, std::span<const kernels::muon_momentum_tensor<M, G>>(momenta), settings,
+                             others_.scalars());
     buffer<Device> collected;
     if (!of_axes.owners.alone()) collected = of_axes.owners.collect(ctx.device, r, directions.data(), dtype_of<M>);
     if (r.own >= 0) {

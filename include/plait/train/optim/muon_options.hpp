@@ -27,7 +27,7 @@ struct muon_options {
   double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices over that of a step, which AdamW has
   double weight_decay = 0.1;         ///< on hidden matrices that decay
   newton_schulz_options newton_schulz{};
-  adamw_options adamw{};  ///< for every other parameter
+  adamw_options adamw{};  ///< for every other parameter; its `moments` are the form of Muon's momentum as well
 };
 
 /// Throws unless the options are legal.
@@ -41,8 +41,8 @@ inline void check(const muon_options& o) {
   if (o.newton_schulz.steps < 1) fail({"muon: newton_schulz.steps = ", o.newton_schulz.steps, ", must be at least 1"});
   if (!(o.newton_schulz.epsilon > 0))
     fail({"muon: newton_schulz.epsilon = ", o.newton_schulz.epsilon, ", must be positive"});
-  if (o.adamw.moments != moment_type::full)
-    fail({"muon: adamw.moments = ", name_of(o.adamw.moments), ", must be full, as Muon's own momentum is"});
+  if (o.adamw.moments != moment_type::full && o.adamw.moments != moment_type::bf16)
+    fail({"muon: adamw.moments = ", name_of(o.adamw.moments), ", must be full or bf16, as Muon's own momentum is"});
 }
 
 /// Returns the factor of a matrix' update.
