@@ -20,7 +20,7 @@ import table
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAMS = pathlib.Path()
-TINY = expected.Shape(tokens=32, hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=96,
+TINY = expected.Shape(tokens=32, microbatches=2, hidden=64, layers=2, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=96,
                       optimizer_layers=1, table_rows=8)
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 VECTOR_KERNELS = """
@@ -36,7 +36,8 @@ void use(plait::cuda& d, bf16* x, float* s) {
 """
 FAKE_PYTHON = """#!/bin/sh
 case "$1" in
-  *pytorch_step.py) echo '{"id": "pytorch.'$3'.tokens_per_second", "value": 1.0}' ;;
+  *pytorch_step.py) for what in $3.tokens_per_second attention.$3.forward attention.$3.backward; do
+      echo '{"id": "pytorch.'$what'", "value": 1.0}'; done ;;
   *) exec python3 "$@" ;;
 esac
 """
@@ -58,10 +59,10 @@ class Run(unittest.TestCase):
             (cls.home / name).mkdir()
         script(cls.home / "bin/nvidia-smi", "#!/bin/sh\necho 'NVIDIA Stand In, 9.0'\n")
         script(cls.home / "python", FAKE_PYTHON)
-        for program in ("memory", "linears", "attention", "step", "collective"):
+        for program in ("memory", "linears", "attention", "choices", "step", "collective"):
             script(cls.home / f"build/bench_cuda_{program}",
                    f'#!/bin/sh\nexec "{PROGRAMS.resolve()}/dry_cuda_{program}" --tiny "$@"\n')
-        cls.done = cls.run_script(cls, "memory,linears,attention,collective,step,pytorch")
+        cls.done = cls.run_script(cls, "memory,linears,attention,choices,collective,step,pytorch")
         cls.results = {}
         for file in (cls.home / "out").glob("*.jsonl"):
             for line in file.read_text().splitlines():
@@ -110,6 +111,10 @@ class Run(unittest.TestCase):
                                  expected.attention_operations(direction, TINY, seq // 256))
             self.assertEqual(self.results[f"step.{seq}.mfu"]["operations_per_token"],
                              expected.model_operations(TINY, seq // 256) / TINY.tokens)
+            self.assertEqual(self.results[f"step.{seq}.launched.over_kernels"]["launches"], expected.launches(TINY))
+        for name, steps in (("rms_norm_forward", 2 * 2 * 2 + 2), ("swiglu_backward", 2 * 2), ("cross_entropy_forward", 2),
+                            ("merge_lse", 0), ("adamw", TINY.parameters() / TINY.layer_parameters())):
+            self.assertAlmostEqual(self.results[f"memory.{name}"]["step_calls"], steps, 3, name)
 
     def test_a_step_that_fails_is_named_and_the_rest_is_reported(self) -> None:
         (self.home / "build/bench_cuda_linears").rename(self.home / "build/hidden")
@@ -119,7 +124,7 @@ class Run(unittest.TestCase):
             (self.home / "build/hidden").rename(self.home / "build/bench_cuda_linears")
         self.assertEqual(done.returncode, 1)
         for text in ("FAILED tests", "no tests were built", "FAILED linears", "bench_cuda_linears was not built",
-                     "ok memory", "15 rows missing", "FAILED: tests (exit code 1", "FAILED: linears (exit code 1"):
+                     "ok memory", "30 rows missing", "FAILED: tests (exit code 1", "FAILED: linears (exit code 1"):
             self.assertIn(text, done.stdout)
         self.assertEqual(self.run_script("linears").returncode, 0)
 
@@ -216,35 +221,53 @@ class Table(unittest.TestCase):
         return [cell.strip() for cell in found[0].split("|")[1:-1]]
 
     def test_met_not_met_and_missing(self) -> None:
-        lines = table.table([{"id": "memory.swiglu_forward", "value": 0.85, "terabytes_per_second": 2.5},
+        lines = table.table([{"id": "memory.swiglu_forward", "value": 0.85, "terabytes_per_second": 2.5,
+                              "known": "3 TB/s", "seconds": 0.0004, "step_calls": 192},
+                             {"id": "step.2048.tokens_per_second", "value": 65536, "seconds": 2.0},
                              {"id": "memory.adamw", "value": 0.8499},
                              {"id": "step.2048.over_kernels", "value": 1.05, "method": "CUPTI"},
                              {"id": "step.4096.over_kernels", "value": 1.06},
                              {"id": "copy.kernel", "value": 3.012, "terabytes_per_second": 3.012}])
         self.assertEqual(self.line(lines, "SwiGLU, forward"),
-                         ["SwiGLU, forward", "0.85 of a copy (2.50 TB/s)", "at least 0.85", "yes"])
-        self.assertEqual(self.line(lines, "AdamW over 54 tensors")[3], "NO")
+                         ["SwiGLU, forward", "0.85 of a copy (2.50 TB/s)", "3 TB/s", "at least 0.85", "yes", "3.8 %"])
+        self.assertEqual(self.line(lines, "AdamW over 54 tensors")[4], "NO")
         self.assertEqual(self.line(lines, "step at 2048: time over its kernels'")[1:],
-                         ["1.05 (by CUPTI)", "at most 1.05", "yes"])
-        self.assertEqual(self.line(lines, "step at 4096: time over its kernels'")[3], "NO")
-        self.assertEqual(self.line(lines, "copy by a kernel"), ["copy by a kernel", "3.01 TB/s", "", ""])
-        self.assertEqual(self.line(lines, "SwiGLU, backward"), ["SwiGLU, backward", "", "at least 0.85", "MISSING"])
+                         ["1.05 (by CUPTI)", "", "at most 1.05", "yes", ""])
+        self.assertEqual(self.line(lines, "step at 4096: time over its kernels'")[4], "NO")
+        self.assertEqual(self.line(lines, "copy by a kernel"), ["copy by a kernel", "3.01 TB/s", "", "", "", ""])
+        self.assertEqual(self.line(lines, "SwiGLU, backward"),
+                         ["SwiGLU, backward", "", "", "at least 0.85", "MISSING", ""])
         self.assertFalse(any("cuDNN" in line for line in lines))
         wanted = sum(not row.optional for row in rows.rows())
-        self.assertEqual(lines[-1], f"2 targets met, 2 not met, {wanted - 5} rows missing.")
+        self.assertEqual(lines[-1], f"2 targets met, 2 not met, {wanted - 6} rows missing.")
 
     def test_the_ratio_takes_the_faster_of_our_two_ways(self) -> None:
         both = [{"id": "step.2048.tokens_per_second", "value": 40000},
                 {"id": "step.2048.launched.tokens_per_second", "value": 46000},
                 {"id": "pytorch.2048.tokens_per_second", "value": 40000}]
         self.assertEqual(self.line(table.table(both), "step at 2048 against PyTorch's")[1:],
-                         ["1.15 times", "at least 1.15", "yes"])
-        self.assertEqual(self.line(table.table(both[:2]), "step at 2048 against PyTorch's")[3], "MISSING")
+                         ["1.15 times", "40000 tokens/s", "at least 1.15", "yes", ""])
+        self.assertEqual(self.line(table.table(both[:2]), "step at 2048 against PyTorch's")[4], "MISSING")
+
+    def test_attention_counts_as_the_step_calls_it(self) -> None:
+        both = [{"id": "attention.own.4096.forward", "value": 200, "seconds": 0.002, "step_calls": 192},
+                {"id": "attention.cudnn.4096.forward", "value": 360, "seconds": 0.001, "step_calls": 192},
+                {"id": "pytorch.attention.4096.forward", "value": 400},
+                {"id": "step.4096.tokens_per_second", "value": 1, "seconds": 2.0}]
+        self.assertEqual(self.line(table.table(both), "attention, forward, 4096, against PyTorch's")[1:],
+                         ["0.90 times (360 TFLOP/s)", "400 TFLOP/s", "at least 1", "NO", "9.6 %"])
+
+    def test_two_ways_are_told_with_their_times(self) -> None:
+        lines = table.table([{"id": "choice.residual_norm", "value": 1.25, "seconds": 4e-5, "other_seconds": 5e-5,
+                              "step_calls": 0, "other": "a sum, then a norm"},
+                             {"id": "step.2048.tokens_per_second", "value": 1, "seconds": 2.0}])
+        self.assertEqual(self.line(lines, "a residual sum within the next norm")[1:],
+                         ["1.25 times as fast (40 us)", "50 us, a sum, then a norm", "at least 1.1", "yes", "not in it"])
 
     def test_only_and_optional_rows(self) -> None:
         lines = table.table([{"id": "attention.cudnn.2048.forward", "value": 351.2}], "attention.")
         self.assertEqual(self.line(lines, "cuDNN's attention, forward, 2048")[1], "351 TFLOP/s")
-        self.assertEqual(lines[-1], "0 targets met, 0 not met, 4 rows missing.")
+        self.assertEqual(lines[-1], "0 targets met, 0 not met, 9 rows missing.")
 
     def test_kernels_of_a_step(self) -> None:
         lines = table.kernels([{"id": "step.2048.one_kernel", "value": 0.0125, "count": 24, "share": 0.25, "name": "f"}])

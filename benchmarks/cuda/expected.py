@@ -4,7 +4,7 @@
 """
 from dataclasses import dataclass
 
-from rows import LINEARS, MEMORY, SEQUENCES
+from rows import CHOICES, LINEARS, MEMORY, SEQUENCES
 
 PEAK = 989.4e12  # dense bf16, by NVIDIA's data sheet for the SXM module
 BANDWIDTH = 3.35e12  # HBM3, by the same
@@ -67,6 +67,7 @@ def memory_bytes(name: str, s: Shape, distinct: int) -> float:
         "adamw": 30 * s.optimizer_layers * s.layer_parameters(),
         "gradient_norm": 4 * s.optimizer_layers * s.layer_parameters(),
         "merge_lse": 10 * s.tokens * s.q + 12 * s.tokens * s.heads,
+        "attention_delta": 4 * s.tokens * s.q + 4 * s.tokens * s.heads,
     }[name]
 
 
@@ -100,14 +101,21 @@ LAYER_BYTES = {
     "rotary positions, backward": (8, 0),
     "row products of attention, backward": (4, 0),
 }
-LAUNCHES_OF_A_LAYER = 35
+LAUNCHES_OF_A_LAYER = 26  # in a microbatch; beside them those of the embedding, the last norm and the loss
+LAUNCHES_OF_A_MICROBATCH = 19
 # The heuristic's first choice is within 0.95 to 1.00 of the best algorithm; cuDNN's gradients of attention whose sums
 # have any order are taken to be a fifth faster than those with a fixed one.
-CHOICES = (("own attention, products by the heuristic", "own", RATES["product"]),
-           ("cuDNN's attention (`--attention-kernel auto`)", "cuDNN's", RATES["product"]),
-           ("products chosen by measuring (`--products FILE`)", "cuDNN's", 1.025 * RATES["product"]),
-           ("attention's gradients summed in any order (`--attention-sums any`)", "cuDNN's, any order",
-            1.025 * RATES["product"]))
+SETTINGS = (("own attention, products by the heuristic", "own", RATES["product"]),
+            ("cuDNN's attention (`--attention-kernel auto`)", "cuDNN's", RATES["product"]),
+            ("products chosen by measuring (`--products FILE`)", "cuDNN's", 1.025 * RATES["product"]),
+            ("attention's gradients summed in any order (`--attention-sums any`)", "cuDNN's, any order",
+             1.025 * RATES["product"]))
+
+
+def launches(s: Shape) -> int:
+    """Of a step with plait's own attention; cuBLASLt may add some where it splits sums."""
+    return (s.microbatches * (LAUNCHES_OF_A_LAYER * s.layers + LAUNCHES_OF_A_MICROBATCH)
+            + 3 * s.layers + 15)  # weights, norm and optimizer
 
 
 def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> dict[str, float]:
@@ -124,7 +132,7 @@ def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) 
         "memory-bound kernels of the layers": m * s.layers * s.tokens * per_token / KERNEL,
         "embedding, last norm, loss": m * (s.tokens * (6 * s.vocab + 20 * s.hidden)) / KERNEL,
         "the gradients' norm, AdamW": (4 + 30) * n / KERNEL,
-        "launches": LAUNCH * (m * LAUNCHES_OF_A_LAYER * s.layers + 60),
+        "launches": LAUNCH * launches(s),
     }
 
 
@@ -135,6 +143,31 @@ def model_operations(s: Shape, seq: int) -> float:
 
 def utilisation(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> float:
     return s.microbatches * model_operations(s, seq) / sum(step(s, seq, attention, product).values()) / PEAK
+
+
+def choice(name: str, s: Shape) -> float:
+    """How many times as fast plait's way is, by bytes and operations."""
+    inner, outer = s.hidden, 2 * s.ffn
+    ops = 2 * s.tokens * inner * outer
+    product, adding = ops / RATES["product"], ops / RATES["weight gradient"]
+    return {
+        "rope_into_copy": 4 / 2,  # passes over the keys: copied, read and written again; or read and written
+        "residual_norm": 5 / 4,  # arrays: the sum reads two and writes one, the norm reads and writes one
+        "first_gradient": (4 * inner * outer / KERNEL + adding) / product,
+        "bias_gradient": (adding + 2 * s.tokens * outer / KERNEL) / adding,
+        "narrow_gradient": adding / product,
+        "narrow_adamw": 30 / 20,  # bytes of an element: master and weight 10, gradient 4 or 2, moments 16 or 8
+    }.get(name, 1.0)
+
+
+def ring(s: Shape, attention: str = "cuDNN's") -> float:
+    """One call for all keys of one sequence over a ring of four, whose partial results are merged, for the last rank's
+    queries."""
+    queries = s.tokens / 4
+    ops = 4 * queries * s.tokens * (3 / 4 + 1 / 8) * s.q
+    merging = 4 * queries * (10 * s.q + 12 * s.heads) / KERNEL
+    once = ops / ATTENTION[attention][0]
+    return once / (once + merging)
 
 
 def memory(s: Shape) -> dict[str, float]:
@@ -185,6 +218,11 @@ def page(s: Shape) -> list[str]:
             "instead of 5.", "", "| whose | forward, TFLOP/s | backward, TFLOP/s |", "|---|---:|---:|"]
     for name, (forward, backward) in ATTENTION.items():
         out.append(f"| {name} | about {forward / 1e12:.0f} | about {backward / 1e12:.0f} |")
+    out += ["", "A ring of four ranks that share one sequence, whose partial results are merged in float, is expected to reach",
+            f"{ring(s):.2f} of one call on the last rank (forward, cuDNN's).", "", "## Choices", "", "What plait does beside what that replaces, by bytes and operations; 1.00 where both are alike.", "",
+            "| choice | times as fast | target |", "|---|---:|---:|"]
+    for name, (what, least) in CHOICES.items():
+        out.append(f"| {what} | {choice(name, s):.2f} | {'' if least is None else f'{least:g}'} |")
     out += ["", "## A training step", "", "Milliseconds:", "",
             "| part | " + " | ".join(f"{seq}, {name} attention" for seq in SEQUENCES for name in ATTENTION) + " |",
             "|---|" + "---:|" * (len(SEQUENCES) * len(ATTENTION))]
@@ -200,8 +238,8 @@ def page(s: Shape) -> list[str]:
         out.append(f"| {name} | {' + '.join(f'{n} {letter}' for n, letter in ((h, 'h'), (f, 'f')) if n)} |")
     out += ["", "Choices that a run has, one on the other, and the utilisation at each sequence length:", "",
             "| choice | " + " | ".join(str(seq) for seq in SEQUENCES) + " |", "|---|" + "---:|" * len(SEQUENCES)]
-    for choice, attention, product in CHOICES:
-        out.append(f"| {choice} | " + " | ".join(f"{utilisation(s, seq, attention, product):.3f}" for seq in SEQUENCES) + " |")
+    for setting, attention, product in SETTINGS:
+        out.append(f"| {setting} | " + " | ".join(f"{utilisation(s, seq, attention, product):.3f}" for seq in SEQUENCES) + " |")
     rates = (600e12, 650e12, 680e12, 700e12, 750e12)
     out += ["", "Utilisation if the products ran at other rates:", "",
             "| | " + " | ".join(f"{rate / 1e12:.0f} TFLOP/s" for rate in rates) + " |", "|---|" + "---:|" * len(rates)]

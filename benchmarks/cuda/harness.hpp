@@ -96,6 +96,12 @@ class row {
     line_ += '"';
     return *this;
   }
+  /// What the best way that is known reaches, in words.
+  row& known(double value, const char* unit) {
+    char rate[64];
+    std::snprintf(rate, sizeof rate, "%.3g %s", value, unit);
+    return text("known", rate);
+  }
   void print() const {
     std::printf("%s}\n", line_.c_str());
     std::fflush(stdout);
@@ -156,6 +162,7 @@ struct timed_call {
   double work = 0;
   int sets = 1;
   std::function<void(int)> run;
+  double step_calls = 0;          ///< how many such calls a training step makes
   int repeats = 1;                ///< calls that are timed together; set by `take_turns`
   std::vector<double> seconds{};  ///< of one call, by round
 };
@@ -256,13 +263,15 @@ inline bool no_gpu() {
   return true;
 }
 
-/// The model whose shapes are measured, and the tokens of a microbatch.
+/// The model whose shapes are measured, the tokens of a microbatch, and the microbatches of a step.
 struct shapes {
   plait::llama_config model;
   std::int64_t tokens = 0;
+  std::int64_t microbatches = 8;
 
   static shapes of(const options& o) {
     shapes s{plait::llama_preset_config("smollm-1.7b"), o.number("--tokens", o.tiny ? 32 : 16384)};
+    s.microbatches = o.number("--microbatches", o.tiny ? 2 : 8);
     if (!o.tiny) return s;
     s.model.vocab = 96;
     s.model.hidden = 64;

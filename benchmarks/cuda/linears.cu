@@ -19,6 +19,7 @@ void check(cublasStatus_t status, const char* doing) {
 /// `cuda::gemm`.
 struct product {
   std::string id;
+  double step_calls;
   bool trans_a, trans_b;
   std::int64_t m, n, k;
   double beta;
@@ -124,11 +125,12 @@ void measure(cuda& device, const options& o, parts& all, const product& p, void*
   const std::vector<std::size_t> order = ranked(device, search.size(), call);
   if (order.empty()) plait::fail("cuBLASLt has no algorithm");
 
+  const auto ours = [&] {
+    device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 1.0, a(0), p.lda(), b(0), p.ldb(), p.beta, c(0), p.n,
+                plait::gemm_epilogue<Out>{.addend = p.residual ? d(0) : nullptr});
+  };
   std::vector<timed_call> calls;
-  calls.push_back({p.id, p.operations(), 1, [&](int) {
-                     device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 1.0, a(0), p.lda(), b(0), p.ldb(), p.beta, c(0),
-                                 p.n, plait::gemm_epilogue<Out>{.addend = p.residual ? d(0) : nullptr});
-                   }});
+  calls.push_back({p.id, p.operations(), 1, [&](int) { ours(); }});
   for (std::size_t i = 0; i < std::min<std::size_t>(order.size(), 5); ++i)
     calls.push_back({"algorithm " + std::to_string(order[i]), p.operations(), 1, [&, i](int) { call(order[i]); }});
   take_turns(device, calls, o, all);
@@ -146,6 +148,25 @@ void measure(cuda& device, const options& o, parts& all, const product& p, void*
       .number("algorithms", static_cast<double>(order.size()))
       .number("best_is_choice", static_cast<double>(order[best - 1]))
       .number("best_workspace", static_cast<double>(search.workspace(order[best - 1])))
+      .number("step_calls", p.step_calls)
+      .known(p.operations() / median(calls[best].seconds) / 1e12, "TFLOP/s")
+      .print();
+
+  // The choice by measuring, in turn with the best.
+  device.measure_products(16);
+  ours();
+  device.use_products(plait::product_choices(device.products()));
+  std::vector<timed_call> both{{p.id + ".measured", p.operations(), 1, [&](int) { ours(); }}};
+  both.push_back({"the best", p.operations(), 1, [&](int) { call(order[best - 1]); }});
+  take_turns(device, both, o, all);
+  device.use_products(plait::product_choices(device.products().machine()));  // none
+  if (both.size() < 2) plait::fail("nothing to compare with the choice by measuring");
+  row(p.id + ".measured",
+      median_of_rounds(both[1].seconds, both[0].seconds, [](double other, double own) { return other / own; }))
+      .number("teraflops", p.operations() / median(both[0].seconds) / 1e12)
+      .number("seconds", median(both[0].seconds))
+      .number("step_calls", p.step_calls)
+      .known(p.operations() / median(both[1].seconds) / 1e12, "TFLOP/s")
       .print();
 }
 
@@ -166,9 +187,11 @@ void measure_all(cuda& device, const options& o, parts& all) {
     const std::string id = std::string("linears.") + l.name;
     // Those that end a residual branch add the residual stream.
     const bool ends = l.out == hidden;
-    const product forward{id + ".forward", false, true, t, l.out, l.in, ends ? 1.0 : 0.0, ends};
-    const product input{id + ".input_gradient", false, false, t, l.in, l.out, 0};
-    const product weight{id + ".weight_gradient", true, false, l.out, l.in, t, 1};
+    const auto m = static_cast<double>(s.microbatches);
+    const double times = std::string(l.name) == "head" ? 1 : static_cast<double>(s.model.layers);
+    const product forward{id + ".forward", times * m, false, true, t, l.out, l.in, ends ? 1.0 : 0.0, ends};
+    const product input{id + ".input_gradient", times * m, false, false, t, l.in, l.out, 0};
+    const product weight{id + ".weight_gradient", times * (m - 1), true, false, l.out, l.in, t, 1};  // the first writes
     for (const product& p : {forward, input})
       if (o.wants(p.id)) all.run(p.id, [&] { measure<bf16>(device, o, all, p, scratch); });
     if (o.wants(weight.id)) all.run(weight.id, [&] { measure<float>(device, o, all, weight, scratch); });

@@ -14,7 +14,8 @@ namespace kernels = plait::kernels;
 /// the largest cache holds.
 class calls {
  public:
-  calls(cuda& where, const options& o, const shapes& s) : device(where), o_(o), tokens(s.tokens), model(s.model) {}
+  calls(cuda& where, const options& o, const shapes& s)
+      : device(where), o_(o), tokens(s.tokens), model(s.model), microbatches(static_cast<double>(s.microbatches)) {}
 
   int sets(double bytes) const {
     if (o_.tiny) return 2;
@@ -22,14 +23,17 @@ class calls {
   }
   bool wants(const std::string& name) const { return o_.wants("memory." + name); }
   template <class Run>
-  void add(const std::string& name, double bytes, int sets, Run run) {
-    all.push_back({"memory." + name, bytes, sets, std::move(run)});
+  void add(const std::string& name, double bytes, int sets, double step_calls, Run run) {
+    all.push_back({"memory." + name, bytes, sets, std::move(run), step_calls});
   }
+  /// Calls in a step, of each layer.
+  double layers() const { return microbatches * static_cast<double>(model.layers); }
 
   cuda& device;
   const options& o_;
   std::int64_t tokens;
   plait::llama_config model;
+  double microbatches;
   std::vector<timed_call> all;
 };
 
@@ -57,17 +61,18 @@ void add_norms(calls& c) {
   const auto dweight = random_arrays<float>(c.device, columns, 1), dbias = random_arrays<float>(c.device, columns, 1);
   const arrays<float> mean(c.device, rows, 1), inverse(c.device, rows, 1);
   const double eps = c.model.rms_eps;
-  c.add("rms_norm_forward", 2 * bf * size + f32 * r + bf * w, sets,
+  const double norms = 2 * c.layers() + c.microbatches;
+  c.add("rms_norm_forward", 2 * bf * size + f32 * r + bf * w, sets, norms,
         [=, &c](int i) { kernels::rms_norm_forward(c.device, x(i), weight(0), y(i), inverse(0), rows, columns, eps); });
   const auto addend = random_arrays<bf16>(c.device, n, sets);
-  c.add("rms_norm_backward", 4 * bf * size + f32 * r + (bf + 2 * f32) * w, sets, [=, &c](int i) {
+  c.add("rms_norm_backward", 4 * bf * size + f32 * r + (bf + 2 * f32) * w, sets, norms, [=, &c](int i) {
     kernels::rms_norm_backward(c.device, x(i), weight(0), dy(i), inverse(0), y(i), dweight(0), rows, columns,
                                addend(i));
   });
-  c.add("layer_norm_forward", 2 * bf * size + 2 * f32 * r + 2 * bf * w, sets, [=, &c](int i) {
+  c.add("layer_norm_forward", 2 * bf * size + 2 * f32 * r + 2 * bf * w, sets, 0, [=, &c](int i) {
     kernels::layer_norm_forward(c.device, x(i), weight(0), bias(0), y(i), mean(0), inverse(0), rows, columns, eps);
   });
-  c.add("layer_norm_backward", 3 * bf * size + 2 * f32 * r + (bf + 4 * f32) * w, sets, [=, &c](int i) {
+  c.add("layer_norm_backward", 3 * bf * size + 2 * f32 * r + (bf + 4 * f32) * w, sets, 0, [=, &c](int i) {
     kernels::layer_norm_backward(c.device, x(i), weight(0), dy(i), mean(0), inverse(0), y(i), dweight(0), dbias(0),
                                  rows, columns);
   });
@@ -79,9 +84,9 @@ void add_swiglu(calls& c) {
   const auto size = static_cast<double>(n);
   const auto gate_up = random_arrays<bf16>(c.device, 2 * n, 1, -4, 4), dy = random_arrays<bf16>(c.device, n, 1);
   const arrays<bf16> y(c.device, n, 1), dgate_up(c.device, 2 * n, 1);
-  c.add("swiglu_forward", 3 * bf * size, 1,
+  c.add("swiglu_forward", 3 * bf * size, 1, c.layers(),
         [=, &c](int i) { kernels::swiglu_forward(c.device, gate_up(i), y(i), rows, ffn); });
-  c.add("swiglu_backward", 5 * bf * size, 1,
+  c.add("swiglu_backward", 5 * bf * size, 1, c.layers(),
         [=, &c](int i) { kernels::swiglu_backward(c.device, gate_up(i), dy(i), dgate_up(i), rows, ffn); });
 }
 
@@ -96,7 +101,7 @@ void add_rope(calls& c, std::int64_t table_rows) {
   const auto cosine = random_arrays<float>(c.device, table_rows * half, 1);
   const auto sine = random_arrays<float>(c.device, table_rows * half, 1);
   const auto add = [&](const std::string& name, auto rotate) {
-    c.add(name, bytes, sets, [=, &c](int i) {
+    c.add(name, bytes, sets, c.layers(), [=, &c](int i) {
       rotate(c.device, qkv(i), static_cast<const float*>(cosine(0)), static_cast<const float*>(sine(0)), c.tokens,
              turned, c.model.head_dim, width, table_rows);
     });
@@ -111,11 +116,11 @@ void add_elementwise(calls& c) {
   if (c.wants("residual_add") || c.wants("dropout")) {
     const int sets = c.sets(2 * bf * size);
     const auto a = random_arrays<bf16>(c.device, n, sets), b = random_arrays<bf16>(c.device, n, sets);
-    c.add("residual_add", 3 * bf * size, sets, [=, &c](int i) { kernels::accumulate(c.device, a(i), b(i), n); });
+    c.add("residual_add", 3 * bf * size, sets, 0, [=, &c](int i) { kernels::accumulate(c.device, a(i), b(i), n); });
     plait::box part;
     part.dims = 1;
     part.global[0] = part.local[0] = n;
-    c.add("dropout", 2 * bf * size, sets,
+    c.add("dropout", 2 * bf * size, sets, 0,
           [=, &c](int i) { kernels::dropout_forward(c.device, a(i), b(i), part, 3, 5, 0.1); });
   }
   if (c.wants("cast")) {
@@ -124,7 +129,7 @@ void add_elementwise(calls& c) {
     const int sets = c.sets(bytes);
     const auto x = random_arrays<float>(c.device, m, sets);
     const arrays<bf16> y(c.device, m, sets);
-    c.add("cast", bytes, sets, [=, &c](int i) { kernels::cast(c.device, x(i), y(i), m); });
+    c.add("cast", bytes, sets, 0, [=, &c](int i) { kernels::cast(c.device, x(i), y(i), m); });
   }
 }
 
@@ -154,13 +159,14 @@ void add_embedding(calls& c) {
     const auto [ids, distinct] = token_ids(c, same);
     const std::string name = same == 0 ? "" : "_common_id";
     if (same == 0) {
-      c.add("embedding_forward", 8 * t + bf * w * (distinct + t), sets, [=, &c, ids = ids](int i) {
+      c.add("embedding_forward", 8 * t + bf * w * (distinct + t), sets, c.microbatches, [=, &c, ids = ids](int i) {
         kernels::embedding_forward(c.device, ids(0), table(0), y(i), c.tokens, width, 0, vocab, vocab);
       });
     }
-    c.add("embedding_backward" + name, 8 * t + w * (bf * t + 2 * f32 * distinct), sets, [=, &c, ids = ids](int i) {
-      kernels::embedding_backward(c.device, ids(0), y(i), gradient(0), c.tokens, width, 0, vocab, vocab);
-    });
+    c.add("embedding_backward" + name, 8 * t + w * (bf * t + 2 * f32 * distinct), sets, same == 0 ? c.microbatches : 0,
+          [=, &c, ids = ids](int i) {
+            kernels::embedding_backward(c.device, ids(0), y(i), gradient(0), c.tokens, width, 0, vocab, vocab);
+          });
   }
 }
 
@@ -175,14 +181,14 @@ void add_cross_entropy(calls& c) {
       loss(c.device, rows, 1);
   const auto scale = random_arrays<float>(c.device, rows, 1);
   const kernels::vocabulary_range range{vocab, 0, vocab};
-  c.add("cross_entropy_forward", bf * size + (8 + f32) * r, 1, [=, &c](int) {
+  c.add("cross_entropy_forward", bf * size + (8 + f32) * r, 1, c.microbatches, [=, &c](int) {
     float* const none = nullptr;
     kernels::cross_entropy_local_statistics(c.device, logits(0), targets(0), maximum(0), sum(0), target(0), none, rows,
                                             range, {});
     kernels::cross_entropy_loss(c.device, targets(0), maximum(0), sum(0), target(0), static_cast<const float*>(nullptr),
                                 loss(0), rows, range, {});
   });
-  c.add("cross_entropy_backward", 2 * bf * size + (8 + 3 * f32) * r, 1, [=, &c](int) {
+  c.add("cross_entropy_backward", 2 * bf * size + (8 + 3 * f32) * r, 1, c.microbatches, [=, &c](int) {
     kernels::cross_entropy_backward(c.device, logits(0), targets(0), maximum(0), sum(0), scale(0), dlogits(0), rows,
                                     range, {});
   });
@@ -223,16 +229,19 @@ void add_optimizer(calls& c) {
   const arrays<double> norm(c.device, 1, 1);
   const auto elements = static_cast<double>(total);
   // The captured arrays keep what the tensors point to.
-  c.add("adamw", (7 * f32 + bf) * elements, 1, [=, &c, keep = std::make_tuple(master, gradient, m, v, weight)](int) {
-    kernels::adamw_update(c.device, std::span<const entry>(tensors), {}, scalars(0));
-  });
-  c.add("gradient_norm", f32 * elements, 1, [=, &c](int) {
+  // A step has all layers, and the embedding.
+  const double steps = static_cast<double>(plait::parameter_count(c.model)) / elements;
+  c.add("adamw", (7 * f32 + bf) * elements, 1, steps,
+        [=, &c, keep = std::make_tuple(master, gradient, m, v, weight)](int) {
+          kernels::adamw_update(c.device, std::span<const entry>(tensors), {}, scalars(0));
+        });
+  c.add("gradient_norm", f32 * elements, 1, steps, [=, &c](int) {
     kernels::add_sum_squares(c.device, std::span<const kernels::const_elements<float>>(gradients), norm(0));
   });
 }
 
 void add_merge(calls& c, std::int64_t seq) {
-  if (!c.wants("merge_lse")) return;
+  if (!c.wants("merge_lse") && !c.wants("attention_delta")) return;
   kernels::attention_shape shape;
   shape.batch = c.tokens / seq;
   shape.q_len = shape.k_len = seq;
@@ -243,9 +252,14 @@ void add_merge(calls& c, std::int64_t seq) {
   const double bytes = (2 * f32 + bf) * size + 3 * f32 * r;
   const int sets = c.sets(bytes);
   const auto o = random_arrays<float>(c.device, n, sets), lse = random_arrays<float>(c.device, rows, sets);
-  const auto other = random_arrays<bf16>(c.device, n, sets);
+  const auto other = random_arrays<bf16>(c.device, n, sets), d_o = random_arrays<bf16>(c.device, n, sets);
+  // cuDNN's attention makes these products itself: a step calls it with plait's own attention alone.
+  c.add("attention_delta", 2 * bf * size + f32 * r, sets, 0, [=, &c](int i) {
+    kernels::attention_delta(c.device, static_cast<const bf16*>(other(i)), static_cast<const bf16*>(d_o(i)), lse(i),
+                             shape);
+  });
   const auto other_lse = random_arrays<float>(c.device, rows, sets);
-  c.add("merge_lse", bytes, sets, [=, &c](int i) {
+  c.add("merge_lse", bytes, sets, 0, [=, &c](int i) {
     kernels::merge_lse(c.device, o(i), lse(i), static_cast<const bf16*>(other(i)),
                        static_cast<const float*>(other_lse(i)), c.model.heads * c.model.head_dim, shape);
   });
@@ -279,11 +293,12 @@ void measure(cuda& device, const options& o, parts& all) {
     const std::vector<double> own = rate(call);
     const bool is_copy = call.id.compare(0, 5, "copy.") == 0;
     const double share = median_of_rounds(own, base, [](double a, double b) { return a / b; });
-    row(call.id, is_copy ? median(own) / 1e12 : share)
-        .number("terabytes_per_second", median(own) / 1e12)
+    row line(call.id, is_copy ? median(own) / 1e12 : share);
+    line.number("terabytes_per_second", median(own) / 1e12)
         .number("bytes", call.work)
-        .number("seconds", median(call.seconds))
-        .print();
+        .number("seconds", median(call.seconds));
+    if (!is_copy) line.number("step_calls", call.step_calls).known(median(base) / 1e12, "TB/s");
+    line.print();
   }
 }
 

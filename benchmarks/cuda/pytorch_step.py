@@ -5,8 +5,9 @@
 The same model (SmolLM-1.7B's shape), tokens in a microbatch and work as plait's: forward, loss, backward, clipping by the
 global norm, AdamW. Weights, gradients and averages are float and products bf16 (autocast), as plait's masters and
 products are; scaled-dot-product attention, the fused AdamW, torch.compile over the whole model. A microbatch that does
-not fit into memory is halved, and the largest that fits counts. Prints one line of JSON; steps are
-timed from tokens on the host to the loss on the host, and the median counts.
+not fit into memory is halved, and the largest that fits counts. Steps are timed from tokens on the host to the loss on
+the host, and the median counts. Before them comes its scaled-dot-product attention alone, forward and backward, by the
+fastest of its backends, counting the operations of the unmasked half. Prints lines of JSON.
 """
 import argparse
 import json
@@ -74,6 +75,56 @@ class Trainer:
         return time.perf_counter() - begun
 
 
+def attention(options: argparse.Namespace) -> None:
+    """Prints the rates of causal attention in bf16, forward and backward."""
+    heads, width = (4, 16) if options.tiny else (32, 64)
+    device = torch.device(options.device)
+    shape = (options.tokens // options.seq, heads, options.seq, width)
+    q, k, v, upstream = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+    backends = torch.nn.attention.SDPBackend
+    square = 2 * options.tokens * options.seq / 2 * heads * width
+    best: dict[str, tuple[float, str]] = {}
+    for backend in (backends.CUDNN_ATTENTION, backends.FLASH_ATTENTION):
+        def forward() -> torch.Tensor:
+            with torch.nn.attention.sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        try:
+            out = forward()
+            out.backward(upstream, retain_graph=True)
+        except RuntimeError as refusal:
+            print(f"{backend.name}: {str(refusal).splitlines()[0]}", file=sys.stderr)
+            continue
+        times = {"forward": seconds_of(forward, device, options.tiny),
+                 "backward": seconds_of(lambda: torch.autograd.grad(out, (q, k, v), upstream, retain_graph=True), device,
+                                        options.tiny)}
+        for key, seconds in times.items():
+            best[key] = min(best.get(key, (seconds, backend.name)), (seconds, backend.name))
+    for key, (seconds, name) in best.items():
+        print(json.dumps({"id": f"pytorch.attention.{options.seq}.{key}",
+                          "value": {"forward": 2, "backward": 5}[key] * square / seconds / 1e12, "seconds": seconds,
+                          "backend": name}), flush=True)
+
+
+def seconds_of(call, device: torch.device, once: bool) -> float:
+    """The median of a call's times, as the device counts them where it is a GPU."""
+    times = []
+    for _ in range(2 if once else 20):
+        if device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(1e-3 * begin.elapsed_time(end))
+        else:
+            begun = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
 def main() -> None:
     options = parse()
     sequences = options.tokens // options.seq
@@ -81,6 +132,7 @@ def main() -> None:
         raise SystemExit(f"--tokens is {options.tokens}, must be a multiple of --seq {options.seq}")
     if options.microbatches < 1:
         raise SystemExit(f"--microbatches is {options.microbatches}, must be at least 1")
+    attention(options)
     trainer = Trainer(options)
     parts = options.microbatches
     while True:

@@ -33,12 +33,26 @@ MEMORY = {
     "adamw": "AdamW over 54 tensors",
     "gradient_norm": "norm of 54 gradients",
     "merge_lse": "merging two attentions",
+    "attention_delta": "row products of attention's gradients",
 }
 # What half of all tokens having one id costs is shown, not promised: one row of the table takes half of the sums.
 NO_TARGET = {"embedding_backward_common_id"}
 LINEARS = {"qkv": "q, k, v", "attention_output": "attention output", "gate_up": "gate and up", "down": "down",
            "head": "output projection"}
 PASSES = {"forward": "forward", "input_gradient": "gradient of the input", "weight_gradient": "gradient of the weight"}
+# What plait does beside what that replaces; None: shown, not promised.
+CHOICES = {
+    "rope_into_copy": ("keys rotated as they are copied", 1.2),
+    "residual_norm": ("a residual sum within the next norm", 1.1),
+    "first_gradient": ("the first gradient of a weight, written", 1.0),
+    "bias_gradient": ("a bias' gradient beside its weight's", 1.0),
+    "narrow_gradient": ("a weight's gradient, added in bf16", None),
+    "narrow_adamw": ("AdamW with gradients and moments in bf16", 1.3),
+    "sum_squares": ("a sum of squares, beside CUB's", 0.95),
+    "sum": ("a sum, beside CUB's", 0.95),
+    "cast": ("a map, beside CUB's", 0.95),
+    "sort": ("the sort of tokens, beside CUB's call alone", 0.9),
+}
 
 
 def rows() -> list[Row]:
@@ -48,13 +62,23 @@ def rows() -> list[Row]:
     for name, what in LINEARS.items():
         for key, which in PASSES.items():
             all_rows.append(Row(f"linears.{name}.{key}", f"{what}, {which}", "of the best cuBLASLt", 0.95))
+            all_rows.append(Row(f"linears.{name}.{key}.measured", f"{what}, {which}, chosen by measuring",
+                                "of the best cuBLASLt", 0.98))
     for seq in SEQUENCES:
-        for whose, text in (("own", "own"), ("cudnn", "cuDNN's")):
+        for whose, text in (("own", "own attention"), ("cudnn", "cuDNN's attention"),
+                            ("any_order", "cuDNN's attention, sums in any order")):
             for key in ("forward", "backward"):
-                all_rows.append(Row(f"attention.{whose}.{seq}.{key}", f"{text} attention, {key}, {seq}", "TFLOP/s",
-                                    optional=whose == "cudnn"))
+                all_rows.append(Row(f"attention.{whose}.{seq}.{key}", f"{text}, {key}, {seq}", "TFLOP/s",
+                                    optional=whose != "own"))
+        for key in ("forward", "backward"):
+            all_rows.append(Row(f"attention.{seq}.{key}.ratio", f"attention, {key}, {seq}, against PyTorch's", "times",
+                                1.0))
+    all_rows.append(Row("attention.ring.forward", "attention in a ring of four, merged", "of one call", 0.85))
+    for name, (what, least) in CHOICES.items():
+        all_rows.append(Row(f"choice.{name}", what, "times as fast", least))
     for seq in SEQUENCES:
-        for suffix, text in (("", ""), (".own", ", own attention"), (".measured", ", products measured")):
+        for suffix, text in (("", ""), (".own", ", own attention"), (".measured", ", products measured"),
+                             (".measured.any", ", products measured, sums of attention in any order")):
             step, optional = f"step.{seq}{suffix}", suffix != ""
             all_rows += [
                 Row(f"{step}.mfu", f"step at {seq}{text}: utilisation", "of 989 TFLOP/s",
@@ -71,6 +95,8 @@ def rows() -> list[Row]:
                 Row(f"{step}.peak_memory", f"step at {seq}{text}: most memory", "GiB", optional=optional),
             ]
         all_rows.append(Row(f"pytorch.{seq}.tokens_per_second", f"PyTorch's step at {seq}", "tokens/s"))
+        for key in ("forward", "backward"):
+            all_rows.append(Row(f"pytorch.attention.{seq}.{key}", f"PyTorch's attention, {key}, {seq}", "TFLOP/s"))
         all_rows.append(Row(f"pytorch.{seq}.ratio", f"step at {seq} against PyTorch's", "times", 1.15))
     all_rows += [
         Row("collective.raw", "NCCL's call, on the host", "ns"),

@@ -5,8 +5,8 @@
 #   sh benchmarks/cuda/run.sh [--out DIR] [--quick] [--only STEP,...] [--limit SECONDS] [--headers DIR]
 #                             [--python PYTHON] [--build DIR] [--results DIR]
 #
-# Steps, in order: configure, build, tests, memory, linears, attention, collective, step-2048, pytorch-2048, step-4096,
-# pytorch-4096, sanitize. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
+# Steps, in order: configure, build, tests, memory, linears, attention, choices, collective, step-2048, pytorch-2048,
+# step-4096, pytorch-4096, sanitize. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
 # added to what lies in --out, so a run may be split into several. --limit ends a run in time for its table.
 # --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks:
 # doctest/doctest.h for the tests, cudnn_frontend.h and the folder cudnn_frontend for cuDNN's attention.
@@ -23,7 +23,7 @@ headers=${PLAIT_HEADERS:-}
 python=python3
 tables=$root/benchmarks/results
 quick=
-all='configure build tests memory linears attention collective step-2048 pytorch-2048 step-4096 pytorch-4096 sanitize'
+all='configure build tests memory linears attention choices collective step-2048 pytorch-2048 step-4096 pytorch-4096 sanitize'
 whole=1000000
 only=$all
 while [ $# -gt 0 ]; do

@@ -67,7 +67,7 @@ class measurement {
         o_(o),
         s_(s),
         seq_(seq),
-        microbatches_(o.number("--microbatches", o.tiny ? 2 : 8)),
+        microbatches_(s.microbatches),
         id_(id),
         attention_(attention),
         ctx_{device, ranks, plait::llama_sizes<plait::megatron_sp>(s.model, ranks.shape(), s.tokens / seq, seq), 7},
@@ -195,6 +195,10 @@ void measure(const options& o, parts& all) {
   const std::string wanted = o.text("--attention", "automatic");
   if (wanted != "automatic" && wanted != "own")
     plait::fail("--attention is " + wanted + "; legal are automatic and own");
+  const std::string sums = o.text("--attention-sums", "ordered");
+  if (sums != "ordered" && sums != "any") plait::fail("--attention-sums is " + sums + "; legal are ordered and any");
+  if (sums == "any" && wanted == "own")
+    plait::fail("--attention-sums any is an order of cuDNN's attention, and --attention is own");
   const std::string products = o.text("--products", "heuristic");
   if (products != "heuristic" && products != "measured")
     plait::fail("--products is " + products + "; legal are heuristic and measured");
@@ -205,10 +209,10 @@ void measure(const options& o, parts& all) {
   s.model.max_position = length;
   plait::threads::run(1, cuda::options{}, [&](plait::threads::communicator c, cuda& device) {
     std::unique_ptr<plait::attention_library> cudnn;
-    if (wanted == "automatic") all.run("step.cudnn", [&] { cudnn = make_cudnn_attention(); });
+    if (wanted == "automatic") all.run("step.cudnn", [&] { cudnn = make_cudnn_attention(sums == "ordered"); });
     device.use_attention({plait::attention_backend::automatic, cudnn.get()});
-    const std::string id =
-        "step." + std::to_string(seq) + (wanted == "own" ? ".own" : "") + (products == "measured" ? ".measured" : "");
+    const std::string id = "step." + std::to_string(seq) + (wanted == "own" ? ".own" : "") +
+                           (products == "measured" ? ".measured" : "") + (sums == "any" ? ".any" : "");
     all.run(id, [&] {
       plait::world ranks(one_rank(static_cast<const plait::megatron_sp::mesh*>(nullptr)), c);
       measurement m(device, ranks, o, s, length, id, cudnn != nullptr ? "cudnn" : "own");
@@ -222,6 +226,7 @@ void measure(const options& o, parts& all) {
 
 int main(int count, char** arguments) {
   if (bench::no_gpu()) return 77;
-  return bench::run_main(count, arguments, {"--tokens", "--seq", "--microbatches", "--attention", "--products"},
+  return bench::run_main(count, arguments,
+                         {"--tokens", "--seq", "--microbatches", "--attention", "--attention-sums", "--products"},
                          measure);
 }

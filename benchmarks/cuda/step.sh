@@ -64,6 +64,9 @@ train() {
     measure "step-$1-own" step --seq "$1" --attention own || code=1
   fi
   measure "step-$1-measured" step --seq "$1" --products measured || code=1
+  if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
+    measure "step-$1-measured-any" step --seq "$1" --products measured --attention-sums any || code=1
+  fi
   return $code
 }
 
@@ -86,7 +89,7 @@ case "$1" in
     # shellcheck disable=SC2086  # a list of words
     sh "$root/tests/cuda/sanitize.sh" "$build/tests" $tools
     ;;
-  memory | linears | attention | collective) measure "$1" "$1" ;;
+  memory | linears | attention | choices | collective) measure "$1" "$1" ;;
   step-*) train "${1#step-}" ;;
   pytorch-*) pytorch "${1#pytorch-}" ;;
   *) echo "there is no step '$1'"; exit 2 ;;

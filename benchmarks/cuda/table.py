@@ -1,4 +1,5 @@
-"""The table of GPU benchmarks from the lines of JSON that the programs print.
+"""The table of GPU benchmarks from the lines of JSON that the programs print: what plait reaches, what the best way that is
+known reaches, and what share of a step the calls take that it makes of it.
 
     python3 benchmarks/cuda/table.py FILE.jsonl ... [--only PREFIX] [--title TEXT] [--failed STEP]
 
@@ -21,7 +22,7 @@ PARTS = {"attention": r"attention|flash|fmha|sdpa|merge_heads",
          "products": r"gemm|cutlass|nvjet|cublas|xmma|splitK|matmul",
          "norms": r"norm_(forward|backward)|rms|layer_",
          "SwiGLU": r"swiglu",
-         "rotary positions": r"rope",
+         "rotary positions": r"rope|rotate",
          "embedding and loss": r"cross_entropy|softmax|embedding|rows_of_tokens|RadixSort|bounds_of_rows|add_pieces|add_partials|lookup",
          "optimizer and gradients' norm": r"adamw|squares|clip",
          "copies, casts and fills": r"map_kernel|copy|memset|memcpy|cast|fill"}
@@ -42,13 +43,32 @@ def read(paths: list[str]) -> list[dict]:
 
 
 def with_ratios(found: dict[str, dict]) -> dict[str, dict]:
-    """Adds our tokens per second over PyTorch's; the faster of our two ways counts."""
+    """Adds our tokens per second, and rates of attention, over PyTorch's; the faster of our two ways counts, and cuDNN's
+    attention in its one order where it was built."""
     for seq in SEQUENCES:
         theirs = found.get(f"pytorch.{seq}.tokens_per_second")
         ours = [found[key]["value"] for key in (f"step.{seq}.tokens_per_second", f"step.{seq}.launched.tokens_per_second")
                 if key in found]
         if theirs and ours and theirs["value"] > 0:
-            found[f"pytorch.{seq}.ratio"] = {"value": max(ours) / theirs["value"]}
+            found[f"pytorch.{seq}.ratio"] = {"value": max(ours) / theirs["value"],
+                                             "known": f"{shown(theirs['value'])} tokens/s"}
+        for key in ("forward", "backward"):
+            theirs = found.get(f"pytorch.attention.{seq}.{key}")
+            own = found.get(f"attention.cudnn.{seq}.{key}") or found.get(f"attention.own.{seq}.{key}")
+            if theirs and own and theirs["value"] > 0:
+                found[f"attention.{seq}.{key}.ratio"] = {**own, "teraflops": own["value"],
+                                                         "value": own["value"] / theirs["value"],
+                                                         "known": f"{shown(theirs['value'])} TFLOP/s"}
+    return found
+
+
+def with_shares(found: dict[str, dict]) -> dict[str, dict]:
+    """Adds what share of a step the calls take that it makes of what a row measures: of the step at the row's length."""
+    for row_id, entry in found.items():
+        length = next((seq for seq in SEQUENCES if f".{seq}." in row_id), SEQUENCES[0])
+        step = found.get(f"step.{length}.tokens_per_second", {})
+        if "step_calls" in entry and "seconds" in entry and step.get("seconds", 0) > 0:
+            entry["share"] = entry["step_calls"] * entry["seconds"] / step["seconds"]
     return found
 
 
@@ -58,7 +78,21 @@ def shown(value: float) -> str:
 
 def measured(row: Row, entry: dict) -> str:
     details = [text.format(entry[key]) for key, text in DETAILS.items() if key in entry and not text.endswith(row.unit or "?")]
+    if "other_seconds" in entry:
+        details.append(f"{1e6 * entry['seconds']:.3g} us")
     return f"{shown(entry['value'])} {row.unit}".strip() + (f" ({', '.join(details)})" if details else "")
+
+
+def known(entry: dict) -> str:
+    if "other_seconds" in entry:
+        return f"{1e6 * entry['other_seconds']:.3g} us, {entry['other']}"
+    return entry.get("known", "")
+
+
+def share(entry: dict) -> str:
+    if "share" not in entry:
+        return ""
+    return f"{100 * entry['share']:.1f} %" if entry["step_calls"] else "not in it"
 
 
 def verdict(row: Row, entry: dict | None) -> str:
@@ -75,8 +109,8 @@ def target(row: Row) -> str:
 
 
 def table(found: list[dict], only: str = "") -> list[str]:
-    by_id = with_ratios({entry["id"]: entry for entry in found})
-    lines = ["| what | measured | target | met |", "|---|---:|---|---|"]
+    by_id = with_shares(with_ratios({entry["id"]: entry for entry in found}))
+    lines = ["| what | measured | best known | target | met | of the step |", "|---|---:|---:|---|---|---:|"]
     counts = {"yes": 0, "NO": 0, "MISSING": 0, "": 0}
     for row in rows():
         entry = by_id.get(row.id)
@@ -84,7 +118,8 @@ def table(found: list[dict], only: str = "") -> list[str]:
             continue
         met = verdict(row, entry)
         counts[met] += 1
-        lines.append(f"| {row.what} | {measured(row, entry) if entry else ''} | {target(row)} | {met} |")
+        cells = (measured(row, entry), known(entry), share(entry)) if entry else ("", "", "")
+        lines.append(f"| {row.what} | {cells[0]} | {cells[1]} | {target(row)} | {met} | {cells[2]} |")
     lines += ["", f"{counts['yes']} targets met, {counts['NO']} not met, {counts['MISSING']} rows missing."]
     return lines
 

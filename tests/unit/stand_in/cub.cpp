@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "stand_in/cuda/cub/device/device_radix_sort.cuh"
+#include "stand_in/cuda/cub/device/device_reduce.cuh"
+#include "stand_in/cuda/cub/device/device_transform.cuh"
 
 namespace {
 
@@ -56,5 +58,30 @@ TEST_CASE("the stand-in's radix sort is stable, sees some bits alone, and asks f
       CHECK(cudaFree(p) == cudaSuccess);
     }
   }
+  static_cast<void>(cudaGetLastError());
+}
+
+TEST_CASE("the stand-in's sums ask for scratch memory, and its maps for none") {
+  const std::vector<float> numbers{1, 2, 3.5f, -4};
+  float* const x = on_device(numbers);
+  float* const total = on_device(std::vector<float>(1));
+  int* const rounded = on_device(std::vector<int>(4));
+  std::size_t bytes = 0;
+  REQUIRE(cub::DeviceReduce::Sum(nullptr, bytes, x, total, 4) == cudaSuccess);
+  CHECK(on_host(total, 1)[0] == 0);
+  void* scratch = nullptr;
+  REQUIRE(cudaMalloc(&scratch, bytes) == cudaSuccess);
+  std::size_t less = bytes - 1;
+  CHECK(cub::DeviceReduce::Sum(scratch, less, x, total, 4) == cudaErrorInvalidValue);
+  REQUIRE(cub::DeviceReduce::Sum(scratch, bytes, x, total, 4) == cudaSuccess);
+  CHECK(on_host(total, 1)[0] == 2.5f);
+  const auto larger = [](float a, float b) { return a < b ? b : a; };
+  const auto squared = [](float v) { return v * v; };
+  REQUIRE(cub::DeviceReduce::TransformReduce(scratch, bytes, x, total, 4, larger, squared, 0.0f) == cudaSuccess);
+  CHECK(on_host(total, 1)[0] == 16);
+  REQUIRE(cub::DeviceTransform::Transform(x, rounded, 4, [](float v) { return static_cast<int>(v); }) == cudaSuccess);
+  CHECK(on_host(rounded, 4) == std::vector<int>{1, 2, 3, -4});
+  for (void* p : {static_cast<void*>(x), static_cast<void*>(total), static_cast<void*>(rounded), scratch})
+    CHECK(cudaFree(p) == cudaSuccess);
   static_cast<void>(cudaGetLastError());
 }

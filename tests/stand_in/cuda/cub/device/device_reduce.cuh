@@ -1,0 +1,46 @@
+// A stand-in for CUB's reductions: in a stream as an operation, with scratch memory whose bytes are asked for first.
+// Elements are added in their order.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "../../cuda_runtime.h"
+
+namespace cub {
+
+struct DeviceReduce {
+  template <class In, class Out, class Count, class Reduce, class Map, class T>
+  static cudaError_t TransformReduce(void* scratch, std::size_t& scratch_bytes, const In* in, Out* out, Count count,
+                                     Reduce reduce, Map map, T initial, cudaStream_t stream = nullptr) {
+    if (count < 0) return stand_in::fail(cudaErrorInvalidValue);
+    const auto needed = 256 + static_cast<std::size_t>(count) / 1024 * sizeof(T);
+    if (scratch == nullptr) {
+      scratch_bytes = needed;
+      return cudaSuccess;
+    }
+    if (scratch_bytes < needed) return stand_in::fail(cudaErrorInvalidValue);
+    return stand_in::call([&](stand_in::runtime& r) {
+      const auto s = r.find(stream);
+      if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
+      for (const void* p :
+           {static_cast<const void*>(in), static_cast<const void*>(out), static_cast<const void*>(scratch)})
+        stand_in::check_argument(r, p, "cub::DeviceReduce");
+      return r.enqueue(s, [=] {
+        std::memset(scratch, 0xff, needed);
+        T total = initial;
+        for (Count i = 0; i < count; ++i) total = reduce(total, map(in[i]));
+        *out = total;
+      });
+    });
+  }
+  template <class In, class Out, class Count>
+  static cudaError_t Sum(void* scratch, std::size_t& scratch_bytes, const In* in, Out* out, Count count,
+                         cudaStream_t stream = nullptr) {
+    return TransformReduce(
+        scratch, scratch_bytes, in, out, count, [](Out a, Out b) { return a + b; },
+        [](In x) { return static_cast<Out>(x); }, Out{}, stream);
+  }
+};
+
+}  // namespace cub
