@@ -5,6 +5,9 @@
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
+#include "plait/pipeline/layer_split.hpp"
+#include "plait/pipeline/world.hpp"
+#include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/train/graph_step.hpp"
 #include "small_training.hpp"
 
@@ -46,6 +49,26 @@ TEST_CASE("in-process ranks are refused") {
                                 graph_step replayed(ctx, step);
                               }),
                        doctest::Contains("2 in-process ranks meet on the host"), plait::error);
+}
+
+TEST_CASE("so are the in-process stages of a pipeline, each of which is one rank") {
+  const scenario s = small_scenario();
+  const mesh_shape shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, 2, 1, 1, 1}.shape();
+  const auto make = [&](threads::communicator c, cuda& device) {
+    pipeline_world ranks(shape, any_communicator(c));
+    const context<cuda> ctx{device, ranks.stage(), llama_sizes<megatron_sp>(s.config, ranks.stage().shape(), 4, s.seq),
+                            7};
+    const schedule plan = make_schedule<one_f_one_b>(2, 2);
+    pipeline<small_model> model(ctx, ranks.along(), plan, split_layers({{1.0, 1.0}, 0.2, 0.7}, 2),
+                                [&](stage_layers part, small_model* first) {
+                                  return std::make_unique<small_model>(ctx, s.config, s.options, part, first);
+                                });
+    adamw<bf16, cuda> optimizer;
+    training_step step(ctx, model, optimizer, 1.0);
+    graph_step replayed(ctx, step);
+  };
+  CHECK_THROWS_WITH_AS(threads::run(2, cuda::options{}, make), doctest::Contains("2 in-process ranks meet on the host"),
+                       plait::error);
 }
 
 TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was made later") {

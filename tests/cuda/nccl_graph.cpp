@@ -144,10 +144,12 @@ TEST_CASE("nccl in a graph: what the host would have to wait for is refused") {
 
 namespace {
 
-/// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them.
+/// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them. With `interrupted`,
+/// all weights are set anew before the fifth step.
 template <class Policy>
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
-                                                                          const pipeline_options& options = {}) {
+                                                                          const pipeline_options& options = {},
+                                                                          bool interrupted = false) {
   using S = megatron_sp;
   using model_type = llama<float, S, cuda>;
   const llama_config config{.vocab = 32, .hidden = 16, .layers = 5, .heads = 2, .kv_heads = 2, .ffn = 32};
@@ -173,6 +175,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
               std::optional<graph_step<decltype(step)>> replayed;
               if (as_graph) replayed.emplace(ctx, step);
               for (std::int64_t i = 0; i < 6; ++i) {
+                if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
                 step.load(ctx, 4 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
                   for (std::int64_t t = 0; t < ids.size(); ++t) {
                     ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
@@ -185,18 +188,22 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
                 if (comm.rank() == 0) losses.push_back(loss);
               }
               if (as_graph) CHECK(replayed->replaying());
+              // Under the deadline, also where a stage is one rank.
+              const std::string last = comm.shared_state().home->last_operations();
+              CHECK((last.find("replayed step") != std::string::npos) == as_graph);
               hashes[static_cast<std::size_t>(comm.rank())] = weights_hash(ctx, model);
             });
   return {losses, hashes};
 }
 
 template <class Policy>
-std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const pipeline_options& options = {}) {
+std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const pipeline_options& options = {},
+                                            bool interrupted = false) {
   if (devices(static_cast<int>(shape.size())).empty()) return {};
   CAPTURE(describe(shape));
   CAPTURE(static_cast<int>(options.parallel.level));
-  const auto plain = train_pipeline<Policy>(shape, false, options),
-             graph = train_pipeline<Policy>(shape, true, options);
+  const auto plain = train_pipeline<Policy>(shape, false, options, interrupted),
+             graph = train_pipeline<Policy>(shape, true, options, interrupted);
   CHECK(plain.first.front() != plain.first.back());
   CHECK(graph.first == plain.first);
   CHECK(graph.second == plain.second);
@@ -212,6 +219,12 @@ TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed 
   check_recorded_pipeline<one_f_one_b>(shape(2, 1));
   check_recorded_pipeline<one_f_one_b>(shape(2, 2));
   check_recorded_pipeline<zb_v>(shape(2, 1));
+  // Values that somebody sets between replays are those of the next step, on every stage and where they lie in pieces.
+  check_recorded_pipeline<one_f_one_b>(shape(2, 1), {}, true);
+  const auto pieces = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
+  pipeline_options options;
+  options.parallel.level = zero_level::parameters;
+  check_recorded_pipeline<one_f_one_b>(pieces, options, true);
 }
 
 TEST_CASE(

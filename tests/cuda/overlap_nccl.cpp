@@ -1,6 +1,10 @@
 // program: training_nccl
 // Linears whose collectives go in chunks beside their products, over NCCL, which runs them in a stream of their own:
 // the values are those of whole collectives, and what is kept and sent is what a dry run says.
+#include <doctest/doctest.h>
+
+#include "plait/comm/launch/nccl.hpp"
+#include "plait/nn/linear.hpp"
 #include "plait/nn/linear/overlap.hpp"
 #include "plait/testing/layer_parity.hpp"
 #include "support/linear_policies.hpp"

@@ -113,6 +113,8 @@ class pipeline {
     executor_->run(ctx, work);
   }
   /// From here on a step asks nobody whether something is done, so that it can be recorded (`release_by_schedule`).
+  /// The ranks that hold the other stages; one where there is no pipeline.
+  const any_communicator& along() const { return executor_->along(); }
   void prepare_recording() {
     executor_->release_by_schedule();
     units_.ask_nobody();

@@ -13,7 +13,8 @@ namespace plait {
 /// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
 /// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
 /// operation. Where somebody else has changed a parameter's values since the last step, such as whoever loads a
-/// checkpoint, the step runs as it is. The ranks of a pipeline each record their own stages, and launch together.
+/// checkpoint, the step runs as it is; who changes some does so on every rank, since NCCL records on all or on none.
+/// The ranks of a pipeline each record their own stages, and launch together.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.
@@ -24,10 +25,13 @@ class graph_step {
     if (step.model().dropout() > 0)
       fail({"graph_step: dropout = ", step.model().dropout(),
             ", must be 0: a replay would drop the same elements in every step"});
-    if (ctx.ranks.size() > 1 && ctx.ranks.root().template get_if<threads::communicator>() != nullptr)
-      fail({"graph_step: ", ctx.ranks.size(),
-            " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
-            "NCCL"});
+    const any_communicator* const all[] = {&ctx.ranks.root(), &step.model().along()};
+    for (const any_communicator* const ranks : all) {
+      if (ranks->size() > 1 && ranks->template get_if<threads::communicator>() != nullptr)
+        fail({"graph_step: ", ranks->size(),
+              " in-process ranks meet on the host for every collective, which a graph cannot replay; use one rank or "
+              "NCCL"});
+    }
     step.model().prepare_recording();
   }
 
