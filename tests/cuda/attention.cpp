@@ -393,6 +393,22 @@ TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's o
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
+namespace {
+
+/// A library that is asked, and not called.
+struct narrow_library final : plait::attention_library {
+  std::int64_t most = 128;
+  bool supports(const plait::kernels::attention_shape& shape, dtype type) override {
+    return type == dtype::bf16 && shape.head_dim <= most;
+  }
+  void forward(cuda&, const bf16*, const bf16*, const bf16*, bf16*, float*,
+               const plait::kernels::attention_shape&) override {}
+  void backward(cuda&, const bf16*, const bf16*, const bf16*, const bf16*, const float*, const bf16*, bf16*, bf16*,
+                bf16*, const plait::kernels::attention_shape&) override {}
+};
+
+}  // namespace
+
 TEST_CASE("attention for which a GPU has no shared memory is refused, with the figures") {
   ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);  // as on GPUs of compute capability 8.6, 8.9 and 12.0
   {
@@ -406,6 +422,22 @@ TEST_CASE("attention for which a GPU has no shared memory is refused, with the f
         "GPU with more",
         plait::error);
     CHECK_THROWS_AS(require_attention(device, dtype::f32, 256), plait::error);
+    // A library that has no such attention either changes nothing, nor has one for floats.
+    narrow_library library;
+    device.use_attention({plait::attention_backend::automatic, &library});
+    CHECK_THROWS_WITH_AS(require_attention(device, dtype::bf16, 256),
+                         doctest::Contains("has 101376, and the device's attention_library does not support it; use a "
+                                           "smaller head_dim, or a GPU with more"),
+                         plait::error);
+    CHECK_THROWS_AS(require_attention(device, dtype::f32, 256), plait::error);
+    CHECK_NOTHROW(require_attention(device, dtype::bf16, 128));
+    device.use_attention({plait::attention_backend::cudnn, &library});
+    CHECK_THROWS_WITH_AS(require_attention(device, dtype::bf16, 256),
+                         doctest::Contains("cuDNN is chosen, but does not support head_dim = 256"), plait::error);
+    library.most = 256;
+    CHECK_NOTHROW(require_attention(device, dtype::bf16, 256));
+    device.use_attention({plait::attention_backend::automatic, &library});
+    CHECK_NOTHROW(require_attention(device, dtype::bf16, 256));
   }
   ::setenv("PLAIT_STAND_IN_SHARED_KB", "163", 1);
   {

@@ -46,16 +46,28 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
 /// activations. GPUs have 99 KB (8.6, 8.9, 12.0), 163 KB (8.0) or 227 KB (9.0, 10.0) to give.
 std::size_t attention_shared_bytes(dtype type, std::int64_t head_dim);
 
-/// Refuses a model whose attention this GPU cannot run, when the model is made and not in its first step. Where a
-/// library may run it, the launch decides.
+/// Refuses a model whose attention this GPU cannot run, when the model is made and not in its first step. What plait's
+/// kernels have no room for, the device's library may run, if it does so for a plain shape of this head_dim; of masks
+/// and strides, the launch decides.
 inline void require_attention(const cuda& device, dtype type, std::int64_t head_dim) {
   const attention_choice& choice = device.attention();
-  if (choice.library != nullptr && choice.backend != attention_backend::own) return;
+  const bool asks = type == dtype::bf16 && choice.library != nullptr && choice.backend != attention_backend::own;
+  const bool forced = asks && choice.backend == attention_backend::cudnn;
   const std::size_t needed = attention_shared_bytes(type, head_dim), there = device.shared_bytes_per_block();
+  if (asks && (forced || needed > there)) {
+    attention_shape plain;
+    plain.q_len = plain.k_len = 128;
+    plain.head_dim = head_dim;
+    if (choice.library->supports(plain.checked(), type)) return;
+    if (forced)
+      fail({"attention: cuDNN is chosen, but does not support head_dim = ", head_dim,
+            "; choose attention_backend::automatic or own"});
+  }
   if (needed > there)
     fail({"attention: head_dim = ", head_dim, " in ", name_of(type), " needs ", needed,
           " bytes of shared memory, of which a block on GPU ", device.index(), " (", device.name(), ") has ", there,
-          "; use a smaller head_dim, an attention_library such as cuDNN's, or a GPU with more"});
+          asks ? ", and the device's attention_library does not support it" : "", "; use a smaller head_dim, ",
+          asks ? "" : "an attention_library such as cuDNN's, ", "or a GPU with more"});
 }
 
 }  // namespace plait::kernels
