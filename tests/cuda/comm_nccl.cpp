@@ -20,6 +20,8 @@
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl/memory.hpp"
 #include "plait/comm/world.hpp"
+#include "plait/device/cuda_graph.hpp"
+#include "plait/pipeline/world.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
 #include "support/nccl_runs.hpp"
@@ -261,6 +263,47 @@ TEST_CASE("nccl: thread blocks that collectives may take are refused out of rang
       has(text_of(1, {.min_ctas = 8, .max_ctas = 4}, nothing), "nccl::options::min_ctas is 8, more than max_ctas, 4"));
 }
 
+TEST_CASE("nccl: a communicator is split when nothing is in flight on it, and not while a graph is recorded") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    auto x = make_buffer<float>(device, 1000);
+    device.zero(x.data(), x.bytes(), device.main_stream());
+    request r = comm.start_all_reduce(x.data(), x.data(), 1000, dtype::f32, reduce_op::sum);
+    rank_comm part = comm.split(0, comm.rank());
+    CHECK(r.done());
+    r.wait();
+    part.barrier();
+  }));
+  CHECK(has(text_of(2, careful,
+                    [](rank_comm& comm, cuda& device) {
+                      cuda_graph graph(device);
+                      graph.record([&] { comm.split(0, comm.rank()); });
+                    }),
+            "split on 'world': NCCL makes no communicator while a graph is recorded"));
+}
+
+TEST_CASE("nccl: a mesh makes no second communicator of all its ranks, but for those whose messages must not wait") {
+  if (devices(4).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(4), small, careful, [](rank_comm& comm, cuda& device) {
+    const auto of = [](any_communicator& one) { return one.get_if<rank_comm>()->get(); };
+    pipeline_world whole(mesh<axis<dp, 2>, axis<pp, 1>, axis<tp, 2>>().shape(), any_communicator(comm));
+    CHECK(of(whole.stage().root()) == comm.get());
+    world& ranks = whole.stage();
+    any_communicator& all = ranks.group(axis_list(axis_of<dp>, axis_of<tp>));
+    CHECK(of(all) == comm.get());
+    CHECK(of(ranks.group(axis_list(axis_of<tp>, axis_of<dp>))) != comm.get());  // its ranks have another order
+    CHECK(of(ranks.group(axis_list(axis_of<dp>, axis_of<tp>), world::channel::reductions)) != comm.get());
+    auto x = make_buffer<float>(device, 4);
+    device.zero(x.data(), x.bytes(), device.main_stream());
+    all.all_reduce(x.data(), x.data(), 4, dtype::f32, reduce_op::sum);
+    CHECK(ranks.ledger().total("dp+tp", collective::all_reduce).calls == 1);
+    // A communicator of the program's own is left to it: nobody would abort what waits in it.
+    world attached(mesh<axis<dp, 4>>().shape(), any_communicator(nccl::attach(comm.get(), device, careful)));
+    CHECK(of(attached.group(axis_list(axis_of<dp>))) != comm.get());
+    attached.root().barrier();
+  }));
+}
+
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("nccl: every communicator of a rank is made with its options' thread blocks") {
   std::atomic<int> made{0};
@@ -400,6 +443,11 @@ TEST_CASE("nccl: what a communicator starts goes before computing, each that was
     CHECK_FALSE(streams[2] == streams[1]);
     CHECK(priority(device.main_stream()) == least);
     comm.barrier();
+    // So does a program's own communicator, on its own stream.
+    rank_comm attached = nccl::attach(comm.get(), device.main_stream().handle(), careful);
+    CHECK(priority(attached.shared_state().beside()) == greatest);
+    CHECK_FALSE(attached.shared_state().beside() == device.main_stream());
+    attached.barrier();
   }));
 }
 
@@ -412,6 +460,13 @@ TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
     r.wait();
     comm.barrier();
   }));
+  CHECK(stand_in::calls_without_device == 0);
+  // Nor do those that abort communicators.
+  CHECK(text_of(2, {.deadline = 60}, [](rank_comm& comm, cuda&) {
+          rank_comm more = comm.split(0, comm.rank());
+          if (comm.rank() == 0) comm.abort("for a test");
+          comm.barrier();
+        }) != "");
   CHECK(stand_in::calls_without_device == 0);
 }
 #endif

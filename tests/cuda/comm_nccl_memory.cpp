@@ -99,6 +99,24 @@ TEST_CASE("a graph keeps the memory for collectives that it was recorded with") 
   CHECK_FALSE(lies_in(memory, buffer<cuda>(device, 256).data()));
 }
 
+TEST_CASE("what a device keeps of released memory is given back before NCCL makes a communicator") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 60}, [](nccl::communicator& comm, cuda& device) {
+    const auto kept = [&] {
+      { const auto used = make_buffer<std::byte>(device, 1 << 20); }
+      return device.cached_bytes();
+    };
+    CHECK(kept() >= 1 << 20);
+    nccl::communicator part = comm.split(0, comm.rank());
+    CHECK(device.cached_bytes() == 0);
+    CHECK(kept() >= 1 << 20);
+    nccl::communicator attached = nccl::attach(part.get(), device, {.deadline = 60});
+    nccl::communicator again = attached.split(0, comm.rank());
+    CHECK(device.cached_bytes() == 0);
+    again.barrier();
+  }));
+}
+
 TEST_CASE("over NCCL parameters, gradients and what travels lie in registered memory") {
   if (devices(4).empty()) return;
 #ifdef PLAIT_CUDA_STAND_IN

@@ -36,6 +36,9 @@ class any_communicator : public verbs<any_communicator> {
   const std::string& label() const { return held().label; }
   /// Whether calls return before a device has done what they ask for, so that the host's clock says nothing of them.
   bool enqueues() const { return held().enqueues(); }
+  /// Whether a group that spans all of its ranks, in order, may be this communicator itself, because every other one
+  /// costs memory and time.
+  bool serves_groups() const { return held().serves_groups(); }
 
   void run(const call& c);
   request start(const call& c);
@@ -53,9 +56,10 @@ class any_communicator : public verbs<any_communicator> {
   void begin_group() { held().begin_group(); }
   void end_group() { held().end_group(); }
 
-  /// Returns a handle of the same communicator whose calls are counted in `book`, and recorded in `events` if there is
-  /// one. The books are kept alive by it.
-  any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr) const;
+  /// Returns a handle of the same communicator whose calls are counted in `book` under `name`, its label if that is
+  /// empty, and recorded in `events` if there is one. The books are kept alive by it.
+  any_communicator counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events = nullptr,
+                           std::string_view name = {}) const;
 
   /// The held communicator if it is a Comm, else nullptr.
   template <class Comm>
@@ -74,6 +78,7 @@ class any_communicator : public verbs<any_communicator> {
     virtual void abort(const std::string&) noexcept = 0;
     virtual void watch(const char*) = 0;
     virtual bool enqueues() const = 0;
+    virtual bool serves_groups() const = 0;
     virtual void begin_group() = 0;
     virtual void end_group() = 0;
     int rank, size;
@@ -98,6 +103,10 @@ class any_communicator : public verbs<any_communicator> {
     }
     bool enqueues() const override {
       if constexpr (requires { comm.enqueues(); }) return comm.enqueues();
+      return false;
+    }
+    bool serves_groups() const override {
+      if constexpr (requires { comm.serves_groups(); }) return comm.serves_groups();
       return false;
     }
     void begin_group() override {

@@ -31,12 +31,12 @@ PLAIT_INLINE any_communicator any_communicator::split(int color, int key, std::s
   return accounting_ && child ? child.counted(accounting_->book(), accounting_->events()) : child;
 }
 
-PLAIT_INLINE any_communicator any_communicator::counted(std::shared_ptr<ledger> book,
-                                                        std::shared_ptr<recorder> events) const {
+PLAIT_INLINE any_communicator any_communicator::counted(std::shared_ptr<ledger> book, std::shared_ptr<recorder> events,
+                                                        std::string_view name) const {
   any_communicator out = *this;
   if (held_)
-    out.accounting_ =
-        std::make_shared<accounting>(label(), rank(), size(), std::move(book), std::move(events), !enqueues());
+    out.accounting_ = std::make_shared<accounting>(name.empty() ? label() : std::string(name), rank(), size(),
+                                                   std::move(book), std::move(events), !enqueues());
   return out;
 }
 

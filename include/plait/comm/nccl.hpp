@@ -48,6 +48,9 @@ class communicator : public verbs<communicator> {
   const std::string& label() const { return self().label; }
   /// Calls return before the GPU has done what they ask for.
   bool enqueues() const { return true; }
+  /// Whether a mesh may use it for the group of all its ranks, and save another. Not one of the caller's, which nobody
+  /// aborts: what layers send in it would never end where a rank is lost.
+  bool serves_groups() const { return self().link.owned; }
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 
@@ -59,6 +62,7 @@ class communicator : public verbs<communicator> {
     check_call(c, true);
     const op_ptr op = s.begin(c.name(), c.payload(s.size));
     s.join_last_started();
+    s.used = true;
     s.issue(*op, c.name(), [&] { return ask(c, s.home->main.handle()); });
     s.home->enqueued(*op, s.home->main);
     if (c.kind != collective::barrier) return;
@@ -113,6 +117,10 @@ class communicator : public verbs<communicator> {
     child->is_split = true;
     child->label = label.empty() ? cat({s.label, ".", color}) : std::string(label);
     ncclConfig_t config = detail::config_of(s.home->settings, child->label);
+    if (cuda::capturing(s.home->main))
+      fail({"split on '", s.label, "': NCCL makes no communicator while a graph is recorded; ask for it before"});
+    s.settle();
+    if (s.home->make_room) s.home->make_room();
     const op_ptr op = s.begin("split", 0);
     s.issue(*op, "ncclCommSplit", [&] {
       return ncclCommSplit(s.link.comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->link.comm, &config);
@@ -222,6 +230,7 @@ class communicator : public verbs<communicator> {
     const cuda::stream side = s.beside();
     home.fork.record(home.main);
     side.wait(home.fork);
+    s.used = true;
     s.issue(*op, name, [&] { return ask(side.handle()); });
     home.enqueued(*op, side);
     s.last_started = op;

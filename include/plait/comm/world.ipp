@@ -32,10 +32,14 @@ PLAIT_INLINE any_communicator& world::group(const axis_list& axes, channel purpo
   const axis_list wanted = pruned(axes);
   for (entry& e : groups_)
     if (e.axes == wanted && e.purpose == purpose) return e.comm;
+  const std::string label = label_of(wanted);
+  const bool all = purpose == channel::layers && shape_.size(wanted) == size() && shape_.in_order(wanted) == wanted;
   any_communicator part = calls_ ? any_communicator(counted_group(wanted, purpose))
-                                 : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
-                                               static_cast<int>(shape_.index_in(rank(), wanted)), label_of(wanted));
-  groups_.push_back({wanted, count(part), purpose});  // those of every purpose are counted under one label
+                          : all && root_.serves_groups()
+                              ? root_
+                              : root_.split(static_cast<int>(shape_.group_of(rank(), wanted)),
+                                            static_cast<int>(shape_.index_in(rank(), wanted)), label);
+  groups_.push_back({wanted, part.counted(ledger_, events_, label), purpose});  // every purpose under one label
   return groups_.back().comm;
 }
 

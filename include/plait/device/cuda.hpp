@@ -120,11 +120,7 @@ class cuda {
     } else {
       main_ = stream(options_.main);
     }
-    int least = 0, greatest = 0;  // communication goes first: what waits for it is idle otherwise
-    detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
-    cudaStream_t side = nullptr;
-    detail::cuda_check(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, greatest), "making a stream");
-    side_ = stream(side);
+    side_ = stream(make_urgent_stream());
     workspace_ = allocate(options_.workspace_bytes);
     faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
     zero(faults_, sizeof(device_fault), main_);
@@ -144,6 +140,16 @@ class cuda {
     cudaStreamSynchronize(main_.handle());
     cudaStreamDestroy(side_.handle());
     if (own_main_ != nullptr) cudaStreamDestroy(own_main_);
+  }
+
+  /// Makes a stream of the highest priority on the calling thread's GPU, for communication: what waits for it is idle
+  /// otherwise. The caller destroys it.
+  static cudaStream_t make_urgent_stream() {
+    int least = 0, greatest = 0;
+    cudaStream_t made = nullptr;
+    detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+    detail::cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), "making a stream");
+    return made;
   }
 
   /// Makes this GPU the calling thread's: for a device that was made in another thread.
@@ -245,6 +251,14 @@ class cuda {
   void release_cache() {
     allocator_.release_cache();
     for (const stream& s : {main_, side_}) s.synchronize();
+    pool_.trim();
+  }
+  /// Returns them likewise where a library is about to take memory, but waits for no stream of the program's, gives
+  /// nothing back to its allocator, and does nothing while a graph is recorded.
+  void make_room() {
+    if (options_.memory || capturing(main_)) return;
+    allocator_.release_cache();
+    if (own_main_ != nullptr) main_.synchronize();
     pool_.trim();
   }
   /// See `caching_allocator`: what is asked for between the two belongs to the scratch memory.

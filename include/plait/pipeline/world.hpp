@@ -70,6 +70,7 @@ class pipeline_world {
   static any_communicator part(const mesh_shape& whole, any_communicator& root, const axis_list& axes,
                                std::string_view label) {
     const std::int64_t rank = root.rank();
+    if (whole.size(axes) == whole.size() && root.serves_groups()) return root;
     return root.split(static_cast<int>(whole.group_of(rank, axes)), static_cast<int>(whole.index_in(rank, axes)),
                       label);
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,6 +40,8 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
                                         settings);
   home->rank = rank;
   home->registered = memory_for_collectives(device, settings);
+  home->make_room = [&device] { device.make_room(); };
+  home->make_room();
   auto s = std::make_shared<state>(home);
   s->label = label;
   const auto op = s->begin("init", 0);
@@ -48,9 +51,10 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
 }
 
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings, std::string_view label,
-                           cudaStream_t side, registered_memory memory) {
+                           cudaStream_t side, registered_memory memory, std::function<void()> make_room) {
   auto home = std::make_shared<session>(std::make_shared<team>(), stream, side, settings);
   home->registered = std::move(memory);
+  home->make_room = std::move(make_room);
   auto s = std::make_shared<state>(home);
   s->label = label;
   s->link.owned = false;
@@ -92,13 +96,13 @@ inline communicator from_environment(cuda& device, const options& settings = {})
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings = {},
                            std::string_view label = "attached", cudaStream_t side = nullptr) {
   if (settings.registered_bytes != 0) fail("nccl::attach: options::registered_bytes needs a device to serve from it");
-  return detail::attach(comm, stream, settings, label, side, {});
+  return detail::attach(comm, stream, settings, label, side, {}, {});
 }
 /// As above, on the device's streams.
 inline communicator attach(ncclComm_t comm, cuda& device, const options& settings = {},
                            std::string_view label = "attached") {
   return detail::attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle(),
-                        detail::memory_for_collectives(device, settings));
+                        detail::memory_for_collectives(device, settings), [&device] { device.make_room(); });
 }
 
 /// Runs `body(communicator, device)` in one thread for each of `devices` (indices of CUDA's) and returns when all have

@@ -39,6 +39,7 @@ struct state {
   int rank = 0, size = 1;
   std::string label;
   bool is_split = false;
+  bool used = false;  ///< whether anything was sent in it
   std::uint64_t sequence = 0;
   int open_groups = 0;
   std::vector<call> messages;               ///< of the open group
@@ -96,12 +97,7 @@ struct state {
   /// own for each that was split off, so that a message that comes late holds up no other communicator.
   cuda::stream beside() {
     if (!is_split) return home->side;
-    if (own_side_ == nullptr) {
-      int least = 0, greatest = 0;  // what waits for it is idle otherwise
-      plait::detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
-      plait::detail::cuda_check(cudaStreamCreateWithPriority(&own_side_, cudaStreamNonBlocking, greatest),
-                                "making a stream");
-    }
+    if (own_side_ == nullptr) own_side_ = cuda::make_urgent_stream();
     return cuda::stream(own_side_);
   }
 
@@ -116,6 +112,19 @@ struct state {
     }
     if (recording == last->recorded) home->main.wait(last->event);
     last->joined = true;
+  }
+
+  /// Waits until all that was called on this communicator is over: NCCL splits none with operations in flight.
+  void settle() {
+    if (!used) return;
+    join_last_started();
+    cuda::event all;
+    all.record(home->main);
+    while (!all.done()) {
+      if (home->ranks().failed()) home->stop(cat({"a split of '", label, "'"}));
+      std::this_thread::yield();
+    }
+    used = false;
   }
 
   /// Registers the rank's memory for collectives, if it has some, with this communicator: the last part of making it,

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/nccl/aborting.hpp"
 #include "plait/comm/nccl/options.hpp"
 #include "plait/comm/nccl/types.hpp"
 #include "plait/comm/recorder.hpp"
@@ -144,7 +146,7 @@ class session {
       : main(main_stream), side(side_stream), settings(chosen), team_(std::move(ranks)) {
     plait::detail::cuda_check(cudaGetDevice(&device_), "asking for the GPU");
     if (side_stream == nullptr) {
-      plait::detail::cuda_check(cudaStreamCreateWithFlags(&own_side_, cudaStreamNonBlocking), "making a stream");
+      own_side_ = cuda::make_urgent_stream();
       side = cuda::stream(own_side_);
     }
     plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
@@ -164,6 +166,9 @@ class session {
   const options settings;
   int rank = 0;                  ///< in the first communicator, for texts
   registered_memory registered;  ///< for collectives; outlives the communicators that it is registered with
+  /// Has the device give back memory that it does not use, of which NCCL takes some for each communicator; may be
+  /// empty.
+  std::function<void()> make_room;
 
   team& ranks() { return *team_; }
   int* barrier_word() { return barrier_word_; }
@@ -275,12 +280,12 @@ class session {
 
   /// Adds the rank's own communicators, which are over from now on, to those that must be aborted. A call that is being
   /// issued has until `until` to come back.
-  void give_up(std::vector<ncclComm_t>& doomed, double until) {
+  void give_up(std::vector<doomed_communicator>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
     while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const std::lock_guard lock(mutex_);
     for (handle* h : handles_) {
-      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) doomed.push_back(h->comm);
+      if (h->owned && h->comm != nullptr && !h->aborted.exchange(true)) doomed.push_back({h->comm, device_});
     }
   }
 
@@ -329,37 +334,8 @@ inline void team::add(session* s, double deadline) {
   if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
 }
 
-/// Aborts communicators side by side: each may wait for kernels that only the end of another lets go. Ends the process
-/// where they take longer than `grace` seconds (0: waits for ever), because whoever waits for it would wait for ever.
-inline void abort_side_by_side(const std::vector<ncclComm_t>& doomed, double grace, const std::string& why) {
-  struct progress {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::size_t left;
-  };
-  const auto shared = std::make_shared<progress>();
-  shared->left = doomed.size();
-  for (const ncclComm_t comm : doomed) {
-    std::thread([comm, shared] {
-      ncclCommAbort(comm);
-      const std::lock_guard lock(shared->mutex);
-      --shared->left;
-      shared->changed.notify_one();
-    }).detach();
-  }
-  std::unique_lock lock(shared->mutex);
-  const auto all = [&] { return shared->left == 0; };
-  if (grace <= 0) return shared->changed.wait(lock, all);
-  if (shared->changed.wait_for(lock, std::chrono::duration<double>(grace), all)) return;
-  std::fprintf(stderr,
-               "plait: %s\nplait: NCCL did not abort %zu of %zu communicators within the grace of %g s; the process "
-               "ends\n",
-               why.c_str(), shared->left, doomed.size(), grace);
-  std::abort();
-}
-
 inline void team::fail(const std::string& why, int leaving) {
-  std::vector<ncclComm_t> doomed;
+  std::vector<doomed_communicator> doomed;
   double grace = 0;
   {
     const std::lock_guard lock(mutex_);

@@ -223,6 +223,10 @@ class cudnn_attention final : public attention_library {
     check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");
     auto workspace = make_buffer<std::byte>(device, p.workspace);
     auto status = p.operations->execute(handle_, arrays, workspace.data());
+    if (status.is_bad() && !cuda::capturing(device.main_stream())) {  // perhaps for want of memory for its kernels
+      device.make_room();
+      status = p.operations->execute(handle_, arrays, workspace.data());
+    }
     if (status.is_bad()) fail({"cudnn_attention: cuDNN failed: ", status.get_message()});
   }
 

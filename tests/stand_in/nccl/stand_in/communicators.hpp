@@ -152,6 +152,7 @@ inline ncclResult_t abort(ncclComm_t comm) {
     return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
   }
 #ifdef PLAIT_CUDA_STAND_IN
+  if (!::stand_in::device_chosen) ++::stand_in::calls_without_device;  // NCCL goes to its GPU, and back to the thread's
   std::this_thread::sleep_for(std::chrono::duration<double>(::stand_in::abort_seconds.load()));
   ++::stand_in::aborts_begun;
   while (::stand_in::aborts_begun < ::stand_in::aborts_together) std::this_thread::yield();
