@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,8 @@ struct ncclComm {
   /// Where its ranks meet in streams, and this rank's part in it: the collectives and messages that it has posted.
   std::shared_ptr<plait::nccl_stand_in::meetings> met;
   std::uint64_t collectives = 0;
+  /// By stream: whether what was called last has not been executed. Of the communicator's own thread.
+  std::map<cudaStream_t, std::function<bool()>> in_flight;
   std::string error;  ///< guarded by the registry
   ncclResult_t failure = ncclSuccess;
 };

@@ -99,6 +99,13 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
   if (!legal_ctas(config)) return refuse(ncclInvalidArgument, "minCTAs or maxCTAs is out of its range");
   if (const ncclResult_t ready = usable("ncclCommSplit", comm); ready != ncclSuccess) return ready;
   if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "ncclCommSplit inside a group");
+#ifdef PLAIT_CUDA_STAND_IN
+  {
+    const std::lock_guard lock(::stand_in::runtime::instance().mutex);
+    for (const auto& [stream, pending] : comm->in_flight)
+      if (pending()) return refuse(ncclInvalidUsage, "ncclCommSplit: the communicator has operations in flight");
+  }
+#endif
   try {
     auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
     if (member != nullptr) {

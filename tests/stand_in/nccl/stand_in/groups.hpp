@@ -113,6 +113,17 @@ inline void join_streams(const std::vector<issued>& open) {
 }
 #endif
 
+#ifdef PLAIT_CUDA_STAND_IN
+inline void note_in_flight(const std::vector<issued>& open) {
+  auto& r = ::stand_in::runtime::instance();
+  const std::lock_guard lock(r.mutex);
+  for (const issued& i : open) {
+    const auto s = r.find(i.stream);
+    if (s != nullptr) i.comm->in_flight[i.stream] = [s, until = s->enqueued] { return s->executed < until; };
+  }
+}
+#endif
+
 /// Posts all, then waits for all. `stream`: that of a graph's launch, null for the calls' own.
 inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
   std::vector<issued> open;
@@ -138,6 +149,9 @@ inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cu
       now = i.comm, finish(i);
       times.end(i);
     }
+#ifdef PLAIT_CUDA_STAND_IN
+    if (stream == nullptr) note_in_flight(open);  // a replay is nobody's call
+#endif
   } catch (const std::exception& e) {
     return failed(name, now, e);
   }
