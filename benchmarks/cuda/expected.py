@@ -113,7 +113,7 @@ SETTINGS = (("own attention, products by the heuristic", "own", RATES["product"]
 
 
 def launches(s: Shape) -> int:
-    """Of a step with plait's own attention; cuBLASLt may add some where it splits sums."""
+    """Of a step with plait's own attention, a sort counted as one; cuBLASLt may add some where it splits sums."""
     return (s.microbatches * (LAUNCHES_OF_A_LAYER * s.layers + LAUNCHES_OF_A_MICROBATCH)
             + 3 * s.layers + 15)  # weights, norm and optimizer
 

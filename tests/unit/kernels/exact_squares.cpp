@@ -62,6 +62,16 @@ TEST_CASE("the smallest and the largest squares count, and what is not finite is
   CHECK(std::isnan(sum_of<float>({{1.0f}, {std::numeric_limits<float>::quiet_NaN()}})));
 }
 
+TEST_CASE("squares of bf16 are those of the floats that they are") {
+  std::vector<bf16> narrow;
+  std::vector<float> wide;
+  for (int i = 0; i < 5000; ++i) {
+    narrow.push_back(converted<bf16>(std::ldexp(std::sin(0.3 * i), i % 40 - 20)));
+    wide.push_back(converted<float>(narrow.back()));
+  }
+  CHECK(sum_of<bf16>({narrow}) == sum_of<float>({wide}));
+}
+
 TEST_CASE("sums of multiples are exact") {
   cpu device;
   std::mt19937 random(2);
