@@ -190,6 +190,7 @@ PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_momentum_tensor<floa
                                 const adamw_scalars*))
 PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_rounded_tensor<float, bf16>>, const muon_settings&,
                                 const adamw_scalars*))
+PLAIT_KERNEL(void add_exact_squares(cuda&, std::span<const const_elements<bf16>>, std::int64_t*))
 PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<bf16>>, double*))
 
 // Context parallelism in bf16 merges attention in float.
