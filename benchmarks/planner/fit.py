@@ -29,7 +29,7 @@ SHARES = {"a100": ("product_share.bf16", "memory_share"),
 # bf16 and 0.71 in fp8, and here with their ends counted apart; elementwise kernels 0.6 to 0.95 of the memory's rate.
 BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "attention_share": (0.2, 0.8),
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
-ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "fits")
+ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "device_gb", "fits")
 
 
 def price(program, rows, machine, folder):
@@ -45,7 +45,11 @@ def price(program, rows, machine, folder):
             ranks = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
             writer.writerow({**row, "note": i, "cluster": f"{path}:{ranks}"})
     out = subprocess.run([program, "--layouts", str(layouts)], check=True, capture_output=True, text=True).stdout
-    return list(csv.DictReader(io.StringIO(out)))
+    priced = list(csv.DictReader(io.StringIO(out)))
+    for row, p in zip(rows, priced):  # a part of this GPU with other memory
+        if row.get("device_gb") and p["memory_bytes"]:
+            p["fits"] = "1" if float(p["memory_bytes"]) <= 1e9 * row["device_gb"] else "0"
+    return priced
 
 
 def errors(rows, priced):

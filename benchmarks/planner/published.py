@@ -182,6 +182,7 @@ def torchtitan(folder):
                "convention": "time from tokens per second; selective recomputation "
                              "priced as every second layer; 500 W parts" if h100 else "time from tokens per second",
                "peak_gb": float(r["memory_gib"]) * 1.073741824 if r["memory_gib"] else "",
+               "device_gb": 96 * 1.073741824 if "96GB" in r["hardware"] else "",
                "name": f"{r['model']} {r['techniques']} seq={seq} {r['act_checkpoint']}"}
 
 
@@ -197,7 +198,7 @@ def llm_foundry(folder):
         gpu = "h100" if "h100" in r["gpu"] else "a100"
         layers, hidden, heads = MPT[r["model"]]
         yield {**gpt(layers, hidden, heads, seq, 50368, 0), "biases": 0, "gpu": gpu, "published": float(r["derived_iter_s"]),
-               "source": f"llm_foundry_{gpu}", "program": "fsdp", "attention": "flash1",
+               "source": f"llm_foundry_{gpu}", "program": "llm-foundry",
                "precision": "fp8" if "fp8" in r["precision"] else "bf16", "seq": seq, "batch": batch, "tp": 1, "pp": 1,
                "cp": 1, "dp": gpus, "microbatch": whole(r["microbatchsize"]), "schedule": "1f1b", "zero": 3,
                "recompute": "full" if r["activation_checkpointing"] == "True" else "none",
@@ -215,7 +216,7 @@ def internevo(folder):
         yield {**shape, "vocab": 103168, "gpu": "a100", "source": "internevo",
                "published": batch * seq / (float(r["tokens_gpu_s"]) * gpus), "program": "megatron", "seq": seq,
                "batch": batch, "tp": tp, "pp": pp, "dp": gpus // (tp * pp), "microbatch": r["micro_bsz"],
-               "schedule": "1f1b", "zero": 1, "recompute": "full" if r["act_checkpoint"] == "yes" else "none",
+               "schedule": "1f1b", "zero": 1, "recompute": "none" if r["act_checkpoint"] == "no" else "full",
                "reduced_bytes": 2, "convention": "time from tokens per second; network not printed",
                "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} seq={seq} zero1={r['zero1']}"}
 

@@ -80,6 +80,8 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
                                            {"async_tensor", &s.async_tensor},
                                            {"delayed_norm", &s.delayed_norm},
                                            {"bare_ends", &s.bare_ends},
+                                           {"keeps_fp8", &s.keeps_fp8},
+                                           {"gathers_masters", &s.gathers_masters},
                                            {"reduces_each_microbatch", &s.reduces_each_microbatch},
                                            {"overlaps_tensor", &s.overlaps_tensor},
                                            {"overlaps_data", &s.overlaps_data},

@@ -15,6 +15,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/plan/kernel_time.hpp"
 #include "plait/plan/network_time.hpp"
+#include "plait/plan/pipeline_time.hpp"
 
 namespace plait::planner {
 
@@ -31,22 +32,29 @@ struct measured_attention {
   double seq = 0;
 };
 
-/// An activation by its values, of a gate and what it multiplies, forward or backward.
+/// Activations by their values, of a gate and what it multiplies; backward, each value counts twice.
 struct measured_activation {
   double values = 0, seconds = 0;
-  bool backward = false;
 };
 
-/// A kernel by the bytes that it reads and writes.
+/// Kernels by the bytes that they read and write, and how many they are.
 struct measured_kernel {
-  double bytes = 0, seconds = 0;
+  double bytes = 0, seconds = 0, launches = 1;
 };
 
-/// A collective of `ranks`, with `bytes` as `collective_seconds` counts them; `collective::send` is a message.
+/// A collective of `ranks`, with `bytes` as `collective_seconds` counts them; `collective::send` is a message. `noise`:
+/// seconds by which the measurement may be off.
 struct measured_collective {
   collective kind = collective::all_reduce;
   std::int64_t ranks = 2;
-  double bytes = 0, seconds = 0;
+  double bytes = 0, seconds = 0, noise = 0;
+};
+
+/// A pipeline of `ranks` that share fewer cores, in the order of 1F1B with all passes alike, and as many passes of all
+/// ranks that wait for nothing.
+struct measured_pipeline {
+  std::int64_t ranks = 2, microbatches = 1;
+  double seconds = 0, alone = 0;
 };
 
 /// Everything that was measured on a machine of one level.
@@ -60,6 +68,7 @@ struct measurements {
   std::vector<measured_activation> activations{};
   std::vector<measured_kernel> kernels{};
   std::vector<measured_collective> collectives{};
+  std::vector<measured_pipeline> pipelines{};  ///< none where each rank has a core
 };
 
 namespace detail {
@@ -81,8 +90,12 @@ std::array<double, N> descend(std::array<double, N> at, Loss&& loss) {
   return at;
 }
 
-/// How far a prediction is from what was measured, whichever is larger.
-inline double distance(double predicted, double measured) { return std::abs(std::log(predicted / measured)); }
+/// How far a prediction is from what was measured, whichever is larger. Below `noise` differences count little. Smooth
+/// where they agree, since a descent along one parameter after the other stops at edges.
+inline double distance(double predicted, double measured, double noise = 0) {
+  constexpr double near = 0.1;
+  return std::hypot(std::log((predicted + noise) / (measured + noise)), near) - near;
+}
 
 /// A fitted number that has fallen below what can be measured is none.
 constexpr double or_none(double value, double least) { return value < least ? 0 : value; }
@@ -115,7 +128,7 @@ inline void fit_computing(hardware& h, const measurements& all, number_kind kind
     hardware trial = h;
     put(trial, p);
     double sum = products_distance(trial, all.products, kind);
-    for (const measured_kernel& k : all.kernels) sum += distance(memory_seconds(trial, k.bytes, 1), k.seconds);
+    for (const measured_kernel& k : all.kernels) sum += distance(memory_seconds(trial, k.bytes, k.launches), k.seconds);
     return sum;
   };
   double rate = 0;
@@ -158,7 +171,7 @@ inline void fit_attention(hardware& h, const measurements& all) {
 /// The median of what a value of an activation takes, where it takes longer than its bytes do.
 inline void fit_activation(hardware& h, const measurements& all) {
   std::vector<double> each;
-  for (const measured_activation& p : all.activations) each.push_back(p.seconds / p.values / (p.backward ? 2 : 1));
+  for (const measured_activation& p : all.activations) each.push_back(p.seconds / p.values);
   const auto middle = each.begin() + static_cast<std::ptrdiff_t>(each.size() / 2);
   std::nth_element(each.begin(), middle, each.end());
   h.activation = *middle;
@@ -173,14 +186,67 @@ inline double measured_seconds(const hardware& h, const measured_collective& p) 
   return turns * collective_seconds(h, place_group(h, {p.ranks, 1}), p.kind, p.bytes);
 }
 
+namespace detail {
+
+/// Fits the links by collectives and by messages, each by its own latency and rate.
+inline void fit_links(hardware& h, const measurements& all) {
+  const auto far = [&](const hardware& trial, bool messages) {
+    double sum = 0;
+    for (const measured_collective& c : all.collectives)
+      if ((c.kind == collective::send) == messages) sum += distance(measured_seconds(trial, c), c.seconds, c.noise);
+    return sum;
+  };
+  network_level level;
+  level.name = all.link;
+  h.levels = {level};
+  const auto with = [&](const std::array<double, 5>& p) {
+    hardware trial = h;
+    network_level& l = trial.levels[0];
+    l.bandwidth = p[0], l.all_reduce_share = p[1], l.latency = p[2], l.launch = p[3], l.fill = p[4];
+    return trial;
+  };
+  h = with(descend<5>({1e9, 1, 1e-6, 1e-6, 1e-6}, [&](const auto& p) { return far(with(p), false); }));
+  const auto sending = [&](const std::array<double, 2>& p) {
+    hardware trial = h;
+    trial.levels[0].message_latency = p[0], trial.levels[0].message_bandwidth = p[1];
+    return trial;
+  };
+  if (far(h, true) > 0)
+    h = sending(
+        descend<2>({h.levels[0].latency, h.levels[0].bandwidth}, [&](const auto& p) { return far(sending(p), true); }));
+  for (double* const seconds : {&h.levels[0].latency, &h.levels[0].launch, &h.levels[0].fill})
+    *seconds = or_none(*seconds, 1e-9);
+}
+
+/// What pipelines on fewer cores than ranks take beyond their work, for each message that a pass waits for: the median.
+inline void fit_turn(hardware& h, const measurements& all) {
+  std::vector<double> each;
+  for (const measured_pipeline& p : all.pipelines) {
+    training_layout l;
+    l.pp = p.ranks;
+    const double passes = p.alone * static_cast<double>(h.cores) / static_cast<double>(p.ranks * p.microbatches);
+    const double idle = shared_cores_seconds(l, p.microbatches, h.cores, 1, passes, 0);
+    each.push_back(std::max(0.0, p.seconds - p.alone - idle) / messages_in_turn(l, p.microbatches));
+  }
+  if (each.empty()) return;
+  const auto middle = each.begin() + static_cast<std::ptrdiff_t>(each.size() / 2);
+  std::nth_element(each.begin(), middle, each.end());
+  h.turn = *middle;
+}
+
+}  // namespace detail
+
 /// The description that the measurements fit best, each point's error being relative. Peaks are what large products
 /// reach, so that shares of products are 1. Throws `error` where a kind of measurement is missing, or one is no time.
 inline hardware calibrated(const measurements& all) {
   const auto need = [&](const char* what, const auto& points) {
     if (points.empty()) fail({"calibration: no ", what, " was measured; legal is one or more"});
-    for (const auto& p : points)
-      if (!(p.seconds > 0 && std::isfinite(p.seconds)))
+    for (const auto& p : points) {
+      double least = p.seconds;
+      if constexpr (requires { p.noise; }) least += p.noise;  // may be too short to be told from others' work
+      if (!(least > 0 && std::isfinite(least)))
         fail({"calibration: ", what, " took ", p.seconds, " seconds; legal is a positive number"});
+    }
   };
   need("product", all.products);
   need("attention", all.attention);
@@ -196,24 +262,8 @@ inline hardware calibrated(const measurements& all) {
   detail::fit_attention(h, all);
   detail::fit_activation(h, all);
 
-  network_level level;
-  level.name = all.link;
-  const auto with = [&](const std::array<double, 4>& p) {
-    hardware trial = h;
-    network_level l = level;
-    l.bandwidth = p[0], l.all_reduce_share = p[1], l.latency = p[2], l.launch = p[3];
-    trial.levels = {l};
-    return trial;
-  };
-  const auto loss = [&](const std::array<double, 4>& p) {
-    const hardware trial = with(p);
-    double sum = 0;
-    for (const measured_collective& c : all.collectives) sum += detail::distance(measured_seconds(trial, c), c.seconds);
-    return sum;
-  };
-  h = with(detail::descend<4>({1e9, 1, 1e-6, 1e-6}, loss));
-  h.levels[0].latency = detail::or_none(h.levels[0].latency, 1e-9);
-  h.levels[0].launch = detail::or_none(h.levels[0].launch, 1e-9);
+  detail::fit_links(h, all);
+  detail::fit_turn(h, all);
   validate(h, "calibration");
   return h;
 }

@@ -37,6 +37,8 @@ struct network_level {
   double launch = 0;            ///< seconds that a collective takes which has nothing to send
   double fill = 0;              ///< seconds that filling the links adds to a large collective; a small one takes twice
                                 ///< the time of its bytes (fits nccl-tests on 8 H100 within a fifth from 1 to 1024 MB)
+  double message_latency = 0;   ///< seconds of a message that has nothing to send; 0: `latency`
+  double message_bandwidth = 0;  ///< bytes per second of a message; 0: `bandwidth`
 };
 
 /// An accelerator and the network between many of them. Shares are of the peaks, and at most 1.
@@ -65,6 +67,7 @@ struct hardware {
   double straggling = 0;          ///< by how much a step grows with each doubling of the units of the innermost level
 
   std::int64_t cores = 0;  ///< that all ranks share, taking turns where they are more; 0: each has its own
+  double turn = 0;         ///< seconds for which a rank whose message has come waits for a core that another one uses
 
   std::vector<network_level> levels;
 
@@ -115,6 +118,7 @@ inline void validate(const hardware& h, const std::string& source) {
   part("data_hidden", h.data_hidden);
   natural("straggling", h.straggling);
   if (h.cores < 0) fail({source, ": cores is ", h.cores, "; legal is 1 or more, or 0 where each rank has its own"});
+  natural("turn", h.turn);
   if (h.levels.empty()) fail({source, ": levels is empty; legal is one level or more, from the inside to the outside"});
   if (h.levels.size() > max_levels)
     fail({source, ": levels has ", h.levels.size(), " entries; legal are 1 to ", max_levels});
@@ -133,6 +137,8 @@ inline void validate(const hardware& h, const std::string& source) {
     natural(key + "latency", l.latency);
     natural(key + "launch", l.launch);
     natural(key + "fill", l.fill);
+    natural(key + "message_latency", l.message_latency);
+    natural(key + "message_bandwidth", l.message_bandwidth);
   }
 }
 

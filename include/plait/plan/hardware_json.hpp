@@ -119,6 +119,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   top.number("data_hidden", h.data_hidden, false);
   top.number("straggling", h.straggling, false);
   top.number("cores", h.cores, false);
+  top.number("turn", h.turn, false);
   if (const nlohmann::json* levels = top.find("levels", needed)) {
     if (!levels->is_array()) fail({source, ": levels is ", levels->type_name(), "; legal is a list"});
     h.levels.clear();
@@ -132,6 +133,8 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
       members.number("latency", level.latency);
       members.number("launch", level.launch, false);
       members.number("fill", level.fill, false);
+      members.number("message_latency", level.message_latency, false);
+      members.number("message_bandwidth", level.message_bandwidth, false);
       members.finish();
     }
   }
@@ -148,15 +151,18 @@ inline std::string hardware_text(const hardware& h) {
     return out;
   };
   std::vector<json_object> levels;
-  for (const network_level& l : h.levels)
-    levels.push_back(json_object()
-                         .add("name", l.name)
-                         .add("ranks", l.ranks)
-                         .add("bandwidth", l.bandwidth)
-                         .add("all_reduce_share", l.all_reduce_share)
-                         .add("latency", l.latency)
-                         .add("launch", l.launch)
-                         .add("fill", l.fill));
+  for (const network_level& l : h.levels) {
+    json_object& level = levels.emplace_back();
+    level.add("name", l.name)
+        .add("ranks", l.ranks)
+        .add("bandwidth", l.bandwidth)
+        .add("all_reduce_share", l.all_reduce_share)
+        .add("latency", l.latency)
+        .add("launch", l.launch)
+        .add("fill", l.fill);
+    if (l.message_latency > 0) level.add("message_latency", l.message_latency);
+    if (l.message_bandwidth > 0) level.add("message_bandwidth", l.message_bandwidth);
+  }
   json_object out;
   out.add("name", h.name)
       .add("peak", by_kind(h.peak))
@@ -178,7 +184,7 @@ inline std::string hardware_text(const hardware& h) {
       .add("tensor_hidden", h.tensor_hidden)
       .add("data_hidden", h.data_hidden)
       .add("straggling", h.straggling);
-  if (h.cores > 0) out.add("cores", h.cores);
+  if (h.cores > 0) out.add("cores", h.cores).add("turn", h.turn);
   return out.add("levels", levels).lines();
 }
 

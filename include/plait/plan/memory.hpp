@@ -48,8 +48,9 @@ inline double rank_parameters(const training_job& job, const training_layout& l,
 /// each token, all kept: block's input, two norms' outputs and the residual's middle 4 hidden, with a byte for each of
 /// two dropout masks; queries, keys, values and attention's output 2 query + 2 kv; gate, wide and their product 2 or 3
 /// wide; one float for each head (FlashAttention), or unfused scores: 2 bytes of softmax, 3 with dropout (Korthikanti
-/// et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT). Selective recomputation drops the outputs of norms and of
-/// the activation, or the scores; full keeps the input.
+/// et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT). Programs that keep inputs of products in fp8 have a byte of
+/// norms' outputs, of attention's, beside its bf16, and of the activation's product. Selective recomputation drops the
+/// outputs of norms and of the activation, or the scores; full keeps the input.
 inline double block_kept_bytes(const training_job& job, const training_layout& l, plait::recompute policy) {
   const transformer_shape& m = job.model;
   const software& program = job.program;
@@ -58,11 +59,14 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double input = e * z.hidden * z.cut_tokens;
   if (policy == plait::recompute::full) return input;
   const double statistics = 2 * 4 * z.cut_tokens;
+  const bool eighths = program.keeps_fp8 && program.products == number_kind::fp8;
   const double gathered = program.keeps_gathered && l.cuts_sequence() ? 2 * e * z.hidden * z.tokens : 0;
-  const double norms = 2 * input, gates = m.wide_products();
+  const double kept_form = eighths ? 0.5 : 1;  // of bf16
+  const double norms = 2 * input * kept_form, gates = m.wide_products();
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
-  const double attention = e * z.tokens * (2 * z.query + 2 * z.kv);
-  const double wide = e * z.tokens * gates * z.wide, product = e * z.tokens * z.wide;
+  // Attention's own backward pass needs its output in bf16.
+  const double attention = e * z.tokens * (2 * z.query + 2 * z.kv) + (eighths ? z.tokens * z.query : 0);
+  const double wide = e * z.tokens * gates * z.wide, product = e * z.tokens * z.wide * kept_form;
   const double heads = z.query / static_cast<double>(m.head_dim);
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
@@ -88,7 +92,8 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   const double one_layer = job.model.layer_parameters() / static_cast<double>(l.tp);
   const auto share = [&](zero_level from) { return l.zero >= from && l.zero != zero_level::replicated ? copies : 1.0; };
   memory_split out;
-  out.weights = parameters * program.weight_bytes / share(zero_level::parameters);
+  const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && copies > 1;
+  out.weights = masters_alone ? 0 : parameters * program.weight_bytes / share(zero_level::parameters);
   out.gradients = parameters * program.gradient_bytes / share(zero_level::gradients);
   out.optimizer = parameters * program.optimizer_bytes / share(zero_level::optimizer);
 
@@ -109,10 +114,12 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   if (l.cp > 1 && l.context == context_kind::ring) out.buffers += 4 * 2 * e * z.kv * z.tokens;
   if (copies > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
-    // What microbatches add to is whole until it is reduced into the rank's part.
+    // What microbatches add to is whole until it is reduced into the rank's part; nothing is added to before that where
+    // each microbatch is reduced, so that it is as wide as it travels.
     if (l.zero >= zero_level::gradients)
-      out.buffers += (program.reduces_each_microbatch || l.microbatches(job) == 1 ? one_layer : parameters) *
-                     program.gradient_bytes;
+      out.buffers += program.reduces_each_microbatch ? one_layer * program.reduced_bytes
+                     : l.microbatches(job) == 1      ? one_layer * program.gradient_bytes
+                                                     : parameters * program.gradient_bytes;
   }
   out.fragmentation = h.fragmentation * out.allocated();
   out.reserved = h.reserved;

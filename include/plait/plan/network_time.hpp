@@ -78,7 +78,9 @@ inline double message_seconds(const hardware& h, axis_place axis, double bytes) 
   if (axis.extent <= 1) return 0;
   for (std::size_t i = 0; i < h.levels.size(); ++i) {
     const network_level& level = h.levels[i];
-    if (level.ranks == 0 || axis.stride < level.ranks) return level.latency + bytes / level.bandwidth;
+    if (level.ranks == 0 || axis.stride < level.ranks)
+      return (level.message_latency > 0 ? level.message_latency : level.latency) +
+             bytes / (level.message_bandwidth > 0 ? level.message_bandwidth : level.bandwidth);
   }
   return 0;
 }

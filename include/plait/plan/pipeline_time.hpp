@@ -59,6 +59,24 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
   return 0;
 }
 
+/// How many messages, one after the other, the passes of a step wait for.
+constexpr double messages_in_turn(const training_layout& l, std::int64_t microbatches) {
+  return pipeline_seconds(l, microbatches, {.link = 1});
+}
+
+/// Seconds that ranks of pipelines on fewer cores take beyond their work: at both ends of a step the first k of p
+/// stages have work, which is of `together` ranks each and may be too little for all cores, for as long as a pass
+/// forward and one backward last, `passes`; and what a pass waits for has come `turn` seconds before its rank gets a
+/// core.
+constexpr double shared_cores_seconds(const training_layout& l, std::int64_t microbatches, std::int64_t cores,
+                                      std::int64_t together, double passes, double turn) {
+  if (l.pp == 1) return 0;
+  double idle = 0;
+  for (std::int64_t k = 1; k < l.pp && k * together < cores; ++k)
+    idle += static_cast<double>(cores - k * together) / static_cast<double>(cores);
+  return idle * passes / static_cast<double>(l.chunks) + messages_in_turn(l, microbatches) * turn;
+}
+
 /// The most microbatches that rank r keeps activations of at a time, counting one of v chunks as a v-th: in the last
 /// microbatch-stage the forward pass is over.
 constexpr double microbatches_in_flight(const training_layout& l, std::int64_t microbatches, std::int64_t rank) {

@@ -45,25 +45,40 @@ inline std::vector<software> known_software() {
     s.loss_bytes = 52;
     s.overlaps_tensor = false;
     s.selective_drops_scores_only = true;
+    s.keeps_fp8 = true;  // Transformer Engine, as below
   });
   // NeMo with Transformer Engine: cuDNN's attention, user buffers, bf16 gradients (of which dgxc's log of allocated
-  // memory is evidence: 4 bytes for each parameter and 12 for each of the rank's share).
+  // memory is evidence: 4 bytes for each parameter and 12 for each of the rank's share). What Transformer Engine's
+  // LayerNormLinear, LayerNormMLP and Linear keep of a product's input in fp8 is the fp8 form.
   add("nemo", [](software& s) {
     s.gradient_bytes = s.reduced_bytes = 2;
     s.reduces_each_microbatch = true;  // Megatron-Core's FSDP
     s.bare_ends = true;                // the embedding and the head may count as layers of their own
     s.loss_bytes = 52;
     s.selective_drops_scores_only = true;
+    s.keeps_fp8 = true;
   });
-  // PyTorch's FSDP without a compiler: bf16 reductions, the loss in float.
-  add("fsdp", [](software& s) {
+  // PyTorch's FSDP without a compiler: bf16 reductions, the loss in float. Of a parameter that is cut, the float
+  // master, its gradient and two moments stay, 16 bytes, and bf16 exists while it is gathered (torch.distributed.fsdp's
+  // MixedPrecision).
+  const auto fsdp = [](software& s) {
     s.attention = attention_kernel::flash2;
     s.fused = false;
     s.reduces_each_microbatch = true;
     s.loss_bytes = 30;
     s.logit_bytes = 14;
     s.reduced_bytes = 2;
+    s.gathers_masters = true;
     s.overlaps_tensor = s.async_tensor = false;
+  };
+  add("fsdp", fsdp);
+  // MosaicML's LLM Foundry of 2023 on the same: the loss is flash-attn's fused kernel on bf16 logits, which leaves
+  // gradients of bf16 beside them (modeling_mpt.py, loss_fn); attention is FlashAttention 1 in Triton.
+  add("llm-foundry", [&](software& s) {
+    fsdp(s);
+    s.attention = attention_kernel::flash1;
+    s.loss_bytes = 6;
+    s.logit_bytes = 4;
   });
   // Nanotron: a layer's pass keeps the host busy for 2.2 ms (4.4 ms for both, from its own sweep of layouts).
   add("nanotron", [](software& s) {

@@ -175,7 +175,9 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
   if (h.cores > 0 && l.ranks() > h.cores) {
     const double pipelines = static_cast<double>(l.tp * l.cp * l.dp), ranks = static_cast<double>(l.ranks());
     const double busy = pipelines * rounds * costs.sum + ranks * (s.data + s.optimizer);
-    s.turns = std::max(0.0, busy / static_cast<double>(h.cores) - s.total());
+    const double waits =
+        shared_cores_seconds(l, m, h.cores, l.tp * l.cp * l.dp, costs.forward + costs.input + costs.weight, h.turn);
+    s.turns = std::max(0.0, busy / static_cast<double>(h.cores) + waits - s.total());
   }
   return out;
 }

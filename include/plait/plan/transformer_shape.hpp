@@ -105,8 +105,10 @@ struct software {
   bool delayed_norm = false;                 ///< a step begins before all ranks know the last one's gradient norm
   bool reduces_each_microbatch = false;  ///< with gradients cut, they are reduced after each microbatch and not once
   bool keeps_gathered = true;            ///< products keep their gathered inputs beside the norms' outputs
-  bool bare_ends = false;                ///< the first and the last stage of a pipeline may have no block
-  double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
+  bool keeps_fp8 = false;        ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
+  bool gathers_masters = false;  ///< with parameters cut, the master copies are gathered: there is no other share
+  bool bare_ends = false;        ///< the first and the last stage of a pipeline may have no block
+  double host_seconds = 0;       ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.
   double activation_bytes() const { return products == number_kind::f32 ? 4 : 2; }

@@ -25,8 +25,15 @@ pp::hardware made_up() {
   h.memory = 4e9, h.memory_bandwidth = 1.2e10, h.memory_share = 1;
   h.launch = 3e-6;
   h.attention_share = 0.3, h.attention_block = 100, h.activation = 5e-10;
-  h.cores = 2;
-  h.levels = {{.name = "links", .bandwidth = 3e9, .all_reduce_share = 0.8, .latency = 4e-6, .launch = 9e-6}};
+  h.cores = 2, h.turn = 2e-3;
+  h.levels = {{.name = "links",
+               .bandwidth = 3e9,
+               .all_reduce_share = 0.8,
+               .latency = 4e-6,
+               .launch = 9e-6,
+               .fill = 5e-5,
+               .message_latency = 3e-5,
+               .message_bandwidth = 2e10}};
   return h;
 }
 
@@ -45,9 +52,10 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
     all.attention.push_back({1e8, off(1e8 * (1 + h.attention_block / seq) / (h.peak[0] * h.attention_share)), seq});
   for (const double values : {1e4, 1e5, 1e6, 1e7})
     for (const bool backward : {false, true})
-      all.activations.push_back({values, off(values * h.activation * (backward ? 2 : 1)), backward});
+      all.activations.push_back({values * (backward ? 2 : 1), off(values * h.activation * (backward ? 2 : 1))});
   for (double bytes = 1e4; bytes < 1e8; bytes *= 4)
-    all.kernels.push_back({bytes, off(pp::memory_seconds(h, bytes, 1))});
+    for (const double launches : {1.0, 5.0})
+      all.kernels.push_back({bytes, off(pp::memory_seconds(h, bytes, launches)), launches});
   for (const collective kind :
        {collective::all_reduce, collective::all_gather, collective::reduce_scatter, collective::send})
     for (const std::int64_t ranks : {2, 4, 8})
@@ -56,6 +64,10 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
         c.seconds = off(pp::measured_seconds(h, c));
         all.collectives.push_back(c);
       }
+  // 1F1B with 4 stages on 2 cores: all work on them, a pass forward and one backward of the two ends beside which one
+  // core has nothing, and 2 (p - 1) + m - p messages in turn.
+  for (const double pass : {1e-3, 8e-3})
+    all.pipelines.push_back({4, 8, off(4 * 8 * 2 * pass / 2 + 2 * pass / 2 + 10 * h.turn), 4 * 8 * 2 * pass / 2});
   return all;
 }
 
@@ -80,10 +92,17 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   CHECK(apart(link.all_reduce_share, meant.all_reduce_share) < 0.02);
   CHECK(apart(link.latency, meant.latency) < 0.05);
   CHECK(apart(link.launch, meant.launch) < 0.05);
+  CHECK(apart(link.fill, meant.fill) < 0.05);
+  CHECK(apart(link.message_latency, meant.message_latency) < 0.02);
+  CHECK(apart(link.message_bandwidth, meant.message_bandwidth) < 0.02);
+  CHECK(apart(found.turn, truth.turn) < 0.02);
   // It is a description like any other.
   const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
   CHECK(read.cores == 2);
   CHECK(read.levels[0].latency == link.latency);
+  CHECK(read.levels[0].message_latency == link.message_latency);
+  CHECK(read.levels[0].message_bandwidth == link.message_bandwidth);
+  CHECK(read.turn == found.turn);
   CHECK(read.adding_depth == found.adding_depth);
   CHECK(read.attention_block == found.attention_block);
   CHECK(read.activation == found.activation);
@@ -101,6 +120,32 @@ TEST_CASE("measurements that are off by a tenth are met within a tenth on averag
   sum = 0;
   for (const pp::measured_collective& c : all.collectives) sum += apart(pp::measured_seconds(found, c), c.seconds);
   CHECK(sum / static_cast<double>(all.collectives.size()) < 0.12);
+}
+
+TEST_CASE("what is shorter than its noise does not decide where links are fitted") {
+  const pp::hardware truth = made_up();
+  pp::measurements all = measured_on(truth, 0);
+  for (pp::measured_collective& c : all.collectives)
+    if (c.bytes < 1e4) c.noise = 100 * c.seconds, c.seconds = 0;
+  const pp::network_level link = pp::calibrated(all).levels.at(0);
+  CHECK(apart(link.bandwidth, truth.levels[0].bandwidth) < 0.05);
+  CHECK(apart(link.launch, truth.levels[0].launch) < 0.3);
+  // A machine whose ranks have cores of their own measures no pipeline that shares them, and no message may be worse.
+  all.pipelines.clear();
+  CHECK(pp::calibrated(all).turn == 0);
+}
+
+TEST_CASE("a pipeline on fewer cores than ranks waits for its turn, and for work at its ends") {
+  pp::training_layout l;
+  l.pp = 4;
+  CHECK(pp::messages_in_turn(l, 8) == 2 * 3 + 4);
+  CHECK(pp::shared_cores_seconds(l, 8, 2, 1, 3e-3, 0) == doctest::Approx(3e-3 / 2));
+  CHECK(pp::shared_cores_seconds(l, 8, 4, 1, 3e-3, 0) == doctest::Approx((3 + 2 + 1) / 4.0 * 3e-3));
+  CHECK(pp::shared_cores_seconds(l, 8, 2, 2, 3e-3, 1e-3) == doctest::Approx(10e-3));  // all cores have work
+  l.schedule = pp::schedule_kind::interleaved, l.chunks = 2;
+  CHECK(pp::shared_cores_seconds(l, 8, 2, 1, 3e-3, 0) == doctest::Approx(3e-3 / 4));
+  l.pp = 1, l.chunks = 1;
+  CHECK(pp::shared_cores_seconds(l, 8, 2, 1, 3e-3, 1e-3) == 0);
 }
 
 TEST_CASE("a calibration without a kind of measurement, or with one of no time, is refused by name") {
@@ -155,9 +200,14 @@ TEST_CASE("where ranks share cores, a step takes at least the busy seconds of al
   CHECK(pp::price(shared, job, l).step() == pp::price(apart_, job, l).step());
   // The bubble of a pipeline is time for the other ranks: it is not paid again.
   l.dp = 1, l.pp = 4;
+  shared.turn = 0;
   const pp::layout_price bubble = pp::price(apart_, job, l), filled = pp::price(shared, job, l);
   REQUIRE(bubble.seconds.bubble > 0);
   CHECK(filled.step() < 2 * bubble.step());
   CHECK(filled.step() > bubble.step());
   CHECK(pp::simulated_seconds(shared, job, filled) >= filled.step());
+  // Each message that a pass waits for waits for a core as well.
+  shared.turn = 1e-3;
+  CHECK(pp::price(shared, job, l).step() ==
+        doctest::Approx(filled.step() + 1e-3 * pp::messages_in_turn(l, l.microbatches(job))));
 }

@@ -1,0 +1,200 @@
+// What communication costs ranks that compute in between, as in a training step: --calibrate measures it on groups of
+// ranks, some of which may outnumber the cores. Kernels are measured by block_stack.hpp.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "block_stack.hpp"
+#include "plait/comm/any_communicator.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/plan/calibrate.hpp"
+
+inline double median(std::vector<double> of) {
+  const auto middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
+  std::nth_element(of.begin(), middle, of.end());
+  return *middle;
+}
+
+/// Waits for all ranks of a group. One that is `idle` asleep: under MPI a rank that waits looks for news all the time,
+/// which would slow down the ranks that measure, where all of them are more than the cores.
+inline void meet(plait::any_communicator& all, bool idle) {
+  double in = 0, out = 0;
+  plait::request met = all.start_all_reduce(&in, &out, 1, plait::dtype::f64, plait::reduce_op::sum);
+  while (idle && !met.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  met.wait();
+}
+
+/// Products between which ranks communicate, about `seconds` long.
+class work_between {
+ public:
+  explicit work_between(double seconds) {
+    once();
+    const double start = seconds_now();
+    once();
+    times_ = static_cast<int>(std::clamp(seconds / (seconds_now() - start), 1.0, 1000.0));
+  }
+  /// As long on all ranks of a group.
+  void agree(plait::any_communicator& group) {
+    double shared = times_;
+    group.all_reduce(&shared, &shared, 1, plait::dtype::f64, plait::reduce_op::min);
+    times_ = static_cast<int>(shared);
+  }
+  void operator()(int repeats = 1) {
+    for (int i = 0; i < repeats * times_; ++i) once();
+  }
+
+ private:
+  static constexpr std::int64_t size = 256;
+  static constexpr int sets = 16;  // of operands, so that a core's own caches do not hold them
+
+  void once() {
+    const auto offset = static_cast<std::size_t>(at_ = (at_ + 1) % sets) * size * size;
+    device_.gemm(false, true, size, size, size, 1, &x_[offset], size, &w_[offset], size, 0, &y_[offset], size);
+  }
+
+  plait::cpu device_;
+  std::vector<float> x_ = std::vector<float>(sets * size * size, 1.0f), w_ = x_, y_ = x_;
+  int times_ = 1, at_ = 0;
+};
+
+/// Measures what the first so many ranks of `all` wait for when they communicate.
+class communication_meter {
+ public:
+  communication_meter(plait::any_communicator all, std::int64_t cores) : all_(std::move(all)), cores_(cores) {}
+
+  /// All-reduces, gathers, scatters and messages from 1 KB to 16 MB between computations: what a rank waits for the
+  /// others, what it costs to be woken, and to fetch what another core has just written count, which collectives one
+  /// after the other do not show. Each is the difference of rounds with and without it, which alternate.
+  void collectives(std::int64_t ranks, plait::planner::measurements& out) {
+    plait::any_communicator group = first(ranks);
+    if (group) collectives_of(group, out);
+    meet(all_, !group);
+  }
+
+  /// A pipeline of more ranks than cores, in the order of 1F1B with passes as long backward as forward: what it takes
+  /// beyond its work on the cores, for each message that the next pass waits for. A rank whose message has come still
+  /// waits for a core, on which another one computes.
+  void pipeline(std::int64_t ranks, plait::planner::measurements& out) {
+    plait::any_communicator group = first(ranks);
+    if (group) pipeline_of(group, out);
+    meet(all_, !group);
+  }
+
+ private:
+  static constexpr auto f32 = plait::dtype::f32;
+
+  plait::any_communicator first(std::int64_t ranks) {
+    return all_.split(all_.rank() < ranks ? 0 : -1, all_.rank(), "calibration");
+  }
+
+  /// Seconds that `work` takes on the slowest rank.
+  template <class Work>
+  static double timed(plait::any_communicator& group, Work&& work) {
+    group.barrier();
+    const double start = seconds_now();
+    work();
+    double seconds = seconds_now() - start;
+    group.all_reduce(&seconds, &seconds, 1, plait::dtype::f64, plait::reduce_op::max);
+    return seconds;
+  }
+
+  void collectives_of(plait::any_communicator& group, plait::planner::measurements& out) {
+    using plait::collective;
+    constexpr double work_seconds = 6e-4, round_seconds = 3e-2;
+    constexpr int rounds = 7, results = 4;
+    const std::int64_t ranks = group.size();
+    work_between work(work_seconds);
+    work.agree(group);
+    const auto sum = plait::reduce_op::sum;
+    const auto turns = std::max<std::int64_t>(1, ranks / cores_);
+    for (std::int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= 4) {
+      const auto whole = static_cast<std::size_t>(bytes / 4), part = whole / static_cast<std::size_t>(ranks);
+      std::vector<float> x(whole);
+      std::vector<std::vector<float>> y(results, std::vector<float>(whole));
+      const int times = static_cast<int>(std::max(
+          3.0, round_seconds / (work_seconds * static_cast<double>(turns) + static_cast<double>(bytes) / 5e9)));
+      float value = 0;
+      const auto round = [&](auto&& call) {
+        return timed(group,
+                     [&] {
+                       for (int i = 0; i < times; ++i) {
+                         work();
+                         std::fill(x.begin(), x.end(), value += 1.0f);
+                         call(y[static_cast<std::size_t>(i % results)].data());
+                       }
+                     }) /
+               times;
+      };
+      const auto one_way = [&](float* to) {  // there and back are two messages of which each is waited for
+        const int peer = 1 - group.rank();
+        if (group.rank() == 0) group.send(x.data(), whole, f32, peer), group.receive(to, whole, f32, peer);
+        if (group.rank() == 1) group.receive(to, whole, f32, peer), group.send(x.data(), whole, f32, peer);
+      };
+      std::vector<double> alone, reduced, gathered, scattered, sent;
+      for (int i = -1; i < rounds; ++i) {
+        const double seconds[] = {round([](float*) {}),
+                                  round([&](float* to) { group.all_reduce(x.data(), to, whole, f32, sum); }),
+                                  round([&](float* to) { group.all_gather(x.data(), to, part, f32); }),
+                                  round([&](float* to) { group.reduce_scatter(x.data(), to, part, f32, sum); }),
+                                  ranks == 2 ? round(one_way) : 0};
+        if (i < 0) continue;  // touches memory
+        alone.push_back(seconds[0]), reduced.push_back(seconds[1]), gathered.push_back(seconds[2]);
+        scattered.push_back(seconds[3]), sent.push_back(seconds[4]);
+      }
+      const double without = median(alone);
+      std::vector<double> off;
+      for (const double seconds : alone) off.push_back(std::abs(seconds - without));
+      const auto add = [&](collective kind, const std::vector<double>& with, double parts = 1) {
+        out.collectives.push_back({kind, ranks, static_cast<double>(bytes),
+                                   std::max(0.0, median(with) - without) / parts, median(off) / parts});
+      };
+      add(collective::all_reduce, reduced);
+      add(collective::all_gather, gathered);
+      add(collective::reduce_scatter, scattered);
+      if (ranks == 2) add(collective::send, sent, 2);
+    }
+  }
+
+  void pipeline_of(plait::any_communicator& group, plait::planner::measurements& out) {
+    constexpr double pass_seconds = 4e-3;  // longer than a scheduler lets one thread run before another that is ready
+    constexpr std::size_t values = 1 << 10;
+    constexpr int rounds = 5;
+    const int ranks = group.size(), rank = group.rank(), microbatches = 2 * ranks;
+    work_between pass(pass_seconds);
+    pass.agree(group);
+    std::vector<float> x(values), y(values), back(values), gradient(values);
+    std::vector<plait::request> sent;  // not waited for before the end, as in a step
+    const auto forward = [&] {
+      if (rank > 0) group.receive(x.data(), values, f32, rank - 1);
+      pass();
+      if (rank + 1 < ranks) sent.push_back(group.start_send(y.data(), values, f32, rank + 1));
+    };
+    const auto backward = [&] {
+      if (rank + 1 < ranks) group.receive(gradient.data(), values, f32, rank + 1, 1);
+      pass();
+      if (rank > 0) sent.push_back(group.start_send(back.data(), values, f32, rank - 1, 1));
+    };
+    std::vector<double> piped, alone;
+    for (int i = 0; i < rounds; ++i) {
+      piped.push_back(timed(group, [&] {
+        const int ahead = ranks - 1 - rank;
+        for (int k = 0; k < ahead; ++k) forward();
+        for (int k = ahead; k < microbatches; ++k) forward(), backward();
+        for (int k = 0; k < ahead; ++k) backward();
+        for (plait::request& r : sent) r.wait();
+        sent.clear();
+      }));
+      alone.push_back(timed(group, [&] { pass(2 * microbatches); }));
+    }
+    out.pipelines.push_back({ranks, microbatches, median(piped), median(alone)});
+  }
+
+  plait::any_communicator all_;
+  std::int64_t cores_;
+};
