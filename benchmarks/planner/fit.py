@@ -13,6 +13,7 @@ import io
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import tempfile
 
@@ -29,6 +30,8 @@ SHARES = {"a100": ("product_share.bf16", "memory_share"),
 # bf16 and 0.71 in fp8, and here with their ends counted apart; elementwise kernels 0.6 to 0.95 of the memory's rate.
 BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "attention_share": (0.2, 0.8),
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
+# The sizes by which a sweep is of one model; MHA and GQA are two.
+SHAPE = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "device_gb", "fits")
 
 
@@ -134,15 +137,18 @@ def leave_one_out(program, rows, machines, folder):
 
 def ranks(results):
     """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model that
-    has five rows or more and spreads by more than a tenth."""
+    has five layouts or more and spreads by more than a tenth. A layout that was measured several times counts once, by
+    the median: how its repetitions differ is noise, which no prediction can rank."""
     sweeps = {}
     for row, seconds, _ in results:
         gpus = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
         scale = gpus / (int(row["batch"]) * int(row["seq"]))
-        key = (row["source"], row["hidden"], row["layers"], row.get("precision", "bf16"))
-        sweeps.setdefault(key, []).append((row["published"] * scale, seconds * scale))
+        key = (row["source"], row.get("precision", "bf16"), *(row[k] for k in SHAPE))
+        layout = tuple(sorted((k, str(v)) for k, v in row.items() if k not in ASIDE))
+        sweeps.setdefault(key, {}).setdefault(layout, []).append((row["published"] * scale, seconds * scale))
     by_source = {}
-    for (source, *_), pairs in sweeps.items():
+    for (source, *_), layouts in sweeps.items():
+        pairs = [(statistics.median(p for p, _ in repeated), repeated[0][1]) for repeated in layouts.values()]
         published_times = [a for a, _ in pairs]
         if len(pairs) >= 5 and max(published_times) > 1.1 * min(published_times):
             orders = [[sorted(values).index(v) + (values.count(v) - 1) / 2 for v in values] for values in zip(*pairs)]

@@ -98,7 +98,8 @@ def korthikanti(folder):
 
 
 def zero_bubble(folder):
-    names = {"1F1B": "1f1b", "ZB-1p": "zb_h1", "ZB-2p": "zb_h2"}
+    # The last two are searched; with the memory of 1F1B that gives ZB-H1 in all cases (table 5 of the paper).
+    names = {"1F1B": "1f1b", "ZB-1p": "zb_h1", "ZB-2p": "automatic"}
     for r in read(folder, "zb_throughput_memory"):
         pp, layers = whole(r["p"]), whole(r["layers"])
         chosen = names.get(r["schedule"]) or schedule(pp, (layers + 2) // pp)

@@ -161,38 +161,51 @@ class communication_meter {
     }
   }
 
-  void pipeline_of(plait::any_communicator& group, plait::planner::measurements& out) {
-    constexpr double pass_seconds = 4e-3;  // longer than a scheduler lets one thread run before another that is ready
-    constexpr std::size_t values = 1 << 10;
+  void pipeline_of(plait::any_communicator& group, plait::planner::measurements& found) {
+    constexpr double pass_seconds = 4e-3;    // longer than a scheduler lets one thread run before another that is ready
+    constexpr std::size_t values = 1 << 16;  // too much to leave its sender before the receiver takes it
     constexpr int rounds = 5;
     const int ranks = group.size(), rank = group.rank(), microbatches = 2 * ranks;
+    const bool first = rank == 0, last = rank + 1 == ranks;
     work_between pass(pass_seconds);
     pass.agree(group);
-    std::vector<float> x(values), y(values), back(values), gradient(values);
-    std::vector<plait::request> sent;  // not waited for before the end, as in a step
-    const auto forward = [&] {
-      if (rank > 0) group.receive(x.data(), values, f32, rank - 1);
-      pass();
-      if (rank + 1 < ranks) sent.push_back(group.start_send(y.data(), values, f32, rank + 1));
+    std::vector<float> out(values, 1.0f), back(values, 1.0f);
+    std::vector<std::vector<float>> in(static_cast<std::size_t>(microbatches), out), gradient = in;
+    const auto round = [&] {
+      std::vector<plait::request> arriving, returning,
+          sent;  // as in a step, the last are not waited for before the end
+      for (int k = 0; k < microbatches; ++k) {
+        const auto at = static_cast<std::size_t>(k);
+        if (!first) arriving.push_back(group.start_receive(in[at].data(), values, f32, rank - 1));
+        if (!last) returning.push_back(group.start_receive(gradient[at].data(), values, f32, rank + 1, 1));
+      }
+      const auto forward = [&](int k) {
+        if (!first) arriving[static_cast<std::size_t>(k)].wait();
+        pass();
+        if (!last) sent.push_back(group.start_send(out.data(), values, f32, rank + 1));
+      };
+      const auto backward = [&](int k) {
+        if (!last) returning[static_cast<std::size_t>(k)].wait();
+        pass();
+        if (!first) sent.push_back(group.start_send(back.data(), values, f32, rank - 1, 1));
+      };
+      const int ahead = ranks - 1 - rank;
+      for (int k = 0; k < ahead; ++k) forward(k);
+      for (int k = ahead; k < microbatches; ++k) forward(k), backward(k - ahead);
+      for (int k = microbatches - ahead; k < microbatches; ++k) backward(k);
+      for (plait::request& r : sent) r.wait();
     };
-    const auto backward = [&] {
-      if (rank + 1 < ranks) group.receive(gradient.data(), values, f32, rank + 1, 1);
-      pass();
-      if (rank > 0) sent.push_back(group.start_send(back.data(), values, f32, rank - 1, 1));
-    };
+    plait::any_communicator workers = group.split(rank < cores_ ? 0 : -1, rank, "calibration");
     std::vector<double> piped, alone;
     for (int i = 0; i < rounds; ++i) {
-      piped.push_back(timed(group, [&] {
-        const int ahead = ranks - 1 - rank;
-        for (int k = 0; k < ahead; ++k) forward();
-        for (int k = ahead; k < microbatches; ++k) forward(), backward();
-        for (int k = 0; k < ahead; ++k) backward();
-        for (plait::request& r : sent) r.wait();
-        sent.clear();
-      }));
-      alone.push_back(timed(group, [&] { pass(2 * microbatches); }));
+      piped.push_back(timed(group, round));
+      // As many as have a core each work; all of them would take that many times as long.
+      if (workers) alone.push_back(timed(workers, [&] { pass(2 * microbatches); }));
+      meet(group, !workers);
     }
-    out.pipelines.push_back({ranks, microbatches, median(piped), median(alone)});
+    if (!workers) return;
+    const double turns = static_cast<double>(ranks) / static_cast<double>(cores_);
+    found.pipelines.push_back({ranks, microbatches, median(piped), turns * median(alone)});
   }
 
   plait::any_communicator all_;

@@ -13,7 +13,7 @@
 #include "plait/io/atomic_file.hpp"
 #include "plait/plan/hardware_json.hpp"
 #include "plait/plan/parse_layout.hpp"
-#include "plait/plan/simulated_step.hpp"
+#include "plait/plan/step_on_links.hpp"
 #include "report.hpp"
 #include "rows.hpp"
 
@@ -138,11 +138,15 @@ findings find(const options& opt, const request& asked) {
   }
   const pp::layout_price& best = f.found.best.front();
   if (best.layout.pp > 1) f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
+  const bool simulates_links = best.layout.zero != plait::zero_level::parameters;
+  if (best.layout.pp > 1 && simulates_links) f.on_links = pp::step_on_links(asked.machine, asked.job, best);
   if (opt.jitter > 0 || opt.slow_rank > 1) {
     const pp::disturbance how{.jitter = opt.jitter, .slow_rank = opt.slow_rank, .slow_at = best.layout.pp / 2};
-    const pp::step_costing even = pp::cost_schedule(asked.machine, asked.job, best.layout);
-    const double before = plait::simulate(even.schedule, even.costs).makespan;
-    f.disturbed = pp::disturbed_seconds(asked.machine, asked.job, best.layout, how, best.layout.dp) / before - 1;
+    const auto with = [&](const pp::disturbance& d) {
+      return simulates_links ? pp::step_on_links(asked.machine, asked.job, best, d, best.layout.dp)
+                             : pp::disturbed_seconds(asked.machine, asked.job, best.layout, d, best.layout.dp);
+    };
+    f.disturbed = with(how) / with({}) - 1;
   }
   return f;
 }

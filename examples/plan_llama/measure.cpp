@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../keep_heap.hpp"
 #include "block_stack.hpp"
 #include "communication_meter.hpp"
 #include "plait/comm/any_communicator.hpp"
@@ -156,6 +157,7 @@ void calibrate_to(const std::string& path, int64_t ranks, const std::string& bac
     return;
   }
 #ifdef PLAIT_WITH_MPI
+  keep_heap();  // as the trainer does
   const plait::mpi::environment environment(&argc, &argv);
   const int64_t started = plait::mpi::communicator::world().size();
   if (ranks != 0 && ranks != started)

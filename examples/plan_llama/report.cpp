@@ -123,6 +123,9 @@ std::string text_report(const findings& f) {
   if (f.simulated)
     out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),
                        100 * (*f.simulated / best.step() - 1));
+  if (f.on_links)
+    out += fmt::format("with shared links simulated, stragglers apart: {} ({:+.1f} %)\n", duration(*f.on_links),
+                       100 * (*f.on_links / (best.step() - best.seconds.straggling) - 1));
   if (f.disturbed)
     out +=
         fmt::format("with jitter and slow ranks in all {} pipelines: {:+.1f} %\n", best.layout.dp, 100 * *f.disturbed);
@@ -160,6 +163,7 @@ std::string json_report(const findings& f) {
   out.add("layouts", best).add("binds", pp::what_binds(first)).add("alternatives", neighbours);
   if (f.thumb) out.add("rule_of_thumb", layout_json(f, *f.thumb));
   if (f.simulated) out.add("simulated_seconds", *f.simulated);
+  if (f.on_links) out.add("on_links_seconds", *f.on_links);
   if (f.disturbed) out.add("disturbed_share", *f.disturbed);
   out.add("mesh", mesh_type(f, first.layout)).add("train_llama", trainer_options(f, first.layout));
   return out.text() + "\n";

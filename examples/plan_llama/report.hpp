@@ -22,6 +22,7 @@ struct findings {
   std::optional<plait::planner::layout_price> thumb;    ///< the rule of thumb
   std::vector<plait::planner::alternative> neighbours;  ///< of the best
   std::optional<double> simulated;                      ///< seconds of the best with its schedule simulated
+  std::optional<double> on_links;   ///< seconds of the best with messages and collectives sharing links
   std::optional<double> disturbed;  ///< how much longer its pipelines take with jitter and slow ranks
 };
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../keep_heap.hpp"
 #include "agreed.hpp"
 #include "plait/comm/launch/environment.hpp"
 #include "plait/comm/threads.hpp"
@@ -176,6 +177,7 @@ int train_threads(int argc, char** argv) {
 #ifdef PLAIT_WITH_MPI
 /// Every process reads the options and the data for itself; what one of them refuses is said once, and all end.
 int train_mpi(int argc, char** argv) {
+  keep_heap();
   const plait::mpi::environment environment(&argc, &argv);
   plait::mpi::communicator world = plait::mpi::communicator::world();
   options opt;

@@ -42,6 +42,8 @@ std::string why_unpriced(const options& opt) {
   try {
     pp::training_layout l;
     pp::set_layout_key(l, "schedule", opt.schedule, "");
+    // Here it is searched with all the memory that there is.
+    if (l.schedule == pp::schedule_kind::automatic) plait::fail("automatic");
   } catch (const plait::error&) {
     return no("--schedule", opt.schedule, "gpipe, 1f1b, interleaved:V, zb_h1, zb_h2 and zb_v");
   }

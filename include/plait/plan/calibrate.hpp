@@ -50,8 +50,8 @@ struct measured_collective {
   double bytes = 0, seconds = 0, noise = 0;
 };
 
-/// A pipeline of `ranks` that share fewer cores, in the order of 1F1B with all passes alike, and as many passes of all
-/// ranks that wait for nothing.
+/// A pipeline of `ranks` that share fewer cores, in the order of 1F1B with all passes alike. `alone`: what as many
+/// passes take of ranks that have a core each, times the ranks of a core.
 struct measured_pipeline {
   std::int64_t ranks = 2, microbatches = 1;
   double seconds = 0, alone = 0;

@@ -39,6 +39,7 @@ struct network_level {
                                 ///< the time of its bytes (fits nccl-tests on 8 H100 within a fifth from 1 to 1024 MB)
   double message_latency = 0;   ///< seconds of a message that has nothing to send; 0: `latency`
   double message_bandwidth = 0;  ///< bytes per second of a message; 0: `bandwidth`
+  std::int64_t shared_by = 1;    ///< accelerators, neighbours, that have one link together
 };
 
 /// An accelerator and the network between many of them. Shares are of the peaks, and at most 1.
@@ -137,6 +138,7 @@ inline void validate(const hardware& h, const std::string& source) {
     natural(key + "latency", l.latency);
     natural(key + "launch", l.launch);
     natural(key + "fill", l.fill);
+    if (l.shared_by < 1) fail({source, ": ", key, "shared_by is ", l.shared_by, "; legal is 1 or more"});
     natural(key + "message_latency", l.message_latency);
     natural(key + "message_bandwidth", l.message_bandwidth);
   }

@@ -133,6 +133,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
       members.number("latency", level.latency);
       members.number("launch", level.launch, false);
       members.number("fill", level.fill, false);
+      members.number("shared_by", level.shared_by, false);
       members.number("message_latency", level.message_latency, false);
       members.number("message_bandwidth", level.message_bandwidth, false);
       members.finish();
@@ -160,6 +161,7 @@ inline std::string hardware_text(const hardware& h) {
         .add("latency", l.latency)
         .add("launch", l.launch)
         .add("fill", l.fill);
+    if (l.shared_by > 1) level.add("shared_by", l.shared_by);
     if (l.message_latency > 0) level.add("message_latency", l.message_latency);
     if (l.message_bandwidth > 0) level.add("message_bandwidth", l.message_bandwidth);
   }

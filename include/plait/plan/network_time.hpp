@@ -42,6 +42,10 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
   return g;
 }
 
+/// How many accelerators use a link at once: all that have it together, which do the same at the same time. When they
+/// do not is for the simulation to say (plan/step_on_links.hpp).
+inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
+
 /// Seconds of one collective of a group. `bytes` are those of the whole array: what each rank holds after an
 /// all-gather, before a reduce-scatter, before and after an all-reduce, and sends in an all-to-all.
 ///
@@ -61,7 +65,7 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
     const network_level& level = h.levels[i];
     // In an all-to-all only what leaves a unit crosses its links, but one rank's own link carries all of it.
     const double crossing = kind == collective::all_to_all ? (n - inside) / n : (n - 1) / n / inside;
-    const double rate = level.bandwidth * (reduces_all ? level.all_reduce_share : 1);
+    const double rate = level.bandwidth * (reduces_all ? level.all_reduce_share : 1) / sharing(level);
     slowest = std::max(slowest, rounds * bytes * crossing / rate);
     ring += rounds * (n / inside - n / together) * level.latency;
     tree += rounds * std::log2(together / inside) * level.latency;
@@ -80,7 +84,7 @@ inline double message_seconds(const hardware& h, axis_place axis, double bytes) 
     const network_level& level = h.levels[i];
     if (level.ranks == 0 || axis.stride < level.ranks)
       return (level.message_latency > 0 ? level.message_latency : level.latency) +
-             bytes / (level.message_bandwidth > 0 ? level.message_bandwidth : level.bandwidth);
+             bytes * sharing(level) / (level.message_bandwidth > 0 ? level.message_bandwidth : level.bandwidth);
   }
   return 0;
 }

@@ -58,7 +58,7 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     int found = -1;
     for (int i = 0; i < schedule_kinds; ++i)
       if (name == name_of(static_cast<schedule_kind>(i))) found = i;
-    if (found < 0) one_of("gpipe, 1f1b, interleaved:V, zb_h1, zb_h2 and zb_v");
+    if (found < 0) one_of("gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and automatic");
     l.schedule = static_cast<schedule_kind>(found);
     l.chunks = l.schedule == schedule_kind::zb_v ? 2 : 1;
     if (l.schedule == schedule_kind::interleaved)

@@ -24,7 +24,9 @@ struct pipeline_costs {
 /// gpipe and 1F1B: the busiest rank works all the time, and its first and last microbatch pass all other ranks; a
 /// message costs each microbatch of 1F1B one link in the steady state (an event simulation; Qi et al. 2023, table 5).
 /// Interleaved: the others' passing takes a v-th (Narayanan et al. 2021, section 2.2), with ((2v-1)p - 2) links.
-/// ZB-H1: (p-1)(F+I-W+4c), or (m+p-1)(F+I)+W for m <= p; ZB-H2 and ZB-V: the makespan (arXiv 2401.10241).
+/// ZB-H1: (p-1)(F+I-W+4c), or (m+p-1)(F+I)+W for m <= p; ZB-H2 and ZB-V: the makespan (arXiv 2401.10241). A schedule
+/// that is searched with the memory of 2 p microbatches (there ZB-2p) has work for each rank from its first pass on, so
+/// that the ranks end one after the other as they began.
 constexpr double pipeline_seconds(const training_layout& l, std::int64_t microbatches, const pipeline_costs& c) {
   const auto m = static_cast<double>(microbatches), p = static_cast<double>(l.pp), v = static_cast<double>(l.chunks);
   if (l.pp == 1) return m * c.busiest;
@@ -51,6 +53,10 @@ constexpr double pipeline_seconds(const training_layout& l, std::int64_t microba
         return m * c.busiest + uneven * std::max(c.forward, c.forward + c.input - c.weight) + 2 * (p - 1) * c.link;
       return m * c.busiest + uneven * std::max(c.forward, c.forward + c.input - c.weight) + 4 * (p - 1) * c.link;
     }
+    case schedule_kind::automatic:
+      if (m <= p) return few();
+      return m * c.busiest + (c.delayed_norm || c.sum == 0 ? 0 : others / (c.sum / p) * c.forward) +
+             2 * (p - 1) * c.link;
     case schedule_kind::zb_v:
       if (m <= p) return few();
       return m * c.busiest + others / p * (p / 2) * (c.forward / std::max(c.forward + c.input + c.weight, 1e-30)) +
@@ -94,6 +100,8 @@ constexpr double microbatches_in_flight(const training_layout& l, std::int64_t m
       return std::min(m, p);
     case schedule_kind::zb_h2:
       return std::min(m, 2 * p - 1);
+    case schedule_kind::automatic:
+      return std::min(m, 2 * p);
   }
   return m;
 }

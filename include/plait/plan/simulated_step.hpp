@@ -1,6 +1,6 @@
 // A step's pipeline by the schedule itself: verified, and simulated with the times of each stage, where the planner's
 // formulas (plan/pipeline_time.hpp) take an average. It takes milliseconds. Ranks of one stage are alike: one stands
-// for all.
+// for all. Next: plan/step_on_links.hpp, for what they share.
 #pragma once
 
 #include <algorithm>
@@ -32,14 +32,12 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
   if (microbatches > max_microbatches || l.pp > max_pipeline_ranks)
     fail({"simulation: ", l.pp, " ranks and ", microbatches, " microbatches; legal are at most ", max_pipeline_ranks,
           " and ", max_microbatches});
-  out.schedule = parse_schedule(schedule_text(l), static_cast<int>(l.pp), static_cast<int>(microbatches));
   const stage_times times(h, job, l);
   const stage_split split{job.model.layers, l.stages()};
-  const pipeline_shape& shape = out.schedule.shape;
   const double layer_parameters = job.model.layer_parameters() / static_cast<double>(l.tp);
   const double ends = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
-  for (int stage = 0; stage < shape.stages(); ++stage) {
-    const bool first = stage == 0, last = stage + 1 == shape.stages();
+  for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
+    const bool first = stage == 0, last = stage + 1 == l.stages();
     const std::int64_t layers = split.of_stage(stage);
     const part_time part = times.of(layers, first, last);
     const double parameters = static_cast<double>(layers) * layer_parameters + (first || last ? ends : 0);
@@ -48,6 +46,10 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
     out.costs.stages.push_back({part.forward.sum(), input + weight, input, weight});
   }
   out.costs.link = link_seconds(h, job, l);
+  automatic_options search;  // what a searched schedule may keep, and that its ranks may end one after the other
+  search.max_activations = static_cast<double>(2 * l.pp), search.by_span = job.program.delayed_norm;
+  out.schedule =
+      parse_schedule(schedule_text(l), static_cast<int>(l.pp), static_cast<int>(microbatches), out.costs, search);
   return out;
 }
 
@@ -80,35 +82,51 @@ struct disturbance {
   std::uint64_t seed = 1;
 };
 
-/// Seconds of the pipelines of all data-parallel replicas, each with its own slow passes, which meet at the end of the
-/// step: the slowest counts. A stage on `tp * cp` ranks is as slow as the slowest of them, so that each pass takes the
-/// largest of so many draws. `replicas` of them are simulated, at most `dp`;
-/// fewer underestimate.
-inline double disturbed_seconds(const hardware& h, const training_job& job, const training_layout& l,
-                                const disturbance& d, std::int64_t replicas) {
-  const step_costing even = cost_schedule(h, job, l);
-  std::uint64_t state = d.seed * 0x9e3779b97f4a7c15ull + 1;
-  const auto uniform = [&] {  // SplitMix64 (Steele et al. 2014)
-    state += 0x9e3779b97f4a7c15ull;
-    std::uint64_t z = state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
-  };
-  const double group = static_cast<double>(l.tp * l.cp);
-  double worst = 0;
-  for (std::int64_t r = 0; r < std::min(std::max<std::int64_t>(replicas, 1), l.dp); ++r) {
-    schedule_costs costs = even.costs;
-    for (int stage = 0; stage < even.schedule.shape.stages(); ++stage) {
-      // The largest of `group` uniform draws has the distribution function u^group.
-      const double largest = 2 * std::pow(uniform(), 1 / group) - 1;
-      double slower = 1 + d.jitter * largest;
-      if (r == 0 && even.schedule.shape.rank_of(stage) == d.slow_at) slower *= d.slow_rank;
+/// Draws the passes of replicas, one after the other. A stage on `tp * cp` ranks is as slow as the slowest of them, so
+/// that each of its passes takes the largest of so many draws.
+class disturbed_costs {
+ public:
+  disturbed_costs(const step_costing& even, const training_layout& l, const disturbance& d)
+      : even_(even), group_(static_cast<double>(l.tp * l.cp)), d_(d), state_(d.seed * 0x9e3779b97f4a7c15ull + 1) {}
+
+  /// The first replica has the slow rank.
+  schedule_costs of_replica(std::int64_t replica) {
+    schedule_costs costs = even_.costs;
+    for (int stage = 0; stage < even_.schedule.shape.stages(); ++stage) {
+      // The largest of so many uniform draws has the distribution function u^group.
+      double slower = 1 + d_.jitter * (2 * std::pow(uniform(), 1 / group_) - 1);
+      if (replica == 0 && even_.schedule.shape.rank_of(stage) == d_.slow_at) slower *= d_.slow_rank;
       action_times& t = costs.stages[static_cast<std::size_t>(stage)];
       t = {slower * t.forward, slower * t.backward, slower * t.input_backward, slower * t.weight_backward};
     }
-    worst = std::max(worst, simulate(even.schedule, costs).makespan);
+    return costs;
   }
+
+ private:
+  double uniform() {  // SplitMix64 (Steele et al. 2014)
+    state_ += 0x9e3779b97f4a7c15ull;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
+  }
+
+  const step_costing& even_;
+  double group_;
+  disturbance d_;
+  std::uint64_t state_;
+};
+
+/// Seconds of the pipelines of all data-parallel replicas, each with its own slow passes, which meet at the end of the
+/// step: the slowest counts. `replicas` of them are simulated, at most `dp`; fewer underestimate. What ranks share is
+/// in plan/step_on_links.hpp.
+inline double disturbed_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                                const disturbance& d, std::int64_t replicas) {
+  const step_costing even = cost_schedule(h, job, l);
+  disturbed_costs draws(even, l, d);
+  double worst = 0;
+  for (std::int64_t r = 0; r < std::min(std::max<std::int64_t>(replicas, 1), l.dp); ++r)
+    worst = std::max(worst, simulate(even.schedule, draws.of_replica(r)).makespan);
   return worst;
 }
 

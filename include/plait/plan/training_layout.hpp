@@ -15,11 +15,11 @@
 namespace plait::planner {
 
 /// The schedules that have formulas here, by the names of schedule/parse.hpp.
-enum class schedule_kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v };
-inline constexpr int schedule_kinds = 6;
+enum class schedule_kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, automatic };
+inline constexpr int schedule_kinds = 7;
 
 constexpr const char* name_of(schedule_kind kind) {
-  constexpr const char* names[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v"};
+  constexpr const char* names[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "automatic"};
   return names[static_cast<std::size_t>(kind)];
 }
 

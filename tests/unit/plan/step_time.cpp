@@ -139,7 +139,7 @@ TEST_CASE("published steps of H100 in bf16 are within 8 %") {
 
 TEST_CASE("formulas of pipelines are near the simulated schedules") {
   const pp::hardware h = pp::hardware_called("h100", "x");
-  for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "interleaved:8", "zb_h1", "zb_v"})
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "interleaved:8", "zb_h1", "zb_v", "automatic"})
     for (const std::int64_t m : {8, 16, 64}) {
       CAPTURE(schedule);
       CAPTURE(m);

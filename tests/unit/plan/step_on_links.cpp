@@ -1,0 +1,162 @@
+// program: plan
+#include "plait/plan/step_on_links.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "plait/models/llama_plan.hpp"
+#include "plait/plan/hardware_json.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+pp::training_job large_job(std::int64_t batch) {
+  pp::training_job job;
+  job.model = *plait::find_large_llama("llama-3-70b");
+  job.seq = 8192, job.global_batch = batch;
+  return job;
+}
+
+/// H100 whose links between nodes so many accelerators share.
+pp::hardware sharing(std::int64_t by) {
+  pp::hardware h = pp::hardware_called("h100", "x");
+  h.levels.back().shared_by = by;
+  return h;
+}
+
+pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const std::string& text) {
+  const pp::training_layout l = pp::parse_layout(text, "x");
+  REQUIRE(pp::why_illegal(l, job).empty());
+  return pp::price(h, job, l);
+}
+
+double on_links(const pp::hardware& h, const pp::training_job& job, const std::string& text,
+                const pp::disturbance& d = {}, std::int64_t replicas = 1) {
+  return pp::step_on_links(h, job, priced(h, job, text), d, replicas);
+}
+
+}  // namespace
+
+TEST_CASE("links are shared by neighbours, each way apart, and by what is on them") {
+  pp::hardware h = pp::hardware_called("cpu", "x");
+  REQUIRE(h.levels.size() == 1);
+  h.levels[0].shared_by = 2;
+  // Four places of a pipeline side by side: 0 and 1 have a link, and 2 and 3.
+  pp::link_loads inside(h, pp::parse_layout("pp=4,dp=2,order=tp-cp-pp-dp", "x"));
+  inside.add(0, 0, 1, 1);
+  CHECK(inside.slowing(0, 0, 1, 1) == 1);  // alone
+  inside.add(0, 1, 2, 1);
+  CHECK(inside.slowing(0, 0, 1, 1) == 2);
+  CHECK(inside.slowing(0, 1, 2, 1) == 2);
+  inside.add(0, 3, 2, 0.25);
+  CHECK(inside.slowing(0, 1, 2, 1) == 2);  // the way in of 2 has less than the way out of 1
+  CHECK(inside.slowing(0, 3, 2, 0.25) == 1 + 0.25 * (1.25 - 0.25));
+  inside.add(0, 0, 1, -1);
+  CHECK(inside.slowing(0, 1, 2, 1) == doctest::Approx(1.25));
+  // With replicas inside, both ranks of a link are of one place and do the same.
+  pp::link_loads outside(h, pp::parse_layout("pp=4,dp=2", "x"));
+  outside.add(0, 0, 1, 1);
+  CHECK(outside.slowing(0, 0, 1, 1) == 2);
+  outside.add(0, 1, 2, 1);
+  CHECK(outside.slowing(0, 0, 1, 1) == 2);  // others' links
+  CHECK(pp::hardware_text(pp::parse_hardware(pp::hardware_text(h), "x")) == pp::hardware_text(h));
+  CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "levels": [{"name": "l", "ranks": 0,
+      "bandwidth": 1, "latency": 0, "shared_by": 0}]})",
+                                       "x"),
+                    "x: levels[0].shared_by is 0; legal is 1 or more");
+}
+
+TEST_CASE("a step without collectives between stages is the simulated schedule") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = large_job(16);
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"}) {
+    CAPTURE(schedule);
+    const pp::layout_price p = priced(h, job, std::string("tp=8,pp=4,zero=0,schedule=") + schedule);
+    pp::step_costing step = pp::cost_schedule(h, job, p.layout);
+    step.costs.link = pp::message_seconds(
+        h, p.layout.pp_axis(), job.program.activation_bytes() * 8192 * static_cast<double>(job.model.hidden) / 8);
+    const double on_links = pp::step_on_links(h, job, p) - p.seconds.optimizer;
+    const double alone = plait::simulate(step.schedule, step.costs).makespan;
+    CHECK(on_links > (1 - 1e-9) * alone);
+    CHECK(on_links < 1.001 * alone);  // a stage may send both ways at once
+    if (std::string(schedule) == "gpipe") CHECK(on_links == doctest::Approx(alone).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("collectives that nothing hides are paid whole, and beside passes in part") {
+  pp::training_job job = large_job(64);
+  for (const char* zero : {"0", "1", "2"}) {
+    CAPTURE(zero);
+    const std::string text = std::string("tp=8,dp=4,zero=") + zero;
+    job.program.overlaps_data = false;
+    pp::hardware h = pp::hardware_called("h100", "x");
+    h.straggling = 0;
+    const pp::layout_price apart = priced(h, job, text);
+    const double whole = pp::step_on_links(h, job, apart);
+    CHECK(whole == doctest::Approx(apart.step()).epsilon(0.01));
+    job.program.overlaps_data = true;
+    const pp::layout_price beside = priced(h, job, text);
+    CHECK(pp::step_on_links(h, job, beside) < whole);
+    CHECK(pp::step_on_links(h, job, beside) == doctest::Approx(beside.step()).epsilon(0.02));
+  }
+}
+
+TEST_CASE("ranks that share a link are slowed where they meet, and less than where all meet all the time") {
+  const pp::training_job job = large_job(64);
+  for (const char* text : {"tp=8,pp=4,dp=8,schedule=interleaved:5", "tp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=1f1b"}) {
+    CAPTURE(text);
+    const double own = on_links(sharing(1), job, text), two = on_links(sharing(2), job, text),
+                 eight = on_links(sharing(8), job, text);
+    CHECK(two > own);
+    CHECK(eight > two);
+    CHECK(eight < 8 * own);
+    // The formulas know of links that all ranks use at once.
+    const double formula = priced(sharing(8), job, text).step() - priced(sharing(1), job, text).step();
+    CHECK(formula > 0);
+  }
+  // Stages side by side that share links meet at times, those whose replicas are side by side always.
+  pp::hardware flat = sharing(1);
+  flat.levels = {flat.levels.back()};
+  flat.levels[0].ranks = 0;
+  pp::hardware shared = flat;
+  shared.levels[0].shared_by = 2;
+  const auto slower = [&](const char* text) { return on_links(shared, job, text) / on_links(flat, job, text); };
+  CHECK(slower("pp=8,dp=8,zero=0,order=tp-cp-pp-dp,schedule=gpipe") > 1);
+  CHECK(slower("pp=8,dp=8,zero=0,order=tp-cp-pp-dp,schedule=gpipe") <
+        slower("pp=8,dp=8,zero=0,order=tp-cp-dp-pp,schedule=gpipe"));
+}
+
+TEST_CASE("messages of a pipeline and collectives on the same links slow each other") {
+  pp::training_job job = large_job(64);
+  const char* text = "tp=8,pp=4,dp=8,zero=1,schedule=1f1b";
+  pp::hardware h = sharing(1);
+  h.levels.back().bandwidth /= 20;  // long enough to meet
+  h.data_hidden = 0;
+  const pp::layout_price p = priced(h, job, text);
+  const double both = pp::step_on_links(h, job, p);
+  // The same step where messages take as long and cross another level, which nothing else uses.
+  pp::hardware apart = h;
+  pp::network_level outer = apart.levels.back();
+  outer.message_latency = pp::message_seconds(
+      h, p.layout.pp_axis(), job.program.activation_bytes() * 8192 * static_cast<double>(job.model.hidden) / 8);
+  outer.message_bandwidth = 1e30;
+  apart.levels.back() = outer;  // latency is not on the link
+  const double separate = pp::step_on_links(apart, job, priced(apart, job, text));
+  CHECK(both > 1.001 * separate);
+}
+
+TEST_CASE("slow ranks and jitter lengthen a step on links, more so with more replicas; cut parameters are refused") {
+  const pp::hardware h = sharing(2);
+  const pp::training_job job = large_job(128);
+  const char* text = "tp=8,pp=4,dp=8,schedule=interleaved:2";
+  const double even = on_links(h, job, text), one = on_links(h, job, text, {.jitter = 0.02}, 1);
+  CHECK(one > even);
+  CHECK(on_links(h, job, text, {.jitter = 0.02}, 8) >= one);
+  CHECK(on_links(h, job, text, {.slow_rank = 1.1, .slow_at = 3}, 8) == doctest::Approx(1.1 * even).epsilon(0.03));
+  CHECK_THROWS_WITH(
+      on_links(h, job, "tp=8,dp=8,zero=3"),
+      "simulation of links: zero is 3, whose gathers in each microbatch are not simulated; legal are 0, 1 "
+      "and 2");
+}
