@@ -20,9 +20,9 @@ import tempfile
 import published
 
 FITTED = {"a100": ("sc21",), "h100": ("dgxc",)}
-# Of other software, unknown networks, or with a floor of the host's: reported, with the reason in the README.
+# Of other software, unknown networks, models of experts, or with a floor of the host's: reported, with the reason in the README.
 APART = ("sc21_zero3", "sc21_2020", "llm_foundry_a100", "llm_foundry_h100", "internevo", "hf_ultrascale",
-         "torchtitan_a100", "torchtitan_h100", "megatron_core")
+         "torchtitan_a100", "torchtitan_h100", "megatron_core", "experts")
 SHARES = {"a100": ("product_share.bf16", "memory_share"),
           "h100": ("product_share.bf16", "product_share.fp8", "attention_share", "memory_share", "tensor_hidden",
                    "data_hidden")}

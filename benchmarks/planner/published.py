@@ -44,6 +44,14 @@ SPELLINGS = {"Llama3.1-8B": "LLAMA3-8B", "Llama3.1-70B": "LLAMA3-70B", "Llama3.1
              "Llama 2 70B": "LLAMA2-70B", "7B": "LLAMA2-7B", "30B": llama(60, 6656, 52, 52, 17920, 103168)}
 
 
+# Of experts; attention's biases and sinks of GPT OSS, and its windows in every second layer, are not priced.
+EXPERTS = {
+    "qwen3_30b_a3b": {**llama(48, 2048, 32, 4, 768, 151936), "head_dim": 128, "experts": 128, "chosen": 8},
+    "qwen3_235b_a22b": {**llama(94, 4096, 64, 4, 1536, 151936), "head_dim": 128, "experts": 128, "chosen": 8},
+    "gpt oss 120b": {**llama(36, 2880, 64, 8, 2880, 201088), "head_dim": 64, "experts": 128, "chosen": 4},
+}
+
+
 def model(name):
     found = SPELLINGS.get(name, name)
     return dict(found) if isinstance(found, dict) else dict(MODELS[found]) if found in MODELS else None
@@ -241,8 +249,35 @@ def ultrascale(folder, ran=True):
                "name": f"{r['model']} dp={dp} tp={tp} pp={pp} mbs={r['mbs']}"}
 
 
+def experts(folder):
+    """Models of experts on H100, of which the layout is printed: Qwen3 and GPT OSS. DeepSeek-V3's latent attention,
+    Qwen3-Next's and Nemotron 3's linear layers are other models."""
+    for table in ("nemo_megatron_bridge_perf", "megatron_examples_moe"):
+        for r in read(folder, table):
+            shape = EXPERTS.get(r["model"].split(" (")[0].lower().replace("-", "_")
+                                if "Qwen" in r["model"] else r["model"].lower())
+            if not shape or "H100" not in r.get("system", r.get("hardware", "")):
+                continue
+            bridge_row = table.startswith("nemo")
+            seconds = r["derived_iter_s"] if bridge_row else r["step_time_s"]
+            tp, pp, cp, gpus = (whole(r[k]) for k in ("tp", "pp", "cp", "gpus"))
+            if not seconds or (bridge_row and "LoRA" in r["section"]):
+                continue
+            recompute = "none" if bridge_row or not r["recompute"] else "full" if r["recompute"] == "full" else "selective"
+            sharded = "fsdp yes" in r["note"] or (bridge_row and whole(r["fsdp"], 0) > 1)
+            fp8 = not r["precision"].startswith("BF16")
+            yield {**shape, "gpu": "h100", "published": float(seconds), "source": "experts", "program": "megatron",
+                   "attention": "flash3", "precision": "fp8" if fp8 else "bf16", "seq": r["seq"], "batch": r["gbs"],
+                   "tp": tp, "pp": pp, "cp": cp, "dp": gpus // (tp * pp * cp), "ep": whole(r["ep"]),
+                   "microbatch": r["mbs"], "schedule": schedule(pp, whole(r["vp"])), "recompute": recompute,
+                   "zero": 3 if sharded else 1, "sends_tokens_once": 1 if "DeepEP" in r["note"] else 0,
+                   "bare_ends": 1, "selective_drops_scores_only": 0,  # "norm, act": these are made again
+                   "convention": "experts chosen evenly; nothing of the exchange overlapped; DeepEP where it is printed",
+                   "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} ep={r['ep']} mbs={r['mbs']} {r.get('release', '')}"}
+
+
 READERS = (megatron_sc21, korthikanti, zero_bubble, dgxc, nemo_2407, bridge, megatron_core, torchtitan, llm_foundry,
-           internevo, ultrascale)
+           internevo, ultrascale, experts)
 
 
 def all_rows(folder):

@@ -55,13 +55,14 @@ std::vector<std::string> cells_of(std::string_view line, const std::string& wher
 /// Sets what a column of sizes names; false: it names none.
 bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& knob) {
   const std::map<std::string, std::int64_t*> sizes{
-      {"vocab", &m.vocab}, {"hidden", &m.hidden},       {"layers", &m.layers},
-      {"heads", &m.heads}, {"kv_heads", &m.kv_heads},   {"head_dim", &m.head_dim},
-      {"ffn", &m.ffn},     {"positions", &m.positions}, {"window", &m.window}};
+      {"vocab", &m.vocab},       {"hidden", &m.hidden},     {"layers", &m.layers}, {"heads", &m.heads},
+      {"kv_heads", &m.kv_heads}, {"head_dim", &m.head_dim}, {"ffn", &m.ffn},       {"positions", &m.positions},
+      {"window", &m.window},     {"experts", &m.experts},   {"chosen", &m.chosen}};
   const std::map<std::string, bool*> kinds{
       {"gated", &m.gated}, {"tied", &m.tied}, {"biases", &m.biases}, {"dropout", &m.dropout}};
   if (const auto size = sizes.find(name); size != sizes.end())
-    *size->second = pp::parse_count(value, knob, name == "positions" || name == "window" ? 0 : 1);
+    *size->second = pp::parse_count(
+        value, knob, name == "positions" || name == "window" || name == "experts" || name == "chosen" ? 0 : 1);
   else if (const auto kind = kinds.find(name); kind != kinds.end())
     *kind->second = flag(value, knob);
   else
@@ -81,7 +82,9 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
                                            {"delayed_norm", &s.delayed_norm},
                                            {"bare_ends", &s.bare_ends},
                                            {"keeps_fp8", &s.keeps_fp8},
+                                           {"sends_tokens_once", &s.sends_tokens_once},
                                            {"gathers_masters", &s.gathers_masters},
+                                           {"selective_drops_scores_only", &s.selective_drops_scores_only},
                                            {"reduces_each_microbatch", &s.reduces_each_microbatch},
                                            {"overlaps_tensor", &s.overlaps_tensor},
                                            {"overlaps_data", &s.overlaps_data},
@@ -113,8 +116,8 @@ int turn(const std::string& column) { return column == "model" || column == "pro
 
 constexpr std::string_view price_columns =
     "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
-    "bubble,"
-    "data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_held,activations_bytes,"
+    "experts_seconds,bubble,data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_"
+    "held,activations_bytes,"
     "logits_bytes,working_bytes,buffers_bytes,fits,refused";
 
 std::string price_cells(const request& r) {
@@ -133,11 +136,11 @@ std::string price_cells(const request& r) {
   return fmt::format(
       "{},{:.6g},{:.6g},{:.4f},{:.4f},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:."
       "6g},"
-      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
+      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
       l.ranks(), p.step(), r.job.tokens() / p.step(), pp::utilisation(r.machine, r.job, l, p.step()),
       pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)), s.products, s.attention, s.memory,
-      s.recompute, s.tensor, s.context, s.bubble, s.data, s.optimizer, s.straggling, s.turns, m.total(), m.weights,
-      m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
+      s.recompute, s.tensor, s.context, s.experts, s.bubble, s.data, s.optimizer, s.straggling, s.turns, m.total(),
+      m.weights, m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
 }
 
 }  // namespace
@@ -174,7 +177,8 @@ void set_property(request& r, const std::string& name, const std::string& value,
       plait::fail(
           {knob,
            ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
-           "head_dim, ffn, positions, window, gated, tied, biases, dropout), cluster, seq, batch, batch_tokens, "
+           "head_dim, ffn, experts, chosen, positions, window, gated, tied, biases, dropout), cluster, seq, batch, "
+           "batch_tokens, "
            "program and its facts (precision, attention, fused, bare_ends, reduces_each_microbatch, delayed_norm, "
            "async_tensor, loss_bytes, "
            "logit_bytes, "

@@ -14,17 +14,18 @@ namespace plait::planner {
 
 /// Seconds of a pass, by what they are spent on. Communication is what is left of it after overlap.
 struct pass_time {
-  double products = 0, attention = 0, memory = 0, tensor = 0, context = 0;
+  double products = 0, attention = 0, memory = 0, tensor = 0, context = 0, experts = 0;
 
   constexpr double computing() const { return products + attention + memory; }
-  constexpr double sum() const { return computing() + tensor + context; }
+  constexpr double sum() const { return computing() + tensor + context + experts; }
   constexpr pass_time& operator+=(const pass_time& other) {
     products += other.products, attention += other.attention, memory += other.memory;
-    tensor += other.tensor, context += other.context;
+    tensor += other.tensor, context += other.context, experts += other.experts;
     return *this;
   }
   friend constexpr pass_time operator*(double factor, const pass_time& p) {
-    return {factor * p.products, factor * p.attention, factor * p.memory, factor * p.tensor, factor * p.context};
+    return {factor * p.products, factor * p.attention, factor * p.memory,
+            factor * p.tensor,   factor * p.context,   factor * p.experts};
   }
 };
 
@@ -39,16 +40,18 @@ struct part_time {
 struct rank_sizes {
   double tokens = 0;      ///< of the microbatch on the rank
   double cut_tokens = 0;  ///< where what tensor parallelism leaves whole is cut along the sequence
+  double routed = 0;      ///< tokens in the MLPs: those that come to a rank's experts, where all are chosen as often
   double query = 0, kv = 0, wide = 0, vocab = 0;  ///< widths on the rank
   double hidden = 0;
 
   rank_sizes(const training_job& job, const training_layout& l)
       : tokens(static_cast<double>(l.microbatch * job.seq) / static_cast<double>(l.cp)),
         cut_tokens(l.cuts_sequence() ? tokens / static_cast<double>(l.tp) : tokens),
+        routed(job.model.experts == 0 ? tokens : cut_tokens * static_cast<double>(job.model.chosen)),
         query(job.model.query_width() / static_cast<double>(l.tp)),
         kv(static_cast<double>(job.model.head_dim) *
            std::max(1.0, static_cast<double>(job.model.kv_heads) / static_cast<double>(l.tp))),
-        wide(static_cast<double>(job.model.ffn) / static_cast<double>(l.tp)),
+        wide(static_cast<double>(job.model.ffn) / (job.model.experts == 0 ? static_cast<double>(l.tp) : 1.0)),
         vocab(static_cast<double>(job.model.vocab) / static_cast<double>(l.tp)),
         hidden(static_cast<double>(job.model.hidden)) {}
 };
@@ -118,7 +121,7 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
   const bool apart = !job.program.fused, reference = apart && m.gated;
   const double hidden = z.hidden * z.cut_tokens, heads = m.positions == 0 ? (z.query + z.kv) * z.tokens : 0;
-  const double wide = z.wide * z.tokens, masks = m.dropout ? 2 * hidden : 0;
+  const double wide = z.wide * z.routed, masks = m.dropout ? 2 * hidden : 0;
   elementwise out;
   out.norms = (reference ? 72 * half : 4 * e) * hidden;
   out.additions = 6 * e * hidden + masks;
@@ -128,12 +131,53 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary + masks;
   if (m.biases) out.backward += e * (z.tokens * (z.query + 2 * z.kv) + wide + 2 * hidden);
   out.launches = reference ? 30 : apart ? 12 : 6;
+  if (m.experts > 0) {
+    // Tokens are put in the order of their experts and back, on both sides of the exchange; scores of the router in
+    // float.
+    const double moved = e * z.hidden * (2 * z.cut_tokens + 6 * z.routed);
+    const double scores = 24 * z.cut_tokens * static_cast<double>(m.experts);
+    out.additions += moved + scores, out.backward += moved + scores, out.launches += 10;
+  }
   return out;
 }
 
 /// Seconds of an activation of so many values, which passes `bytes`; backward, each takes twice as long to compute.
 inline double activation_seconds(const hardware& h, double bytes, double values, bool backward) {
   return std::max(memory_seconds(h, bytes, 0), (backward ? 2 : 1) * values * h.activation);
+}
+
+/// Seconds of the products of all experts of a rank as one, of m rows together: each has a matrix of its own to read.
+inline double grouped_product_seconds(const hardware& h, number_kind kind, double m, double n, double k, double experts,
+                                      bool adds = false) {
+  const double matrices = operand_bytes(kind) * (experts - 1) * k * n / (h.memory_bandwidth * h.memory_share);
+  return product_seconds(h, kind, m, n, k, adds) + matrices;
+}
+
+/// What experts add to a block: their products, the router's, and tokens that go to the ranks of their experts and
+/// back, forward and backward.
+inline void add_experts(part_time& out, const hardware& h, const training_job& job, const training_layout& l,
+                        const rank_sizes& z) {
+  const transformer_shape& m = job.model;
+  const number_kind kind = job.program.products;
+  const double mine = static_cast<double>(m.experts) / static_cast<double>(l.ep), gates = m.wide_products();
+  const struct {
+    double in, out;
+  } products[] = {{z.hidden, gates * z.wide}, {z.wide, z.hidden}};
+  for (const auto& p : products) {
+    out.forward.products += grouped_product_seconds(h, kind, z.routed, p.out, p.in, mine);
+    out.input.products += grouped_product_seconds(h, kind, z.routed, p.in, p.out, mine);
+    // Its rows are shared out over the experts: each is as deep as the tokens of one.
+    out.weight.products += mine * (product_seconds(h, kind, p.out, p.in, z.routed / mine, true) - h.launch) + h.launch;
+  }
+  const auto wide = static_cast<double>(m.experts);
+  const number_kind router = kind == number_kind::f32 ? kind : number_kind::bf16;
+  out.forward.products += product_seconds(h, router, z.cut_tokens, wide, z.hidden);
+  out.input.products += product_seconds(h, router, z.cut_tokens, z.hidden, wide);
+  out.weight.products += product_seconds(h, router, wide, z.hidden, z.cut_tokens, true);
+  const double there =
+      exchange_seconds(h, place_group(h, l.ep_axis()), z.cut_tokens * z.hidden * job.program.activation_bytes(),
+                       static_cast<double>(m.chosen), job.program.sends_tokens_once);
+  out.forward.experts = out.input.experts = 2 * there;
 }
 
 }  // namespace detail
@@ -151,10 +195,13 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
     double in, out;
   } products[] = {{z.hidden, z.query + 2 * z.kv}, {z.query, z.hidden}, {z.hidden, gates * z.wide}, {z.wide, z.hidden}};
   for (const auto& p : products) {
+    if (m.experts > 0 && &p == &products[2]) break;
     out.forward.products += product_seconds(h, kind, z.tokens, p.out, p.in);
     out.input.products += product_seconds(h, kind, z.tokens, p.in, p.out);
     out.weight.products += product_seconds(h, kind, p.out, p.in, z.tokens, true);
   }
+
+  if (m.experts > 0) detail::add_experts(out, h, job, l, z);
 
   const attention_seconds attention = attention_time(h, program, m, z.tokens, job.seq, z.query);
   out.forward.attention = attention.forward;
@@ -163,18 +210,19 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   const detail::elementwise moved = detail::elementwise_bytes(job, z);
   double forward = moved.forward(), backward = moved.backward;
   if (kind == number_kind::fp8) {
-    forward += 4 * z.tokens * (2 * z.hidden + z.query + z.wide);
-    backward += 4 * z.tokens * (2 * z.hidden + z.query + 2 * z.kv + gates * z.wide);
+    forward += 4 * (z.tokens * (z.hidden + z.query) + z.routed * (z.hidden + z.wide));
+    backward += 4 * (z.tokens * (z.hidden + z.query + 2 * z.kv) + z.routed * (z.hidden + gates * z.wide));
   }
-  const double values = z.tokens * z.wide;
+  const double values = z.routed * z.wide;
   const double activated = detail::activation_seconds(h, moved.activation, values, false);
   out.forward.memory = memory_seconds(h, forward, moved.launches) + activated;
   out.input.memory = memory_seconds(h, backward, 1.5 * moved.launches) +
                      detail::activation_seconds(h, moved.activation_backward, values, true);
 
   const double whole = z.tokens * z.hidden * e;
-  out.forward.tensor = 2 * detail::tensor_seconds(h, job, l, whole, false);
-  out.input.tensor = 2 * detail::tensor_seconds(h, job, l, whole, true);
+  const double halves = m.experts > 0 ? 1 : 2;  // experts take tokens as the sequence is cut
+  out.forward.tensor = halves * detail::tensor_seconds(h, job, l, whole, false);
+  out.input.tensor = halves * detail::tensor_seconds(h, job, l, whole, true);
   const attention_seconds context = detail::context_seconds(h, job, l, z, attention);
   out.forward.context = context.forward;
   out.input.context = context.backward;

@@ -28,12 +28,26 @@ struct memory_split {
   constexpr double total() const { return allocated() + fragmentation + reserved; }
 };
 
-/// Trained values on one rank of the pipeline, after tensor parallelism has cut them.
+/// Trained values of the experts on one rank of the pipeline, which ranks of their own hold as well
+/// (`expert_copies`).
+inline double rank_experts(const training_job& job, const training_layout& l, std::int64_t rank) {
+  return static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank)) * job.model.layer_experts() /
+         static_cast<double>(l.ep);
+}
+
+/// Trained values of a block on a rank, its experts included.
+inline double rank_layer_parameters(const training_job& job, const training_layout& l) {
+  return job.model.layer_parameters() / static_cast<double>(l.tp) +
+         job.model.layer_experts() / static_cast<double>(l.ep);
+}
+
+/// Trained values on one rank of the pipeline, after tensor parallelism has cut them, without experts.
 inline double rank_parameters(const training_job& job, const training_layout& l, std::int64_t rank) {
   const transformer_shape& m = job.model;
   const rank_sizes z(job, l);
   const auto tp = static_cast<double>(l.tp);
-  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + (m.wide_products() + 1) * z.wide);
+  const double mlp = m.experts == 0 ? (m.wide_products() + 1) * z.wide : 0;
+  const double matrices = z.hidden * (2 * z.query + 2 * z.kv + mlp);
   const double layer = matrices + m.layer_vectors() + m.layer_cut_biases() / tp;
   double all = static_cast<double>(layers_of_rank(l, {m.layers, l.stages()}, rank)) * layer;
   if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
@@ -66,12 +80,14 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
   // Attention's own backward pass needs its output in bf16.
   const double attention = e * z.tokens * (2 * z.query + 2 * z.kv) + (eighths ? z.tokens * z.query : 0);
-  const double wide = e * z.tokens * gates * z.wide, product = e * z.tokens * z.wide * kept_form;
+  const double wide = e * z.routed * gates * z.wide, product = e * z.routed * z.wide * kept_form;
+  // What experts get is kept beside what the router got, and what they give until it is weighted.
+  const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
   const double heads = z.query / static_cast<double>(m.head_dim);
   const bool fused = program.attention != attention_kernel::unfused;
   const double scores =
       fused ? 4 * z.tokens * heads : z.tokens * static_cast<double>(job.seq) * heads * (m.dropout ? e * 2 + 1 : e);
-  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + scores;
+  double kept = 2 * input + norms + gathered + statistics + masks + attention + wide + product + exchanged + scores;
   if (policy == plait::recompute::selective) {
     if (program.selective_drops_scores_only)
       kept -= fused ? 0 : scores;
@@ -89,13 +105,18 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   const double e = program.activation_bytes();
   const double parameters = rank_parameters(job, l, rank), copies = static_cast<double>(l.dp * l.cp);
   const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
-  const double one_layer = job.model.layer_parameters() / static_cast<double>(l.tp);
-  const auto share = [&](zero_level from) { return l.zero >= from && l.zero != zero_level::replicated ? copies : 1.0; };
+  const double experts = rank_experts(job, l, rank), one_layer = rank_layer_parameters(job, l);
+  const auto expert_copies = static_cast<double>(l.expert_copies().extent);
   memory_split out;
   const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && copies > 1;
-  out.weights = masters_alone ? 0 : parameters * program.weight_bytes / share(zero_level::parameters);
-  out.gradients = parameters * program.gradient_bytes / share(zero_level::gradients);
-  out.optimizer = parameters * program.optimizer_bytes / share(zero_level::optimizer);
+  // What a level cuts is shared out over dp and cp, and experts over the ranks that have the same.
+  const auto held = [&](zero_level from) {
+    const bool cut = l.zero >= from && l.zero != zero_level::replicated;
+    return parameters / (cut ? copies : 1.0) + experts / (cut ? expert_copies : 1.0);
+  };
+  out.weights = masters_alone ? 0 : held(zero_level::parameters) * program.weight_bytes;
+  out.gradients = held(zero_level::gradients) * program.gradient_bytes;
+  out.optimizer = held(zero_level::optimizer) * program.optimizer_bytes;
 
   const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
   const double everything = block_kept_bytes(job, l, plait::recompute::none);
@@ -103,7 +124,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
       everything - (everything - block_kept_bytes(job, l, l.recompute)) / static_cast<double>(l.recompute_every);
   out.activations = in_flight * layers * kept;
   const double whole = e * z.hidden * z.tokens;
-  out.working = 2 * whole + e * z.tokens * (job.model.wide_products() + 1) * z.wide;
+  out.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
   if (l.recompute != plait::recompute::none) out.working += everything - block_kept_bytes(job, l, l.recompute);
   // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
   if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
@@ -119,7 +140,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
     if (l.zero >= zero_level::gradients)
       out.buffers += program.reduces_each_microbatch ? one_layer * program.reduced_bytes
                      : l.microbatches(job) == 1      ? one_layer * program.gradient_bytes
-                                                     : parameters * program.gradient_bytes;
+                                                     : (parameters + experts) * program.gradient_bytes;
   }
   out.fragmentation = h.fragmentation * out.allocated();
   out.reserved = h.reserved;

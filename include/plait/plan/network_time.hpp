@@ -77,6 +77,26 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
   return launch + steps + slowest + std::min(fill, slowest);
 }
 
+/// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
+/// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
+/// goes once into every unit that has an expert of it, and is handed on within (DeepEP).
+inline double exchange_seconds(const hardware& h, const group_place& g, double bytes, double chosen, bool once) {
+  if (!once) return collective_seconds(h, g, collective::all_to_all, bytes * chosen);
+  const auto n = static_cast<double>(g.size);
+  double slowest = 0, steps = 0, launch = 0, inside = 1;
+  for (std::size_t i = 0; i < g.levels; ++i) {
+    const auto together = static_cast<double>(g.together[i]);
+    if (together <= inside) continue;
+    const network_level& level = h.levels[i];
+    const double units = n / inside, others = (units - 1) * (1 - std::pow(1 - 1 / units, chosen));
+    slowest = std::max(slowest, bytes * std::min(others, chosen * (n - inside) / n) * sharing(level) / level.bandwidth);
+    steps += (n / inside - n / together) * level.latency;
+    launch = std::max(launch, level.launch);
+    inside = together;
+  }
+  return launch + steps + slowest;
+}
+
 /// Seconds of a message of `bytes` from one rank to the next along an axis.
 inline double message_seconds(const hardware& h, axis_place axis, double bytes) {
   if (axis.extent <= 1) return 0;

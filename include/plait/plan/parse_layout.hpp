@@ -16,7 +16,7 @@ namespace plait::planner {
 
 /// The keys of a layout's text, for messages.
 inline constexpr std::string_view layout_keys =
-    "tp, cp, pp, dp, microbatch, schedule, recompute, zero, sequence_parallel, context and order";
+    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, sequence_parallel, context and order";
 
 /// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
 /// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `knob`.
@@ -50,6 +50,8 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     l.pp = parse_count(value, where);
   } else if (key == "dp") {
     l.dp = parse_count(value, where);
+  } else if (key == "ep") {
+    l.ep = parse_count(value, where);
   } else if (key == "microbatch") {
     l.microbatch = parse_count(value, where);
   } else if (key == "schedule") {
@@ -129,6 +131,7 @@ inline std::string recompute_text(const training_layout& l) {
 /// A layout as `parse_layout` reads it, extents first and without what has its default.
 inline std::string layout_text(const training_layout& l) {
   std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
+  if (l.ep > 1) out += cat({",ep=", l.ep});
   if (l.pp > 1) out += ",schedule=" + schedule_text(l);
   out += cat({",recompute=", recompute_text(l), ",zero=", static_cast<int>(l.zero)});
   if (!l.sequence_parallel) out += ",sequence_parallel=0";

@@ -18,9 +18,16 @@ using named_parts = std::vector<std::pair<const char*, double>>;
 
 /// The seconds of a step by what takes them; they add up to the step.
 inline named_parts time_parts(const step_split& s) {
-  return {{"products", s.products},         {"attention", s.attention},         {"memory-bound kernels", s.memory},
-          {"tensor parallelism", s.tensor}, {"context parallelism", s.context}, {"bubble", s.bubble},
-          {"data parallelism", s.data},     {"optimizer", s.optimizer},         {"stragglers", s.straggling},
+  return {{"products", s.products},
+          {"attention", s.attention},
+          {"memory-bound kernels", s.memory},
+          {"tensor parallelism", s.tensor},
+          {"context parallelism", s.context},
+          {"expert parallelism", s.experts},
+          {"bubble", s.bubble},
+          {"data parallelism", s.data},
+          {"optimizer", s.optimizer},
+          {"stragglers", s.straggling},
           {"shared cores", s.turns}};
 }
 
@@ -33,8 +40,8 @@ inline named_parts memory_parts(const memory_split& m) {
           {"reserved", m.reserved}};
 }
 
-/// Seconds of a step in which a rank waits for communication that nothing hides, over tp, cp and the data ranks.
-constexpr double exposed_seconds(const step_split& s) { return s.tensor + s.context + s.data; }
+/// Seconds of a step in which a rank waits for communication that nothing hides, over tp, cp, ep and the data ranks.
+constexpr double exposed_seconds(const step_split& s) { return s.tensor + s.context + s.experts + s.data; }
 
 /// A price as one JSON object, in seconds and bytes.
 inline json_object price_json(const hardware& h, const training_job& job, const layout_price& p) {
@@ -46,6 +53,7 @@ inline json_object price_json(const hardware& h, const training_job& job, const 
   const training_layout& l = p.layout;
   json_object out;
   out.add("layout", layout_text(l)).add("tp", l.tp).add("cp", l.cp).add("pp", l.pp).add("dp", l.dp);
+  if (l.ep > 1) out.add("ep", l.ep);
   out.add("microbatch", l.microbatch).add("schedule", schedule_text(l)).add("recompute", recompute_text(l));
   out.add("zero", static_cast<int>(l.zero)).add("step_seconds", p.step());
   out.add("mfu", utilisation(h, job, l, p.step()));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -178,28 +179,31 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         l.sequence_parallel = options.sequence_parallel;
         if (accelerators % (tp * cp * pp) != 0) continue;
         l.dp = accelerators / (tp * cp * pp);
-        for (const std::int64_t b : microbatches) {
-          l.microbatch = b;
-          if (b > 1 && job.global_batch % (l.dp * b) != 0) continue;
-          for (const context_kind context : contexts) {
-            if (cp == 1 && context != contexts.front()) continue;
-            l.context = context;
-            if (prices.refused(l)) {  // whatever the policies are
-              ++out.candidates;
-              continue;
-            }
-            // Beyond the last level that has units, all places are alike.
-            const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
-            for (const bool inside : {false, true}) {
-              const bool alike = pp == 1 || l.dp == 1 || tp * cp % unit == 0;
-              if (inside ? alike || options.orders == axis_orders::pipeline_outside
-                         : !alike && options.orders == axis_orders::pipeline_inside)
+        const std::int64_t shares = std::gcd(std::max<std::int64_t>(1, job.model.experts), tp * cp * l.dp);
+        for (const std::int64_t ep : detail::divisors_up_to(shares, shares))
+          for (const std::int64_t b : microbatches) {
+            l.ep = ep;
+            l.microbatch = b;
+            if (b > 1 && job.global_batch % (l.dp * b) != 0) continue;
+            for (const context_kind context : contexts) {
+              if (cp == 1 && context != contexts.front()) continue;
+              l.context = context;
+              if (prices.refused(l)) {  // whatever the policies are
+                ++out.candidates;
                 continue;
-              l.pipeline_inside = inside;
-              all_schedules(l);
+              }
+              // Beyond the last level that has units, all places are alike.
+              const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
+              for (const bool inside : {false, true}) {
+                const bool alike = pp == 1 || l.dp == 1 || tp * cp % unit == 0;
+                if (inside ? alike || options.orders == axis_orders::pipeline_outside
+                           : !alike && options.orders == axis_orders::pipeline_inside)
+                  continue;
+                l.pipeline_inside = inside;
+                all_schedules(l);
+              }
             }
           }
-        }
       }
   prices.finish();
   return out;

@@ -34,7 +34,7 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
           " and ", max_microbatches});
   const stage_times times(h, job, l);
   const stage_split split{job.model.layers, l.stages()};
-  const double layer_parameters = job.model.layer_parameters() / static_cast<double>(l.tp);
+  const double layer_parameters = rank_layer_parameters(job, l);
   const double ends = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
     const bool first = stage == 0, last = stage + 1 == l.stages();

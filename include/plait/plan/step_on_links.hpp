@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -26,7 +27,7 @@ struct link_work {
   transfer message;                      ///< between stages; both ways alike
   std::vector<transfer> gather, reduce;  ///< of a stage's parameters and gradients, over dp and cp
   std::vector<std::int64_t> layers;      ///< of a stage
-  double pass_load = 0;                  ///< of passes, by tp and cp
+  double pass_load = 0;                  ///< of passes, by tp, cp or ep
   std::size_t pass_level = 0;
 };
 
@@ -41,29 +42,35 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
   const double bytes = program.activation_bytes() * values;
   out.message = {message_seconds(h, l.pp_axis(), bytes), level_of_message(h, l.pp_axis())};
   if (out.message.seconds > 0) out.message.load = 1 - message_seconds(h, l.pp_axis(), 0) / out.message.seconds;
-  const group_place data = place_group(h, l.cp_axis(), l.dp_axis());
+  const group_place data = place_group(h, l.cp_axis(), l.dp_axis()), copies = place_group(h, l.expert_copies());
   const stage_split split{job.model.layers, l.stages()};
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
     out.layers.push_back(split.of_stage(stage));
     double parameters =
         static_cast<double>(out.layers.back()) * job.model.layer_parameters() / static_cast<double>(l.tp);
+    const double experts =
+        static_cast<double>(out.layers.back()) * job.model.layer_experts() / static_cast<double>(l.ep);
     if (stage == 0 || stage + 1 == l.stages())
       parameters += static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
     const bool whole = l.zero == zero_level::replicated;
     const auto kind = whole ? collective::all_reduce : collective::reduce_scatter;
-    const auto of = [&](double seconds) {
-      return link_work::transfer{data.size > 1 ? seconds : 0, outermost_level(data), 1};
+    const auto of = [&](double seconds) { return link_work::transfer{seconds, outermost_level(data), 1}; };
+    const auto both = [&](collective what, double each) {
+      return collective_seconds(h, data, what, parameters * each) + collective_seconds(h, copies, what, experts * each);
     };
-    out.reduce.push_back(of(collective_seconds(h, data, kind, parameters * program.reduced_bytes)));
-    out.gather.push_back(
-        of(whole ? 0 : collective_seconds(h, data, collective::all_gather, parameters * program.weight_bytes)));
+    out.reduce.push_back(of(both(kind, program.reduced_bytes)));
+    out.gather.push_back(of(whole ? 0 : both(collective::all_gather, program.weight_bytes)));
   }
   const part_time block = block_time(h, job, l);
   const double all = block.forward.sum() + block.input.sum() + block.weight.sum();
-  const double tensor = block.forward.tensor + block.input.tensor,
-               context = block.forward.context + block.input.context;
-  out.pass_load = all > 0 ? std::max(tensor, context) / all : 0;
-  out.pass_level = outermost_level(place_group(h, tensor >= context ? l.tp_axis() : l.cp_axis()));
+  // Of the axes that passes communicate over, the one that takes them longest.
+  const std::pair<double, axis_place> over[] = {{block.forward.tensor + block.input.tensor, l.tp_axis()},
+                                                {block.forward.context + block.input.context, l.cp_axis()},
+                                                {block.forward.experts + block.input.experts, l.ep_axis()}};
+  const auto& most = *std::max_element(std::begin(over), std::end(over),
+                                       [](const auto& x, const auto& y) { return x.first < y.first; });
+  out.pass_load = all > 0 ? most.first / all : 0;
+  out.pass_level = outermost_level(place_group(h, most.second));
   return out;
 }
 

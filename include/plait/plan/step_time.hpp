@@ -16,6 +16,7 @@ struct step_split {
   double products = 0, attention = 0, memory = 0;  ///< computing, with what is recomputed
   double recompute = 0;                            ///< of these: what is computed a second time
   double tensor = 0, context = 0;                  ///< communication of tp and cp
+  double experts = 0;                              ///< tokens on their way to experts and back
   double bubble = 0;                               ///< idle for want of work in the pipeline, messages included
   double data = 0;                                 ///< communication over dp (and cp) of gradients and parameters
   double optimizer = 0;
@@ -24,7 +25,7 @@ struct step_split {
 
   constexpr double computing() const { return products + attention + memory; }
   constexpr double total() const {
-    return computing() + tensor + context + bubble + data + optimizer + straggling + turns;
+    return computing() + tensor + context + experts + bubble + data + optimizer + straggling + turns;
   }
 };
 
@@ -74,9 +75,9 @@ inline double accumulation_seconds(const hardware& h, const training_job& job, c
 /// layer at a time; the last layer's gradients and the first one's parameters have nothing beside them. With parameters
 /// cut (ZeRO-3) that happens in each microbatch, and parameters are gathered for both passes; with gradients cut
 /// (ZeRO-2), gradients go out once or after each microbatch.
-inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
-                           double layers, double forward, double backward) {
-  const group_place group = place_group(h, l.cp_axis(), l.dp_axis());
+inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l,
+                           const group_place& group, double parameters, double layers, double forward,
+                           double backward) {
   if (group.size == 1) return 0;
   const software& program = job.program;
   const double gradients = parameters * program.reduced_bytes, weights = parameters * program.weight_bytes;
@@ -103,10 +104,10 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
 
 /// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and
 /// written once (to zero), weights are written.
-inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l,
-                                double parameters) {
+inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
+                                std::int64_t copies) {
   const software& program = job.program;
-  const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(l.dp * l.cp));
+  const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(copies));
   const double bytes = mine * (2 * program.optimizer_bytes + program.weight_bytes + 2 * program.gradient_bytes) +
                        parameters * program.gradient_bytes;
   return memory_seconds(h, bytes, 20);
@@ -137,19 +138,20 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
   const std::int64_t m = l.microbatches(job);
   pipeline_costs costs;
   part_time busiest;
-  double most_parameters = 0, most_layers = 0, accumulation = 0;
+  double most_parameters = 0, most_experts = 0, most_layers = 0, accumulation = 0;
   for (std::int64_t r = 0; r < l.pp; ++r) {
     const std::int64_t layers = layers_of_rank(l, split, r);
     const part_time here = times.of(layers, r == 0, r == last_rank(l));
-    const double parameters = rank_parameters(job, l, r);
-    const double adding = detail::accumulation_seconds(h, job, l, parameters);
+    const double parameters = rank_parameters(job, l, r), experts = rank_experts(job, l, r);
+    const double adding = detail::accumulation_seconds(h, job, l, parameters + experts);
     const double all = here.forward.sum() + here.backward() + adding;
     costs.sum += all;
     costs.forward += here.forward.sum() / static_cast<double>(l.pp);
     costs.input += (here.input.sum() + here.again.sum()) / static_cast<double>(l.pp);
     costs.weight += (here.weight.sum() + adding) / static_cast<double>(l.pp);
     if (all > costs.busiest) costs.busiest = all, busiest = here, accumulation = adding;
-    if (parameters > most_parameters) most_parameters = parameters, most_layers = static_cast<double>(layers);
+    if (parameters + experts > most_parameters + most_experts)
+      most_parameters = parameters, most_experts = experts, most_layers = static_cast<double>(layers);
   }
   costs.link = link_seconds(h, job, l);
   costs.delayed_norm = job.program.delayed_norm;
@@ -165,9 +167,18 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
   s.recompute = rounds * busiest.again.sum();
   s.tensor = rounds * once.tensor;
   s.context = rounds * once.context;
+  s.experts = rounds * once.experts;
   s.bubble = pipeline_seconds(l, m, costs) - rounds * costs.busiest;
-  s.data = detail::data_seconds(h, job, l, most_parameters, most_layers, busiest.forward.sum(), busiest.backward());
-  s.optimizer = detail::optimizer_seconds(h, job, l, most_parameters);
+  // Experts' gradients go over groups of their own; what of the passes hides is shared out by bytes.
+  const double all_parameters = most_parameters + most_experts, share = most_parameters / all_parameters;
+  const auto reduced = [&](const group_place& group, double parameters, double part) {
+    return detail::data_seconds(h, job, l, group, parameters, most_layers, part * busiest.forward.sum(),
+                                part * busiest.backward());
+  };
+  s.data = reduced(place_group(h, l.cp_axis(), l.dp_axis()), most_parameters, share) +
+           (most_experts > 0 ? reduced(place_group(h, l.expert_copies()), most_experts, 1 - share) : 0);
+  s.optimizer = detail::optimizer_seconds(h, job, l, most_parameters, l.dp * l.cp) +
+                (most_experts > 0 ? detail::optimizer_seconds(h, job, l, most_experts, l.expert_copies().extent) : 0);
   const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
   const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));
   s.straggling = h.straggling * std::log2(units) * s.total();

@@ -12,9 +12,9 @@ namespace plait::planner {
 /// (the payload of `wire_bytes`), and what it sends to other stages. Scalars, such as losses and norms, do not count,
 /// nor do gradients of norms over tp.
 struct step_traffic {
-  double tensor = 0, context = 0, pipeline = 0, data = 0;
+  double tensor = 0, context = 0, experts = 0, pipeline = 0, data = 0;
 
-  constexpr double total() const { return tensor + context + pipeline + data; }
+  constexpr double total() const { return tensor + context + experts + pipeline + data; }
 };
 
 /// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
@@ -35,7 +35,8 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       const bool dropped = !program.keeps_gathered ||
                            (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only);
       const double gathers = 4 + 2 * again + (dropped ? 2 - 2 * again : 0), reductions = 4 + 2 * again;
-      out.tensor = microbatches * (layers * (gathers * cut + reductions * whole) + ends * (cut + whole));
+      const double halves = job.model.experts > 0 ? 0.5 : 1;  // experts take tokens as the sequence is cut
+      out.tensor = microbatches * (layers * halves * (gathers * cut + reductions * whole) + ends * (cut + whole));
       // What a head gathers is not kept either.
       if (rank == last_rank(l) && l.recompute != plait::recompute::none && !program.selective_drops_scores_only)
         out.tensor += microbatches * cut;
@@ -43,6 +44,7 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
       out.tensor = microbatches * (layers * (4 + 2 * again) + ends) * whole;
     }
   }
+  if (l.ep > 1) out.experts = microbatches * layers * (4 + 2 * again) * e * z.hidden * z.routed;
   if (l.cp > 1) {
     const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
     if (l.context == context_kind::ulysses)
@@ -63,17 +65,17 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     }
     out.pipeline = microbatches * messages * cut;
   }
-  if (const auto copies = static_cast<double>(l.dp * l.cp); copies > 1) {
-    const double parameters = rank_parameters(job, l, rank);
-    const double reductions = program.reduces_each_microbatch ? microbatches : 1;
-    const double gradients = parameters * program.reduced_bytes, pieces = parameters * program.weight_bytes / copies;
-    if (l.zero == zero_level::replicated)
-      out.data = gradients;
-    else if (l.zero == zero_level::optimizer)
-      out.data = gradients + pieces;
-    else
-      out.data = reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
-  }
+  const double reductions = program.reduces_each_microbatch ? microbatches : 1;
+  const auto reduced = [&](double parameters, std::int64_t copies) {
+    if (copies == 1) return 0.0;
+    const double gradients = parameters * program.reduced_bytes;
+    const double pieces = parameters * program.weight_bytes / static_cast<double>(copies);
+    if (l.zero == zero_level::replicated) return gradients;
+    if (l.zero == zero_level::optimizer) return gradients + pieces;
+    return reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
+  };
+  out.data = reduced(rank_parameters(job, l, rank), l.dp * l.cp) +
+             reduced(rank_experts(job, l, rank), l.expert_copies().extent);
   return out;
 }
 

@@ -2,7 +2,9 @@
 // makes it legal. Specs of tensors are not here: a strategy has them (nn/strategy.hpp). Next: plan/parse_layout.hpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 
 #include "plait/core/error.hpp"
@@ -45,6 +47,7 @@ struct training_job {
 /// `pipeline_inside`, pp comes before dp.
 struct training_layout {
   std::int64_t tp = 1, cp = 1, pp = 1, dp = 1;
+  std::int64_t ep = 1;  ///< ranks side by side, of tp, cp and dp together, over which experts are shared out
   bool pipeline_inside = false;
   std::int64_t microbatch = 1;  ///< sequences
   schedule_kind schedule = schedule_kind::one_f_one_b;
@@ -64,6 +67,9 @@ struct training_layout {
   axis_place tp_axis() const { return {tp, 1}; }
   axis_place cp_axis() const { return {cp, tp}; }
   axis_place dp_axis() const { return {dp, tp * cp * (pipeline_inside ? pp : 1)}; }
+  axis_place ep_axis() const { return {ep, 1}; }
+  /// The ranks that hold the same experts.
+  axis_place expert_copies() const { return {tp * cp * dp / ep, ep}; }
   axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? 1 : dp)}; }
 
   friend bool operator==(const training_layout&, const training_layout&) = default;
@@ -110,7 +116,15 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   if (m.heads % l.tp != 0)
     return {7, cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
                     detail::nearest_divisors(m.heads, l.tp)})};
-  if (m.ffn % l.tp != 0)
+  if (l.ep < 1 || std::max<std::int64_t>(m.experts, 1) % l.ep != 0 || (l.tp * l.cp * l.dp) % l.ep != 0)
+    return {8, cat({"ep is ", l.ep, ", the model has ", m.experts, " experts and tp, cp and dp together ",
+                    l.tp * l.cp * l.dp, " ranks, which it must both divide; legal is 1, and here ",
+                    std::gcd(std::max<std::int64_t>(m.experts, 1), l.tp * l.cp * l.dp), " and what divides that"})};
+  if (m.experts > 0 && l.tp > 1 && !l.cuts_sequence())
+    return {8,
+            "experts with tp above 1 and sequence_parallel 0: every rank would send all tokens; use "
+            "sequence_parallel 1"};
+  if (m.experts == 0 && m.ffn % l.tp != 0)
     return {8, cat({"tp is ", l.tp, " and ffn ", m.ffn, ", which it must divide; the nearest are ",
                     detail::nearest_divisors(m.ffn, l.tp)})};
   if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0)

@@ -21,28 +21,37 @@ struct transformer_shape {
   bool dropout = false;        ///< after attention's scores, and before each residual addition
   std::int64_t positions = 0;  ///< learned embeddings of positions; 0: rotary
   std::int64_t window = 0;     ///< position i sees j if i - window < j <= i; 0: all j <= i
+  std::int64_t experts = 0;    ///< MLPs of a block, each `ffn` wide, with a router before them; 0: one for all tokens
+  std::int64_t chosen = 0;     ///< of them, those that a token passes
 
   double query_width() const { return static_cast<double>(heads * head_dim); }
   double kv_width() const { return static_cast<double>(kv_heads * head_dim); }
   /// Wide projections of an MLP.
   double wide_products() const { return gated ? 2 : 1; }
 
-  /// Trained values of one block: matrices alone, as they are cut by tensor parallelism.
+  /// Trained values of one MLP, or of one expert.
+  double mlp_matrices() const { return static_cast<double>(hidden) * (wide_products() + 1) * static_cast<double>(ffn); }
+  /// Trained values of one block without its experts: matrices alone, as they are cut by tensor parallelism.
   double layer_matrices() const {
-    const auto h = static_cast<double>(hidden);
-    return h * (2 * query_width() + 2 * kv_width() + (wide_products() + 1) * static_cast<double>(ffn));
+    const double attention = static_cast<double>(hidden) * (2 * query_width() + 2 * kv_width());
+    return attention + (experts == 0 ? mlp_matrices() : 0);
   }
-  /// Trained values of one block that every tensor-parallel rank has: norms, and the biases of row-parallel products.
-  double layer_vectors() const { return static_cast<double>(hidden) * (biases ? 6 : 2); }
+  /// Those of all experts of a block, and of its router.
+  double layer_experts() const { return static_cast<double>(experts) * mlp_matrices(); }
+  double layer_router() const { return static_cast<double>(experts * hidden); }
+  /// Trained values of one block that every tensor-parallel rank has: norms, the biases of row-parallel products, and a
+  /// router.
+  double layer_vectors() const { return static_cast<double>(hidden) * (biases ? 6 : 2) + layer_router(); }
   /// Biases of a block that are cut by tensor parallelism.
   double layer_cut_biases() const {
-    return biases ? query_width() + 2 * kv_width() + wide_products() * static_cast<double>(ffn) : 0;
+    const double wide = experts == 0 ? wide_products() * static_cast<double>(ffn) : 0;
+    return biases ? query_width() + 2 * kv_width() + wide : 0;
   }
   double layer_parameters() const { return layer_matrices() + layer_vectors() + layer_cut_biases(); }
   double embedding_parameters() const { return static_cast<double>((vocab + positions) * hidden); }
   /// Trained values of the whole model. A tied output projection counts once.
   double parameters() const {
-    return static_cast<double>(layers) * layer_parameters() + embedding_parameters() +
+    return static_cast<double>(layers) * (layer_parameters() + layer_experts()) + embedding_parameters() +
            (tied ? 0 : static_cast<double>(vocab * hidden)) + static_cast<double>(hidden) * (biases ? 2 : 1);
   }
 
@@ -56,7 +65,9 @@ struct transformer_shape {
   /// a matrix that is multiplied with, and 12 heads head_dim seq for the square of scores, of which `counted` counts
   /// (1: all, as in PaLM, appendix B; `visible(seq)`: what a causal kernel computes).
   double operations_per_token(std::int64_t seq, double counted) const {
-    const double multiplied = static_cast<double>(layers) * layer_matrices() + static_cast<double>(vocab * hidden);
+    const double routed = static_cast<double>(chosen) * (experts == 0 ? 0 : mlp_matrices()) + layer_router();
+    const double multiplied =
+        static_cast<double>(layers) * (layer_matrices() + routed) + static_cast<double>(vocab * hidden);
     return 6 * multiplied + 12 * static_cast<double>(layers) * query_width() * static_cast<double>(seq) * counted;
   }
 };
@@ -77,6 +88,9 @@ inline void validate(const transformer_shape& m, const std::string& source) {
   if (m.heads % m.kv_heads != 0)
     fail(
         {source, ": heads is ", m.heads, " and kv_heads ", m.kv_heads, "; the first must be a multiple of the second"});
+  if (m.experts < 0 || (m.experts == 0) != (m.chosen == 0) || m.chosen > m.experts)
+    fail({source, ": experts is ", m.experts, " and chosen ", m.chosen,
+          "; legal are 0 and 0, or some experts of which a token passes 1 to all"});
   if (m.window < 0 || m.positions < 0)
     fail({source, ": window is ", m.window, " and positions ", m.positions, "; legal is 0 or more"});
 }
@@ -105,10 +119,11 @@ struct software {
   bool delayed_norm = false;                 ///< a step begins before all ranks know the last one's gradient norm
   bool reduces_each_microbatch = false;  ///< with gradients cut, they are reduced after each microbatch and not once
   bool keeps_gathered = true;            ///< products keep their gathered inputs beside the norms' outputs
-  bool keeps_fp8 = false;        ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
-  bool gathers_masters = false;  ///< with parameters cut, the master copies are gathered: there is no other share
-  bool bare_ends = false;        ///< the first and the last stage of a pipeline may have no block
-  double host_seconds = 0;       ///< of a layer's forward or backward pass at least, which the host takes to start it
+  bool keeps_fp8 = false;          ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
+  bool gathers_masters = false;    ///< with parameters cut, the master copies are gathered: there is no other share
+  bool sends_tokens_once = false;  ///< into a unit of the network, whichever of its experts they are for (DeepEP)
+  bool bare_ends = false;          ///< the first and the last stage of a pipeline may have no block
+  double host_seconds = 0;         ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.
   double activation_bytes() const { return products == number_kind::f32 ? 4 : 2; }

@@ -1,0 +1,112 @@
+// program: plan
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "plait/plan/hardware_table.hpp"
+#include "plait/plan/parse_layout.hpp"
+#include "plait/plan/search.hpp"
+#include "plait/plan/traffic.hpp"
+
+namespace {
+
+namespace pp = plait::planner;
+
+/// Qwen3-30B-A3B.
+pp::training_job job_of(std::int64_t batch) {
+  pp::training_job job;
+  job.model.vocab = 151936, job.model.hidden = 2048, job.model.layers = 48, job.model.heads = 32;
+  job.model.kv_heads = 4, job.model.head_dim = 128, job.model.ffn = 768, job.model.experts = 128, job.model.chosen = 8;
+  job.seq = 4096, job.global_batch = batch;
+  return job;
+}
+
+pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const char* text) {
+  const pp::training_layout l = pp::parse_layout(text, "x");
+  CAPTURE(text);
+  REQUIRE(pp::why_illegal(l, job) == "");
+  return pp::price(h, job, l);
+}
+
+}  // namespace
+
+TEST_CASE("a model of experts has all of their parameters and multiplies with those that tokens pass") {
+  const pp::transformer_shape m = job_of(16).model;
+  CHECK(m.parameters() == doctest::Approx(30.53e9).epsilon(1e-3));
+  // 3.35 billion are active, of which the embedding's 0.31 are looked up.
+  CHECK(m.operations_per_token(4096, 0) == doctest::Approx(6 * (3.35e9 - 151936 * 2048.0)).epsilon(0.01));
+  pp::transformer_shape none = m;
+  none.chosen = 0;
+  CHECK_THROWS_WITH(pp::validate(none, "x"),
+                    "x: experts is 128 and chosen 0; legal are 0 and 0, or some experts of which "
+                    "a token passes 1 to all");
+}
+
+TEST_CASE("one expert that all tokens pass is an MLP with a router") {
+  pp::training_job one = job_of(16), dense = job_of(16);
+  one.model.experts = one.model.chosen = 1;
+  dense.model.experts = dense.model.chosen = 0;
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_layout l = pp::parse_layout("dp=8", "x");
+  const pp::part_time a = pp::block_time(h, one, l), b = pp::block_time(h, dense, l);
+  CHECK(a.forward.products == doctest::Approx(b.forward.products).epsilon(0.05));
+  CHECK(a.weight.products == doctest::Approx(b.weight.products).epsilon(0.05));
+  CHECK(a.forward.products > b.forward.products);
+  CHECK(a.forward.experts == 0);
+  CHECK(pp::rank_parameters(one, l, 0) + pp::rank_experts(one, l, 0) ==
+        doctest::Approx(pp::rank_parameters(dense, l, 0) + 48 * 2048.0));
+}
+
+TEST_CASE("experts are shared out over ep, their tokens travel, and their gradients meet fewer ranks") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = job_of(128);
+  const pp::layout_price whole = priced(h, job, "dp=16,ep=1"), eight = priced(h, job, "dp=16,ep=8"),
+                         far = priced(h, job, "dp=16,ep=16");
+  CHECK(whole.seconds.experts == 0);
+  CHECK(eight.seconds.experts > 0);
+  CHECK(far.seconds.experts > 2 * eight.seconds.experts);  // across nodes
+  CHECK(pp::rank_experts(job, eight.layout, 0) == job.model.layer_experts() * 48 / 8);
+  CHECK(eight.memory.weights < 0.2 * whole.memory.weights);
+  // The optimizer's state of an expert is shared out over those that have it: over all ranks, all of it, either way.
+  CHECK(eight.memory.optimizer == doctest::Approx(whole.memory.optimizer));
+  CHECK(far.seconds.data < whole.seconds.data);
+  CHECK(eight.seconds.total() == doctest::Approx(eight.step()));
+  const pp::step_traffic sent = pp::rank_traffic(job, eight.layout, 0);
+  CHECK(sent.experts == 8.0 * 48 * 4 * 2 * 4096 * 8 * 2048);  // 8 microbatches, 4 times, bf16, 8 copies of a token
+  CHECK(pp::rank_traffic(job, whole.layout, 0).experts == 0);
+  // Tensor parallelism is around attention alone.
+  const pp::part_time cut = pp::block_time(h, job, pp::parse_layout("tp=2,dp=8,ep=8", "x"));
+  pp::training_job dense = job;
+  dense.model.experts = dense.model.chosen = 0;
+  CHECK(cut.forward.tensor ==
+        doctest::Approx(pp::block_time(h, dense, pp::parse_layout("tp=2,dp=8", "x")).forward.tensor / 2));
+}
+
+TEST_CASE("tokens that go once to each node cross fewer links than their copies do") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::group_place across = pp::place_group(h, {32, 1}), node = pp::place_group(h, {8, 1});
+  const auto seconds = [&](const pp::group_place& g, double chosen, bool once) {
+    return pp::exchange_seconds(h, g, 1e8, chosen, once);
+  };
+  CHECK(seconds(across, 8, true) < 0.6 * seconds(across, 8, false));  // at most 3 other nodes, and 6 copies
+  CHECK(seconds(node, 1, true) == doctest::Approx(seconds(node, 1, false)).epsilon(0.05));
+  CHECK(seconds(across, 8, true) > seconds(across, 1, true));
+}
+
+TEST_CASE("experts that ranks cannot share out are refused, and a search finds how many should") {
+  const pp::training_job job = job_of(128);
+  CHECK(
+      pp::why_illegal(pp::parse_layout("dp=12,ep=3", "x"), job) ==
+      "ep is 3, the model has 128 experts and tp, cp and dp together 12 ranks, which it must both divide; legal is 1, "
+      "and here 4 and what divides that");
+  CHECK(pp::why_illegal(pp::parse_layout("tp=2,dp=8,sequence_parallel=0", "x"), job)
+            .starts_with("experts with tp above 1"));
+  const pp::training_layout l = pp::parse_layout("dp=16,ep=8", "x");
+  CHECK(pp::layout_text(l) == "tp=1,cp=1,pp=1,dp=16,microbatch=1,ep=8,recompute=none,zero=1");
+  CHECK(pp::parse_layout(pp::layout_text(l), "x") == l);
+  pp::search_options plain;
+  plain.tp = plain.cp = plain.pp = {1}, plain.zero = {plait::zero_level::optimizer};
+  const pp::search_result found = pp::search_layouts(pp::hardware_called("h100", "x"), job, 16, plain);
+  REQUIRE_FALSE(found.best.empty());
+  CHECK(found.best.front().layout.ep > 1);  // whole, they do not fit
+}
