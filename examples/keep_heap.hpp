@@ -1,3 +1,5 @@
+// What a program whose ranks are processes of Open MPI tells its C library at the start. The library itself changes
+// nothing of the process.
 #pragma once
 
 #include <malloc.h>

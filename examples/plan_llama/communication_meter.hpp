@@ -106,14 +106,14 @@ class communication_meter {
 
   void collectives_of(plait::any_communicator& group, plait::planner::measurements& out) {
     using plait::collective;
-    constexpr double work_seconds = 6e-4, round_seconds = 3e-2;
-    constexpr int rounds = 7, results = 4;
+    constexpr double work_seconds = 6e-4, round_seconds = 2.4e-2;
+    constexpr int rounds = 5, results = 4;
     const std::int64_t ranks = group.size();
     work_between work(work_seconds);
     work.agree(group);
     const auto sum = plait::reduce_op::sum;
     const auto turns = std::max<std::int64_t>(1, ranks / cores_);
-    for (std::int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= 4) {
+    for (std::int64_t bytes = 1 << 10; bytes <= 1 << 24; bytes *= bytes < 1 << 18 ? 16 : 4) {
       const auto whole = static_cast<std::size_t>(bytes / 4), part = whole / static_cast<std::size_t>(ranks);
       std::vector<float> x(whole);
       std::vector<std::vector<float>> y(results, std::vector<float>(whole));

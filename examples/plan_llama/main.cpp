@@ -56,7 +56,8 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--cp", opt.cp, "the same of cp")->delimiter(',');
   app.add_option("--pp", opt.pp, "the same of pp")->delimiter(',');
   app.add_option("--microbatch", opt.microbatch, "the microbatches to search, in sequences")->delimiter(',');
-  app.add_option("--schedule", opt.schedules, "the schedules to search: gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v")
+  app.add_option("--schedule", opt.schedules,
+                 "the schedules to search: gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v, automatic")
       ->delimiter(',');
   app.add_option("--recompute", opt.recompute, "the policies to search: none, selective, full")->delimiter(',');
   app.add_option("--zero", opt.zero, "the levels to search: 0, 1, 2, 3")->delimiter(',');

@@ -78,6 +78,7 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
       {"loss_bytes", &s.loss_bytes},           {"logit_bytes", &s.logit_bytes},
       {"host_seconds", &s.host_seconds}};
   const std::map<std::string, bool*> flags{{"fused", &s.fused},
+                                           {"packs", &s.packs},
                                            {"async_tensor", &s.async_tensor},
                                            {"delayed_norm", &s.delayed_norm},
                                            {"bare_ends", &s.bare_ends},

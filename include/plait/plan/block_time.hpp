@@ -99,9 +99,11 @@ inline attention_seconds context_seconds(const hardware& h, const training_job& 
   return {waits(own, attention.forward), waits(2 * own, attention.backward)};
 }
 
-}  // namespace detail
-
-namespace detail {
+/// Seconds in which what is gathered over tp is put in its place, or what is reduced in the order of its ranks: it is
+/// read and written, where there are several sequences.
+inline double packing_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes) {
+  return job.program.packs && l.cuts_sequence() && l.microbatch > 1 ? memory_seconds(h, 2 * bytes, 1) : 0;
+}
 
 /// Bytes that a block's elementwise kernels read and write for one microbatch.
 struct elementwise {
@@ -223,6 +225,8 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   const double halves = m.experts > 0 ? 1 : 2;  // experts take tokens as the sequence is cut
   out.forward.tensor = halves * detail::tensor_seconds(h, job, l, whole, false);
   out.input.tensor = halves * detail::tensor_seconds(h, job, l, whole, true);
+  const double packed = 2 * halves * detail::packing_seconds(h, job, l, whole);
+  out.forward.memory += packed, out.input.memory += packed;
   const attention_seconds context = detail::context_seconds(h, job, l, z, attention);
   out.forward.context = context.forward;
   out.input.context = context.backward;
@@ -256,8 +260,10 @@ inline part_time head_time(const hardware& h, const training_job& job, const tra
   const double logits = z.tokens * z.vocab * job.program.loss_bytes / 2;
   out.forward.memory = memory_seconds(h, logits + 2 * e * z.hidden * z.cut_tokens, 4);
   out.input.memory = memory_seconds(h, logits + 4 * e * z.hidden * z.cut_tokens, 4);
-  out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, false) / 2;
-  out.input.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, true) / 2;
+  const double whole = z.tokens * z.hidden * e, packed = detail::packing_seconds(h, job, l, whole);
+  out.forward.memory += packed, out.input.memory += packed;
+  out.forward.tensor = detail::tensor_seconds(h, job, l, whole, false) / 2;
+  out.input.tensor = detail::tensor_seconds(h, job, l, whole, true) / 2;
   return out;
 }
 
@@ -268,6 +274,8 @@ inline part_time embedding_time(const hardware& h, const training_job& job, cons
   part_time out;
   out.forward.memory = memory_seconds(h, (2 * e + dropout * e) * z.hidden * z.tokens, 2);
   out.weight.memory = memory_seconds(h, (e + 8 + dropout * e) * z.hidden * z.tokens, 2);
+  const double packed = detail::packing_seconds(h, job, l, z.tokens * z.hidden * e);
+  out.forward.memory += packed, out.weight.memory += packed;
   out.forward.tensor = detail::tensor_seconds(h, job, l, z.tokens * z.hidden * e, false) / 2;
   return out;
 }

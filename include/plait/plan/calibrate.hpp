@@ -214,7 +214,8 @@ inline void fit_links(hardware& h, const measurements& all) {
   if (far(h, true) > 0)
     h = sending(
         descend<2>({h.levels[0].latency, h.levels[0].bandwidth}, [&](const auto& p) { return far(sending(p), true); }));
-  for (double* const seconds : {&h.levels[0].latency, &h.levels[0].launch, &h.levels[0].fill})
+  for (double* const seconds :
+       {&h.levels[0].latency, &h.levels[0].launch, &h.levels[0].fill, &h.levels[0].message_latency})
     *seconds = or_none(*seconds, 1e-9);
 }
 

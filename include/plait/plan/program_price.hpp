@@ -228,7 +228,13 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
   out.straggling = h.straggling * std::log2(units) * out.step();
   if (h.cores > 0 && l.mesh.size() > h.cores) {
     const double pipelines = static_cast<double>(l.mesh.size() / places);
-    out.turns = std::max(0.0, pipelines * busy / static_cast<double>(h.cores) - out.step());
+    double waits = 0;  // for a core, of each message that a pass waits for
+    if (places > 1) {
+      schedule_costs in_turn = costs;
+      in_turn.link += h.turn;
+      waits = simulate(l.plan, in_turn).makespan - out.pipeline;
+    }
+    out.turns = std::max(0.0, pipelines * busy / static_cast<double>(h.cores) + waits - out.step());
   }
   const auto bytes = static_cast<double>(out.peak_bytes);
   out.fits = bytes * (1 + h.fragmentation) + h.reserved <= h.memory;

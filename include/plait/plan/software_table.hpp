@@ -18,8 +18,8 @@ inline std::vector<software> known_software() {
   const auto add = [&](std::string_view name, auto&& change) {
     software s;
     s.name = name;
-    s.keeps_gathered = false;
-    s.logit_bytes = 8;  // bf16, float, and a gradient of bf16
+    s.keeps_gathered = s.packs = false;  // their sequence is the outermost dim
+    s.logit_bytes = 8;                   // bf16, float, and a gradient of bf16
     change(s);
     all.push_back(s);
   };

@@ -56,7 +56,8 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
     const auto kind = whole ? collective::all_reduce : collective::reduce_scatter;
     const auto of = [&](double seconds) { return link_work::transfer{seconds, outermost_level(data), 1}; };
     const auto both = [&](collective what, double each) {
-      return collective_seconds(h, data, what, parameters * each) + collective_seconds(h, copies, what, experts * each);
+      return collective_seconds(h, data, what, parameters * each) +
+             (experts > 0 ? collective_seconds(h, copies, what, experts * each) : 0);
     };
     out.reduce.push_back(of(both(kind, program.reduced_bytes)));
     out.gather.push_back(of(whole ? 0 : both(collective::all_gather, program.weight_bytes)));

@@ -122,8 +122,10 @@ struct software {
   bool keeps_fp8 = false;          ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
   bool gathers_masters = false;    ///< with parameters cut, the master copies are gathered: there is no other share
   bool sends_tokens_once = false;  ///< into a unit of the network, whichever of its experts they are for (DeepEP)
-  bool bare_ends = false;          ///< the first and the last stage of a pipeline may have no block
-  double host_seconds = 0;         ///< of a layer's forward or backward pass at least, which the host takes to start it
+  bool packs =
+      true;  ///< what is gathered or scattered along a sequence that is not the outermost dim is copied besides
+  bool bare_ends = false;   ///< the first and the last stage of a pipeline may have no block
+  double host_seconds = 0;  ///< of a layer's forward or backward pass at least, which the host takes to start it
 
   /// Bytes of an activation.
   double activation_bytes() const { return products == number_kind::f32 ? 4 : 2; }

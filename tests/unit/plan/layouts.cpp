@@ -54,7 +54,8 @@ TEST_CASE("a text that is no layout is refused by its key") {
   CHECK(refusal("tensor=8").starts_with("--layout: unknown key 'tensor'; legal are tp, cp, pp, dp, "));
   CHECK(refusal("tp").starts_with("--layout: 'tp' is not key=value, as in tp=8; keys are tp, "));
   CHECK(refusal("schedule=gpip") ==
-        "--layout: schedule: unknown value 'gpip'; legal are gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and automatic");
+        "--layout: schedule: unknown value 'gpip'; legal are gpipe, 1f1b, interleaved:V, zb_h1, zb_h2, zb_v and "
+        "automatic");
   CHECK(refusal("schedule=interleaved")
             .starts_with("--layout: schedule: the chunks of interleaved, as in interleaved:2: '' is not a whole number "
                          "from 2 on"));

@@ -104,6 +104,32 @@ TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and c
   CHECK(at("3").state() == doctest::Approx(18.0 / 8 * n));
 }
 
+TEST_CASE("what programs keep of parameters that are cut, of logits and of inputs in fp8 is theirs") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = llama_job(64);
+  const auto at = [&](const char* program, const char* text) {
+    job.program = pp::software_called(program, "x");
+    return pp::most_memory(h, job, pp::parse_layout(text, "x")).memory;
+  };
+  // FSDP: a float master, a float gradient and two moments; the gathered bf16 of two layers and one layer's gradient.
+  const double n = job.model.parameters(), layer = job.model.layer_parameters();
+  CHECK(at("fsdp", "dp=8,zero=3").state() == doctest::Approx(16 * n / 8));
+  CHECK(at("fsdp", "dp=8,zero=3").buffers == doctest::Approx(2 * 2 * layer + 2 * layer));
+  CHECK(at("fsdp", "dp=8,zero=1").state() > 16 * n / 8);
+  const double logits = 8192.0 * static_cast<double>(job.model.vocab);
+  CHECK(at("fsdp", "dp=8,zero=3").logits == 14 * logits);
+  CHECK(at("llm-foundry", "dp=8,zero=3").logits == 4 * logits);
+  // Transformer Engine: of two norms' outputs and the MLP's product a byte each, and one more of attention's output.
+  job.program = pp::software_called("nemo", "x");
+  job.program.products = pp::number_kind::fp8;
+  const pp::training_layout l = pp::parse_layout("dp=8", "x");
+  const double kept = pp::block_kept_bytes(job, l, plait::recompute::none);
+  job.program.keeps_fp8 = false;
+  const auto& m = job.model;
+  CHECK(pp::block_kept_bytes(job, l, plait::recompute::none) - kept ==
+        8192.0 * static_cast<double>(2 * m.hidden + m.ffn - m.hidden));
+}
+
 TEST_CASE("memory grows with the microbatch and the sequence, and falls with recomputation and every axis") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const auto total = [&](const char* text, std::int64_t batch = 64) {
@@ -142,6 +168,26 @@ TEST_CASE("microbatches in flight are those of the schedules themselves") {
           if (r == 0 && m >= 2 * p) CHECK(most == doctest::Approx(pp::microbatches_in_flight(l, m, r)));
         }
       }
+}
+
+TEST_CASE("a searched schedule keeps within what it is given, and is as long as its formula says") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = llama_job(32);
+  job.program.delayed_norm = true;
+  const pp::training_layout l = pp::parse_layout("pp=4,schedule=automatic", "x");
+  const pp::step_costing step = pp::cost_schedule(h, job, l);
+  for (int r = 0; r < 4; ++r) {
+    double held = 0;
+    for (const auto& at : plait::most_in_flight(step.schedule, r))
+      for (const plait::chunk_in_flight& c : at) held = std::max(held, static_cast<double>(c.forward + c.deferred));
+    CHECK(held <= pp::microbatches_in_flight(l, 32, r));
+  }
+  const pp::layout_price p = pp::price(h, job, l);
+  double longest = 0;
+  const plait::simulation times = plait::simulate(step.schedule, step.costs);
+  for (int r = 0; r < 4; ++r) longest = std::max(longest, times.span(r));
+  CHECK(p.step() - p.seconds.data - p.seconds.optimizer - p.seconds.straggling ==
+        doctest::Approx(longest).epsilon(0.03));
 }
 
 TEST_CASE("the even split gives each layer to one stage, the rest to the middle") {

@@ -176,6 +176,11 @@ TEST_CASE("a program's price falls with more ranks, and says what it cannot pric
   const double apart = price_of<float>(h, four, c).step();
   h.cores = 1;
   CHECK(price_of<float>(h, four, c).step() > 3 * apart);
+  const auto stages = layout_of(mesh_of(4, 1, 1), c, zero_level::replicated);
+  const double at_once = price_of<float>(h, stages, c).step();
+  h.turn = 1e-3;  // a message that has come waits for a core
+  CHECK(price_of<float>(h, stages, c).step() > at_once + 6e-3);
+  h.turn = 0;
   // A pipeline has a bubble, and its passes take at least their sum over the ranks.
   const pp_::program_price piped = price_of<float>(h, layout_of(mesh_of(4, 1, 1), c, zero_level::replicated), c);
   CHECK(piped.bubble > 0);

@@ -125,6 +125,20 @@ TEST_CASE("no better part makes a step slower") {
   }
 }
 
+TEST_CASE("what tensor parallelism gathers and scatters of several sequences is copied, four times in a block") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = large_job(64, "plait");
+  const auto memory = [&](const char* text) {
+    return pp::block_time(h, job, pp::parse_layout(text, "x")).forward.memory;
+  };
+  const double packed = memory("tp=8,microbatch=2"), one = memory("tp=8"), whole = memory("tp=8,sequence_parallel=0");
+  job.program.packs = false;
+  CHECK(packed - memory("tp=8,microbatch=2") ==
+        doctest::Approx(4 * pp::memory_seconds(h, 2 * 2.0 * 2 * 8192 * static_cast<double>(job.model.hidden), 1)));
+  CHECK(one == memory("tp=8"));  // one sequence lies as it is gathered
+  CHECK(whole == memory("tp=8,sequence_parallel=0"));
+}
+
 TEST_CASE("published steps of H100 in bf16 are within 8 %") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   // NVIDIA/dgxc-benchmarking@v25.04.02 llama3.1/README.md
@@ -139,7 +153,8 @@ TEST_CASE("published steps of H100 in bf16 are within 8 %") {
 
 TEST_CASE("formulas of pipelines are near the simulated schedules") {
   const pp::hardware h = pp::hardware_called("h100", "x");
-  for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "interleaved:8", "zb_h1", "zb_v", "automatic"})
+  for (const char* schedule :
+       {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "interleaved:8", "zb_h1", "zb_v", "automatic"})
     for (const std::int64_t m : {8, 16, 64}) {
       CAPTURE(schedule);
       CAPTURE(m);
