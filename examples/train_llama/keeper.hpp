@@ -26,13 +26,12 @@ class keeper {
   keeper(const setup& s, model_run& run, std::function<void(const news&)> tell)
       : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), best_(run.best_saved()) {}
 
-  /// After a step: whether it is one to save.
-  void after(std::int64_t steps) {
+  /// After a step: whether it is one to save. Ranks meet here where all know that there is a reason.
+  void after(std::int64_t steps, const requests& asked) {
     if (s_.opt.checkpoint_dir.empty()) return;
-    tell(run_.ended_saves(false));
-    const bool asked = run_.all_reduce(save_asked.load(), plait::reduce_op::max) != 0;
-    if (asked) save_asked = 0;
-    if (asked || (s_.opt.save_every > 0 && steps % s_.opt.save_every == 0)) save(steps);
+    if (asked.ended_saves != 0) tell(run_.ended_saves(false));
+    if (asked.save != 0) save_asked = 0;
+    if (asked.save != 0 || (s_.opt.save_every > 0 && steps % s_.opt.save_every == 0)) save(steps);
   }
   /// At the end, however it came.
   void finish(std::int64_t steps, bool worth_saving) {

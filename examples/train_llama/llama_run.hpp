@@ -117,7 +117,9 @@ class llama_run final : public model_run {
               return std::make_unique<stage_type>(ctx_, s.config, model_options(s), part, first);
             },
             s.parallel),
-        optimizer_(optimizer_options_of(s.opt)) {
+        optimizer_(optimizer_options_of(s.opt)),
+        exchange_(device, asks_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
+        since_(world_.stage().ledger()) {
     if (s.weights)
       plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source());
     else if (!s.first_step.empty())
@@ -128,12 +130,15 @@ class llama_run final : public model_run {
     world_.stage().ledger().clear();
   }
 
-  plait::step_result step(std::int64_t index) override {
+  plait::step_result step(std::int64_t index, bool with_communication) override {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
+      since_.begin();  // with what was loaded the ledger began anew
+      if (asks_at_norm) step_->around_norm([&] { ask(); }, [&] { hear(); });
       if (norm_) step_->keep_norm(ctx_, *norm_);
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
+    with_communication_ = with_communication;
     const std::int64_t first = samples_before(index);
     const plait::box part =
         plait::local_box(plait::layout_v<typename tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
@@ -153,9 +158,12 @@ class llama_run final : public model_run {
     if (!repeated_->replays()) ++counted_;
     if (heard_ && index == traced_step(s_.opt)) return trace_step();
     repeated_->run(ctx_);
+    if (!asks_at_norm) ask(), hear();
     if (heard_) heard_->clear();
     return step_->result(ctx_);
   }
+  const requests& asked() const override { return asked_; }
+  const std::vector<plait::axis_communication>& communication() const override { return communication_; }
 
   std::optional<double> evaluate() override {
     model_.settle();  // the gathers after the update belong to the step
@@ -355,6 +363,25 @@ class llama_run final : public model_run {
     return counted;
   }
 
+  /// On a GPU the host is far ahead of a step's norm, and a step may be replayed without it; gathers have a stream of
+  /// their own there, so that nothing asked after a step waits for them.
+  static constexpr bool asks_at_norm = std::is_same_v<Device, plait::cpu>;
+
+  /// Starts to bring together what the ranks ask for; `hear` has the answers.
+  void ask() {
+    mine_ = since_.since();
+    exchange_.start({static_cast<double>(interrupted.load()), static_cast<double>(save_asked.load()),
+                     saver_ && saver_->has_news() ? 1.0 : 0.0, static_cast<double>(mine_.size())});
+  }
+  void hear() {
+    asked_ = exchange_.finish();
+    communication_.clear();
+    if (with_communication_ && asked_.communication > 0)
+      communication_ = plait::communication_of_ranks(device_, exchange_.ranks(), mine_,
+                                                     static_cast<std::size_t>(asked_.communication));
+    since_.begin();
+  }
+
   /// A step whose actions, collectives and messages are remembered.
   plait::step_result trace_step() {
     std::vector<plait::pipeline_event> events;
@@ -367,6 +394,7 @@ class llama_run final : public model_run {
     executor.events = &events;
     executor.measured().times = &times;
     repeated_->run(ctx_);
+    if (!asks_at_norm) ask(), hear();
     const plait::step_result result = step_->result(ctx_);
     executor.events = nullptr;
     executor.measured().times = nullptr;
@@ -510,6 +538,12 @@ class llama_run final : public model_run {
   std::vector<plait::stage_layers> stages_;
   model_type model_;
   plait::chosen_optimizer<Precision, Device> optimizer_;
+  request_exchange<Device> exchange_;
+  requests asked_;                                        ///< of the last step
+  plait::communication_clock since_;                      ///< the norm of the step before
+  std::vector<plait::axis_times> mine_;                   ///< of this rank, until then
+  std::vector<plait::axis_communication> communication_;  ///< of all, where it was brought together
+  bool with_communication_ = false;
   std::optional<step_type> step_;  ///< from the first step on
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step

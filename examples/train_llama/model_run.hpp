@@ -19,6 +19,7 @@
 #include "plait/observe/step_trace.hpp"
 #include "plait/train/parameter_hash.hpp"
 #include "plait/train/step_result.hpp"
+#include "requests.hpp"
 
 /// The saved step with the least held-out loss.
 struct best_step {
@@ -32,8 +33,14 @@ class model_run {
  public:
   virtual ~model_run() = default;
 
-  /// Optimizer step `index`, counted from 0, on that step's samples.
-  virtual plait::step_result step(std::int64_t index) = 0;
+  /// Optimizer step `index`, counted from 0, on that step's samples. Within it ranks bring together what they ask for,
+  /// and where `with_communication` also what the communication since the step before has cost.
+  virtual plait::step_result step(std::int64_t index, bool with_communication) = 0;
+  /// What the ranks have asked for in the last step, the same on all. Not collective.
+  virtual const requests& asked() const = 0;
+  /// What all ranks have communicated from the norm of the step before to that of the last step; empty where that was
+  /// not brought together. Not collective.
+  virtual const std::vector<plait::axis_communication>& communication() const = 0;
   /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
   /// left; nothing if interrupted. The ledger does not count what it takes.
   virtual std::optional<double> evaluate() = 0;

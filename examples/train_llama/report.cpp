@@ -349,7 +349,7 @@ std::string train(const setup& s, model_run& run) {
   const auto begin = clock_type::now();
   reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
-  plait::communication_clock whole(w.ledger()), one = whole;
+  plait::communication_clock whole(w.ledger());
   keeper saves(s, run, [&](const keeper::news& news) {
     if (report) report->saved(news);
   });
@@ -360,25 +360,22 @@ std::string train(const setup& s, model_run& run) {
     if (report) report->hashes(end.steps, all);
   };
   if (s.opt.log_hashes > 0) hash();
-  for (std::int64_t step = end.resumed; step < s.opt.steps; ++step) {
-    const auto start = clock_type::now();  // what the step before has left on its way is waited for here
-    if (run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0) break;
+  bool stops = run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0;  // steps ask within them
+  for (std::int64_t step = end.resumed; step < s.opt.steps && !stops; ++step) {
+    const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
-    one.begin();
-    const plait::step_result r = run.step(step);
+    const plait::step_result r = run.step(step, gathers_communication(s, step));
+    stops = run.asked().stop != 0;
     const double stepped = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
     const double share = s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped
                                                : std::numeric_limits<double>::quiet_NaN();
-    std::vector<plait::axis_communication> communication;
-    if (gathers_communication(s, step)) communication = run.of_ranks(one.since());
-    const double took = seconds(start, clock_type::now());  // with that, which waits for gathers under way as well
     end.steps = step + 1;
     end.last_loss = r.loss;
     if (report)
-      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / took, share, 0,
-                    r.skipped, std::move(communication)},
-                   took);
+      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / stepped, share,
+                    0, r.skipped, run.communication()},
+                   stepped);
     end.skipped += r.skipped;
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
     if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
@@ -387,7 +384,7 @@ std::string train(const setup& s, model_run& run) {
           r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
       break;
     }
-    saves.after(end.steps);
+    saves.after(end.steps, run.asked());
   }
   if (s.opt.log_hashes > 0) hash();  // the last, however it came
   end.seconds = seconds(begin, clock_type::now());

@@ -47,6 +47,27 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
   interrupt INT mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2
   case $code in 0 | 124) fail "exit code $code of mpirun" ;; esac
   stopped
+
+  # One process of four has the signal, and all of them end after the same step, with their parts of what is saved. The
+  # gathers of that step are on their way meanwhile.
+  rm -f run.jsonl
+  timeout 60 mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2 \
+    --data-parallel zero1 --model config.json --data "$text" --seq 32 --steps 1000000 --checkpoint-dir one \
+    --log run.jsonl >run.out 2>run.err &
+  watcher=$!
+  for _ in $(seq 200); do
+    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
+    sleep 0.1
+  done
+  launcher=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
+  kill -s TERM "$(ps -o pid= --ppid "$launcher" | tail -n 1 | tr -d ' ')"
+  code=0
+  wait "$watcher" || code=$?
+  case $code in 0 | 124) fail "exit code $code of mpirun, of which one process had the signal" ;; esac
+  grep -q '^interrupted: ' run.out || fail "it does not say that it was interrupted: $(cat run.out)"
+  [ "$(logs get run.jsonl bytes_as_predicted)" = true ] || fail "one signal: the bytes are not as predicted"
+  last=$(logs get run.jsonl steps)
+  grep -q "^saved step $last: " run.out || fail "not all save step $last: $(cat run.out run.err)"
 fi
 
 code=0

@@ -141,6 +141,12 @@ class checkpoint_saver {
     return all;
   }
   std::size_t under_way() const { return jobs_.size(); }
+  /// Returns whether this rank has something to tell of its oldest save. While no rank has, `finished` returns nothing,
+  /// so that ranks which ask each other something anyway can ask that with it. Not collective.
+  bool has_news() const {
+    std::string stuck_at;
+    return !told_later_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
+  }
   /// From the next save on step `best`, which may be that one, is kept whatever its age, and the one before it no
   /// longer is for this reason, once `best` is committed. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
@@ -200,17 +206,21 @@ class checkpoint_saver {
   /// The highest state that any rank sees of a save decides for all.
   enum state { under_way_still, committed, failed, stuck };
 
+  /// What this rank sees of it, and what the rank is stuck at.
+  state own_state(const detail::save_job& j, std::string& stuck_at) const {
+    stuck_at = writer_->stuck_at(j);
+    if (!stuck_at.empty()) return stuck;
+    if (!writer_->has_ended(j)) return under_way_still;
+    return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : under_way_still;
+  }
   /// The oldest save, if all ranks may forget it: rank 0 has committed it, or some rank has failed. All of them, where
   /// a rank is stuck with the oldest.
   template <compute_device Device>
   std::vector<finished_save> take_ended(Device& device) {
     detail::save_job& j = *jobs_.front();
-    const bool ended = writer_->has_ended(j), own_failure = ended && !j.failure.empty();
-    const std::string stuck_at = writer_->stuck_at(j);
-    const state mine = !stuck_at.empty()             ? stuck
-                       : own_failure                 ? failed
-                       : ended && ranks_.rank() == 0 ? committed
-                                                     : under_way_still;
+    std::string stuck_at;
+    const state mine = own_state(j, stuck_at);
+    const bool own_failure = mine == failed;
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
     if (all == under_way_still) return {};
     if (all == stuck) return give_up_all(device, stuck_at);

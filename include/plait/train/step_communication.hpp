@@ -33,9 +33,12 @@ struct sent_axis_times {
 ///     communication_clock clock(world.ledger());
 ///     step.run(ctx);
 ///     for (const axis_communication& c : communication_of_ranks(device, world.root(), clock.since())) ...
+///
+/// It takes two collectives, or one where the caller knows how many records a rank has at most. (Ranks that wait for
+/// each other here wait for gathers that a step has left on their way: `training_step::around_norm` is before them.)
 template <compute_device Device>
 std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
-                                                       const std::vector<axis_times>& mine) {
+                                                       const std::vector<axis_times>& mine, std::size_t most = 0) {
   std::vector<detail::sent_axis_times> own;
   for (const axis_times& t : mine) {
     detail::sent_axis_times& s = own.emplace_back();
@@ -46,12 +49,15 @@ std::vector<axis_communication> communication_of_ranks(Device& device, any_commu
     std::copy(t.axes.begin(), t.axes.end(), s.axes);
     s.seconds = t.seconds, s.waited = t.waited;
   }
-  const std::vector<std::vector<detail::sent_axis_times>> all = gather_records(device, ranks, own);
+  if (own.size() < most) own.resize(most);  // records without a label
+  const std::vector<std::vector<detail::sent_axis_times>> all =
+      most > 0 ? gather_equal_records(device, ranks, own) : gather_records(device, ranks, own);
   std::vector<axis_communication> out;
   std::vector<double> having;
   for (std::size_t r = 0; r < all.size(); ++r)
     for (const detail::sent_axis_times& s : all[r]) {
       const std::string_view axes = s.axes;
+      if (axes.empty()) continue;
       std::size_t i = 0;
       while (i < out.size() && out[i].axes != axes) ++i;
       if (i == out.size()) {

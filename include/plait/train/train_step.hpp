@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -137,6 +138,16 @@ class training_step {
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
+  /// From here on every run calls `begin` when its gradients are reduced and their norm is about to be, and `end` when
+  /// that is known. Neither may touch what a step works on. Between the two stands what the ranks of a program ask each
+  /// other in every step, beside collectives that all of them wait for: where one connection carries all, as over TCP,
+  /// whoever asks after the step waits for the gathers that follow the updates, which the next forward pass was to
+  /// hide. With `data_parallel::delayed_norm` the norm, and so both calls, come last. Not for steps that are recorded.
+  void around_norm(std::function<void()> begin, std::function<void()> end) {
+    norm_begins_ = std::move(begin);
+    norm_ends_ = std::move(end);
+  }
+
   pipeline_type& model() const { return model_; }
   /// Whether the next step does what all that follow do: where it clips by a delayed norm, the first does not.
   bool steady() const { return !delays_norm() || has_norm_ || !clips(); }
@@ -167,6 +178,7 @@ class training_step {
     bool has_norm = false;  ///< of this step
 
     void norm(std::span<const reduced> gradients) {
+      if (step.norm_begins_) step.norm_begins_();
       step.model_.sum_over_stages(ctx, step.mean_.pending_sum());
       step.mean_.finish(ctx);
       gradient_norm<precision, device> norm;
@@ -186,6 +198,7 @@ class training_step {
       kernels::clip(ctx.device, squares, step.clip_, clipped);
       if (!step.by_last_norm_) step.optimizer_.clip_by(ctx, clipped);
       step.has_norm_ = has_norm = true;
+      if (step.norm_ends_) step.norm_ends_();
     }
     bool may_update() const { return !step.delays_norm() || step.by_last_norm_ || has_norm; }
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
@@ -223,6 +236,7 @@ class training_step {
   double clip_;
   bool has_norm_ = false;      ///< of a step before
   bool by_last_norm_ = false;  ///< whether the last step clipped by that
+  std::function<void()> norm_begins_, norm_ends_;
   std::int64_t first_sample_ = 0;
   typename pipeline_type::batch batch_;
   std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any

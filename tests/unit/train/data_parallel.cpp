@@ -342,6 +342,54 @@ TEST_CASE("nor in a pipeline, with a hybrid, gathers two uses ahead and the norm
     }
 }
 
+TEST_CASE("what ranks ask each other around the norm comes before the gathers of a step") {
+  const scenario s = deep();
+  for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
+    pipeline_options how;
+    how.parallel.level = level;
+    threads::run(2, [&](threads::communicator c) {
+      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+      small_llama model(ctx, s.config);
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      step.model().gather_changed(ctx);
+      any_communicator asking = w.root().split(0, c.rank());
+      double said = 0;
+      request under_way;
+      int begun = 0, ended = 0;
+      const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
+      std::uint64_t before = 0;
+      step.around_norm(
+          [&] {
+            ++begun;
+            CHECK(gathers() == before);
+            said = c.rank() + 10.0 * begun;
+            asking.start_all_reduce(&said, &said, 1, dtype::f64, reduce_op::max).swap(under_way);
+          },
+          [&] {
+            CHECK(++ended == begun);
+            under_way.wait();
+            CHECK(said == 1 + 10.0 * begun);
+            CHECK(gathers() == before);
+          });
+      for (int i = 0; i < 2; ++i) {
+        before = gathers();
+        step.load(ctx, i * s.batch, [&](std::int64_t, auto& ids, auto& labels, host_starts&) {
+          fill_tokens(s, i * s.batch, ids, labels);
+        });
+        optimizer.begin_step(ctx, 1e-3);
+        step.run(ctx);
+        CHECK(ended == i + 1);
+        CHECK((gathers() > before) == (level != zero_level::replicated));
+      }
+      step.model().settle();
+    });
+  }
+}
+
 TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer's work") {
   const scenario s = deep();
   for (const int ranks : {2, 4}) {

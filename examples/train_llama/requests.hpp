@@ -1,0 +1,55 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "plait/comm/any_communicator.hpp"
+#include "plait/device/buffer.hpp"
+
+/// What some rank of the run asks for or has to tell, as all ranks know it: the largest of what each has said.
+struct requests {
+  double stop = 0;           ///< a signal asks the run to end after this step
+  double save = 0;           ///< SIGUSR1 asks for a save
+  double ended_saves = 0;    ///< a save has ended
+  double communication = 0;  ///< how many rows the communication of a rank has
+};
+
+/// Brings requests together once a step, among collectives that all ranks wait for anyway, so that nobody waits for
+/// them in particular: not for the gathers that updates leave on their way. Where other collectives are called between
+/// `start` and `finish`, `ranks` must be a communicator of its own.
+template <class Device>
+class request_exchange {
+ public:
+  request_exchange(Device& device, plait::any_communicator ranks)
+      : device_(device), ranks_(std::move(ranks)), there_(plait::make_collective_buffer<double>(device, numbers)) {}
+
+  /// Collective, as `finish`.
+  void start(const requests& own) {
+    own_ = own;
+    if (ranks_.size() == 1) return;
+    const std::array<double, numbers> mine{own.stop, own.save, own.ended_saves, own.communication};
+    device_.upload(there_.data(), mine.data(), sizeof mine, device_.main_stream());
+    ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
+        .swap(under_way_);
+  }
+  /// What all ranks have asked for since the call of `start`.
+  requests finish() {
+    if (ranks_.size() == 1) return own_;
+    under_way_.wait();
+    std::array<double, numbers> all{};
+    device_.download(all.data(), there_.data(), sizeof all, device_.main_stream());
+    return {all[0], all[1], all[2], all[3]};
+  }
+  plait::any_communicator& ranks() { return ranks_; }
+
+ private:
+  static constexpr std::size_t numbers = 4;
+
+  Device& device_;
+  plait::any_communicator ranks_;
+  plait::buffer<Device> there_;
+  plait::request under_way_;
+  requests own_;
+};
