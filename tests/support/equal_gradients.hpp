@@ -76,6 +76,7 @@ made_outcome run_made_gradients(const made_run& how, const optimizer_options& op
             to[i] = converted<gradient_of<Precision>>(made_gradient(name, step, map.global_of_element(i)));
         });
         units.reduce(ctx, u);
+        units.reduce_copies(u);
         units.finish_reduction(ctx, u, all);
       }
       const std::size_t before = device.bytes_in_use();

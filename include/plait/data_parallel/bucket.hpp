@@ -136,7 +136,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     for (const member& m : members_) require_used(*m.who);
     if (canonical_) return terms_.start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
-    for (const range& r : rest_)
+    for (const reduced_range& r : rest_)
       r.comm->all_reduce(summed_ + r.begin, summed_ + r.begin, static_cast<std::size_t>(r.end - r.begin), type,
                          reduce_op::sum);
     if (!reductions_) return;
@@ -148,28 +148,41 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       start_sum(summed_, gradients_, type);
     }
   }
+  /// Waits until this rank's gradients are summed over the ranks that share them out. Where it keeps a piece alone, the
+  /// memory of all gradients is free then.
+  void finish_sum() {
+    reduction_.wait();
+    if (!canonical_) free_gradients();
+  }
+  /// In a hybrid, starts to sum the piece over the ranks that hold the same one; `finish_reduction` waits. Before that
+  /// it waits for the sum over those that share the gradients out.
+  void start_copies() {
+    if (!copies_ || canonical_) return;
+    finish_sum();
+    const auto n = static_cast<std::size_t>(piece_);
+    void* const at = sent_.empty() ? static_cast<void*>(gradients_) : own_sent();
+    const dtype type = sent_.empty() ? dtype_of<gradient_type> : dtype_of<sent_type>;
+    copies_->start_all_reduce(at, at, n, type, reduce_op::sum).swap(copying_);
+    copies_started_ = true;
+  }
   /// Calls f(reduced gradient) for each parameter, in order.
   template <class F>
   void finish_reduction(const context<Device>& ctx, F&& f) {
-    reduction_.wait();
+    if (copies_ && !canonical_ && !std::exchange(copies_started_, false))
+      fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
+    finish_sum();
+    copying_.wait();
     constexpr dtype type = dtype_of<gradient_type>;
     const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
     if (canonical_) {
       terms_.finish(ctx, gradients_);
     } else if (!sent_.empty()) {
-      if (copies_) copies_->all_reduce(own_sent(), own_sent(), n, dtype_of<sent_type>, reduce_op::sum);
       kernels::cast(ctx.device, own_sent(), gradients_, static_cast<std::int64_t>(n));
       sent_.reset();
-    } else if (copies_) {
-      copies_->all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
     }
     if (any_communicator& stages = home::stages_of(*members_[0].who); stages && trainable_)
       stages.all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
-    if (level_ >= zero_level::gradients && !axes_.empty()) {
-      summed_ = nullptr;
-      whole_gradients_.reset();
-      for (const auto& a : arrays_) a->use_gradients(nullptr);
-    }
+    if (canonical_) free_gradients();
     for (const member& m : members_)
       if (m.who->trainable()) f(home::complete(*m.who));
   }
@@ -177,16 +190,13 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void progress() {
     if (gathering_ && gather_) static_cast<void>(gather_.done());
     if (reduction_) static_cast<void>(reduction_.done());
+    if (copying_) static_cast<void>(copying_.done());
   }
 
  private:
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   /// The type in which gradients travel that do not in their own.
   using sent_type = std::conditional_t<std::is_same_v<gradient_type, bf16>, float, bf16>;
-  struct range {
-    std::int64_t begin = 0, end = 0;
-    any_communicator* comm = nullptr;
-  };
 
   /// Takes the canonical sums of all arrays.
   void take_terms(const context<Device>& ctx) {
@@ -253,7 +263,6 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     total_ = piece_ * pieces;
   }
 
-  std::int64_t aligned(std::int64_t n) const { return round_up(n, block_); }
   /// Returns where the arrays lie. With `loads`, of each rank, every array has one owner.
   bucket_placement placed(std::int64_t pieces, std::vector<double>* loads) const {
     std::vector<std::int64_t> sizes;
@@ -302,25 +311,11 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       if (m.how.rest.empty() || !m.who->trainable()) continue;
       rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
     }
-    join_ranges();
+    join_neighbours(rest_, block_);
     if ((canonical_ = ctx.numerics.canonical())) take_terms(ctx);
     for (array* a : arrays_) a->lend(self);
     if (values_) place_values(values_);
     set_current(false);
-  }
-
-  /// Neighbours in `rest_` over the same ranks, with nothing but padding between them, are one.
-  void join_ranges() {
-    std::sort(rest_.begin(), rest_.end(), [](const range& a, const range& b) { return a.begin < b.begin; });
-    std::size_t last = 0;
-    for (std::size_t i = 1; i < rest_.size(); ++i) {
-      const bool next = aligned(rest_[last].end) == rest_[i].begin;
-      if (rest_[i].comm == rest_[last].comm && (next || rest_[last].end == rest_[i].begin))
-        rest_[last].end = rest_[i].end;
-      else
-        rest_[++last] = rest_[i];
-    }
-    if (!rest_.empty()) rest_.resize(last + 1);
   }
 
   void make_values(const context<Device>& ctx) {
@@ -353,6 +348,13 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(piece_), type, reduce_op::sum)
           .swap(reduction_);
   }
+  /// Gives back the memory of all gradients where a piece of them is kept.
+  void free_gradients() {
+    if (level_ < zero_level::gradients || axes_.empty()) return;
+    summed_ = nullptr;
+    whole_gradients_.reset();
+    for (const auto& a : arrays_) a->use_gradients(nullptr);
+  }
   /// Where this rank's gradients are summed as they are sent.
   sent_type* own_sent() { return sent_.template data<sent_type>() + (axes_.empty() ? 0 : rank_ * piece_); }
   void set_current(bool current) {
@@ -366,16 +368,16 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   std::vector<array*> arrays_;        ///< which keep the bucket alive
   std::vector<std::int64_t> begins_;  ///< of the arrays
   std::int64_t total_ = 0;
-  bool trainable_ = false, gathering_ = false;
+  bool trainable_ = false, gathering_ = false, copies_started_ = false;
   any_communicator* gathers_ = nullptr;
   any_communicator* reductions_ = nullptr;  ///< null: nothing to reduce over data axes
   any_communicator* copies_ = nullptr;      ///< of pieces, in a hybrid
-  std::vector<range> rest_;
+  std::vector<reduced_range> rest_;
   buffer<Device> whole_values_, whole_gradients_, own_masters_, own_rounded_, own_gradients_;
   buffer<Device> sent_;  ///< gradients as they travel, where that is not their own type
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
-  request gather_, reduction_;
+  request gather_, reduction_, copying_;
   canonical_bucket<Precision, Device> terms_;  ///< under canonical numerics
   bool canonical_ = false;
 };

@@ -2,7 +2,13 @@
 // data_parallel/bucket.hpp does. Next: data_parallel/units.hpp.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
 #include "plait/core/macros_off.hpp"
+#include "plait/data_parallel/placement.hpp"
 #include "plait/data_parallel/ranks.hpp"
 #include "plait/nn/parameter.hpp"
 
@@ -40,6 +46,27 @@ inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) 
       how.rest.push_back(axis);
   }
   return how;
+}
+
+/// Elements of a bucket whose gradients are summed over `comm` before all others.
+struct reduced_range {
+  std::int64_t begin = 0, end = 0;
+  any_communicator* comm = nullptr;
+};
+
+/// Makes one of neighbours that are summed over the same ranks, with nothing between them but padding to `block`.
+inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block) {
+  std::sort(all.begin(), all.end(), [](const reduced_range& a, const reduced_range& b) { return a.begin < b.begin; });
+  std::vector<reduced_range> joined;
+  for (const reduced_range& r : all) {
+    const bool next = !joined.empty() && joined.back().comm == r.comm &&
+                      (joined.back().end == r.begin || round_up(joined.back().end, block) == r.begin);
+    if (next)
+      joined.back().end = r.end;
+    else
+      joined.push_back(r);
+  }
+  all = std::move(joined);
 }
 
 }  // namespace plait

@@ -152,6 +152,18 @@ class parameter_units {
     for (const parameter* p : at(unit).alone) require_used(*p);
     at(unit).reducing = true;
   }
+  /// In a hybrid, starts the second part of a unit's reduction, over the ranks that hold the same pieces.
+  void reduce_copies(int unit) {
+    for (const auto& b : at(unit).buckets)
+      if (b->trainable()) b->start_copies();
+  }
+  /// Waits until the memory of a unit's gradients is free, where pieces of them are kept.
+  void finish_sum(int unit) {
+    for (const auto& b : at(unit).buckets)
+      if (b->trainable()) b->finish_sum();
+  }
+  /// Whether reductions have a second part: pieces that other ranks hold too.
+  bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
     for (const auto& b : at(unit).buckets)

@@ -69,9 +69,10 @@ class pipeline_drawing {
     return row + gap + static_cast<double>(lanes_of(t).size()) * (lane + 1);
   }
 
-  /// Lanes beside the passes show these; the norm and updates share one.
-  static constexpr std::array<step_op, 4> lane_ops{step_op::gather, step_op::reduce, step_op::norm, step_op::update};
-  static constexpr std::array<const char*, 4> lane_names{"gather", "reduction", "norm", "update"};
+  /// Lanes beside the passes show these; the norm and updates share one, and so do the parts of reductions.
+  static constexpr std::array<step_op, 5> lane_ops{step_op::gather, step_op::reduce, step_op::norm, step_op::update,
+                                                   step_op::reduce_copies};
+  static constexpr std::array<const char*, 5> lane_names{"gather", "reduction", "norm", "update", "reduction"};
   static constexpr std::array<const char*, 4> lane_colours{"hsl(268,48%,60%)", "hsl(344,62%,52%)", "hsl(210,8%,50%)",
                                                            "hsl(50,78%,46%)"};
   static bool has_lane(const pipeline_timeline& t, step_op op) {
@@ -190,7 +191,8 @@ class pipeline_drawing {
       text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
       rectangle(left, y, x_of(t.end()) - left, lane, "idle");
       for (const timed_entry& e : beside) {
-        if (e.entry.op != op && !(op == step_op::update && e.entry.op == step_op::norm)) continue;
+        const step_op part = op == step_op::update ? step_op::norm : step_op::reduce_copies;
+        if (e.entry.op != op && (op == step_op::gather || e.entry.op != part)) continue;
         if (options_.tooltips)
           append(out_, {"<g><title>", describe(e.entry), ": ", number(e.start - t.begin()), " to ",
                         number(e.end - t.begin()), "</title>"});

@@ -84,6 +84,7 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
   std::vector<std::vector<part_times>> stages(static_cast<std::size_t>(plan.shape.stages()));
   std::map<std::tuple<step_op, int, int, std::size_t>, double> moves;  // the least time of each, by which one it is
   std::vector<double> exchanges;                                       // of ties, likewise
+  bool hybrid = false;
   mean norm;
   for (const auto& ranks : peers)
     for (const auto& events : ranks) {
@@ -112,6 +113,7 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
           const std::size_t number = seen[{e.op, e.stage, e.unit}]++;
           const auto [at, fresh] = moves.try_emplace({e.op, e.stage, e.unit, number}, time);
           at->second = std::min(at->second, time);
+          hybrid = hybrid || e.op == step_op::reduce_copies;
           u.bytes = std::max(u.bytes, static_cast<double>(e.bytes) * (e.op == step_op::gather ? data_ranks : 1));
         }
       }
@@ -142,14 +144,16 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
   }
   out.costs.norm = 1e3 * norm.value();
   out.costs.data_ranks = data_ranks;
-  out.step = expand(plan, std::move(units), policy);
+  data_parallel how = policy;
+  if ((how.hybrid = hybrid)) out.costs.copy_ranks = 2;  // the bytes of a piece, of which the time is taken
+  out.step = expand(plan, std::move(units), how);
   // Bytes are given the time that they took: gathers and reductions have one bandwidth, of a byte in a millisecond.
   out.costs.gather_bytes = out.costs.reduce_bytes = 1;
   double time[2] = {}, bytes[2] = {};
   for (const auto& [which, took] : moves) time[std::get<0>(which) == step_op::gather ? 0 : 1] += took;
   for (const auto& program : out.step.programs)
     for (const step_entry& e : program)
-      if (e.op == step_op::gather || e.op == step_op::reduce)
+      if (e.op == step_op::gather || e.op == step_op::reduce || e.op == step_op::reduce_copies)
         bytes[e.op == step_op::gather ? 0 : 1] += wire_bytes(out.step, out.costs, e.op, e.unit);
   out.costs.gather_bytes = bytes[0] > 0 ? time[0] / bytes[0] : 0;
   out.costs.reduce_bytes = bytes[1] > 0 ? time[1] / bytes[1] : 0;

@@ -96,7 +96,9 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
       const std::vector<step_entry>& entries = program->step.programs[static_cast<std::size_t>(program->rank)];
       if (const auto place = static_cast<std::size_t>(e.place);
           e.asynchronous && e.place >= 0 && place < entries.size())
-        if (entries[place].op == step_op::gather || entries[place].op == step_op::reduce) belongs(out, entries[place]);
+        if (const step_op op = entries[place].op;
+            op == step_op::gather || op == step_op::reduce || op == step_op::reduce_copies)
+          belongs(out, entries[place]);
     }
     all.push_back(out);
   }

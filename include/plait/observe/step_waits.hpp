@@ -49,6 +49,8 @@ inline std::string name_in_waits(const step_entry& e, const std::vector<std::str
       return "the release of " + unit;
     case step_op::reduce:
       return "the reduction of " + unit;
+    case step_op::reduce_copies:
+      return "the reduction of the copies of " + unit;
     case step_op::update:
       return "the update of " + unit;
     default:

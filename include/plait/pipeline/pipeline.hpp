@@ -270,7 +270,8 @@ class pipeline {
           for (std::size_t other = 0; other < step.units.size(); ++other)
             if (const int i = this->local(static_cast<int>(other));
                 i >= 0 && step.units[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
-              reduced.finish(ctx, this->owner.units_, i);
+              step.policy.hybrid ? this->owner.units_.finish_sum(i)  // its copies may start later
+                                 : reduced.finish(ctx, this->owner.units_, i);
       passes::enter(ctx, unit, kind);
     }
     void perform(const context<device>& ctx, const step_entry& e) {
@@ -278,6 +279,8 @@ class pipeline {
       switch (e.op) {
         case step_op::reduce:
           return units.reduce(ctx, this->local(e.unit));
+        case step_op::reduce_copies:
+          return units.reduce_copies(this->local(e.unit));
         case step_op::norm:
           for (const step_entry& other : this->owner.program())  // in the order of their reductions
             if (other.op == step_op::reduce) reduced.finish(ctx, units, this->local(other.unit));

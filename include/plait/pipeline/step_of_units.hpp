@@ -44,7 +44,14 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
     twin.parameters = u.parameters;
     twin.trainable = u.trainable;
   }
-  return expand(plan, std::move(all), options.parallel, options.costs);
+  data_parallel policy = options.parallel;
+  if (policy.hybrid && !units.hybrid())
+    fail(
+        "data parallelism: hybrid = 1, but no ranks hold the same pieces; data_axes::replicate makes a hybrid, and "
+        "says "
+        "so by itself");
+  policy.hybrid = units.hybrid();
+  return expand(plan, std::move(all), policy, options.costs);
 }
 
 }  // namespace plait::detail

@@ -150,7 +150,8 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
 namespace {
 
 /// What every rank of a mesh starts in a step of a Llama whose head is its embedding.
-std::vector<posted_program> posted_of(const planner::training_layout& l, const char* schedule_name, zero_level level) {
+std::vector<posted_program> posted_of(const planner::training_layout& l, const char* schedule_name, zero_level level,
+                                      bool hybrid = false) {
   const mesh_shape mesh = mesh_of(l);
   const schedule plan = parse_schedule(schedule_name, static_cast<int>(l.pp), 4);
   const int stages = plan.shape.stages();
@@ -160,6 +161,7 @@ std::vector<posted_program> posted_of(const planner::training_layout& l, const c
   config.tie_embeddings = true;
   pipeline_options how;
   how.parallel.level = level;
+  if (hybrid) how.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
   llama_options options;
   options.attention.context = chosen_policy::ring;
   using stage = stage_of<float>;
@@ -210,6 +212,52 @@ TEST_CASE("all collectives and messages of a step stand in one order on every ra
           CHECK((e.op == step_op::norm || adds_gradient(e.pass.kind) || gives_input_gradient(e.pass.kind)));
         }
     }
+}
+
+TEST_CASE("the sums of a hybrid's copies are started within the order of a step, and waited for by its norm") {
+  std::vector<posted_program> all;
+  for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    all = posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), "1f1b", level, true);
+    CHECK(describe(verify_order(all)) == "ok");
+    std::size_t among_passes = 0;
+    for (const posted_program& p : all) {
+      std::size_t units = 0, copies = 0;
+      for (const step_entry& e : p.entries) units += e.op == step_op::reduce;
+      for (const posted_call& c : p.calls) {
+        if (p.group_of(c).name != "cp reductions") continue;
+        const auto entry = static_cast<std::size_t>(c.entry);
+        CHECK(c.kind == collective::all_reduce);
+        CHECK(c.asynchronous);
+        CHECK(p.entries[entry].op == step_op::reduce_copies);
+        ++copies;
+        among_passes += std::any_of(p.entries.begin() + c.entry, p.entries.end(),
+                                    [](const step_entry& e) { return e.op == step_op::pass; });
+      }
+      CHECK(copies >= units);  // one for each bucket
+    }
+    CHECK(among_passes > 0);  // where a stage has two units that are not tied and one before them
+  }
+  // On two of four ranks the copies come before the next unit's reduction: each waits for the next.
+  const auto peer_in = [&](std::size_t rank, const char* group) {
+    for (const posted_group& g : all[rank].groups)
+      if (g.name == group)
+        return static_cast<std::size_t>(g.ranks[0] == static_cast<int>(rank) ? g.ranks[1] : g.ranks[0]);
+    FAIL("there is no such group");
+    return std::size_t{0};
+  };
+  const std::size_t across = peer_in(peer_in(0, "dp reductions"), "cp reductions");
+  for (const std::size_t rank : {std::size_t{0}, across}) {
+    std::vector<posted_call>& calls = all[rank].calls;
+    const auto copy = std::find_if(calls.begin(), calls.end(),
+                                   [&](const posted_call& c) { return all[rank].group_of(c).name == "cp reductions"; });
+    const auto next = std::find_if(std::make_reverse_iterator(copy), calls.rend(),
+                                   [&](const posted_call& c) { return all[rank].group_of(c).name == "dp reductions"; });
+    std::rotate(std::prev(next.base()), copy, std::next(copy));
+  }
+  const std::string text = describe(verify_order(all));
+  CHECK(text.find("over cp reductions in reduction of the copies of unit") != std::string::npos);
+  CHECK(text.find("over dp reductions in reduction of unit") != std::string::npos);
 }
 
 TEST_CASE("faults in the order of collectives within layers are refused, and both passes are named") {

@@ -36,7 +36,7 @@ step_schedule step_of(const char* name, int ranks, int microbatches, const data_
 std::string text_of(const std::vector<step_entry>& program) {
   std::string text;
   for (const step_entry& e : program) {
-    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update"};
+    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update", "copies"};
     if (!text.empty()) text += ' ';
     text += names[static_cast<int>(e.op)];
     if (e.op == step_op::pass) text += std::string(1, letter(e.pass.kind)) + std::to_string(e.pass.microbatch) + ":";
@@ -188,6 +188,11 @@ TEST_CASE("every schedule under every policy makes a step that is right") {
               const step_verdict v = verify(s);
               policy.delayed_norm = true;
               CHECK(describe(verify(step_of(name, ranks, microbatches, policy, 3, ranks > 1))) == "ok");
+              policy.hybrid = level != zero_level::replicated;
+              for (const bool delayed : {false, true}) {
+                policy.delayed_norm = delayed;
+                CHECK(describe(verify(step_of(name, ranks, microbatches, policy, 3, ranks > 1))) == "ok");
+              }
               CAPTURE(name);
               CAPTURE(ranks);
               CAPTURE(microbatches);
@@ -333,6 +338,57 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
       s,
       "rank 1, entry 2 (receive activation 0: stage 0 -> 1): a message stands between the units of one pass, which is "
       "one action of the pipeline");
+}
+
+TEST_CASE("a hybrid reduces the copies of a piece once it is reduced, before the norm and its update") {
+  data_parallel policy{.level = zero_level::gradients, .hybrid = true};
+  const step_schedule right = step_of("gpipe", 1, 1, policy, 2);
+  CHECK(text_of(right.programs[0]) ==
+        "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 copies1 copies0 norm update0 gather0 update1 gather1");
+  policy.delayed_norm = true;
+  CHECK(text_of(step_of("gpipe", 1, 1, policy, 3).programs[0]) ==
+        "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 copies2 B0:0 reduce0 copies1 update2 gather2 copies0 update1 gather1 "
+        "update0 gather0 norm");
+  policy = {.hybrid = true};
+  CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy),
+                       "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes "
+                       "at once; it is for levels from zero_level::optimizer on, and 0 is legal here",
+                       error);
+
+  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
+  step_schedule s = right;
+  move(s, 0, place_of(s, 0, step_op::reduce_copies, 1), place_of(s, 0, step_op::reduce, 1));
+  refused(
+      s,
+      "rank 0, entry 3 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
+      "pieces before the gradient is reduced; see entry 4 (reduction of unit 1)");
+  s = right;
+  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce_copies, 1, {}, {}});
+  refused(s,
+          "rank 0, entry 8 (reduction of the copies of unit 1): pieces of a gradient are summed twice over ranks with "
+          "the same pieces; see entry 6 (reduction of the copies of unit 1)");
+  s = right;
+  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::reduce_copies, 0));
+  refused(s,
+          "rank 0, entry 7 (the norm): the norm is taken before a gradient is reduced; see entry 8 (reduction of the "
+          "copies of unit 0)");
+  s = right;
+  erase(s, 0, place_of(s, 0, step_op::reduce_copies, 0));
+  refused(
+      s,
+      "rank 0, reduction of the copies of unit 0: pieces of a gradient are never summed over the ranks with the same "
+      "pieces; see entry 7 (the norm)");
+  s.policy.clip = false;
+  erase(s, 0, place_of(s, 0, step_op::norm, -1));
+  refused(s,
+          "rank 0, entry 7 (update of unit 0): parameters are updated before their gradient is summed over the ranks "
+          "with the same pieces; see entry 5 (reduction of unit 0)");
+  s = right;
+  s.policy.hybrid = false;
+  refused(
+      s,
+      "rank 0, entry 6 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
+      "pieces, and the policy has none (hybrid)");
 }
 
 TEST_CASE("a norm that one of two ranks lacks is refused") {
@@ -521,6 +577,36 @@ TEST_CASE("gathers after updates hide behind the next forward pass, and prefetch
   const step_schedule behind = step_of("gpipe", 1, 1, none, 4);
   CHECK(simulate(behind, costs_of(behind, 50)).period > ahead.period + 3);
   CHECK(simulate(behind, costs_of(behind, 50)).hidden_share() < ahead.hidden_share());
+}
+
+TEST_CASE("the copies of a hybrid hide behind the backward pass") {
+  // Four units of 100 over 2 x 2 ranks: a reduction sends 50 bytes, that of its copies as many, each in 1 where it is
+  // alone on the link. Reductions begin at 6, 8, 10 and 12, and from the second on with the copies of the one before,
+  // until 10, 12 and 14; the last copies are seen until 15, and then the first gather.
+  data_parallel policy{.level = zero_level::gradients, .hybrid = true};
+  const step_schedule s = step_of("gpipe", 1, 1, policy, 4);
+  step_costs costs = costs_of(s, 50);
+  costs.copy_ranks = 2;
+  const step_simulation hidden = simulate(s, costs);
+  CHECK(hidden.period == doctest::Approx(12 + 3 + 1));
+  CHECK(hidden.link_busy[0] == doctest::Approx(4 + 4 + 4));
+  // One after the other behind the backward pass, as if nothing started them before: the last reduction until 13.
+  step_schedule late = s;
+  std::vector<step_entry> copies;
+  for (const step_entry& e : s.programs[0])
+    if (e.op == step_op::reduce_copies) copies.push_back(e);
+  for (const step_entry& e : copies) {
+    erase(late, 0, place_of(late, 0, step_op::reduce_copies, e.unit));
+    insert(late, 0, place_of(late, 0, step_op::norm, -1), e);
+  }
+  CHECK(describe(verify(late)) == "ok");
+  CHECK(simulate(late, costs).period == doctest::Approx(13 + 4 + 1));
+  costs.copy_ranks = 1;  // nothing to send, but still in order
+  CHECK(simulate(s, costs).link_busy[0] == doctest::Approx(4 + 4));
+  costs = costs_of(step_of("gpipe", 1, 1, zero1, 4), 50);
+  costs.copy_ranks = 2;
+  CHECK_THROWS_WITH_AS(simulate(step_of("gpipe", 1, 1, zero1, 4), costs),
+                       "step_costs: copy_ranks is 2, but the policy is no hybrid; legal is 1", error);
 }
 
 TEST_CASE("a gather and a reduction share the link") {

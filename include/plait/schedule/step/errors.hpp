@@ -28,12 +28,17 @@ enum class step_error : std::uint8_t {
   reduced_too_early,
   reduced_twice,
   reduction_missing,
+  copies_of_none,
+  copies_before_reduction,
+  copies_twice,
+  copies_missing,
   frozen,
   buffer_taken,
   norm_too_early,
   norm_twice,
   norm_missing,
   updated_before_reduction,
+  updated_before_copies,
   updated_before_norm,
   updated_after_norm,
   updated_twice,
@@ -77,6 +82,14 @@ constexpr const char* text_of(step_error code) {
       return "a gradient is reduced twice, which would count it more than once";
     case step_error::reduction_missing:
       return "a gradient is never reduced";
+    case step_error::copies_of_none:
+      return "pieces of a gradient are summed over ranks with the same pieces, and the policy has none (hybrid)";
+    case step_error::copies_before_reduction:
+      return "pieces of a gradient are summed over ranks with the same pieces before the gradient is reduced";
+    case step_error::copies_twice:
+      return "pieces of a gradient are summed twice over ranks with the same pieces";
+    case step_error::copies_missing:
+      return "pieces of a gradient are never summed over the ranks with the same pieces";
     case step_error::frozen:
       return "a frozen unit has no gradient to reduce and nothing to update";
     case step_error::buffer_taken:
@@ -89,6 +102,8 @@ constexpr const char* text_of(step_error code) {
       return "clipping needs a norm, and there is none";
     case step_error::updated_before_reduction:
       return "parameters are updated before their gradient is reduced";
+    case step_error::updated_before_copies:
+      return "parameters are updated before their gradient is summed over the ranks with the same pieces";
     case step_error::updated_before_norm:
       return "parameters are updated before the norm by which their gradient is clipped";
     case step_error::updated_after_norm:

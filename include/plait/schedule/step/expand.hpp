@@ -49,6 +49,10 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
           " would change nothing, because parameters stay gathered; they are for zero_level::parameters, and 1 and 1 "
           "are "
           "legal with the others"});
+  if (policy.hybrid && policy.level == zero_level::replicated)
+    fail(
+        "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes at once; it is "
+        "for levels from zero_level::optimizer on, and 0 is legal here");
   if (policy.delayed_norm && !policy.clip) fail("step: delayed_norm = 1 would change nothing without clip; legal is 0");
   const bool shards_gradients = policy.level >= zero_level::gradients;
   if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
@@ -152,6 +156,20 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
   return out;
 }
 
+/// In a hybrid the second part of each reduction, which waits for the first, as soon as the next unit's is on its way.
+constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& passes) {
+  std::vector<step_entry> out;
+  int reducing = -1;
+  for (const step_entry& e : passes) {
+    out.push_back(e);
+    if (e.op != step_op::reduce) continue;
+    if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing, {}, {}});
+    reducing = e.unit;
+  }
+  if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing, {}, {}});
+  return out;
+}
+
 /// Updates in the order in which the next step uses the units, behind the norm, each followed by the gather of what was
 /// updated. With a delayed norm, each as soon as the next unit's reduction is on its way too, and the norm last.
 constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std::vector<step_entry>& passes,
@@ -172,7 +190,7 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std
   int reducing = -1;
   for (const step_entry& e : passes) {
     out.push_back(e);
-    if (e.op != step_op::reduce) continue;
+    if (e.op != (s.policy.hybrid ? step_op::reduce_copies : step_op::reduce)) continue;
     if (reducing >= 0) update(reducing);
     reducing = e.unit;
   }
@@ -208,6 +226,7 @@ constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units
     std::vector<step_entry> entries = detail::passes_by_units(out, r, programs[static_cast<std::size_t>(r)]);
     std::vector<int> order;
     entries = detail::with_reductions(out, entries, order);
+    if (policy.hybrid) entries = detail::with_copies(entries);
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
     if (policy.gradient_buffers > 0) detail::share_buffers(out, entries);
     out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
@@ -284,11 +303,11 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 }  // namespace detail
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
-/// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit;
-/// the norm and the updates (`data_parallel::delayed_norm` says in which order), each followed by the gather of what
-/// was updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that
-/// `verify` accepts. Throws `error` for units in another order than their stages', and for a knob that would change
-/// nothing.
+/// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
+/// and in a hybrid that of its copies after the next unit's; the norm and the updates (`data_parallel::delayed_norm`
+/// says in which order), each followed by the gather of what was updated. A schedule of forward passes alone has
+/// gathers and releases only. The schedule must be one that `verify` accepts. Throws `error` for units in another order
+/// than their stages', and for a knob that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);

@@ -1,5 +1,5 @@
-// A rank's link in a simulated step: gathers and reductions in two queues that share its bandwidth. It knows no step.
-// Next: schedule/step/simulate.hpp.
+// A rank's link in a simulated step: gathers, reductions and those of copies in queues that share its bandwidth. It
+// knows no step. Next: schedule/step/simulate.hpp.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,11 @@
 
 namespace plait::detail {
 
-/// A rank's link: a queue of gathers and one of reductions. Where both have something, each gets half of the bandwidth.
+/// A rank's link: a queue of gathers, one of reductions and one of the reductions of copies. Those that have something
+/// get equal parts of the bandwidth.
 class shared_link {
  public:
+  static constexpr std::size_t queues = 3;
   struct use {
     double begin, end;
   };
@@ -37,7 +39,7 @@ class shared_link {
   }
   void advance(double until) {
     while (now_ < until) {
-      if (queues_[0].empty() && queues_[1].empty()) {
+      if (used_queues() == 0) {
         now_ = until;
         return;
       }
@@ -57,7 +59,12 @@ class shared_link {
     double left;  ///< bytes
   };
 
-  double rate() const { return queues_[0].empty() || queues_[1].empty() ? bandwidth_ : bandwidth_ / 2; }
+  int used_queues() const {
+    int used = 0;
+    for (const auto& q : queues_) used += q.empty() ? 0 : 1;
+    return used;
+  }
+  double rate() const { return bandwidth_ / used_queues(); }
   double next_end() const {
     double least = -1;
     for (const auto& q : queues_)
@@ -78,7 +85,7 @@ class shared_link {
   void finish_next() {
     double least = -1;
     std::size_t first = 0;
-    for (std::size_t q = 0; q < 2; ++q)
+    for (std::size_t q = 0; q < queues; ++q)
       if (!queues_[q].empty() && (least < 0 || queues_[q].front().left < least))
         least = queues_[q].front().left, first = q;
     if (bandwidth_ > 0) move(least / rate());
@@ -88,7 +95,7 @@ class shared_link {
   }
 
   double bandwidth_, now_ = 0;
-  std::deque<queued> queues_[2];
+  std::deque<queued> queues_[queues];
   std::vector<double> begins_, ends_;  ///< negative: not yet
   std::vector<use> uses_;
 };

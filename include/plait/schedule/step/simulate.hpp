@@ -24,6 +24,7 @@ struct step_costs {
   double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
   int data_ranks = 1;                 ///< n, that share a unit's parameters
+  int copy_ranks = 1;                 ///< r, that hold the same piece of them, in a hybrid
   double gather_bytes = 2;            ///< of a parameter, as it is gathered
   double reduce_bytes = 4;            ///< of a gradient, as it is reduced
   double bandwidth = 0;  ///< of a rank's link to the others of its data axes; 0: communication takes no time
@@ -31,11 +32,14 @@ struct step_costs {
 };
 
 /// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it, and for the
-/// all-reduce of replicated gradients twice that.
+/// all-reduce of replicated gradients twice that; for the sum of pieces over r ranks that hold the same ones 2 (r-1)/r
+/// of a piece.
 inline double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
   const double n = costs.data_ranks, size = static_cast<double>(s.units[static_cast<std::size_t>(unit)].parameters);
   const double part = size * (n - 1) / n;
   if (op == step_op::gather) return part * costs.gather_bytes;
+  if (op == step_op::reduce_copies)
+    return 2.0 * (costs.copy_ranks - 1) / costs.copy_ranks * size / n * costs.reduce_bytes;
   return part * costs.reduce_bytes * (s.policy.level == zero_level::replicated ? 2 : 1);
 }
 
@@ -86,6 +90,7 @@ class step_clock {
         cells_(static_cast<std::size_t>(s.shape.stages()) * static_cast<std::size_t>(s.shape.microbatches)) {
     for (std::size_t r = 0; r < s.programs.size(); ++r) {
       ranks_.push_back({shared_link(costs.bandwidth), std::vector<std::size_t>(s.units.size(), none),
+                        std::vector<std::size_t>(s.units.size(), none),
                         std::vector<std::size_t>(s.units.size(), none)});
       ranks_.back().begins.push_back(0);
     }
@@ -139,10 +144,10 @@ class step_clock {
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   struct rank_clock {
     shared_link link;
-    std::vector<std::size_t> gathers, reductions;  ///< the last of each unit on the link
-    std::vector<timed_entry> last{}, ties{};       ///< of the last step
-    std::vector<step_entry> posted{};              ///< by their numbers on the link
-    std::vector<double> begins{};                  ///< of each step
+    std::vector<std::size_t> gathers, reductions, copies;  ///< the last of each unit on the link
+    std::vector<timed_entry> last{}, ties{};               ///< of the last step
+    std::vector<step_entry> posted{};                      ///< by their numbers on the link
+    std::vector<double> begins{};                          ///< of each step
     double now = 0;
     std::size_t at = 0;
     int step = 0;
@@ -186,6 +191,11 @@ class step_clock {
         r.posted.push_back(e);
         r.reductions[unit] = r.link.post(1, r.now, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
         break;
+      case step_op::reduce_copies:
+        ready = std::max(ready, r.link.end_of(r.reductions[unit]));
+        r.posted.push_back(e);
+        r.copies[unit] = r.link.post(2, ready, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
+        break;
       case step_op::norm: {
         std::vector<double>& arrived = norms_[static_cast<std::size_t>(r.step)];
         if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
@@ -219,7 +229,8 @@ class step_clock {
   /// rank has not come to the exchange, which begins when both have.
   bool finish_reduction(rank_clock& r, int unit, double& time) {
     const auto u = static_cast<std::size_t>(unit);
-    if (r.reductions[u] != none) time = std::max(time, r.link.end_of(r.reductions[u]));
+    for (const std::size_t part : {r.reductions[u], r.copies[u]})
+      if (part != none) time = std::max(time, r.link.end_of(part));
     if (s_.units[u].tied_to < 0) return true;
     const std::size_t step = static_cast<std::size_t>(r.step) * s_.units.size();
     double& mine = ties_[step + u];
@@ -291,6 +302,9 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
       fail({"step_costs: ties is ", costs.ties[u], " of unit ", u, " and ", costs.ties[static_cast<std::size_t>(twin)],
             " of unit ", twin, ", which exchange with each other; give both the same"});
   if (costs.data_ranks < 1) fail({"step_costs: data_ranks is ", costs.data_ranks, "; legal is 1 or more"});
+  if (costs.copy_ranks < 1) fail({"step_costs: copy_ranks is ", costs.copy_ranks, "; legal is 1 or more"});
+  if (costs.copy_ranks > 1 && !s.policy.hybrid)
+    fail({"step_costs: copy_ranks is ", costs.copy_ranks, ", but the policy is no hybrid; legal is 1"});
   std::vector<bool> has_units(static_cast<std::size_t>(s.shape.stages()), false);
   for (const step_unit& u : s.units) has_units[static_cast<std::size_t>(u.stage)] = true;
   for (std::size_t stage = 0; stage < has_units.size(); ++stage)

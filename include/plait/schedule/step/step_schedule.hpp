@@ -53,6 +53,9 @@ struct data_parallel {
   /// has arrived, which is another algorithm. A first step, which has none before it, waits for its own norm. With a
   /// limit of 0 nothing is clipped, and the order of updates is all that changes.
   bool delayed_norm = false;
+  /// Levels beyond `replicated`: whether the pieces of some ranks are equal, so that reduced pieces are summed over
+  /// those too. A pipeline derives it from its `data_axes::replicate`.
+  bool hybrid = false;
 };
 
 /// One unit for each stage.

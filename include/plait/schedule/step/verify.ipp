@@ -43,7 +43,7 @@ class step_walk {
  private:
   struct unit_state {
     bool gathered = false;
-    int released = -1, added = -1, reduced = -1, updated = -1;  ///< the last such entry
+    int released = -1, added = -1, reduced = -1, copies = -1, updated = -1;  ///< the last such entry
     int gathered_at = -1;
   };
 
@@ -113,18 +113,30 @@ class step_walk {
       }
       case step_op::reduce:
         return take_reduction(e);
+      case step_op::reduce_copies: {
+        unit_state& u = of(e.unit);
+        if (!s_.policy.hybrid) return refuse(step_error::copies_of_none);
+        if (!described(e.unit).trainable) return refuse(step_error::frozen);
+        if (u.copies >= 0) return refuse(step_error::copies_twice, u.copies);
+        if (u.reduced < 0) return refuse(step_error::copies_before_reduction, later(step_op::reduce, e.unit));
+        u.copies = at_;
+        return {};
+      }
       case step_op::norm:
         if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
         norm_ = at_;
         shared_.push_back({at_, e});
         for (std::size_t u = 0; u < state_.size(); ++u)
-          if (mine(static_cast<int>(u)) && s_.units[u].trainable && state_[u].reduced < 0) {
-            for (int later = at_; later < static_cast<int>(program_.size()); ++later) {
-              const step_entry& other = program_[static_cast<std::size_t>(later)];
-              if (other.op == step_op::reduce && other.unit == static_cast<int>(u))
-                return refuse(step_error::norm_too_early, later);
+          if (mine(static_cast<int>(u)) && s_.units[u].trainable) {
+            const int unit = static_cast<int>(u);
+            if (state_[u].reduced < 0) {
+              if (const int at = later(step_op::reduce, unit); at >= 0) return refuse(step_error::norm_too_early, at);
+              return missing(step_error::reduction_missing, step_op::reduce, unit, at_);
             }
-            return missing(step_error::reduction_missing, step_op::reduce, static_cast<int>(u), at_);
+            if (!s_.policy.hybrid || state_[u].copies >= 0) continue;
+            if (const int at = later(step_op::reduce_copies, unit); at >= 0)
+              return refuse(step_error::norm_too_early, at);
+            return missing(step_error::copies_missing, step_op::reduce_copies, unit, at_);
           }
         return {};
       case step_op::update: {
@@ -132,6 +144,7 @@ class step_walk {
         if (!described(e.unit).trainable) return refuse(step_error::frozen);
         if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
         if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
+        if (s_.policy.hybrid && u.copies < 0) return refuse(step_error::updated_before_copies, u.reduced);
         if (s_.policy.clip && !s_.policy.delayed_norm && norm_ < 0)
           return refuse(step_error::updated_before_norm, u.reduced);
         if (s_.policy.delayed_norm && norm_ >= 0) return refuse(step_error::updated_after_norm, norm_);
@@ -141,6 +154,13 @@ class step_walk {
       default:
         return {};
     }
+  }
+
+  /// Where such an entry of a unit comes from here on; -1: nowhere.
+  int later(step_op op, int unit) const {
+    for (int i = at_; i < static_cast<int>(program_.size()); ++i)
+      if (const step_entry& e = program_[static_cast<std::size_t>(i)]; e.op == op && e.unit == unit) return i;
+    return -1;
   }
 
   step_verdict take_pass(const step_entry& e) {
@@ -186,6 +206,8 @@ class step_walk {
       const unit_state& u = of(unit);
       const bool trainable = described(unit).trainable && trains_;
       if (trainable && u.reduced < 0) return missing(step_error::reduction_missing, step_op::reduce, unit, u.added);
+      if (trainable && s_.policy.hybrid && u.copies < 0)
+        return missing(step_error::copies_missing, step_op::reduce_copies, unit, u.reduced);
       if (trainable && s_.policy.clip && norm_ < 0)
         return missing(step_error::norm_missing, step_op::norm, -1, u.reduced);
       if (trainable && u.updated < 0) return missing(step_error::update_missing, step_op::update, unit, u.reduced);
