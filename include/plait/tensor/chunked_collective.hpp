@@ -34,6 +34,27 @@ class chunks_under_way {
   std::size_t next_ = 0;
 };
 
+/// A gather of all rows that may be under way, with the memory that it writes. Destroyed or not, it ends.
+template <compute_device Device>
+class whole_gather {
+ public:
+  /// Has the rows where they are to be, in the main stream's order. Where none were gathered, nothing.
+  void finish(Device& device) {
+    coming_.wait();
+    if (parts_.empty()) return;
+    const std::int64_t run = rows_ * row_;
+    kernels::copy_3d(device, parts_.data(), out_, ranks_, outers_, run, outers_ * run, run, run, ranks_ * run);
+    parts_.reset();
+  }
+
+ private:
+  friend class chunked_collective;
+  std::int64_t ranks_ = 1, outers_ = 1, rows_ = 0, row_ = 0;  ///< `row_`: bytes
+  void* out_ = nullptr;
+  buffer<Device> parts_;  ///< of the ranks, where they do not lie so in the matrix; outlives the request
+  request coming_;
+};
+
 /// The all-gather, reduce-scatter or all-reduce that a plan consists of, cut into chunks of a matrix's rows: a piece of
 /// each rank's part at a time. Of p ranks' parts [outer, rows, width] a chunk has whole outer blocks where there are
 /// enough, otherwise some rows of one; neither needs to divide. Each rank starts the chunks in the same order. What is
@@ -79,6 +100,20 @@ class chunked_collective {
                          p.outers * p.rows * row, p.rows * row, rows_ * row, ranks_ * rows_ * row);
       each_run(p, [&](std::int64_t first, std::int64_t rows, std::int64_t) { use(first, rows); });
     }
+  }
+
+  /// Starts to gather `in`, this rank's part, to `out`, all rows at once.
+  template <compute_device Device>
+  whole_gather<Device> start_whole(Device& device, const void* in, void* out, dtype type) const {
+    whole_gather<Device> all;
+    all.ranks_ = ranks_, all.outers_ = pieces_.back().outer + pieces_.back().outers, all.rows_ = rows_;
+    all.row_ = width_ * static_cast<std::int64_t>(size_of(type));
+    all.out_ = out;
+    const auto n = static_cast<std::size_t>(all.outers_ * rows_ * width_);
+    if (all.outers_ > 1)
+      all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(ranks_) * n * size_of(type));
+    comm_->start_all_gather(in, all.outers_ > 1 ? all.parts_.data() : out, n, type).swap(all.coming_);
+    return all;
   }
 
   /// Reduces to `out`, this rank's part, what make(first row, rows, to) writes: rows of the matrix, each once. Returns

@@ -104,6 +104,62 @@ TEST_CASE("large products of doubles") {
 
 namespace {
 
+/// A linear with an adapter, whose weights are not zero.
+template <class Policy>
+auto adapted(std::int64_t chunks) {
+  return [chunks](const auto& ctx) {
+    return linear<float, Policy, device_of<decltype(ctx)>>(ctx, "layer", {.lora = {.rank = 3}, .overlap = chunks});
+  };
+}
+
+}  // namespace
+
+TEST_CASE("adapters add to each chunk, and send nothing of their own") {
+  const auto check = [&]<class Policy>() {
+    for (const two& mesh : {two{1, 2}, two{1, 4}, two{2, 2}})
+      for (const dim_sizes& sizes : {odd_sizes(2, 20), odd_sizes(10, 8)})
+        for (const recompute policy : {recompute::none, recompute::selective}) {
+          const layer_run how{.policy = policy, .deferred = policy == recompute::selective};
+          const auto whole = run_on(mesh, sizes, adapted<Policy>(1), how, on_fixed_order);
+          for (const std::int64_t chunks : {2, 5}) {
+            INFO(describe(mesh.shape()) << ", " << chunks << " chunks, recompute " << name_of(policy));
+            check_same(whole, run_on(mesh, sizes, adapted<Policy>(chunks), how, on_fixed_order));
+          }
+        }
+  };
+  check.template operator()<policy<rows_split, column, wide>>();
+  check.template operator()<policy<rows_whole, column, wide>>();
+  check.template operator()<policy<wide, row, rows_split>>();
+  check.template operator()<policy<wide, row, rows_whole>>();
+}
+
+TEST_CASE("what recomputation gathers again comes beside the product for the input's gradient") {
+  for (const std::int64_t chunks : {1, 3})
+    for (const bool adapter : {false, true})
+      threads::run(2, [&](threads::communicator& c) {
+        using up = policy<rows_split, column, wide>;
+        const auto heard = std::make_shared<recorder>();
+        world ranks(two{1, 2}.shape(), c, heard);
+        cpu device(fixed_order);
+        const layer_run how{.policy = recompute::selective};
+        if (adapter)
+          run_layer(ranks, device, odd_sizes(2, 20), adapted<up>(chunks), how);
+        else
+          run_layer(ranks, device, odd_sizes(2, 20), making<float, up>(chunks), how);
+        std::size_t gathers = 0, waited_for_at_once = 0;
+        for (const recorder::event& e : heard->events()) {
+          if (e.kind != collective::all_gather || heard->labels()[static_cast<std::size_t>(e.label)] != "tp") continue;
+          ++gathers;
+          waited_for_at_once += !e.asynchronous;
+        }
+        const std::size_t shown = 3;  // `run_layer` brings the output and two gradients together
+        CHECK(gathers - shown == static_cast<std::size_t>(chunks) + 1);  // forward in chunks, and again whole
+        CHECK(waited_for_at_once - shown == (chunks == 1 ? 2 : 0));
+      });
+}
+
+namespace {
+
 /// The results of a linear on ranks of which each operation takes a random time.
 template <class Policy>
 std::vector<layer_values> delayed(const two& mesh, std::int64_t chunks, unsigned seed) {
@@ -227,8 +283,6 @@ TEST_CASE("what cannot be cut is refused with the reason") {
             "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
   CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
   CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
-  CHECK(has(refusal<up>(two{1, 2}, {.lora = {.rank = 2}, .overlap = 2}),
-            "layer.weight: overlap is of the weight's own products, and this linear has an adapter"));
   CHECK(
       has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),
           "layer.weight: overlap is of what a product waits for or of what waits for it, and a product here has both: "

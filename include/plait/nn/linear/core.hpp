@@ -54,7 +54,7 @@ class linear_core : detail::linear_moves {
     const bool with_bias = std::any_of(info.begin(), info.end(), [](const linear_branch& b) { return b.bias; });
     callers.require_complete(first_name.substr(0, first_name.rfind(".weight")), !shared, with_bias);
     make_adapters(ctx, d, info);
-    if (overlap != 1) cut(overlap, info[0].weight.name, adapters_.any());
+    if (overlap != 1) cut(overlap, info[0].weight.name);
     if (shared)
       share(std::move(shared), d, info[0].weight.name);
     else
@@ -87,7 +87,7 @@ class linear_core : detail::linear_moves {
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
     detail::require_resizable(weights_[0]->name(), static_cast<bool>(canonical_));
-    take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name(), adapters_.any());
+    take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
   }
   /// Binds all weights and biases to other memory of the caller's, of which it says as much as for the constructor.
@@ -109,7 +109,7 @@ class linear_core : detail::linear_moves {
     if (gather_chunks_ || !gather_.trivial()) gathered = gathered_room(ctx);
     if (!gather_chunks_ && !gather_.trivial()) gather_.run(ctx.device, x, gathered.data(), dtype_of<T>);
     const T* const input = gathered.empty() ? x : gathered.template data<T>();
-    buffer<Device> adapted = adapters_.hidden(ctx.device, input);
+    buffer<Device> adapted = adapters_.room(ctx.device);
     if (canonical_.sums_output()) {
       const bool biased = biases_.any();
       canonical_.forward(ctx.device, input, weights(), y, biased ? nullptr : addend, output_size());
@@ -120,12 +120,12 @@ class linear_core : detail::linear_moves {
       const auto product = [&](std::int64_t first, std::int64_t rows) {
         biased = multiply(ctx, true, total_, inner_, {first, rows}, input, y + first * total_,
                           addend ? addend + first * total_ : nullptr, true);
+        adapters_.add_outputs(ctx.device, {first, rows}, input, adapted, y + first * total_);
       };
       if (gather_chunks_)
         gather_chunks_.gather(ctx.device, x, gathered.data(), dtype_of<T>, product);
       else
         product(0, rows());
-      adapters_.add_outputs(ctx.device, adapted, y);
       if (!biased) biases_.add(ctx.device, y, output_size());
     } else {
       if (resolve_chunks_) {
@@ -133,12 +133,13 @@ class linear_core : detail::linear_moves {
             .reduce(ctx.device, y, dtype_of<T>,
                     [&](std::int64_t first, std::int64_t rows, void* to) {
                       multiply(ctx, true, total_, inner_, {first, rows}, input, static_cast<T*>(to), nullptr, false);
+                      adapters_.add_outputs(ctx.device, {first, rows}, input, adapted, static_cast<T*>(to));
                     })
             .wait();
       } else {
         auto product = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * total_));
         multiply(ctx, true, total_, inner_, all_rows(), input, product.template data<T>(), nullptr, false);
-        adapters_.add_outputs(ctx.device, adapted, product.template data<T>());
+        adapters_.add_outputs(ctx.device, all_rows(), input, adapted, product.template data<T>());
         resolve_.run(ctx.device, product.data(), y, dtype_of<T>);
       }
       biases_.add(ctx.device, y, output_size());
@@ -175,18 +176,21 @@ class linear_core : detail::linear_moves {
       if (!unresolve_chunks_ || !dx) unresolve_.run(ctx.device, dy, resolved.data(), dtype_of<T>);
       d = resolved.template data<T>();
     }
+    whole_gather<Device> again;  // of what was not kept, beside the product for dx
     if (weights && saved.gathered.empty() && !gather_.trivial()) {
       saved.gathered = gathered_room(ctx);
-      gather_.run(ctx.device, x, saved.gathered.data(), dtype_of<T>);
+      if (gather_chunks_ && dx)
+        again = gather_chunks_.start_whole(ctx.device, x, saved.gathered.data(), dtype_of<T>);
+      else
+        gather_.run(ctx.device, x, saved.gathered.data(), dtype_of<T>);
     }
-    const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
-    if (adapters_.trainable() && saved.adapted.empty()) saved.adapted = adapters_.hidden(ctx.device, in);
-    buffer<Device> dadapted = adapters_.hidden_gradients(ctx.device, d);
+    buffer<Device> dadapted = adapters_.room(ctx.device);
     chunks_under_way<Device> spreading;
     if (dx && spread_chunks_) {
       spreading =
           spread_chunks_.reduce(ctx.device, dx, dtype_of<T>, [&](std::int64_t first, std::int64_t rows, void* to) {
             multiply(ctx, false, inner_, total_, {first, rows}, d, static_cast<T*>(to), nullptr, false);
+            adapters_.add_input_gradients(ctx.device, {first, rows}, d, dadapted, static_cast<T*>(to));
           });
     } else if (dx && canonical_.sums_input_gradient()) {
       canonical_.backward(ctx.device, d, this->weights(), dx, addend, input_size());
@@ -200,13 +204,20 @@ class linear_core : detail::linear_moves {
       const auto product = [&](std::int64_t first, std::int64_t rows) {
         multiply(ctx, false, inner_, total_, {first, rows}, d, out + first * inner_,
                  out == dx && addend ? addend + first * inner_ : nullptr, false);
+        adapters_.add_input_gradients(ctx.device, {first, rows}, d, dadapted, out + first * inner_);
       };
       if (unresolve_chunks_)
         unresolve_chunks_.gather(ctx.device, dy, resolved.data(), dtype_of<T>, product);
       else
         product(0, rows());
-      adapters_.add_input_gradients(ctx.device, dadapted, out);
       if (out != dx) spread_.run(ctx.device, out, dx, dtype_of<T>);
+    }
+    if (!dx) adapters_.hidden_gradients(ctx.device, all_rows(), d, dadapted);
+    again.finish(ctx.device);
+    if (adapters_.trainable() && saved.adapted.empty()) {
+      saved.adapted = adapters_.room(ctx.device);
+      const T* const in = saved.gathered.empty() ? x : saved.gathered.template data<T>();
+      adapters_.hidden(ctx.device, all_rows(), in, saved.adapted);
     }
     if (trains)
       mb.on_weights([this, &ctx, x, dy, d, index = mb.index, count = mb.count, resolved = std::move(resolved),
@@ -283,9 +294,7 @@ class linear_core : detail::linear_moves {
     return make_buffer<T>(ctx.device, static_cast<std::size_t>(rows() * inner_));
   }
 
-  struct row_range {
-    std::int64_t first, count;
-  };
+  using row_range = detail::row_range;
   row_range all_rows() const { return {0, rows()}; }
 
   /// out = a [all rows, k] times the weight, or its transpose, in some of the rows, plus `addend` and the biases where

@@ -87,6 +87,11 @@ constexpr lora_derivation derive_lora(const layout& gathered, const linear_layou
 
 namespace detail {
 
+/// Rows of a matrix, of all batches: those that a product is computed of at a time.
+struct row_range {
+  std::int64_t first = 0, count = 0;
+};
+
 /// This rank's part of a linear's product: `batches` times [rows, inner] x [inner, columns], whose columns begin at
 /// `at` in rows of `total`.
 struct product_part {
@@ -94,7 +99,8 @@ struct product_part {
 };
 
 /// The computation of one adapter, on arrays of its linear: x [rows, inner] as it was gathered, the product and its
-/// gradient with rows of `total`; and of its own: h = x A' and dh, [rows, rank].
+/// gradient with rows of `total`; and of its own: h = x A' and dh, [rows, rank]. Where some rows are computed at a
+/// time, the product and the gradient of x are arrays of these rows, and all others of all rows.
 template <class Precision, compute_device Device>
 class lora_adapter {
   using T = activation_of<Precision>;
@@ -134,34 +140,34 @@ class lora_adapter {
     f(*b_);
   }
 
-  void hidden(Device& device, const T* x, T* h) const {
+  void hidden(Device& device, row_range rows, const T* x, T* h) const {
     const W* const a = a_->used_value();
-    each_batch([&](std::int64_t i, const product_part& p) {
-      device.gemm(false, true, p.rows, rank_, p.inner, 1.0, x + i * p.rows * p.inner, p.inner, a + i * rank_ * p.inner,
-                  p.inner, 0.0, h + i * p.rows * rank_, rank_);
+    each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
+      device.gemm(false, true, n, rank_, part_.inner, 1.0, x + at * part_.inner, part_.inner,
+                  a + i * rank_ * part_.inner, part_.inner, 0.0, h + at * rank_, rank_);
     });
   }
   /// Adds to the product.
-  void add_output(Device& device, const T* h, T* product) const {
+  void add_output(Device& device, row_range rows, const T* h, T* product) const {
     const W* const b = b_->used_value();
-    each_batch([&](std::int64_t i, const product_part& p) {
-      device.gemm(false, true, p.rows, p.columns, rank_, scale_, h + i * p.rows * rank_, rank_,
-                  b + i * p.columns * rank_, rank_, 1.0, product + i * p.rows * p.total + p.at, p.total);
+    each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
+      device.gemm(false, true, n, part_.columns, rank_, scale_, h + at * rank_, rank_, b + i * part_.columns * rank_,
+                  rank_, 1.0, product + (at - rows.first) * part_.total + part_.at, part_.total);
     });
   }
-  void hidden_gradient(Device& device, const T* d, T* dh) const {
+  void hidden_gradient(Device& device, row_range rows, const T* d, T* dh) const {
     const W* const b = b_->used_value();
-    each_batch([&](std::int64_t i, const product_part& p) {
-      device.gemm(false, false, p.rows, rank_, p.columns, scale_, d + i * p.rows * p.total + p.at, p.total,
-                  b + i * p.columns * rank_, rank_, 0.0, dh + i * p.rows * rank_, rank_);
+    each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
+      device.gemm(false, false, n, rank_, part_.columns, scale_, d + at * part_.total + part_.at, part_.total,
+                  b + i * part_.columns * rank_, rank_, 0.0, dh + at * rank_, rank_);
     });
   }
   /// Adds to the gradient of the gathered input.
-  void add_input_gradient(Device& device, const T* dh, T* dx) const {
+  void add_input_gradient(Device& device, row_range rows, const T* dh, T* dx) const {
     const W* const a = a_->used_value();
-    each_batch([&](std::int64_t i, const product_part& p) {
-      device.gemm(false, false, p.rows, p.inner, rank_, 1.0, dh + i * p.rows * rank_, rank_, a + i * rank_ * p.inner,
-                  p.inner, 1.0, dx + i * p.rows * p.inner, p.inner);
+    each_run(rows, [&](std::int64_t i, std::int64_t at, std::int64_t n) {
+      device.gemm(false, false, n, part_.inner, rank_, 1.0, dh + at * rank_, rank_, a + i * rank_ * part_.inner,
+                  part_.inner, 1.0, dx + (at - rows.first) * part_.inner, part_.inner);
     });
   }
   void weight_gradients(Device& device, const T* x, const T* d, const T* h, const T* dh) const {
@@ -181,6 +187,15 @@ class lora_adapter {
   template <class F>
   void each_batch(F&& f) const {
     for (std::int64_t i = 0; i < part_.batches; ++i) f(i, part_);
+  }
+  /// Calls f(batch, first row of all batches, rows) for each batch that has some of the rows.
+  template <class F>
+  void each_run(row_range rows, F&& f) const {
+    for (std::int64_t at = rows.first, end = at + rows.count, n = 0; at < end; at += n) {
+      const std::int64_t i = at / part_.rows;
+      n = std::min(end, (i + 1) * part_.rows) - at;
+      f(i, at, n);
+    }
   }
   /// `a` with each dim that the stored weight has lying as it does there.
   static layout stored_as(layout a, const layout& stored) {
@@ -253,20 +268,31 @@ class lora_adapters {
     if (adapters_[i]) adapters_[i]->visit(f);
   }
 
-  buffer<Device> hidden(Device& device, const T* x) const {
-    return make(device, [&](const auto& adapter, T* h) { adapter.hidden(device, x, h); });
+  /// Room for the hidden arrays, or for their gradients.
+  buffer<Device> room(Device& device) const {
+    return any() ? make_buffer<T>(device, static_cast<std::size_t>(size_)) : buffer<Device>();
   }
-  void add_outputs(Device& device, const buffer<Device>& hidden, T* product) const {
+  void hidden(Device& device, row_range rows, const T* x, buffer<Device>& hidden) const {
+    each(
+        [&](const auto& adapter, std::int64_t at) { adapter.hidden(device, rows, x, hidden.template data<T>() + at); });
+  }
+  /// With the hidden arrays of these rows, what is added to their product.
+  void add_outputs(Device& device, row_range rows, const T* x, buffer<Device>& hidden, T* product) const {
     each([&](const auto& adapter, std::int64_t at) {
-      adapter.add_output(device, hidden.template data<T>() + at, product);
+      adapter.hidden(device, rows, x, hidden.template data<T>() + at);
+      adapter.add_output(device, rows, hidden.template data<T>() + at, product);
     });
   }
-  buffer<Device> hidden_gradients(Device& device, const T* d) const {
-    return make(device, [&](const auto& adapter, T* dh) { adapter.hidden_gradient(device, d, dh); });
-  }
-  void add_input_gradients(Device& device, const buffer<Device>& dhidden, T* dx) const {
+  void hidden_gradients(Device& device, row_range rows, const T* d, buffer<Device>& dhidden) const {
     each([&](const auto& adapter, std::int64_t at) {
-      adapter.add_input_gradient(device, dhidden.template data<T>() + at, dx);
+      adapter.hidden_gradient(device, rows, d, dhidden.template data<T>() + at);
+    });
+  }
+  /// With the gradients of the hidden arrays of these rows, what is added to those of their input.
+  void add_input_gradients(Device& device, row_range rows, const T* d, buffer<Device>& dhidden, T* dx) const {
+    hidden_gradients(device, rows, d, dhidden);
+    each([&](const auto& adapter, std::int64_t at) {
+      adapter.add_input_gradient(device, rows, dhidden.template data<T>() + at, dx);
     });
   }
   void weight_gradients(Device& device, const T* x, const T* d, const buffer<Device>& hidden,
@@ -286,13 +312,6 @@ class lora_adapters {
       f(*adapter, at);
       at += adapter->hidden_size();
     }
-  }
-  template <class F>
-  buffer<Device> make(Device& device, F&& f) const {
-    if (!any()) return {};
-    auto all = make_buffer<T>(device, static_cast<std::size_t>(size_));
-    each([&](const auto& adapter, std::int64_t at) { f(adapter, all.template data<T>() + at); });
-    return all;
   }
 
   std::vector<std::optional<lora_adapter<Precision, Device>>> adapters_;

@@ -25,10 +25,10 @@ class linear_moves {
   linear_moves(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
 
   /// Pipelines the collectives that stand beside a product with it, in so many chunks.
-  void cut(std::int64_t chunks, const std::string& name, bool adapted);
+  void cut(std::int64_t chunks, const std::string& name);
 
   /// Makes everything anew for other sizes. Throws, and changes nothing, where a weight would have another size.
-  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name, bool adapted);
+  void take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d, const std::string& name);
 
   /// Throws unless a call's sizes are those that the moves were made for.
   void require_sizes(const std::string& name, const dim_sizes& now) const { made_for_.require(name, now); }

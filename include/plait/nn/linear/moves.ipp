@@ -52,9 +52,9 @@ PLAIT_INLINE void linear_moves::make_resolution(world& ranks, dim_sizes sizes, c
   unresolve_ = executor(resolve_.backward(), ranks, sizes, "gradient of the output of " + name);
 }
 
-PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name, bool adapted) {
-  check_overlap(name, chunks, adapted, gather_, resolve_);
-  check_overlap(name, chunks, adapted, unresolve_, spread_);
+PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name) {
+  check_overlap(name, chunks, gather_, resolve_);
+  check_overlap(name, chunks, unresolve_, spread_);
   const auto of = [&](const executor& moves, std::int64_t width, const char* what) {
     return moves.trivial() ? chunked_collective() : chunked_collective(moves, width, chunks, what + name);
   };
@@ -66,7 +66,7 @@ PLAIT_INLINE void linear_moves::cut(std::int64_t chunks, const std::string& name
 }
 
 PLAIT_INLINE void linear_moves::take_sizes(world& ranks, const dim_sizes& sizes, const shared_linears& d,
-                                           const std::string& name, bool adapted) {
+                                           const std::string& name) {
   linear_moves now(ranks, sizes, d, name);
   for (const linear_layouts& b : d.branches)
     for (const dim_placement& p : b.placed.dims)
@@ -74,7 +74,7 @@ PLAIT_INLINE void linear_moves::take_sizes(world& ranks, const dim_sizes& sizes,
         fail({name, ": resize changes ", p.dim.text(), " from ", *was, " to ", sizes.of(p.dim),
               ", and the weight has this dim: only dims that the weight does not have may change, such as batch and "
               "seq; make another layer for another weight"});
-  if (chunks_ != 1) now.cut(chunks_, name, adapted);
+  if (chunks_ != 1) now.cut(chunks_, name);
   *this = std::move(now);
 }
 

@@ -22,7 +22,8 @@ namespace plait {
 /// product of those that have come runs while the next are on their way. The reduction of its output, and backward that
 /// of its input's gradient, goes in chunks as they are computed, and the last of the gradient's go beside the product
 /// for the weight's gradient (Wang et al. 2023). Chunks need not divide the rows. What recomputation gathers again for
-/// the weight's gradient is gathered whole. Along axes of one rank there is nothing to hide, and nothing is cut.
+/// the weight's gradient comes whole, beside the product for the input's gradient. Adapters, which share all of these
+/// collectives, add to each chunk. Along axes of one rank there is nothing to hide, and nothing is cut.
 ///
 /// The results are the same in every bit as without, where neither the number of rows changes the sums of a product nor
 /// its size those of a reduction. So it is between threads with the products of `cpu::options::canonical`. Libraries
@@ -60,11 +61,8 @@ std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
 
 /// Refuses chunks for a product that nothing overlaps with: `before` is the collective that it waits for, `after` the
 /// one that waits for it.
-inline void check_overlap(const std::string& name, std::int64_t chunks, bool adapted, const executor& before,
-                          const executor& after) {
+inline void check_overlap(const std::string& name, std::int64_t chunks, const executor& before, const executor& after) {
   if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
-  if (adapted)
-    fail({name, ": overlap is of the weight's own products, and this linear has an adapter; leave one of them out"});
   if (!before.trivial() && !after.trivial())
     fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
           describe_steps(before.planned()), ", and ", describe_steps(after.planned()), "; leave overlap out"});
