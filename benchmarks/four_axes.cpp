@@ -1,5 +1,6 @@
 // A training step on a mesh of four axes against the same step on one rank, per core: what layouts, pipelines and their
-// communication cost. Ranks are threads and outnumber the cores, so a bubble of one rank is another rank's time.
+// communication cost. Ranks are threads and outnumber the cores, so a bubble of one rank is another rank's time. Beside
+// them the products alone, by raw calls, of a rank's shapes: smaller ones are slower, whoever makes them.
 //
 //   bench_four_axes [--rounds N] [--hidden N] [--layers N] [--seq N] [--microbatches N]
 #include <fmt/format.h>
@@ -82,6 +83,46 @@ speed measure(const layout_of_ranks& l, const llama_config& c, std::int64_t seq_
   return best;
 }
 
+/// FLOPs per processor second of the products of all linears, forward and backward, of a rank with 1/cp of the rows and
+/// 1/tp of the heads, of ffn and of the vocabulary.
+double rate_of_products(const llama_config& c, std::int64_t rows, std::int64_t cp_ranks, std::int64_t tp_ranks) {
+  struct shape {
+    std::int64_t out, in;
+  };
+  const std::int64_t heads = c.heads * c.head_dim / tp_ranks, ffn = c.ffn / tp_ranks;
+  std::vector<shape> shapes;
+  for (std::int64_t layer = 0; layer < c.layers; ++layer)
+    for (const shape& s : {shape{heads + 2 * c.kv_heads * c.head_dim / tp_ranks, c.hidden}, shape{c.hidden, heads},
+                           shape{2 * ffn, c.hidden}, shape{c.hidden, ffn}})
+      shapes.push_back(s);
+  shapes.push_back({c.vocab / tp_ranks, c.hidden});
+  rows /= cp_ranks;
+  cpu device;
+  std::vector<std::vector<float>> x, w, dw;
+  std::vector<float> y, dx;
+  double flop = 0;
+  for (const shape& s : shapes) {
+    const auto size = [](std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); };
+    x.emplace_back(size(rows, s.in), 0.1f), w.emplace_back(size(s.out, s.in), 0.1f), dw.emplace_back(w.back().size());
+    y.resize(std::max(y.size(), size(rows, s.out))), dx.resize(std::max(dx.size(), size(rows, s.in)));
+    flop += 6.0 * static_cast<double>(rows * s.out * s.in);
+  }
+  const auto all = [&] {
+    for (std::size_t i = 0; i < shapes.size(); ++i)
+      device.gemm(false, true, rows, shapes[i].out, shapes[i].in, 1.0f, x[i].data(), shapes[i].in, w[i].data(),
+                  shapes[i].in, 0.0f, y.data(), shapes[i].out);
+    for (std::size_t i = shapes.size(); i-- > 0;) {
+      const auto [out, in] = shapes[i];
+      device.gemm(false, false, rows, in, out, 1.0f, y.data(), out, w[i].data(), in, 0.0f, dx.data(), in);
+      device.gemm(true, false, out, in, rows, 1.0f, y.data(), out, x[i].data(), in, 1.0f, dw[i].data(), in);
+    }
+  };
+  all();
+  std::vector<double> took;
+  for (int i = 0; i < 16; ++i) took.push_back(bench::processor_seconds(all));
+  return flop / bench::median(took);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -108,6 +149,9 @@ int main(int argc, char** argv) try {
                fmt::format("pp={} cp={} tp={} {}", l.pp_ranks, l.cp_ranks, l.tp_ranks, l.schedule), now.rate,
                now.rate / one->rate / std::min(cores, static_cast<double>(ranks)), one->processor / now.processor);
   }
+  const double whole = rate_of_products(c, seq_length, 1, 1), parts = rate_of_products(c, seq_length, 2, 2);
+  fmt::print("products alone, of shapes of cp=2 tp=2: {:.3f} of those of one rank, per processor second\n",
+             parts / whole);
 } catch (const std::exception& e) {
   fmt::print(stderr, "bench_four_axes: {}\n", e.what());
   return 1;
