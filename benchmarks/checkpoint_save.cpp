@@ -13,6 +13,7 @@
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/io/copy_past_cache.hpp"
 #include "plait/io/machine_files.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "timing.hpp"
@@ -48,7 +49,8 @@ struct matrices_of {
       h.copies = axis_list(axis_of<dp>);
       h.type = dtype::f32;
       h.read = [&part](std::int64_t from, std::int64_t to, std::byte* out) {
-        std::memcpy(out, part.data() + from, static_cast<std::size_t>(to - from) * sizeof(float));
+        copy_past_cache(out, reinterpret_cast<const std::byte*>(part.data() + from),
+                        static_cast<std::size_t>(to - from) * sizeof(float));
       };
       h.write = [&part](const std::byte* in) { std::memcpy(part.data(), in, part.size() * sizeof(float)); };
       h.target = [&part] { return reinterpret_cast<std::byte*>(part.data()); };

@@ -16,6 +16,8 @@
 #include "plait/core/dtype.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/device/cpu.hpp"
+#include "plait/io/copy_past_cache.hpp"
 #include "plait/kernels/moments.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
@@ -34,8 +36,9 @@ struct held_tensor {
   axis_list across{};  ///< axes over which rows are cut: those that shard a dim behind the leading one
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
-  std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;  ///< [from, to) of the part's elements
-  std::function<void(const std::byte* in)> write;                                ///< all of them
+  /// Copies [from, to) of the part's elements; `copy_past_cache` is what a program's own in the host's memory take.
+  std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
+  std::function<void(const std::byte* in)> write;  ///< all of them
   /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
   std::function<std::byte*()> target{};
   /// The part of the i-th rank along `across`, whose other coordinates are this rank's. Not needed where there is none.
@@ -94,14 +97,23 @@ bool keeps_on_host(const Device& device) {
   return false;
 }
 
+/// Copies bytes of the device to those of a save, which nobody reads soon.
+template <compute_device Device>
+void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, std::size_t bytes) {
+  if constexpr (std::is_same_v<Device, cpu>)
+    copy_past_cache(out, static_cast<const std::byte*>(from), bytes);
+  else
+    ctx.device.download(out, from, bytes, ctx.device.main_stream());
+}
+
 template <compute_device Device>
 void read_optimizer(const context<Device>& ctx, const optimizer_tensor& t, std::int64_t from, std::int64_t to,
                     std::byte* out) {
   const auto stream = ctx.device.main_stream();
   const std::size_t width = size_of(t.type);
   if (t.coded == optimizer_tensor::code::none)
-    return ctx.device.download(out, t.values + static_cast<std::size_t>(from) * width,
-                               static_cast<std::size_t>(to - from) * width, stream);
+    return read_to_host(ctx, out, t.values + static_cast<std::size_t>(from) * width,
+                        static_cast<std::size_t>(to - from) * width);
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(t.size)), scales(static_cast<std::size_t>(scales_of(t)));
   ctx.device.download(codes.data(), t.values, codes.size(), stream);
   ctx.device.download(scales.data(), t.scales, scales.size(), stream);
@@ -169,8 +181,8 @@ std::vector<held_tensor> held_weights(const context<Device>& ctx, Model& model) 
     held.name = p.name();
     held.type = dtype_of<M>;
     held.read = [&ctx, &p](std::int64_t from, std::int64_t to, std::byte* out) {
-      ctx.device.download(out, std::as_const(p).value() + (from - p.piece().begin),
-                          static_cast<std::size_t>(to - from) * sizeof(M), ctx.device.main_stream());
+      detail::read_to_host(ctx, out, std::as_const(p).value() + (from - p.piece().begin),
+                           static_cast<std::size_t>(to - from) * sizeof(M));
     };
     held.write = [&ctx, &p](const std::byte* in) {
       ctx.device.upload(p.changed_piece(), in, static_cast<std::size_t>(p.piece().size()) * sizeof(M),
