@@ -152,19 +152,37 @@ class gated_files final : public other_files {
   bool is_open_ = false;
 };
 
-/// One step is committed with a bit of its data that is another than was written.
+/// One step is committed with a bit of its data that is another than was written: from the commit on, or, `early`, from
+/// when rank 1's file of it is first opened.
 class damaging_files final : public other_files {
  public:
   explicit damaging_files(memory_file_system& disk) : other_files(disk), disk_(disk) {}
-  void damage(std::uint64_t step) { name_ = step_name(step); }
+  void damage(std::uint64_t step, bool early = false) {
+    const std::lock_guard lock(mutex_);
+    (early ? early_ : late_) = step_name(step);
+  }
+  std::unique_ptr<file_handle> open(const std::string& path) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!early_.empty() && path.find(early_ + ".tmp-") != path.npos && path.ends_with(data_file_name(1))) {
+        disk_.contents(path).back() ^= 4;
+        early_.clear();
+      }
+    }
+    return other_files::open(path);
+  }
   void rename(const std::string& from, const std::string& to) override {
-    if (!name_.empty() && to.ends_with(name_)) disk_.contents(from + "/" + data_file_name(1)).back() ^= 4;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!late_.empty() && to.ends_with(late_)) disk_.contents(from + "/" + data_file_name(1)).back() ^= 4;
+    }
     other_files::rename(from, to);
   }
 
  private:
   memory_file_system& disk_;
-  std::string name_;
+  std::mutex mutex_;
+  std::string early_, late_;
 };
 
 /// Counts how often data files of committed steps are opened, and how often what was opened was closed again.

@@ -25,6 +25,7 @@
 #include "plait/checkpoint/own_file_check.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/checkpoint/step_list.hpp"
 #include "plait/checkpoint/verify.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
@@ -246,7 +247,8 @@ class save_writer {
     try {
       written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
       j.written = ranges_of(done);
-      done.read_again = read_again_;
+      done.read_again = takes_the_place_of_all(j) && is_whole(j) ? j.step : read_again_;
+      has_written_ = true;
       if (writer == 0)
         commit(j, done);
       else
@@ -259,6 +261,23 @@ class save_writer {
       } catch (const std::exception&) {  // rank 0 learns of it when all ranks meet
       }
     }
+  }
+  /// Whether only this step will stay: where each rank reads its own file again before the step is committed, rank 0
+  /// need not read all of them alone before the older one goes.
+  bool takes_the_place_of_all(const save_job& j) {
+    if (j.keep.last > 1) return false;
+    const std::string root = j.path.substr(0, j.path.rfind('/'));
+    return has_written_ || !steps_by_name(files_.list(root), root).empty();
+  }
+  /// Reads this rank's file again. Where it is not what was written, rank 0 will read the step, and say what is wrong.
+  bool is_whole(save_job& j) {
+    own_file_check check(j.step, j.path + "/" + data_file_name(static_cast<std::uint32_t>(rank_)), j.written);
+    auto state = own_file_check::state::under_way;
+    while (state == own_file_check::state::under_way) {
+      goes_on(j, "reading its file again");
+      state = check.go_on(files_);
+    }
+    return state == own_file_check::state::whole;
   }
   /// Puts a text where rank 0 finds it whole. It is gone before the step is committed, and nobody syncs it.
   void leave(const std::string& directory, const std::string& name, const std::string& text) {
@@ -342,6 +361,7 @@ class save_writer {
   std::optional<own_file_check> check_;
   save_job checking_;                          ///< stands for it where `current_` is asked
   std::optional<std::uint64_t> read_again_{};  ///< the newest step whose file of this rank is whole on the disk
+  bool has_written_ = false;
   std::array<byte_buffer, most_jobs> arenas_;
   std::mutex mutex_;
   std::condition_variable changed_;

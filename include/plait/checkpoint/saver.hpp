@@ -47,7 +47,8 @@ struct saver_options {
 /// Two saves can be under way; a third waits for the first. Ranks that hold the same elements share the work of writing
 /// them. The directory must be one for all ranks. A save that fails leaves the steps before it as they are, and nothing
 /// old is removed unless every byte of a step that stays has been compared with its checksum: by each rank its own
-/// file, between saves, or, where that is not done or only the newest step stays, by rank 0. Where the file system does
+/// file, between saves or, where only the newest step stays, before it is committed; where that is not done, or finds
+/// something, by rank 0. Where the file system does
 /// not answer, the saves under way fail with words after the deadline, and further ones until it does.
 class checkpoint_saver {
  public:

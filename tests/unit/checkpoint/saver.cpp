@@ -193,7 +193,7 @@ TEST_CASE("a removal compares every byte of a step that stays, and removes nothi
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
     saver.save(ctx, 1, {.tensors = mine.held()});
     CHECK(saver.wait(ctx.device).at(0).warning == "");
-    if (ranks.rank() == 0) files.damage(2);
+    if (ranks.rank() == 0) files.damage(2, true);
     all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
     saver.save(ctx, 2, {.tensors = mine.held()});
     const finished_save second = saver.wait(ctx.device).at(0);
@@ -233,6 +233,26 @@ TEST_CASE("before a removal no rank reads a step alone that all ranks have read 
     for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(step, writer) == 1);
   // Step 5 is not what was written, as one rank found, so that rank 0 read the step after it.
   for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(6, writer) == 2);
+}
+
+TEST_CASE("where only the newest step stays, each rank has read its own file before, and none reads the step alone") {
+  memory_file_system disk;
+  counting_files files(disk);
+  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    for (const std::uint64_t first : {1, 3}) {  // the second job finds a step of the first
+      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
+      for (std::uint64_t step = first; step < first + 2; ++step) {
+        saver.save(ctx, step, {.blobs = {{"tokenizer", "a b"}}, .tensors = mine.held()});
+        const finished_save done = saver.wait(ctx.device).at(0);
+        CHECK(done.failure == "");
+        CHECK(done.warning == "");
+      }
+    }
+  });
+  CHECK(steps_in(disk, "steps") == std::vector<std::uint64_t>{4});
+  for (const std::uint64_t step : {1, 2, 3, 4})
+    for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(step, writer) == 0);
 }
 
 TEST_CASE("a step is read again only where none that was stays for the next save") {
