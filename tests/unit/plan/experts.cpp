@@ -13,7 +13,7 @@ namespace {
 namespace pp = plait::planner;
 
 /// Qwen3-30B-A3B.
-pp::training_job job_of(std::int64_t batch) {
+pp::training_job job_with_experts(std::int64_t batch) {
   pp::training_job job;
   job.model.vocab = 151936, job.model.hidden = 2048, job.model.layers = 48, job.model.heads = 32;
   job.model.kv_heads = 4, job.model.head_dim = 128, job.model.ffn = 768, job.model.experts = 128, job.model.chosen = 8;
@@ -31,7 +31,7 @@ pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, cons
 }  // namespace
 
 TEST_CASE("a model of experts has all of their parameters and multiplies with those that tokens pass") {
-  const pp::transformer_shape m = job_of(16).model;
+  const pp::transformer_shape m = job_with_experts(16).model;
   CHECK(m.parameters() == doctest::Approx(30.53e9).epsilon(1e-3));
   // 3.35 billion are active, of which the embedding's 0.31 are looked up.
   CHECK(m.operations_per_token(4096, 0) == doctest::Approx(6 * (3.35e9 - 151936 * 2048.0)).epsilon(0.01));
@@ -43,7 +43,7 @@ TEST_CASE("a model of experts has all of their parameters and multiplies with th
 }
 
 TEST_CASE("one expert that all tokens pass is an MLP with a router") {
-  pp::training_job one = job_of(16), dense = job_of(16);
+  pp::training_job one = job_with_experts(16), dense = job_with_experts(16);
   one.model.experts = one.model.chosen = 1;
   dense.model.experts = dense.model.chosen = 0;
   const pp::hardware h = pp::hardware_called("h100", "x");
@@ -59,7 +59,7 @@ TEST_CASE("one expert that all tokens pass is an MLP with a router") {
 
 TEST_CASE("experts are shared out over ep, their tokens travel, and their gradients meet fewer ranks") {
   const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::training_job job = job_of(128);
+  const pp::training_job job = job_with_experts(128);
   const pp::layout_price whole = priced(h, job, "dp=16,ep=1"), eight = priced(h, job, "dp=16,ep=8"),
                          far = priced(h, job, "dp=16,ep=16");
   CHECK(whole.seconds.experts == 0);
@@ -94,7 +94,7 @@ TEST_CASE("tokens that go once to each node cross fewer links than their copies 
 }
 
 TEST_CASE("experts that ranks cannot share out are refused, and a search finds how many should") {
-  const pp::training_job job = job_of(128);
+  const pp::training_job job = job_with_experts(128);
   CHECK(
       pp::why_illegal(pp::parse_layout("dp=12,ep=3", "x"), job) ==
       "ep is 3, the model has 128 experts and tp, cp and dp together 12 ranks, which it must both divide; legal is 1, "

@@ -12,7 +12,7 @@ namespace {
 
 namespace pp = plait::planner;
 
-pp::training_job large_job(std::int64_t batch) {
+pp::training_job job_on_links(std::int64_t batch) {
   pp::training_job job;
   job.model = *plait::find_large_llama("llama-3-70b");
   job.seq = 8192, job.global_batch = batch;
@@ -70,7 +70,7 @@ TEST_CASE("links are shared by neighbours, each way apart, and by what is on the
 
 TEST_CASE("a step without collectives between stages is the simulated schedule") {
   const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::training_job job = large_job(16);
+  const pp::training_job job = job_on_links(16);
   for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"}) {
     CAPTURE(schedule);
     const pp::layout_price p = priced(h, job, std::string("tp=8,pp=4,zero=0,schedule=") + schedule);
@@ -86,7 +86,7 @@ TEST_CASE("a step without collectives between stages is the simulated schedule")
 }
 
 TEST_CASE("collectives that nothing hides are paid whole, and beside passes in part") {
-  pp::training_job job = large_job(64);
+  pp::training_job job = job_on_links(64);
   for (const char* zero : {"0", "1", "2"}) {
     CAPTURE(zero);
     const std::string text = std::string("tp=8,dp=4,zero=") + zero;
@@ -104,7 +104,7 @@ TEST_CASE("collectives that nothing hides are paid whole, and beside passes in p
 }
 
 TEST_CASE("ranks that share a link are slowed where they meet, and less than where all meet all the time") {
-  const pp::training_job job = large_job(64);
+  const pp::training_job job = job_on_links(64);
   for (const char* text : {"tp=8,pp=4,dp=8,schedule=interleaved:5", "tp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=1f1b"}) {
     CAPTURE(text);
     const double own = on_links(sharing(1), job, text), two = on_links(sharing(2), job, text),
@@ -129,7 +129,7 @@ TEST_CASE("ranks that share a link are slowed where they meet, and less than whe
 }
 
 TEST_CASE("messages of a pipeline and collectives on the same links slow each other") {
-  pp::training_job job = large_job(64);
+  pp::training_job job = job_on_links(64);
   const char* text = "tp=8,pp=4,dp=8,zero=1,schedule=1f1b";
   pp::hardware h = sharing(1);
   h.levels.back().bandwidth /= 20;  // long enough to meet
@@ -149,7 +149,7 @@ TEST_CASE("messages of a pipeline and collectives on the same links slow each ot
 
 TEST_CASE("slow ranks and jitter lengthen a step on links, more so with more replicas; cut parameters are refused") {
   const pp::hardware h = sharing(2);
-  const pp::training_job job = large_job(128);
+  const pp::training_job job = job_on_links(128);
   const char* text = "tp=8,pp=4,dp=8,schedule=interleaved:2";
   const double even = on_links(h, job, text), one = on_links(h, job, text, {.jitter = 0.02}, 1);
   CHECK(one > even);
