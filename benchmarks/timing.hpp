@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/core/error.hpp"
+#include "plait/core/median.hpp"
 
 /// What the benchmarks of whole steps share: times of alternated runs and numbers on the command line.
 namespace bench {
@@ -35,11 +36,7 @@ double processor_seconds(F&& work) {
   return now() - start;
 }
 
-inline double median(std::vector<double> times) {
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
+using plait::median;
 
 inline double least(const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); }
 

@@ -12,14 +12,9 @@
 
 #include "block_stack.hpp"
 #include "plait/comm/any_communicator.hpp"
+#include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/plan/calibrate.hpp"
-
-inline double median(std::vector<double> of) {
-  const auto middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
-  std::nth_element(of.begin(), middle, of.end());
-  return *middle;
-}
 
 /// Waits for all ranks of a group. One that is `idle` asleep: under MPI a rank that waits looks for news all the time,
 /// which would slow down the ranks that measure, where all of them are more than the cores.
@@ -147,12 +142,12 @@ class communication_meter {
         alone.push_back(seconds[0]), reduced.push_back(seconds[1]), gathered.push_back(seconds[2]);
         scattered.push_back(seconds[3]), sent.push_back(seconds[4]);
       }
-      const double without = median(alone);
+      const double without = plait::median(alone);
       std::vector<double> off;
       for (const double seconds : alone) off.push_back(std::abs(seconds - without));
       const auto add = [&](collective kind, const std::vector<double>& with, double parts = 1) {
         out.collectives.push_back({kind, ranks, static_cast<double>(bytes),
-                                   std::max(0.0, median(with) - without) / parts, median(off) / parts});
+                                   std::max(0.0, plait::median(with) - without) / parts, plait::median(off) / parts});
       };
       add(collective::all_reduce, reduced);
       add(collective::all_gather, gathered);
@@ -172,8 +167,7 @@ class communication_meter {
     std::vector<float> out(values, 1.0f), back(values, 1.0f);
     std::vector<std::vector<float>> in(static_cast<std::size_t>(microbatches), out), gradient = in;
     const auto round = [&] {
-      std::vector<plait::request> arriving, returning,
-          sent;  // as in a step, the last are not waited for before the end
+      std::vector<plait::request> arriving, returning, sent;  // those sent are waited for at the end, as in a step
       for (int k = 0; k < microbatches; ++k) {
         const auto at = static_cast<std::size_t>(k);
         if (!first) arriving.push_back(group.start_receive(in[at].data(), values, f32, rank - 1));
@@ -205,7 +199,7 @@ class communication_meter {
     }
     if (!workers) return;
     const double turns = static_cast<double>(ranks) / static_cast<double>(cores_);
-    found.pipelines.push_back({ranks, microbatches, median(piped), turns * median(alone)});
+    found.pipelines.push_back({ranks, microbatches, plait::median(piped), turns * plait::median(alone)});
   }
 
   plait::any_communicator all_;

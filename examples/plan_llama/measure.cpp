@@ -13,6 +13,7 @@
 #include "communication_meter.hpp"
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/plan/calibrate.hpp"
@@ -112,7 +113,7 @@ class measurer {
       for (std::size_t i = at; i < at + each; ++i) sum += calls[i];
       means.push_back(sum / static_cast<double>(each));
     }
-    return median(means);
+    return plait::median(means);
   }
 
   plait::any_communicator all_, workers_;

@@ -52,17 +52,57 @@ std::vector<std::string> cells_of(std::string_view line, const std::string& wher
   return cells;
 }
 
+/// A size of a model by the column that sets it, and its least value.
+struct size_column {
+  std::int64_t* value;
+  std::int64_t least;
+};
+std::map<std::string, size_column> size_columns(pp::transformer_shape& m) {
+  return {{"vocab", {&m.vocab, 1}},       {"hidden", {&m.hidden, 1}},
+          {"layers", {&m.layers, 1}},     {"heads", {&m.heads, 1}},
+          {"kv_heads", {&m.kv_heads, 1}}, {"head_dim", {&m.head_dim, 1}},
+          {"ffn", {&m.ffn, 1}},           {"experts", {&m.experts, 0}},
+          {"chosen", {&m.chosen, 0}},     {"positions", {&m.positions, 0}},
+          {"window", {&m.window, 0}}};
+}
+std::map<std::string, bool*> kind_columns(pp::transformer_shape& m) {
+  return {{"gated", &m.gated}, {"tied", &m.tied}, {"biases", &m.biases}, {"dropout", &m.dropout}};
+}
+/// Facts about a program by the columns that set them.
+std::map<std::string, double*> number_columns(pp::software& s) {
+  return {{"weight_bytes", &s.weight_bytes},       {"gradient_bytes", &s.gradient_bytes},
+          {"optimizer_bytes", &s.optimizer_bytes}, {"reduced_bytes", &s.reduced_bytes},
+          {"loss_bytes", &s.loss_bytes},           {"logit_bytes", &s.logit_bytes},
+          {"host_seconds", &s.host_seconds}};
+}
+std::map<std::string, bool*> fact_columns(pp::software& s) {
+  return {{"fused", &s.fused},
+          {"packs", &s.packs},
+          {"async_tensor", &s.async_tensor},
+          {"delayed_norm", &s.delayed_norm},
+          {"bare_ends", &s.bare_ends},
+          {"keeps_fp8", &s.keeps_fp8},
+          {"sends_tokens_once", &s.sends_tokens_once},
+          {"gathers_masters", &s.gathers_masters},
+          {"selective_drops_scores_only", &s.selective_drops_scores_only},
+          {"reduces_each_microbatch", &s.reduces_each_microbatch},
+          {"overlaps_tensor", &s.overlaps_tensor},
+          {"overlaps_data", &s.overlaps_data},
+          {"overlaps_pipeline", &s.overlaps_pipeline}};
+}
+template <class Value>
+std::string names_of(const std::map<std::string, Value>& columns) {
+  std::string text;
+  for (const auto& column : columns) text += (text.empty() ? "" : ", ") + column.first;
+  return text;
+}
+
 /// Sets what a column of sizes names; false: it names none.
 bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& knob) {
-  const std::map<std::string, std::int64_t*> sizes{
-      {"vocab", &m.vocab},       {"hidden", &m.hidden},     {"layers", &m.layers}, {"heads", &m.heads},
-      {"kv_heads", &m.kv_heads}, {"head_dim", &m.head_dim}, {"ffn", &m.ffn},       {"positions", &m.positions},
-      {"window", &m.window},     {"experts", &m.experts},   {"chosen", &m.chosen}};
-  const std::map<std::string, bool*> kinds{
-      {"gated", &m.gated}, {"tied", &m.tied}, {"biases", &m.biases}, {"dropout", &m.dropout}};
+  const auto sizes = size_columns(m);
+  const auto kinds = kind_columns(m);
   if (const auto size = sizes.find(name); size != sizes.end())
-    *size->second = pp::parse_count(
-        value, knob, name == "positions" || name == "window" || name == "experts" || name == "chosen" ? 0 : 1);
+    *size->second.value = pp::parse_count(value, knob, size->second.least);
   else if (const auto kind = kinds.find(name); kind != kinds.end())
     *kind->second = flag(value, knob);
   else
@@ -72,24 +112,8 @@ bool set_size(pp::transformer_shape& m, const std::string& name, const std::stri
 
 /// Sets a fact about the program; false: the column names none.
 bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& knob) {
-  const std::map<std::string, double*> numbers{
-      {"weight_bytes", &s.weight_bytes},       {"gradient_bytes", &s.gradient_bytes},
-      {"optimizer_bytes", &s.optimizer_bytes}, {"reduced_bytes", &s.reduced_bytes},
-      {"loss_bytes", &s.loss_bytes},           {"logit_bytes", &s.logit_bytes},
-      {"host_seconds", &s.host_seconds}};
-  const std::map<std::string, bool*> flags{{"fused", &s.fused},
-                                           {"packs", &s.packs},
-                                           {"async_tensor", &s.async_tensor},
-                                           {"delayed_norm", &s.delayed_norm},
-                                           {"bare_ends", &s.bare_ends},
-                                           {"keeps_fp8", &s.keeps_fp8},
-                                           {"sends_tokens_once", &s.sends_tokens_once},
-                                           {"gathers_masters", &s.gathers_masters},
-                                           {"selective_drops_scores_only", &s.selective_drops_scores_only},
-                                           {"reduces_each_microbatch", &s.reduces_each_microbatch},
-                                           {"overlaps_tensor", &s.overlaps_tensor},
-                                           {"overlaps_data", &s.overlaps_data},
-                                           {"overlaps_pipeline", &s.overlaps_pipeline}};
+  const auto numbers = number_columns(s);
+  const auto flags = fact_columns(s);
   if (const auto number = numbers.find(name); number != numbers.end()) {
     *number->second = real(value, knob);
   } else if (const auto one = flags.find(name); one != flags.end()) {
@@ -117,9 +141,8 @@ int turn(const std::string& column) { return column == "model" || column == "pro
 
 constexpr std::string_view price_columns =
     "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
-    "experts_seconds,bubble,data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,optimizer_bytes_"
-    "held,activations_bytes,"
-    "logits_bytes,working_bytes,buffers_bytes,fits,refused";
+    "experts_seconds,bubble,data,optimizer,straggling,turns,memory_bytes,weights_bytes,gradients_bytes,"
+    "optimizer_bytes_held,activations_bytes,logits_bytes,working_bytes,buffers_bytes,fits,refused";
 
 std::string price_cells(const request& r) {
   const pp::training_layout& l = r.layout;
@@ -175,18 +198,11 @@ void set_property(request& r, const std::string& name, const std::string& value,
     r.job.global_batch = tokens / r.job.seq;
   } else if (!set_size(r.job.model, name, value, knob) && !set_fact(r.job.program, name, value, knob)) {
     if (std::string_view(pp::layout_keys).find(name) == std::string_view::npos)
-      plait::fail(
-          {knob,
-           ": unknown column; legal are note, model and its sizes (vocab, hidden, layers, heads, kv_heads, "
-           "head_dim, ffn, experts, chosen, positions, window, gated, tied, biases, dropout), cluster, seq, batch, "
-           "batch_tokens, "
-           "program and its facts (precision, attention, fused, bare_ends, reduces_each_microbatch, delayed_norm, "
-           "async_tensor, loss_bytes, "
-           "logit_bytes, "
-           "weight_bytes, gradient_bytes, "
-           "optimizer_bytes, "
-           "reduced_bytes, host_seconds, overlaps_tensor, overlaps_data, overlaps_pipeline), ",
-           pp::layout_keys});
+      plait::fail({knob, ": unknown column; legal are note, model and its sizes (", names_of(size_columns(r.job.model)),
+                   ", ", names_of(kind_columns(r.job.model)),
+                   "), cluster, seq, batch, batch_tokens, program and its facts (precision, attention, ",
+                   names_of(number_columns(r.job.program)), ", ", names_of(fact_columns(r.job.program)), "), ",
+                   pp::layout_keys});
     pp::set_layout_key(r.layout, name, value, knob);
   }
 }

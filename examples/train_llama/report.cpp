@@ -16,6 +16,7 @@
 #include "../size_text.hpp"
 #include "checkpoint_files.hpp"
 #include "keeper.hpp"
+#include "plait/core/median.hpp"
 #include "plait/data/text.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/models/llama_stages.hpp"
@@ -300,13 +301,7 @@ class reporter {
                        e.longest_wait.empty() ? "" : "; ", e.longest_wait);
   }
   /// Seconds of the median step; 0 where there was none.
-  double median_step() const {
-    if (took_.empty()) return 0;
-    std::vector<double> sorted = took_;
-    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-    std::nth_element(sorted.begin(), middle, sorted.end());
-    return *middle;
-  }
+  double median_step() const { return took_.empty() ? 0 : plait::median(took_); }
 
   void draw() {
     plait::curve_chart chart;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
@@ -8,7 +7,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/device/buffer.hpp"
 
-/// What some rank of the run asks for or has to tell, as all ranks know it: the largest of what each has said.
+/// Requests and news of the ranks of a run, as all of them know them: of each the largest that some rank has said.
 struct requests {
   double stop = 0;           ///< a signal asks the run to end after this step
   double save = 0;           ///< SIGUSR1 asks for a save
@@ -34,7 +33,7 @@ class request_exchange {
     ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
         .swap(under_way_);
   }
-  /// What all ranks have asked for since the call of `start`.
+  /// Returns the requests of all ranks, as they were when each called `start`.
   requests finish() {
     if (ranks_.size() == 1) return own_;
     under_way_.wait();

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "plait/core/median.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/plan/flops.hpp"
 
@@ -58,12 +58,7 @@ double utilisation::of_step(double tokens_per_second) {
   return mfu;
 }
 
-double utilisation::median() const {
-  std::vector<double> sorted = steps_;
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
+double utilisation::median() const { return plait::median(steps_); }
 
 std::string utilisation::ending() const {
   if (steps_.empty()) return {};

@@ -134,7 +134,8 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
   refuses "--model is missing" --cluster h100:8 --seq 8192 --batch 8
   refuses "--model: unknown model 'llama-9'" --model llama-9 --cluster h100:8 --seq 8192 --batch 8
-  refuses "line 2: unknown column\|line 2: tensor: unknown column" $job --cluster h100:8 --layouts bad.csv
+  refuses "line 2: tensor: unknown column; legal are note, .* (.*experts, .*window, .*tied), .* (.*reduced_bytes, .*keeps_fp8, .*), tp, " \
+    $job --cluster h100:8 --layouts bad.csv
   refuses "--ranks is 1; legal are 2 to 1024" --calibrate alone.json --ranks 1
   refuses "--ranks is 0; legal are 2 to 1024" --calibrate alone.json
   refuses "--ranks and --backend are for --calibrate" $job --cluster h100:64 --ranks 4

@@ -4,6 +4,14 @@
 # timeout: 120
 . "$(dirname "$0")/lib/common.sh"
 
+# Waits until the run has logged two steps.
+logs_two_steps() {
+  for _ in $(seq 200); do
+    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
+    sleep 0.1
+  done
+}
+
 # interrupt SIGNAL PROGRAM...: signals the program when it has logged two steps; sets $code.
 interrupt() {
   signal=$1
@@ -12,10 +20,7 @@ interrupt() {
   timeout 60 "$@" --model config.json --data "$text" --seq 32 --steps 1000000 --log run.jsonl --plot run.svg \
     >run.out 2>run.err &
   watcher=$!
-  for _ in $(seq 200); do
-    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
-    sleep 0.1
-  done
+  logs_two_steps
   # The program is the child of `timeout`, which would be ended by the signal itself.
   program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   start=$(date +%s)
@@ -55,10 +60,7 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
     --data-parallel zero1 --model config.json --data "$text" --seq 32 --steps 1000000 --checkpoint-dir one \
     --log run.jsonl >run.out 2>run.err &
   watcher=$!
-  for _ in $(seq 200); do
-    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
-    sleep 0.1
-  done
+  logs_two_steps
   launcher=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   kill -s TERM "$(ps -o pid= --ppid "$launcher" | tail -n 1 | tr -d ' ')"
   code=0

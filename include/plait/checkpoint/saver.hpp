@@ -48,8 +48,8 @@ struct saver_options {
 /// them. The directory must be one for all ranks. A save that fails leaves the steps before it as they are, and nothing
 /// old is removed unless every byte of a step that stays has been compared with its checksum: by each rank its own
 /// file, between saves or, where only the newest step stays, before it is committed; where that is not done, or finds
-/// something, by rank 0. Where the file system does
-/// not answer, the saves under way fail with words after the deadline, and further ones until it does.
+/// something, by rank 0. Where the file system does not answer, the saves under way fail with words after the deadline,
+/// and further ones until it does.
 class checkpoint_saver {
  public:
   template <compute_device Device>
@@ -207,7 +207,7 @@ class checkpoint_saver {
   /// The highest state that any rank sees of a save decides for all.
   enum state { under_way_still, committed, failed, stuck };
 
-  /// What this rank sees of it, and what the rank is stuck at.
+  /// Returns what this rank sees of a save. `stuck_at` becomes what it is stuck at; empty: nothing.
   state own_state(const detail::save_job& j, std::string& stuck_at) const {
     stuck_at = writer_->stuck_at(j);
     if (!stuck_at.empty()) return stuck;

@@ -67,12 +67,8 @@ struct precision<bf16_gradients> {
 /// Likewise, with float masters: what an optimizer adds to weights is not rounded, but for what gradients have lost.
 struct bf16_gradients_float_masters {};
 template <>
-struct precision<bf16_gradients_float_masters> {
-  using activation = bf16;
-  using weight = bf16;
-  using gradient = bf16;
+struct precision<bf16_gradients_float_masters> : precision<bf16_gradients> {
   using master = float;
-  using statistic = float;
 };
 
 template <class T>

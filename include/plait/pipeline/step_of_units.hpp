@@ -47,9 +47,8 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
   data_parallel policy = options.parallel;
   if (policy.hybrid && !units.hybrid())
     fail(
-        "data parallelism: hybrid = 1, but no ranks hold the same pieces; data_axes::replicate makes a hybrid, and "
-        "says "
-        "so by itself");
+        "data parallelism: hybrid = 1, but no ranks hold the same pieces; legal is 0, and data_axes::replicate makes a "
+        "hybrid");
   policy.hybrid = units.hybrid();
   return expand(plan, std::move(all), policy, options.costs);
 }

@@ -155,8 +155,8 @@ inline double grouped_product_seconds(const hardware& h, number_kind kind, doubl
   return product_seconds(h, kind, m, n, k, adds) + matrices;
 }
 
-/// What experts add to a block: their products, the router's, and tokens that go to the ranks of their experts and
-/// back, forward and backward.
+/// Adds what experts take of a block: their products, the router's, and tokens that go to the ranks of their experts
+/// and back, forward and backward.
 inline void add_experts(part_time& out, const hardware& h, const training_job& job, const training_layout& l,
                         const rank_sizes& z) {
   const transformer_shape& m = job.model;

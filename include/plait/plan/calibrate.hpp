@@ -8,11 +8,13 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/core/collective.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/median.hpp"
 #include "plait/plan/kernel_time.hpp"
 #include "plait/plan/network_time.hpp"
 #include "plait/plan/pipeline_time.hpp"
@@ -172,9 +174,7 @@ inline void fit_attention(hardware& h, const measurements& all) {
 inline void fit_activation(hardware& h, const measurements& all) {
   std::vector<double> each;
   for (const measured_activation& p : all.activations) each.push_back(p.seconds / p.values);
-  const auto middle = each.begin() + static_cast<std::ptrdiff_t>(each.size() / 2);
-  std::nth_element(each.begin(), middle, each.end());
-  h.activation = *middle;
+  h.activation = median(std::move(each));
 }
 
 }  // namespace detail
@@ -219,7 +219,8 @@ inline void fit_links(hardware& h, const measurements& all) {
     *seconds = or_none(*seconds, 1e-9);
 }
 
-/// What pipelines on fewer cores than ranks take beyond their work, for each message that a pass waits for: the median.
+/// Fits `turn`: the seconds that pipelines on fewer cores than ranks take beyond their work, for each message that a
+/// pass waits for. The median counts.
 inline void fit_turn(hardware& h, const measurements& all) {
   std::vector<double> each;
   for (const measured_pipeline& p : all.pipelines) {
@@ -229,10 +230,7 @@ inline void fit_turn(hardware& h, const measurements& all) {
     const double idle = shared_cores_seconds(l, p.microbatches, h.cores, 1, passes, 0);
     each.push_back(std::max(0.0, p.seconds - p.alone - idle) / messages_in_turn(l, p.microbatches));
   }
-  if (each.empty()) return;
-  const auto middle = each.begin() + static_cast<std::ptrdiff_t>(each.size() / 2);
-  std::nth_element(each.begin(), middle, each.end());
-  h.turn = *middle;
+  if (!each.empty()) h.turn = median(std::move(each));
 }
 
 }  // namespace detail

@@ -81,7 +81,7 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   // Attention's own backward pass needs its output in bf16.
   const double attention = e * z.tokens * (2 * z.query + 2 * z.kv) + (eighths ? z.tokens * z.query : 0);
   const double wide = e * z.routed * gates * z.wide, product = e * z.routed * z.wide * kept_form;
-  // What experts get is kept beside what the router got, and what they give until it is weighted.
+  // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
   const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
   const double heads = z.query / static_cast<double>(m.head_dim);
   const bool fused = program.attention != attention_kernel::unfused;
@@ -109,7 +109,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   const auto expert_copies = static_cast<double>(l.expert_copies().extent);
   memory_split out;
   const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && copies > 1;
-  // What a level cuts is shared out over dp and cp, and experts over the ranks that have the same.
+  // A level shares out what it cuts over dp and cp, and experts over the ranks that have the same ones.
   const auto held = [&](zero_level from) {
     const bool cut = l.zero >= from && l.zero != zero_level::replicated;
     return parameters / (cut ? copies : 1.0) + experts / (cut ? expert_copies : 1.0);
@@ -135,8 +135,8 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   if (l.cp > 1 && l.context == context_kind::ring) out.buffers += 4 * 2 * e * z.kv * z.tokens;
   if (copies > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
-    // What microbatches add to is whole until it is reduced into the rank's part; nothing is added to before that where
-    // each microbatch is reduced, so that it is as wide as it travels.
+    // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
+    // is reduced, nothing is added to them before, so that they are as wide as they travel.
     if (l.zero >= zero_level::gradients)
       out.buffers += program.reduces_each_microbatch ? one_layer * program.reduced_bytes
                      : l.microbatches(job) == 1      ? one_layer * program.gradient_bytes

@@ -171,6 +171,18 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
       }
     }
   };
+  const auto both_orders = [&](training_layout l) {
+    // Beyond the last level that has units, all places are alike.
+    const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
+    const bool alike = l.pp == 1 || l.dp == 1 || l.tp * l.cp % unit == 0;
+    for (const bool inside : {false, true}) {
+      if (inside ? alike || options.orders == axis_orders::pipeline_outside
+                 : !alike && options.orders == axis_orders::pipeline_inside)
+        continue;
+      l.pipeline_inside = inside;
+      all_schedules(l);
+    }
+  };
   for (const std::int64_t tp : choices(options.tp, detail::divisors_up_to(accelerators, 64)))
     for (const std::int64_t cp : choices(options.cp, detail::divisors_up_to(accelerators, 64)))
       for (const std::int64_t pp : choices(options.pp, detail::divisors_up_to(accelerators, job.model.layers))) {
@@ -192,16 +204,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
                 ++out.candidates;
                 continue;
               }
-              // Beyond the last level that has units, all places are alike.
-              const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
-              for (const bool inside : {false, true}) {
-                const bool alike = pp == 1 || l.dp == 1 || tp * cp % unit == 0;
-                if (inside ? alike || options.orders == axis_orders::pipeline_outside
-                           : !alike && options.orders == axis_orders::pipeline_inside)
-                  continue;
-                l.pipeline_inside = inside;
-                all_schedules(l);
-              }
+              both_orders(l);
             }
           }
       }

@@ -17,7 +17,7 @@
 
 namespace plait::planner {
 
-/// What the links of a step carry, in seconds that each takes alone.
+/// The messages and collectives of a step, in seconds that each takes alone.
 struct link_work {
   struct transfer {
     double seconds = 0;

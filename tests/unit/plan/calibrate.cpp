@@ -148,6 +148,12 @@ TEST_CASE("a pipeline on fewer cores than ranks waits for its turn, and for work
   CHECK(pp::shared_cores_seconds(l, 8, 2, 1, 3e-3, 1e-3) == 0);
 }
 
+TEST_CASE("of an even number of values the larger of the two in the middle is the median") {
+  CHECK(plait::median({3, 1, 2}) == 2);
+  CHECK(plait::median({4, 1, 3, 2}) == 3);
+  CHECK_THROWS_WITH_AS(plait::median({}), "median: there are no values; legal is one or more", plait::error);
+}
+
 TEST_CASE("a calibration without a kind of measurement, or with one of no time, is refused by name") {
   pp::measurements all = measured_on(made_up(), 0);
   all.kernels.clear();

@@ -28,6 +28,25 @@ struct chunk_of_entry {
   }
 };
 
+/// One element's momentum and direction. A skipped step has no direction, and changes no momentum.
+template <class M>
+struct muon_momentum_arithmetic {
+  bool skipped;
+  M scale, rest, ahead;
+  __device__ muon_momentum_arithmetic(const muon_settings& settings, const adamw_scalars& scalars)
+      : skipped(scalars.update == 0.0),
+        scale(static_cast<M>(scalars.gradient_scale)),
+        rest(static_cast<M>(1.0 - settings.momentum)),
+        ahead(static_cast<M>(settings.nesterov ? settings.momentum : 1.0)) {}
+  /// Returns the direction.
+  __device__ M next(M& m, M g) const {
+    if (skipped) return M(0);
+    g *= scale;
+    m += (g - m) * rest;
+    return g + (m - g) * ahead;
+  }
+};
+
 template <class M, class G>
 __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tensor<M, G>> table,
                                           const muon_settings settings, const adamw_scalars* scalars) {
@@ -38,29 +57,21 @@ __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tenso
   const G* const gradient = table.entries[here.entry].gradient + here.begin;
   M* const momentum = table.entries[here.entry].momentum + here.begin;
   M* const direction = table.entries[here.entry].direction + here.begin;
-  const bool skipped = scalars->update == 0.0;
-  const M scale = static_cast<M>(scalars->gradient_scale), rest = static_cast<M>(1.0 - settings.momentum);
-  const M ahead = static_cast<M>(settings.nesterov ? settings.momentum : 1.0);
-  const auto next = [&](M& m, M g) {
-    if (skipped) return M(0);
-    g *= scale;
-    m += (g - m) * rest;
-    return g + (m - g) * ahead;
-  };
+  const muon_momentum_arithmetic<M> arithmetic(settings, *scalars);
   int done = 0;
   if (holds_packs<width>(gradient) && holds_packs<width>(momentum) && holds_packs<width>(direction)) {
     done = here.size / width * width;
     for (int i = static_cast<int>(threadIdx.x) * width; i < done; i += muon_threads * width) {
       pack m = *reinterpret_cast<pack*>(momentum + i), d;
       const gradients g = *reinterpret_cast<const gradients*>(gradient + i);
-      for (int j = 0; j < width; ++j) d.at[j] = next(m.at[j], number<M>(g.at[j]));
+      for (int j = 0; j < width; ++j) d.at[j] = arithmetic.next(m.at[j], number<M>(g.at[j]));
       *reinterpret_cast<pack*>(momentum + i) = m;
       *reinterpret_cast<pack*>(direction + i) = d;
     }
   }
   for (int i = done + static_cast<int>(threadIdx.x); i < here.size; i += muon_threads) {
     M m = momentum[i];
-    direction[i] = next(m, number<M>(gradient[i]));
+    direction[i] = arithmetic.next(m, number<M>(gradient[i]));
     momentum[i] = m;
   }
 }
@@ -71,22 +82,14 @@ __global__ static void muon_rounded_momentum_step(const tensor_table<muon_rounde
   constexpr int together = 4;  // elements whose random words come from one block of Philox
   const chunk_of_entry here(table);
   const muon_rounded_tensor<M, G>& entry = table.entries[here.entry];
-  const bool skipped = scalars->update == 0.0;
-  const M scale = static_cast<M>(scalars->gradient_scale), rest = static_cast<M>(1.0 - settings.momentum);
-  const M ahead = static_cast<M>(settings.nesterov ? settings.momentum : 1.0);
+  const muon_momentum_arithmetic<M> arithmetic(settings, *scalars);
   neighbours_words words(entry.elements, scalars->rounding);
   for (int i = static_cast<int>(threadIdx.x) * together; i < here.size; i += muon_threads * together) {
     for (int j = i; j < i + together && j < here.size; ++j) {
       const std::int64_t at = here.begin + j;
-      M direction = 0;
-      if (!skipped) {
-        const M g = number<M>(entry.gradient[at]) * scale;
-        M m = number<M>(entry.momentum[at]);
-        m += (g - m) * rest;
-        direction = g + (m - g) * ahead;
-        entry.momentum[at] = to_bf16_stochastically(static_cast<float>(m), words.of(at));
-      }
-      entry.direction[at] = direction;
+      M m = number<M>(entry.momentum[at]);
+      entry.direction[at] = arithmetic.next(m, number<M>(entry.gradient[at]));
+      if (!arithmetic.skipped) entry.momentum[at] = to_bf16_stochastically(static_cast<float>(m), words.of(at));
     }
   }
 }

@@ -1,0 +1,24 @@
+// The median of some numbers. Test: tests/unit/plan/calibrate.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+
+namespace plait {
+
+/// Returns the median: of an even number of values the larger of the two in the middle. Throws `error` where there is
+/// none.
+inline double median(std::vector<double> values) {
+  if (values.empty()) fail("median: there are no values; legal is one or more");
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
