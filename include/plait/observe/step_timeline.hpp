@@ -1,6 +1,6 @@
 // The timeline of a step from the events of its ranks, and the same step simulated from what its parts took. The events
 // come from observe/step_trace.hpp; drawings are made by observe/pipeline_svg.hpp. Tested in
-// tests/unit/pipeline/executor.cpp.
+// tests/unit/observe/step_timeline.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // A communicator whose operations take as long as one says: to try what a step hides of a slow network, or whether an
 // order holds under any delays. It moves nothing faster or slower, but completes it later. Next:
-// tests/unit/train/data_parallel.cpp.
+// tests/unit/train/data_parallel_order.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,39 +1,19 @@
 // program: training_step
-// Policies of data parallelism: the bytes that a step sends, the memory that a rank holds, an order that no delay
-// changes, and what is refused.
+// Policies of data parallelism: the bytes that a step sends, the memory that a rank holds, and what is refused.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <memory>
-#include <random>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "plait/pipeline/world.hpp"
-#include "plait/schedule/generators/zero_bubble.hpp"
-#include "plait/testing/slow_link.hpp"
 #include "plait/train/optim/chosen_optimizer.hpp"
-#include "support/llama_parity.hpp"
+#include "support/deep_llama.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
-
-using small_llama = llama<double, megatron_sp, cpu>;
-constexpr zero_level levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
-                                 zero_level::parameters};
-
-scenario deep() {
-  scenario s{small_config(8, 4)};
-  s.config.layers = 6;
-  s.seq = 8;
-  return s;
-}
 
 /// What a rank of `ranks` data ranks sends and holds in the second of two steps.
 struct measured {
@@ -224,170 +204,6 @@ TEST_CASE("a parameter that no pass uses is refused by name at the first step, a
                 "visits; use it in every step, freeze it before the step is made, or leave it out of visit"));
       CHECK(said(level, ranks, true) == "");
     }
-}
-
-namespace {
-
-using in_zigzag = context_parallel<megatron_sp, chosen<cp>, zigzag>;
-
-/// A link that moves nothing at once: a call takes up to a millisecond, and one in four begins late. Seed 0: no delay.
-testing::link_time random_delays(unsigned seed, int rank) {
-  std::minstd_rand random(seed * 100 + static_cast<unsigned>(rank) + 1);
-  return [random, seed](const call&, double, double now) mutable {
-    if (seed == 0) return now;
-    if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
-    return now + static_cast<double>(random() % 1000) * 1e-6;
-  };
-}
-
-}  // namespace
-
-TEST_CASE("no delay of any operation changes a bit") {
-  scenario s = deep();
-  s.config.layers = 3;
-  s.microbatches = 2;
-  for (const zero_level level : levels) {
-    std::vector<std::uint64_t> hashes;
-    for (const unsigned seed : {0u, 1u, 2u, 3u}) {
-      std::vector<std::uint64_t> all(8);
-      threads::run(8, [&](threads::communicator c) {
-        world w(megatron_sp::mesh{2, 2, 2, 1}.shape(),
-                any_communicator(testing::slow_communicator(c, random_delays(seed, c.rank()))));
-        cpu device;
-        scenario mine = s;
-        mine.steps = 2;
-        mine.parallel.parallel.level = level;
-        mine.parallel.parallel.prefetch = level == zero_level::parameters ? 2 : 1;
-        const context<cpu> ctx{device, w, llama_sizes<in_zigzag>(s.config, w.shape(), s.batch / s.microbatches, s.seq),
-                               1};
-        llama<double, in_zigzag, cpu> model(ctx, s.config);
-        adamw<double> optimizer;
-        training_step step(ctx, model, optimizer, s.microbatches, 1.0, mine.parallel);
-        step.model().visit([&](auto& p) { p.initialize(ctx); });
-        for (int i = 0; i < 2; ++i) {
-          step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-            fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels,
-                        sequence_order_of<in_zigzag>(w.shape(), ctx.sizes));
-          });
-          optimizer.begin_step(ctx, 1e-3);
-          step.run(ctx);
-          static_cast<void>(step.result(ctx));
-        }
-        all[static_cast<std::size_t>(c.rank())] = weights_hash(ctx, step.model());
-      });
-      CHECK(std::count(all.begin(), all.end(), all[0]) == 8);
-      hashes.push_back(all[0]);
-    }
-    CAPTURE(static_cast<int>(level));
-    CHECK(std::count(hashes.begin(), hashes.end(), hashes[0]) == 4);
-  }
-}
-
-namespace {
-
-/// Trains two chunks on each of two stages, of dp x cp = 2 x 2 ranks; what all ranks end with, and the last norm.
-std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const schedule& plan, unsigned seed) {
-  using model_type = llama<double, in_zigzag, cpu>;
-  const mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{2, 2, 2, 1, 1};
-  std::vector<std::pair<std::uint64_t, double>> all(8);
-  threads::run(8, [&](threads::communicator c) {
-    pipeline_world ranks(shape.shape(), any_communicator(testing::slow_communicator(c, random_delays(seed, c.rank()))));
-    cpu device;
-    world& stage = ranks.stage();
-    const std::int64_t microbatch = s.batch / s.microbatches;
-    const context<cpu> ctx{device, stage, llama_sizes<in_zigzag>(s.config, stage.shape(), microbatch, s.seq), 1};
-    const stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
-    const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
-    const auto make = [&](stage_layers part, model_type* first) {
-      return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-    };
-    pipeline<model_type> model(ctx, ranks.along(), plan, parts, make, s.parallel);
-    adamw<double> optimizer;
-    training_step step(ctx, model, optimizer, s.clip);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    auto& [hash, norm] = all[static_cast<std::size_t>(c.rank())];
-    for (std::int64_t i = 0; i < s.steps; ++i) {
-      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels,
-                    sequence_order_of<in_zigzag>(stage.shape(), ctx.sizes));
-      });
-      optimizer.begin_step(ctx, 1e-3);
-      step.run(ctx);
-      norm = step.result(ctx).gradient_norm;
-    }
-    hash = weights_hash(ctx, model);
-  });
-  CHECK(std::count(all.begin(), all.end(), all[0]) == 8);
-  return all[0];
-}
-
-}  // namespace
-
-TEST_CASE("nor in a pipeline, with a hybrid, gathers two uses ahead and the norm of the step before") {
-  scenario s = deep();
-  s.config.layers = 5;
-  s.microbatches = 4, s.steps = 3;
-  s.clip = 0.5;
-  const schedule plan = make_schedule<zb_v>(2, 4);
-  for (const bool tied : {false, true})
-    for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
-      s.config.tie_embeddings = tied;
-      s.parallel.parallel = {.level = level, .delayed_norm = true};
-      if (level == zero_level::parameters) s.parallel.parallel.prefetch = 2;
-      s.parallel.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
-      const auto undisturbed = train_with_delays(s, plan, 0);
-      CAPTURE(tied);
-      CAPTURE(static_cast<int>(level));
-      for (const unsigned seed : {1u, 2u, 3u}) CHECK(train_with_delays(s, plan, seed) == undisturbed);
-    }
-}
-
-TEST_CASE("what ranks ask each other around the norm comes before the gathers of a step") {
-  const scenario s = deep();
-  for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
-    pipeline_options how;
-    how.parallel.level = level;
-    threads::run(2, [&](threads::communicator c) {
-      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-      small_llama model(ctx, s.config);
-      adamw<double> optimizer;
-      training_step step(ctx, model, optimizer, 1, 1.0, how);
-      model.visit([&](auto& p) { p.initialize(ctx); });
-      step.model().gather_changed(ctx);
-      any_communicator asking = w.root().split(0, c.rank());
-      double said = 0;
-      request under_way;
-      int begun = 0, ended = 0;
-      const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
-      std::uint64_t before = 0;
-      step.around_norm(
-          [&] {
-            ++begun;
-            CHECK(gathers() == before);
-            said = c.rank() + 10.0 * begun;
-            asking.start_all_reduce(&said, &said, 1, dtype::f64, reduce_op::max).swap(under_way);
-          },
-          [&] {
-            CHECK(++ended == begun);
-            under_way.wait();
-            CHECK(said == 1 + 10.0 * begun);
-            CHECK(gathers() == before);
-          });
-      for (int i = 0; i < 2; ++i) {
-        before = gathers();
-        step.load(ctx, i * s.batch, [&](std::int64_t, auto& ids, auto& labels, host_starts&) {
-          fill_tokens(s, i * s.batch, ids, labels);
-        });
-        optimizer.begin_step(ctx, 1e-3);
-        step.run(ctx);
-        CHECK(ended == i + 1);
-        CHECK((gathers() > before) == (level != zero_level::replicated));
-      }
-      step.model().settle();
-    });
-  }
 }
 
 TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer's work") {

@@ -13,14 +13,12 @@
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/generators/one_f_one_b.hpp"
 #include "plait/schedule/generators/zero_bubble.hpp"
-#include "support/llama_parity.hpp"
+#include "support/deep_llama.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
-
-using small_llama = llama<double, megatron_sp, cpu>;
 
 struct run_of_hashes {
   std::vector<parameter_hash> initial, trained;

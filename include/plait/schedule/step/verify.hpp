@@ -1,6 +1,6 @@
 // Whether a step is right: every use of a parameter after its gather, every reduction after the last gradient and
 // before its update, buffers free when they are written, shared collectives in one order, memory within a limit. It
-// relies on no generator, so it holds for a user's own step. Refusals: tests/unit/schedule/step.cpp.
+// relies on no generator, so it holds for a user's own step. Refusals: tests/unit/schedule/step_faults.cpp.
 #pragma once
 
 #include <vector>

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "support/llama_parity.hpp"
+
+/// Small Llamas in double, of two layers or of six.
+namespace plait::test {
+
+using small_llama = llama<double, megatron_sp, cpu>;
+inline constexpr zero_level levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                        zero_level::parameters};
+
+/// Six layers, and sequences of 8 tokens.
+inline scenario deep() {
+  scenario s{small_config(8, 4)};
+  s.config.layers = 6;
+  s.seq = 8;
+  return s;
+}
+
+}  // namespace plait::test

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <random>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plait/schedule/verify.hpp"
+
+namespace plait::test {
+
+/// Mixes two numbers into one that depends on their order.
+inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  a ^= b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2);
+  a *= 0xff51afd7ed558ccdu;
+  return a ^ (a >> 33);
+}
+
+/// Runs programs as an executor would, written without a look at the verifier: messages carry values, a queue's heads
+/// pair up whatever the two ends think they are, and ranks move in random order. True if all steps are done and every
+/// action saw the right inputs.
+inline bool runs_right(const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& all, posting_rule rule,
+                       std::mt19937& random) {
+  using key = std::tuple<int, int, int, int>;  // what a queue is for, the same on both ends; which end is apart
+  struct post {
+    step_entry step;
+    int peer;
+    std::uint64_t value;  // of a send: what was there when it was posted
+  };
+  struct rank_state {
+    std::size_t next = 0;
+    std::map<std::pair<key, int>, std::deque<post>> queues;
+    std::map<std::tuple<char, int, int>, std::uint64_t> values;  // by 'a' or 'g', stage it enters, microbatch
+    std::map<std::tuple<int, int>, std::uint64_t> kept;          // activations by stage and microbatch
+  };
+  const auto number = [&](int stage, int mb, bool forward) {  // what is right, without any pipeline
+    std::uint64_t value = static_cast<std::uint64_t>(mb) + 1;
+    std::vector<std::uint64_t> inputs;
+    for (int i = 0; i < shape.stages(); ++i) {
+      inputs.push_back(value);
+      value = mix(value, static_cast<std::uint64_t>(i));
+      if (forward && i == stage) return value;
+    }
+    for (int i = shape.stages() - 1;; --i) {
+      value = mix(value, inputs[static_cast<std::size_t>(i)]);
+      if (i == stage) return value;
+    }
+  };
+  const auto slot_of = [](const transfer& t) {
+    return std::tuple{t.kind == transfer_kind::activation ? 'a' : 'g', t.to_stage, t.microbatch};
+  };
+  std::vector<rank_state> ranks(all.size());
+  bool right = true;
+  const auto key_of = [&](int rank, const step_entry& s, int peer) -> std::pair<key, int> {
+    const int send = s.op == step_op::send ? 1 : 0;
+    const int from = send ? rank : peer, to = send ? peer : rank;
+    switch (rule) {
+      case posting_rule::per_peer:
+        return {{std::min(rank, peer), std::max(rank, peer), 0, 0}, 0};
+      case posting_rule::per_peer_direction:
+        return {{from, to, 0, 0}, send};
+      case posting_rule::per_stage_and_kind:
+        return {{from, to, s.transfer.from_stage + 1, static_cast<int>(s.transfer.kind)}, send};
+      default:
+        return {{0, 0, 0, 0}, 0};
+    }
+  };
+  const auto advance = [&](int rank) {
+    rank_state& me = ranks[static_cast<std::size_t>(rank)];
+    const auto& mine = all[static_cast<std::size_t>(rank)];
+    if (me.next == mine.size()) return false;
+    if (rule == posting_rule::blocking)
+      for (const auto& [k, q] : me.queues)
+        if (!q.empty()) return false;
+    const step_entry& step = mine[me.next];
+    if (step.op != step_op::pass) {
+      const int peer = shape.rank_of(step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage);
+      me.queues[key_of(rank, step, peer)].push_back(
+          {step, peer, step.op == step_op::send ? me.values[slot_of(step.transfer)] : 0});
+      ++me.next;
+      return true;
+    }
+    const int stage = shape.stage_of(rank, step.pass.chunk), mb = step.pass.microbatch;
+    if (step.pass.kind == action_kind::forward) {
+      const auto in = me.values.find({'a', stage, mb});
+      if (stage > 0 && in == me.values.end()) return false;
+      const std::uint64_t x = stage == 0 ? static_cast<std::uint64_t>(mb) + 1 : in->second;
+      const std::uint64_t y = mix(x, static_cast<std::uint64_t>(stage));
+      right = right && y == number(stage, mb, true);
+      me.kept[{stage, mb}] = x;
+      me.values[{'a', stage + 1, mb}] = y;
+      if (stage + 1 == shape.stages()) me.values[{'g', stage, mb}] = y;
+    } else if (step.pass.kind != action_kind::weight_backward) {
+      const auto in = me.values.find({'g', stage, mb});
+      if (in == me.values.end()) return false;
+      const std::uint64_t g = mix(in->second, me.kept[{stage, mb}]);
+      right = right && g == number(stage, mb, false);
+      me.values[{'g', stage - 1, mb}] = g;
+    }
+    ++me.next;
+    return true;
+  };
+  const auto pass = [&](int rank) {
+    rank_state& me = ranks[static_cast<std::size_t>(rank)];
+    for (auto& [k, q] : me.queues) {
+      if (q.empty() || q.front().step.op != step_op::send) continue;
+      rank_state& peer = ranks[static_cast<std::size_t>(q.front().peer)];
+      auto other = rule == posting_rule::per_peer_direction || rule == posting_rule::per_stage_and_kind
+                       ? peer.queues.find({k.first, 0})
+                       : peer.queues.find(k);
+      if (other == peer.queues.end() || other->second.empty()) continue;
+      const post& theirs = other->second.front();
+      if (theirs.step.op != step_op::receive || theirs.peer != rank) continue;
+      peer.values[slot_of(theirs.step.transfer)] = q.front().value;
+      q.pop_front();
+      other->second.pop_front();
+      return true;
+    }
+    return false;
+  };
+  const int n = static_cast<int>(all.size());
+  for (;;) {
+    std::vector<std::pair<int, bool>> moves;
+    for (int r = 0; r < n; ++r) {
+      moves.emplace_back(r, false);
+      moves.emplace_back(r, true);
+    }
+    std::shuffle(moves.begin(), moves.end(), random);
+    bool moved = false;
+    for (const auto& [r, message] : moves)
+      if (message ? pass(r) : advance(r)) {
+        moved = true;
+        break;
+      }
+    if (!moved) break;
+  }
+  for (int r = 0; r < n; ++r) {
+    const rank_state& me = ranks[static_cast<std::size_t>(r)];
+    right = right && me.next == all[static_cast<std::size_t>(r)].size();
+    for (const auto& [k, q] : me.queues) right = right && q.empty();
+  }
+  return right;
+}
+
+}  // namespace plait::test

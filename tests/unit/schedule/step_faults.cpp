@@ -1,0 +1,265 @@
+// program: schedules
+// Faults that are put into a step are refused by a text that names both entries, and knobs that would change nothing by
+// one that names what is legal.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/schedule/step/verify.hpp"
+#include "support/step_schedules.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+TEST_CASE("faults in a step are refused, and both entries are named") {
+  const auto refused = [](const step_schedule& s, const std::string& text, const step_memory& memory = {}) {
+    CHECK(describe(verify(s, memory)) == text);
+  };
+  const step_schedule three = step_of("gpipe", 1, 2, zero3), one = step_of("gpipe", 1, 2, zero1);
+  REQUIRE(describe(verify(three)) == "ok");
+  REQUIRE(describe(verify(one)) == "ok");
+
+  step_schedule s = three;  // gather too late
+  move(s, 0, place_of(s, 0, step_op::gather, 0), 3);
+  refused(s, "rank 0, entry 1 (F0.0 of unit 0): a pass reads parameters that were not gathered");
+
+  s = three;  // release too early
+  move(s, 0, place_of(s, 0, step_op::release, 1), place_of(s, 0, step_op::pass, 1));
+  refused(s,
+          "rank 0, entry 6 (F0.0 of unit 1): a pass reads parameters that were released; see entry 5 (release of unit "
+          "1)");
+
+  s = three;  // never released
+  erase(s, 0, place_of(s, 0, step_op::release, 0, 3));
+  refused(s,
+          "rank 0, release of unit 0: parameters that begin a step released end it gathered; see entry 30 (gather of "
+          "unit 0)");
+
+  s = three;
+  insert(s, 0, 1, {step_op::gather, 0, {}, {}});
+  refused(
+      s,
+      "rank 0, entry 1 (gather of unit 0): parameters are gathered that lie gathered; see entry 0 (gather of unit 0)");
+
+  s = three;
+  insert(s, 0, 0, {step_op::release, 2, {}, {}});
+  refused(s, "rank 0, entry 0 (release of unit 2): parameters are released that do not lie gathered");
+
+  s = one;  // reduced before the last microbatch
+  move(s, 0, place_of(s, 0, step_op::reduce, 1), place_of(s, 0, step_op::pass, 1, 2) + 1);
+  refused(s,
+          "rank 0, entry 12 (B1.0 of unit 1): a pass adds to a gradient whose reduction has begun: it must come after "
+          "the last microbatch; see entry 8 (reduction of unit 1)");
+
+  s = one;  // once for each microbatch
+  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce, 2, {}, {}});
+  refused(
+      s,
+      "rank 0, entry 15 (reduction of unit 2): a gradient is reduced twice, which would count it more than once; see "
+      "entry 10 (reduction of unit 2)");
+
+  s = one;  // the norm without one unit
+  move(s, 0, place_of(s, 0, step_op::reduce, 0), place_of(s, 0, step_op::norm, -1));
+  refused(
+      s,
+      "rank 0, entry 14 (the norm): the norm is taken before a gradient is reduced; see entry 15 (reduction of unit "
+      "0)");
+
+  s = one;  // a unit that is never reduced
+  erase(s, 0, place_of(s, 0, step_op::reduce, 0));
+  refused(s, "rank 0, reduction of unit 0: a gradient is never reduced; see entry 14 (the norm)");
+
+  s = one;  // clipped by a norm that comes later
+  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 2));
+  refused(s,
+          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 14 (reduction of unit 0)");
+
+  s = one;
+  move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
+  refused(s,
+          "rank 0, entry 10 (update of unit 2): parameters are updated before their gradient is reduced; see entry 9 "
+          "(B1.0 of unit 2)");
+
+  s = one;
+  insert(s, 0, place_of(s, 0, step_op::update, 1), {step_op::update, 2, {}, {}});
+  refused(s, "rank 0, entry 21 (update of unit 2): parameters are updated twice; see entry 18 (update of unit 2)");
+
+  s = step_of("gpipe", 1, 2, plain);
+  erase(s, 0, place_of(s, 0, step_op::update, 1));
+  refused(s, "rank 0, update of unit 1: parameters are never updated; see entry 12 (reduction of unit 1)");
+
+  s = one;  // the next step would use stale parameters
+  erase(s, 0, place_of(s, 0, step_op::gather, 1));
+  refused(
+      s,
+      "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not gathered; "
+      "see entry 18 (update of unit 1)");
+
+  s = one;  // a shard of the last step is gathered
+  move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
+  refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that lie gathered");
+
+  s = one;
+  erase(s, 0, place_of(s, 0, step_op::norm, -1));
+  refused(s,
+          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
+          "clipped; see entry 14 (reduction of unit 0)");
+
+  s = one;  // units of a pass in the wrong order
+  move(s, 0, place_of(s, 0, step_op::pass, 1), 0);
+  refused(s,
+          "rank 0, entry 0 (F0.0 of unit 1): a pass goes through all units of its stage, forward in their order and "
+          "backward in the reverse");
+
+  s = one;  // two gradients in one buffer
+  s.units[0].gradient_buffer = s.units[1].gradient_buffer = 0;
+  refused(s,
+          "rank 0, entry 8 (B0.0 of unit 0): a pass adds to a gradient in a buffer that holds another unit's, whose "
+          "reduction has not begun; see entry 7 (B0.0 of unit 1)");
+
+  s = one;  // frozen
+  s.units[1].trainable = false;
+  refused(s, "rank 0, entry 12 (reduction of unit 1): a frozen unit has no gradient to reduce and nothing to update");
+
+  s = step_of("1f1b", 2, 4, plain, 2, true);  // the tie and the norm, in opposite orders
+  REQUIRE(describe(verify(s)) == "ok");
+  s.policy.clip = false;
+  move(s, 1, place_of(s, 1, step_op::norm, -1), place_of(s, 1, step_op::reduce, 3));
+  const std::string crossed = describe(verify(s));
+  CHECK(crossed.find("rank 1, entry") == 0);  // the norm does not wait for the tie's gradient
+  CHECK(crossed.find("the norm is taken before a gradient is reduced") != std::string::npos);
+
+  s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive within a pass
+  move(s, 1, place_of(s, 1, step_op::receive, -1), place_of(s, 1, step_op::pass, 2));
+  refused(
+      s,
+      "rank 1, entry 2 (receive activation 0: stage 0 -> 1): a message stands between the units of one pass, which is "
+      "one action of the pipeline");
+}
+
+TEST_CASE("a hybrid reduces the copies of a piece once it is reduced, before the norm and its update") {
+  data_parallel policy{.level = zero_level::gradients, .hybrid = true};
+  const step_schedule right = step_of("gpipe", 1, 1, policy, 2);
+  CHECK(text_of(right.programs[0]) ==
+        "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 copies1 copies0 norm update0 gather0 update1 gather1");
+  policy.delayed_norm = true;
+  CHECK(text_of(step_of("gpipe", 1, 1, policy, 3).programs[0]) ==
+        "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 copies2 B0:0 reduce0 copies1 update2 gather2 copies0 update1 gather1 "
+        "update0 gather0 norm");
+  policy = {.hybrid = true};
+  CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy),
+                       "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes "
+                       "at once; it is for levels from zero_level::optimizer on, and 0 is legal here",
+                       error);
+
+  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
+  step_schedule s = right;
+  move(s, 0, place_of(s, 0, step_op::reduce_copies, 1), place_of(s, 0, step_op::reduce, 1));
+  refused(
+      s,
+      "rank 0, entry 3 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
+      "pieces before the gradient is reduced; see entry 4 (reduction of unit 1)");
+  s = right;
+  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce_copies, 1, {}, {}});
+  refused(s,
+          "rank 0, entry 8 (reduction of the copies of unit 1): pieces of a gradient are summed twice over ranks with "
+          "the same pieces; see entry 6 (reduction of the copies of unit 1)");
+  s = right;
+  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::reduce_copies, 0));
+  refused(s,
+          "rank 0, entry 7 (the norm): the norm is taken before a gradient is reduced; see entry 8 (reduction of the "
+          "copies of unit 0)");
+  s = right;
+  erase(s, 0, place_of(s, 0, step_op::reduce_copies, 0));
+  refused(
+      s,
+      "rank 0, reduction of the copies of unit 0: pieces of a gradient are never summed over the ranks with the same "
+      "pieces; see entry 7 (the norm)");
+  s.policy.clip = false;
+  erase(s, 0, place_of(s, 0, step_op::norm, -1));
+  refused(s,
+          "rank 0, entry 7 (update of unit 0): parameters are updated before their gradient is summed over the ranks "
+          "with the same pieces; see entry 5 (reduction of unit 0)");
+  s = right;
+  s.policy.hybrid = false;
+  refused(
+      s,
+      "rank 0, entry 6 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
+      "pieces, and the policy has none (hybrid)");
+}
+
+TEST_CASE("a norm that one of two ranks lacks is refused") {
+  data_parallel unclipped;
+  unclipped.clip = false;
+  step_schedule s = step_of("1f1b", 2, 4, unclipped, 2);
+  REQUIRE(describe(verify(s)) == "ok");
+  const int update = place_of(s, 1, step_op::update, 2);
+  insert(s, 1, update, {step_op::norm, -1, {}, {}});
+  CHECK(describe(verify(s)).find("(the norm): a collective that another rank takes part in is never started there") !=
+        std::string::npos);
+}
+
+TEST_CASE("a replicated policy gathers nothing") {
+  step_schedule s = step_of("gpipe", 1, 1, plain, 2);
+  s.programs[0].push_back({step_op::gather, 0, {}, {}});
+  CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
+}
+
+TEST_CASE("two ties between two ranks must be reduced in one order") {
+  step_schedule s = step_of("1f1b", 2, 4, plain, 3);
+  s.units[0].tied_to = 5, s.units[5].tied_to = 0, s.units[1].tied_to = 4, s.units[4].tied_to = 1;
+  const std::string text = describe(verify(s));
+  // Rank 0 reduces unit 1 before unit 0, rank 1 unit 5 before unit 4.
+  CHECK(text.find("two ranks start the collectives that they share in different orders") != std::string::npos);
+  CHECK(text.find("(reduction of unit 1)") != std::string::npos);
+  CHECK(text.find("(reduction of unit 5)") != std::string::npos);
+  s = expand(parse_schedule("1f1b", 2, 4), s.units, plain);
+  CHECK(describe(verify(s)) == "ok");
+}
+
+TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
+  const auto refused = [](const data_parallel& policy, const char* text) {
+    CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
+  };
+  refused(
+      {.level = zero_level::optimizer, .prefetch = 2},
+      "step: prefetch = 2 and reshard_after_forward = 1 would change nothing, because parameters stay gathered; they "
+      "are for zero_level::parameters, and 1 and 1 are legal with the others");
+  refused({.level = zero_level::parameters, .prefetch = 4},
+          "step: prefetch is 4, but there are 3 units to gather; legal is 0 to 3");
+  refused({.level = zero_level::parameters, .prefetch = -1}, "step: prefetch is -1; legal is 0 or more");
+  refused({.level = zero_level::optimizer, .gradient_buffers = 2},
+          "step: gradient_buffers is 2, but reduced gradients stay whole at this level; legal is 0");
+  refused(
+      {.level = zero_level::gradients, .gradient_buffers = 2},
+      "step: gradient_buffers is 2, but gradients add up over 2 microbatches, so each unit needs a buffer of its own; "
+      "legal is 0");
+  const auto idle = [](const data_parallel& policy, int units, const char* text) {
+    CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy, units), text, error);
+  };
+  idle({.level = zero_level::parameters, .reshard_after_forward = false}, 1,
+       "step: reshard_after_forward = 0 would change nothing, because every unit is held from its forward to its "
+       "backward pass anyway; legal is 1");
+  idle({.level = zero_level::parameters, .prefetch = 3, .reshard_after_forward = false}, 3,
+       "step: prefetch = 3 starts no gather earlier than 2 does; legal is less");
+  idle({.overlap = false}, 1,
+       "step: overlap = 0 would change nothing, because no pass comes after the first reduction; legal is 1");
+  idle({.level = zero_level::gradients, .gradient_buffers = 2}, 2,
+       "step: gradient_buffers is 2, but 2 units have gradients, so that nothing is shared; legal is 0 to 1");
+  CHECK(verify(step_of("gpipe", 1, 1, {.level = zero_level::gradients, .gradient_buffers = 1}, 2)).ok());
+  idle(
+      {.level = zero_level::gradients, .overlap = false, .gradient_buffers = 2}, 4,
+      "step: gradient_buffers is 2, but 4 units have gradients at a time that no reduction has begun to take; legal is "
+      "0");
+  std::vector<step_unit> units = units_of(2, 2);
+  std::swap(units.front(), units.back());
+  CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
+                       "step: unit 1 is of stage 0; units stand in the order of stages 0 to 1", error);
+  units = units_of(2, 2);
+  units[0].tied_to = 3;
+  CHECK_THROWS_WITH_AS(expand(parse_schedule("1f1b", 2, 4), units, plain),
+                       "step: unit 0 is tied to 3, which must be another unit that is tied to it", error);
+}

@@ -1,0 +1,190 @@
+// program: schedules
+// Times of a simulated step: what of its communication hides behind its passes, and who waits for the rest.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "plait/schedule/step/simulate.hpp"
+#include "plait/schedule/step/verify.hpp"
+#include "plait/schedule/timeline.hpp"
+#include "support/step_schedules.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+step_costs costs_of(const step_schedule& s, double bandwidth, int data_ranks = 2) {
+  step_costs costs;
+  costs.units.assign(s.units.size(), action_times{});
+  costs.data_ranks = data_ranks;
+  costs.bandwidth = bandwidth;
+  costs.gather_bytes = costs.reduce_bytes = 1;
+  return costs;
+}
+
+}  // namespace
+
+TEST_CASE("a step without communication takes what its pipeline takes") {
+  for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})
+    for (const double message : {0.0, 0.5}) {
+      const schedule pipeline = parse_schedule(name, 4, 8);
+      const step_schedule s = expand(pipeline, units_of(pipeline.shape.stages(), 3), plain);
+      step_costs costs = costs_of(s, 0);
+      costs.message = message;
+      schedule_costs same{.link = message};
+      same.stages.assign(static_cast<std::size_t>(pipeline.shape.stages()), {3, 6, 3, 3});
+      CAPTURE(name);
+      CHECK(simulate(s, costs).period == doctest::Approx(simulate(pipeline, same).makespan));
+    }
+}
+
+TEST_CASE("reductions hide behind the backward pass, as far as the link allows") {
+  // Four units of 100, forward 1 and backward 2 each: 12 in all. An all-reduce over 2 ranks sends 100 bytes.
+  data_parallel late;
+  late.overlap = false;
+  const step_schedule s = step_of("gpipe", 1, 1, plain, 4), without = step_of("gpipe", 1, 1, late, 4);
+  const step_simulation fast = simulate(s, costs_of(s, 100));  // each takes 1, and only the last is seen
+  CHECK(fast.period == doctest::Approx(13));
+  CHECK(fast.hidden_share() == doctest::Approx(0.75));
+  CHECK(fast.waited(0, step_op::norm) == doctest::Approx(1));
+  CHECK(simulate(without, costs_of(without, 100)).period == doctest::Approx(16));
+  CHECK(simulate(without, costs_of(without, 100)).hidden_share() == doctest::Approx(0));
+  // Each takes 4: the first is through 4 after its pass, and the others queue behind it.
+  const step_simulation slow = simulate(s, costs_of(s, 25));
+  CHECK(slow.period == doctest::Approx(4 + 2 + 4 * 4));
+  CHECK(slow.hidden_share() == doctest::Approx(6.0 / 16));
+}
+
+TEST_CASE("with the norm of the step before, updates hide the last reductions") {
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  const step_schedule exact = step_of("gpipe", 1, 1, plain, 4), early = step_of("gpipe", 1, 1, delayed, 4);
+  step_costs costs = costs_of(exact, 50);  // each reduction takes 2, as a backward pass does, and an update takes 1
+  costs.updates.assign(4, 1.0);
+  const step_simulation all_wait = simulate(exact, costs), none_waits = simulate(early, costs);
+  CHECK(all_wait.period == doctest::Approx(4 + 8 + 2 + 4));  // the last reduction, and all updates behind it
+  CHECK(none_waits.period < all_wait.period - 0.5);
+  const auto& program = none_waits.ranks[0];
+  double first_update = 1e9, last_reduction = 0;
+  for (const timed_entry& e : program) {
+    if (e.entry.op == step_op::update) first_update = std::min(first_update, e.start);
+    if (e.entry.op == step_op::reduce) last_reduction = std::max(last_reduction, e.end);
+  }
+  CHECK(first_update < last_reduction);  // even before it begins
+}
+
+TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {
+  // ZeRO 1 over 2 ranks: each reduction and each gather sends 50 bytes.
+  const step_schedule one = step_of("gpipe", 1, 1, zero1, 4);
+  const step_simulation first = simulate(one, costs_of(one, 50));  // each takes 1, as a forward pass of a unit does
+  CHECK(first.period == doctest::Approx(12 + 1 + 1));              // the last reduction, the first gather
+  // ZeRO 3, a use ahead: the first gather is seen, and the last reduction.
+  const step_schedule three = step_of("gpipe", 1, 1, zero3, 4);
+  const step_simulation ahead = simulate(three, costs_of(three, 50));
+  CHECK(ahead.waited(0, step_op::pass) == doctest::Approx(1));
+  data_parallel none = zero3;
+  none.prefetch = 0;
+  const step_schedule behind = step_of("gpipe", 1, 1, none, 4);
+  CHECK(simulate(behind, costs_of(behind, 50)).period > ahead.period + 3);
+  CHECK(simulate(behind, costs_of(behind, 50)).hidden_share() < ahead.hidden_share());
+}
+
+TEST_CASE("the copies of a hybrid hide behind the backward pass") {
+  // Four units of 100 over 2 x 2 ranks: a reduction sends 50 bytes, that of its copies as many, each in 1 where it is
+  // alone on the link. Reductions begin at 6, 8, 10 and 12, and from the second on with the copies of the one before,
+  // until 10, 12 and 14; the last copies are seen until 15, and then the first gather.
+  data_parallel policy{.level = zero_level::gradients, .hybrid = true};
+  const step_schedule s = step_of("gpipe", 1, 1, policy, 4);
+  step_costs costs = costs_of(s, 50);
+  costs.copy_ranks = 2;
+  const step_simulation hidden = simulate(s, costs);
+  CHECK(hidden.period == doctest::Approx(12 + 3 + 1));
+  CHECK(hidden.link_busy[0] == doctest::Approx(4 + 4 + 4));
+  // One after the other behind the backward pass, as if nothing started them before: the last reduction until 13.
+  step_schedule late = s;
+  std::vector<step_entry> copies;
+  for (const step_entry& e : s.programs[0])
+    if (e.op == step_op::reduce_copies) copies.push_back(e);
+  for (const step_entry& e : copies) {
+    erase(late, 0, place_of(late, 0, step_op::reduce_copies, e.unit));
+    insert(late, 0, place_of(late, 0, step_op::norm, -1), e);
+  }
+  CHECK(describe(verify(late)) == "ok");
+  CHECK(simulate(late, costs).period == doctest::Approx(13 + 4 + 1));
+  costs.copy_ranks = 1;  // nothing to send, but still in order
+  CHECK(simulate(s, costs).link_busy[0] == doctest::Approx(4 + 4));
+  costs = costs_of(step_of("gpipe", 1, 1, zero1, 4), 50);
+  costs.copy_ranks = 2;
+  CHECK_THROWS_WITH_AS(simulate(step_of("gpipe", 1, 1, zero1, 4), costs),
+                       "step_costs: copy_ranks is 2, but the policy is no hybrid; legal is 1", error);
+}
+
+TEST_CASE("a gather and a reduction share the link") {
+  // During unit 1's backward pass, the reduction of unit 2 and the gather of unit 0 are both on their way.
+  const step_schedule s = step_of("gpipe", 1, 1, zero3, 3);
+  const step_simulation alone = simulate(s, costs_of(s, 50)), half = simulate(s, costs_of(s, 25));
+  CHECK(half.link_busy[0] == doctest::Approx(2 * alone.link_busy[0]));
+  // All bytes: 5 gathers (the last unit is kept from its forward to its backward pass) and 3 reductions, of 50 each.
+  CHECK(alone.link_busy[0] == doctest::Approx(8));
+  CHECK(half.period > alone.period);
+}
+
+TEST_CASE("tied stages exchange their gradient once both have reduced it, and nothing goes on meanwhile") {
+  // Two stages of a unit each, forward 1 and backward 2: F at 0 to 1 and 1 to 2, B at 2 to 4 on rank 1 and 4 to 6 on
+  // rank 0. A reduction sends 100 bytes, in 1: rank 1's is over at 5, and rank 0's, which its rank waits for, at 7.
+  step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
+  step_costs costs = costs_of(s, 100);
+  costs.updates.assign(2, 0.5);
+  CHECK(simulate(s, costs).period == doctest::Approx(7.5));
+  CHECK(simulate(s, costs).ties[0].empty());
+  costs.ties.assign(2, 3.0);
+  const step_simulation exact = simulate(s, costs);
+  CHECK(exact.period == doctest::Approx(7 + 3 + 0.5));
+  CHECK(exact.waited(0, step_op::norm) == doctest::Approx(1 + 3));
+  CHECK(exact.waited(1, step_op::norm) == doctest::Approx(6));  // from 4 on
+  for (const auto& mine : exact.ties) {
+    REQUIRE(mine.size() == 1);
+    CHECK(mine[0].start == doctest::Approx(7));
+    CHECK(mine[0].end == doctest::Approx(10));
+  }
+  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which a tie is not
+  const pipeline_timeline drawn = timeline_of(s, costs, "tied");
+  CHECK(std::count_if(drawn.beside[1].begin(), drawn.beside[1].end(), [](const timed_entry& e) {
+          return e.entry.op == step_op::reduce && e.end - e.start == doctest::Approx(3);
+        }) == 1);
+
+  // With the norm of the step before it is the update that waits: also without clipping, where there is no norm.
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  const step_schedule early = step_of("gpipe", 2, 1, delayed, 1, true);
+  CHECK(simulate(early, costs).waited(1, step_op::update) == doctest::Approx(6));
+  CHECK(simulate(early, costs).period == doctest::Approx(7 + 3 + 0.5));
+  data_parallel unclipped;
+  unclipped.clip = false;
+  CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
+
+  costs.ties = {3.0, 4.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs),
+                       "step_costs: ties is 3 of unit 0 and 4 of unit 1, which exchange with each other; give both the "
+                       "same",
+                       error);
+  costs.ties = {3.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
+}
+
+TEST_CASE("a pass waits for the gathers of all the units that it uses") {
+  // ZeRO 3 without prefetch: two units, of which the last uses the first's parameters too; each gather takes 1.
+  data_parallel none = zero3;
+  none.prefetch = 0;
+  const schedule one = parse_schedule("gpipe", 1, 1);
+  std::vector<step_unit> units = units_of(1, 2);
+  units[1].uses = 0;
+  const step_schedule s = expand(one, units, none);
+  const step_simulation times = simulate(s, costs_of(s, 50));
+  for (const timed_entry& e : times.ranks[0])
+    if (e.entry.op == step_op::pass && e.entry.unit == 1 && e.entry.pass.kind == action_kind::forward)
+      CHECK(e.waited == doctest::Approx(2));  // both gathers start where it would
+}
