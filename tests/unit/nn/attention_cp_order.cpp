@@ -1,3 +1,4 @@
+// program: context_order
 // Zigzag order: where tokens are, that causal work is shared out evenly, how far blocks travel, what is refused.
 #include <doctest/doctest.h>
 
@@ -6,30 +7,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
 #include "plait/nn/attention/context_parallel/ring.hpp"
 #include "plait/nn/dropout.hpp"
 #include "plait/nn/strategies.hpp"
+#include "support/token_runs.hpp"
 
 using namespace plait;
+using namespace plait::test;
 
 namespace {
-
-using runs_of = std::vector<token_run>;
-
-std::vector<runs_of> blocks_of(const sequence_order& order, std::int64_t ranks) {
-  std::vector<runs_of> blocks;
-  const std::int64_t part = order.length() / ranks;
-  for (std::int64_t r = 0; r < ranks; ++r) blocks.push_back(order.runs(r * part, part));
-  return blocks;
-}
 
 /// The positions of four tokens from `first` on and of four from `second` on.
 std::vector<std::int64_t> two_pieces(std::int64_t first, std::int64_t second) {
@@ -37,43 +28,6 @@ std::vector<std::int64_t> two_pieces(std::int64_t first, std::int64_t second) {
   std::iota(all.begin(), all.begin() + 4, first);
   std::iota(all.begin() + 4, all.end(), second);
   return all;
-}
-
-/// Runs of a text's tokens `from` to `to` - 1, of which some are left out, in original order: cut at random,
-/// stored in any order, some with a gap before them. `joined` or as they were cut.
-runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bool joined) {
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const int longest = 1 + below(8), left_out = below(3), out_of_order = below(3), gaps = below(2);
-  std::vector<std::pair<std::int64_t, std::int64_t>> pieces;  // position and length
-  for (std::int64_t at = from + below(3); at < to;) {
-    const std::int64_t here = std::min<std::int64_t>(to - at, 1 + below(longest));
-    if (left_out == 0 || below(4) != 0) pieces.emplace_back(at, here);
-    at += here;
-  }
-  if (out_of_order == 1) std::shuffle(pieces.begin(), pieces.end(), random);
-  if (out_of_order == 2 && pieces.size() > 1)
-    std::rotate(pieces.begin(), pieces.begin() + below(static_cast<int>(pieces.size())), pieces.end());
-  runs_of all;
-  std::int64_t stored = below(3);
-  for (const auto& [position, here] : pieces) {
-    if (gaps == 1 && below(4) == 0) ++stored;
-    all.push_back({stored, position, here});
-    stored += here;
-  }
-  if (joined) return detail::joined(std::move(all));
-  return all;
-}
-
-/// Where in the text each stored token is.
-std::map<std::int64_t, std::int64_t> places_of(const runs_of& runs) {
-  std::map<std::int64_t, std::int64_t> places;
-  for (const token_run& r : runs)
-    for (std::int64_t i = 0; i < r.length; ++i) places[r.at + i] = r.position + i;
-  return places;
-}
-
-bool visible(std::int64_t query, std::int64_t key, std::int64_t window) {
-  return key <= query && (window == 0 || query - key < window);
 }
 
 template <class F>
@@ -123,172 +77,6 @@ TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the m
     CHECK(static_cast<double>(*std::max_element(zig.begin(), zig.end())) <= 1.01 * mean);
     CHECK(static_cast<double>(*std::max_element(text.begin(), text.end())) >= 1.4 * mean);
   }
-}
-
-TEST_CASE("visible pairs and whether there are any, against counting") {
-  for (const std::int64_t window : {0, 1, 3, 6})
-    for (std::int64_t q = 0; q < 12; ++q)
-      for (std::int64_t k = 0; k < 12; ++k) {
-        const token_run queries{0, q, 4}, keys{0, k, 3};
-        std::int64_t pairs = 0;
-        for (std::int64_t i = q; i < q + 4; ++i)
-          for (std::int64_t j = k; j < k + 3; ++j) pairs += j <= i && (window == 0 || i - j < window);
-        CHECK(visible_pairs({queries}, {keys}, window) == pairs);
-        CHECK(sees(queries, keys, window) == (pairs > 0));
-      }
-}
-
-TEST_CASE("pieces cover what is seen, each pair once, and are few") {
-  for (const std::int64_t ranks : {1, 2, 4})
-    for (const std::int64_t window : {0, 5, 9})
-      for (const bool zig : {false, true}) {
-        const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::original(32), ranks);
-        for (const runs_of& queries : blocks)
-          for (const runs_of& keys : blocks) {
-            const bool exact = window > 0;
-            const auto stored = [](const runs_of& runs, std::int64_t at) {  // its position in the text
-              for (const token_run& r : runs)
-                if (at >= r.at && at < r.at + r.length) return r.position + at - r.at;
-              return std::int64_t{-1};
-            };
-            std::vector<int> seen(32 * 32);
-            const auto pieces = visible_pieces(queries, keys, window, exact);
-            for (const visible_piece& p : pieces) {
-              CHECK(p.queries.at == queries[p.first_run].at);
-              for (std::int64_t i = 0; i < p.queries.length; ++i)
-                for (std::int64_t j = 0; j < p.keys.length; ++j) {
-                  const std::int64_t q = p.queries.position + i, k = p.keys.position + j;  // as a kernel masks
-                  if (k <= q && (window == 0 || q - k < window))
-                    ++seen[static_cast<std::size_t>(stored(queries, p.queries.at + i) * 32 +
-                                                    stored(keys, p.keys.at + j))];
-                }
-            }
-            for (const token_run& q : queries)
-              for (std::int64_t i = q.position; i < q.position + q.length; ++i)
-                for (const token_run& k : keys)
-                  for (std::int64_t j = k.position; j < k.position + k.length; ++j)
-                    CHECK(seen[static_cast<std::size_t>(i * 32 + j)] == (j <= i && (window == 0 || i - j < window)));
-            if (!exact) CHECK(pieces.size() <= (queries == keys ? queries.size() : 1));
-          }
-      }
-}
-
-TEST_CASE("runs are joined where the text and the storage both go on, and only there") {
-  CHECK(detail::joined({{0, 0, 4}, {4, 4, 4}}) == runs_of{{0, 0, 8}});
-  CHECK(detail::joined({{0, 0, 4}, {5, 4, 4}}) == runs_of{{0, 0, 4}, {5, 4, 4}});  // a gap where they are stored
-  CHECK(detail::joined({{0, 0, 4}, {4, 5, 4}}) == runs_of{{0, 0, 4}, {4, 5, 4}});  // a gap in the text
-  CHECK(detail::joined({{4, 4, 4}, {0, 0, 4}}) == runs_of{{0, 0, 8}});             // in any order
-  CHECK(detail::joined({{0, 4, 4}, {4, 0, 4}}) == runs_of{{4, 0, 4}, {0, 4, 4}});  // stored the other way round
-  CHECK(detail::joined({{0, 0, 2}, {9, 2, 0}, {2, 2, 2}}) == runs_of{{0, 0, 4}});  // an empty one between them
-  CHECK(detail::joined({{3, 3, 0}}).empty());
-  std::mt19937 random(5);
-  for (int round = 0; round < 300; ++round) {
-    const runs_of cut = random_runs(random, 0, 30, false), whole = detail::joined(cut);
-    CHECK(places_of(whole) == places_of(cut));
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      CHECK(whole[i].length > 0);
-      if (i == 0) continue;
-      const token_run &a = whole[i - 1], &b = whole[i];
-      CHECK(a.position + a.length <= b.position);
-      CHECK(!(a.position + a.length == b.position && a.at + a.length == b.at));
-    }
-  }
-}
-
-TEST_CASE("whether some token of random runs sees another, and how many pairs do, against counting") {
-  std::mt19937 random(6);
-  for (int round = 0; round < 300; ++round) {
-    const runs_of queries = random_runs(random, 0, 24, true), keys = random_runs(random, 0, 24, true);
-    for (const std::int64_t window : {0, 1, 2, 5, 23, 24, 100}) {
-      std::int64_t pairs = 0;
-      for (const auto& [q_at, q] : places_of(queries))
-        for (const auto& [k_at, k] : places_of(keys)) pairs += visible(q, k, window) ? 1 : 0;
-      CHECK(visible_pairs(queries, keys, window) == pairs);
-      CHECK(sees(queries, keys, window) == (pairs > 0));
-    }
-  }
-}
-
-TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and are as few as they may be") {
-  std::mt19937 random(7);
-  int fewer = 0, queries_together = 0;
-  for (int round = 0; round < 3000; ++round) {
-    const runs_of keys = random_runs(random, 0, 20, true);
-    const std::int64_t from = round % 3 == 0 ? 20 : 0;  // many after all keys, which they see as a whole
-    const runs_of queries = round % 4 == 0 ? keys : random_runs(random, from, from + 20, true);
-    // Ranks share out a text by the same cuts for queries and keys: no run of keys begins inside one of queries.
-    const bool same_cuts = std::none_of(queries.begin(), queries.end(), [&](const token_run& q) {
-      return std::any_of(keys.begin(), keys.end(), [&](const token_run& k) {
-        return k.position > q.position && k.position < q.position + q.length;
-      });
-    });
-    const std::map<std::int64_t, std::int64_t> q_places = places_of(queries), k_places = places_of(keys);
-    for (const auto& [exact, window] :
-         {std::pair<bool, std::int64_t>{false, 0}, {true, 0}, {true, 1}, {true, 2}, {true, 6}, {true, 20}}) {
-      if (!exact && !same_cuts) continue;
-      const std::vector<visible_piece> pieces = visible_pieces(queries, keys, window, exact);
-      CAPTURE(exact);
-      CAPTURE(window);
-      // What a kernel would compute: it knows of a piece where it begins, in memory and in the text, and how long it
-      // is.
-      std::map<std::pair<std::int64_t, std::int64_t>, int> covered;
-      for (const visible_piece& p : pieces) {
-        REQUIRE(p.first_run + p.runs <= queries.size());
-        CHECK(p.queries.at == queries[p.first_run].at);
-        CHECK(p.queries.position == queries[p.first_run].position);
-        std::int64_t length = 0, some = 0;
-        for (std::size_t r = 0; r < p.runs; ++r) length += queries[p.first_run + r].length;
-        CHECK(p.queries.length == length);
-        for (std::int64_t i = 0; i < p.queries.length; ++i)
-          for (std::int64_t j = 0; j < p.keys.length; ++j) {
-            if (!visible(p.queries.position + i, p.keys.position + j, window)) continue;
-            ++covered[{p.queries.at + i, p.keys.at + j}];
-            ++some;
-          }
-        CHECK(some > 0);  // no call of a kernel for nothing
-      }
-      std::map<std::pair<std::int64_t, std::int64_t>, int> expected;
-      for (const auto& [q_at, q] : q_places)
-        for (const auto& [k_at, k] : k_places)
-          if (visible(q, k, window)) expected[{q_at, k_at}] = 1;
-      CHECK(covered == expected);
-
-      std::size_t seeing = 0;
-      for (const token_run& q : queries)
-        for (const token_run& k : keys) seeing += sees(q, k, window) ? 1 : 0;
-      if (exact) {
-        CHECK(pieces.size() == seeing);
-        for (const visible_piece& p : pieces) {
-          CHECK(p.runs == 1);
-          CHECK(p.queries == queries[p.first_run]);
-          CHECK(std::find(keys.begin(), keys.end(), p.keys) != keys.end());
-        }
-        continue;
-      }
-      fewer += pieces.size() < seeing ? 1 : 0;
-      queries_together += std::any_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.runs > 1; }) ? 1 : 0;
-      const auto all_seen = [](const visible_piece& p) {
-        return p.keys.position + p.keys.length - 1 <= p.queries.position;
-      };
-      const auto of_run = [&](std::size_t run) {
-        return std::count_if(pieces.begin(), pieces.end(),
-                             [&](const visible_piece& p) { return p.first_run <= run && run < p.first_run + p.runs; });
-      };
-      for (std::size_t i = 1; i < pieces.size(); ++i) {
-        const visible_piece &a = pieces[i - 1], &b = pieces[i];
-        if (a.first_run == b.first_run) {
-          const bool one_key_run = all_seen(a) && a.keys.at + a.keys.length == b.keys.at;
-          CHECK(!one_key_run);
-        } else if (a.first_run + a.runs == b.first_run && of_run(a.first_run) == 1 && of_run(b.first_run) == 1) {
-          const bool one_query_run = a.keys == b.keys && all_seen(a) && a.queries.at + a.queries.length == b.queries.at;
-          CHECK(!one_query_run);
-        }
-      }
-    }
-  }
-  MESSAGE(fewer << " of 3000 in fewer pieces than runs see runs, " << queries_together << " with queries together");
-  CHECK(fewer > 300);
-  CHECK(queries_together > 25);
 }
 
 TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {

@@ -1,6 +1,6 @@
 // The sizes that a layer was made for, to compare with those of the context that it is called in: on plain pointers
 // nothing else tells that a batch or a length has changed. Next: nn/layer/apart.hpp for sizes of tensors,
-// tests/unit/nn/rebind.cpp.
+// tests/unit/nn/resize.cpp.
 #pragma once
 
 #include <cstddef>

@@ -3,68 +3,35 @@
 // written which it did not ask for.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "plait/comm/threads.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
-#include "plait/nn/parameter/free.hpp"
 #include "plait/tensor/parts.hpp"
+#include "support/small_layers.hpp"
+#include "support/texts.hpp"
 
-namespace foreign_memory {  // files of one program may have helpers of one name
-
-using namespace plait;
+namespace plait::test::small_layers {
 
 namespace {
 
-using two = plait::mesh<axis<tp>>;
-using rows = spec<shard<seq, tp>, hidden>;
 using whole_rows = spec<seq, hidden, invariant<tp>>;
-struct up {
-  using input = rows;
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = spec<seq, shard<ffn, tp>>;
-};
-struct up_with_bias : up {
-  static constexpr bool bias = true;
-};
 struct up_stored_cut : up {
   using stored = spec<ffn, shard<hidden, tp>>;
 };
-struct table_policy {
+struct whole_table {
   using input = spec<shard<seq, tp>>;
   using weight = spec<vocab, hidden, invariant<tp>>;
   using output = rows;
 };
-
-constexpr std::int64_t tokens = 8, width = 4, wide = 6;
-
-/// Runs work(ctx) on each of `ranks` ranks and returns what was thrown, or nothing.
-template <class F>
-std::string on_ranks(std::int64_t ranks, F work) {
-  try {
-    threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
-      world w(two{ranks}.shape(), c);
-      cpu device;
-      dim_sizes sizes;
-      sizes.set(dim_of<seq>, tokens), sizes.set(dim_of<hidden>, width), sizes.set(dim_of<ffn>, wide);
-      sizes.set(dim_of<vocab>, 10);
-      work(context<cpu>{device, w, sizes, 1});
-    });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool says(const std::string& all, const std::string& part) { return all.find(part) != std::string::npos; }
 
 template <class T>
 struct arrays {
@@ -80,31 +47,31 @@ TEST_CASE("who gives some of a layer's memory says something of all of it") {
       make(ctx, w.data(), g.data(), b.data());
     });
   };
-  CHECK(says(
-      refused([](auto& ctx, float* w, float*, float*) { linear<float, up>(ctx, "up", {.memory = {.weight = w}}); }),
-      "up: memory gives weight and says nothing of gradient: give a pointer, or pl::own_memory, and the layer "
-      "allocates "
-      "it"));
-  CHECK(says(refused([](auto& ctx, float* w, float*, float*) {
-               linear<float, up>(ctx, "up", {.memory = {w, static_cast<float*>(nullptr)}});
-             }),
-             "up: memory.gradient is null: allocate it before the layer is made, or say pl::own_memory, and the layer "
-             "allocates "
-             "it"));
-  CHECK(says(refused([](auto& ctx, float* w, float* g, float*) {
-               linear<float, up_with_bias>(ctx, "up", {.memory = {w, g}});
-             }),
-             "up: memory gives weight and says nothing of bias:"));
-  CHECK(says(refused([](auto& ctx, float* w, float* g, float* b) {
-               linear<float, up>(ctx, "up", {.memory = {w, g, b}});
-             }),
-             "up: memory.bias is given, and this layer has none (it has no bias)"));
-  CHECK(says(refused([](auto& ctx, float* w, float* g, float* b) {
-               linear<float, up>(ctx, "up", {.memory = {.weight = w, .gradient = g, .master = b}});
-             }),
-             "up: memory.master is given, and this layer has none (its weight is not rounded)"));
-  CHECK(says(refused([](auto& ctx, float* w, float*, float*) { rms_norm<float, rows>(ctx, 1e-5, "norm", w, nullptr); }),
-             "norm: memory.gradient is null"));
+  CHECK(
+      has(refused([](auto& ctx, float* w, float*, float*) { linear<float, up>(ctx, "up", {.memory = {.weight = w}}); }),
+          "up: memory gives weight and says nothing of gradient: give a pointer, or pl::own_memory, and the layer "
+          "allocates "
+          "it"));
+  CHECK(has(refused([](auto& ctx, float* w, float*, float*) {
+              linear<float, up>(ctx, "up", {.memory = {w, static_cast<float*>(nullptr)}});
+            }),
+            "up: memory.gradient is null: allocate it before the layer is made, or say pl::own_memory, and the layer "
+            "allocates "
+            "it"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g, float*) {
+              linear<float, up_with_bias>(ctx, "up", {.memory = {w, g}});
+            }),
+            "up: memory gives weight and says nothing of bias:"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g, float* b) {
+              linear<float, up>(ctx, "up", {.memory = {w, g, b}});
+            }),
+            "up: memory.bias is given, and this layer has none (it has no bias)"));
+  CHECK(has(refused([](auto& ctx, float* w, float* g, float* b) {
+              linear<float, up>(ctx, "up", {.memory = {.weight = w, .gradient = g, .master = b}});
+            }),
+            "up: memory.master is given, and this layer has none (its weight is not rounded)"));
+  CHECK(has(refused([](auto& ctx, float* w, float*, float*) { rms_norm<float, rows>(ctx, 1e-5, "norm", w, nullptr); }),
+            "norm: memory.gradient is null"));
   CHECK(refused([](auto& ctx, float* w, float* g, float*) {
           linear<float, up>(ctx, "up", {.memory = {w, g}});
           linear<float, up>(ctx, "up", {.memory = {w, own_memory}});
@@ -115,12 +82,12 @@ TEST_CASE("who gives some of a layer's memory says something of all of it") {
 
 TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is overwritten") {
   const auto run = [](auto work) { return on_ranks(1, work); };
-  CHECK(says(run([](const context<cpu>& ctx) {
-               arrays<bf16> own_arrays;
-               std::vector<float> gradient(wide * width);
-               linear<bf16, up>(ctx, "up", {.memory = {own_arrays.weight.data(), gradient.data()}});
-             }),
-             "up: memory gives weight and says nothing of master"));
+  CHECK(has(run([](const context<cpu>& ctx) {
+              arrays<bf16> own_arrays;
+              std::vector<float> gradient(wide * width);
+              linear<bf16, up>(ctx, "up", {.memory = {own_arrays.weight.data(), gradient.data()}});
+            }),
+            "up: memory gives weight and says nothing of master"));
   CHECK(run([](const context<cpu>& ctx) {
           std::vector<bf16> weight(wide * width);
           for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = to_bf16(static_cast<float>(i) + 0.5f);
@@ -160,82 +127,9 @@ TEST_CASE("a weight that is stored in another layout is not overwritten by value
       if (weight[0] != 3.0f) fail("not gathered");
     });
   };
-  CHECK(says(use(false),
-             "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
+  CHECK(has(use(false),
+            "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
   CHECK(use(true) == "");
-}
-
-TEST_CASE("a call does not write what it still reads") {
-  const auto refused = [](auto work) {
-    return on_ranks(1, [&](const context<cpu>& ctx) {
-      std::vector<double> x(tokens * width, 1.0), y(tokens * wide, 1.0);
-      linear<double, up> layer(ctx, "up");
-      layer.visit([&](auto& p) { p.initialize(ctx); });
-      gather_parameters(ctx, layer);
-      zero_gradients(ctx, layer);
-      linear<double, up>::saved kept;
-      work(ctx, layer, kept, x.data(), y.data());
-    });
-  };
-  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* x, double*) { layer.forward(ctx, x, x, &kept); }),
-             "up.weight: forward writes y while it still reads x, and both are one array"));
-  CHECK(says(
-      refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) { layer.forward(ctx, x, y, &kept, y); }),
-      "up.weight: forward writes y while it still reads addend"));
-  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* x, double* y) {
-               layer.forward(ctx, x, y, &kept);
-               layer.backward(ctx, x, kept, y, x);
-             }),
-             "up.weight: backward writes dx while it still reads x"));
-  CHECK(says(on_ranks(1,
-                      [](const context<cpu>& ctx) {
-                        std::vector<double> x(tokens * width, 1.0), dy(x), dx(x);
-                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
-                        norm.visit([&](auto& p) { p.initialize(ctx); });
-                        gather_parameters(ctx, norm);
-                        zero_gradients(ctx, norm);
-                        rms_norm<double, rows>::saved kept;
-                        norm.backward(ctx, x.data(), kept, dy.data(), dx.data());
-                      }),
-             "norm.weight: backward without what forward keeps"));
-  CHECK(says(on_ranks(1,
-                      [](const context<cpu>& ctx) {
-                        std::vector<double> x(tokens * width, 1.0), dy(x);
-                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
-                        norm.visit([&](auto& p) { p.initialize(ctx); });
-                        gather_parameters(ctx, norm);
-                        zero_gradients(ctx, norm);
-                        rms_norm<double, rows>::saved kept;
-                        std::vector<double> y(x);
-                        norm.forward(ctx, x.data(), y.data(), &kept);
-                        norm.backward(ctx, x.data(), kept, dy.data(), dy.data());
-                      }),
-             "norm.weight: backward writes dx while it still reads dy"));
-}
-
-TEST_CASE("tensors of other sizes than the layer's are refused") {
-  CHECK(says(on_ranks(1,
-                      [](const context<cpu>& ctx) {
-                        linear<double, up> layer(ctx, "up");
-                        layer.visit([&](auto& p) { p.initialize(ctx); });
-                        gather_parameters(ctx, layer);
-                        context<cpu> longer = ctx;
-                        longer.sizes.set(dim_of<seq>, 2 * tokens);
-                        const tensor<double, rows> x(longer);
-                        layer.forward(longer, x);
-                      }),
-             "up.weight: x has 64 elements on this rank, and the layer was made for 32"));
-  CHECK(says(on_ranks(1,
-                      [](const context<cpu>& ctx) {
-                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
-                        norm.visit([&](auto& p) { p.initialize(ctx); });
-                        gather_parameters(ctx, norm);
-                        context<cpu> longer = ctx;
-                        longer.sizes.set(dim_of<seq>, 2 * tokens);
-                        const tensor<double, rows> x(longer);
-                        norm.forward(longer, x);
-                      }),
-             "norm.weight: x has 64 elements on this rank, and the layer was made for 32"));
 }
 
 TEST_CASE("typed tensors on the caller's memory are written in place") {
@@ -272,48 +166,6 @@ TEST_CASE("typed tensors on the caller's memory are written in place") {
         }) == "");
 }
 
-TEST_CASE("a call does not write bytes that it still reads, wherever arrays begin") {
-  const auto refused = [](auto work) {
-    return on_ranks(1, [&](const context<cpu>& ctx) {
-      std::vector<double> all(4 * tokens * wide, 1.0);
-      linear<double, up> layer(ctx, "up", {.memory = {all.data() + 3 * tokens * wide, own_memory}});
-      gather_parameters(ctx, layer);
-      zero_gradients(ctx, layer);
-      linear<double, up>::saved kept;
-      work(ctx, layer, kept, all.data());
-    });
-  };
-  constexpr std::int64_t in = tokens * width, out = tokens * wide;
-  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + in - 2, &kept); }),
-             "up.weight: forward writes y while it still reads x, and they share 16 bytes"));
-  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p + out - 1, p, &kept); }),
-             "up.weight: forward writes y while it still reads x, and they share 8 bytes"));
-  CHECK(says(
-      refused([](auto& ctx, auto& layer, auto& kept, double* p) { layer.forward(ctx, p, p + 3 * out - 1, &kept); }),
-      "up.weight: forward writes y while it still reads the weight, and they share 192 bytes"));
-  CHECK(says(refused([](auto& ctx, auto& layer, auto& kept, double* p) {
-               layer.forward(ctx, p, p + in, &kept);
-               layer.backward(ctx, p, kept, p + in, p + in + out - 3);
-             }),
-             "up.weight: backward writes dx while it still reads dy, and they share 24 bytes"));
-  CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // side by side
-          layer.forward(ctx, p, p + in, &kept);
-          layer.backward(ctx, p, kept, p + in, p + in + out);
-        }) == "");
-  CHECK(says(on_ranks(1,
-                      [](const context<cpu>& ctx) {
-                        rms_norm<double, rows> norm(ctx, 1e-5, "norm");
-                        norm.visit([&](auto& p) { p.initialize(ctx); });
-                        gather_parameters(ctx, norm);
-                        zero_gradients(ctx, norm);
-                        rms_norm<double, rows>::saved kept;
-                        std::vector<double> x(in, 1.0), all(2 * in, 1.0);
-                        norm.forward(ctx, x.data(), all.data(), &kept);
-                        norm.backward(ctx, x.data(), kept, all.data(), all.data() + in - 1);
-                      }),
-             "norm.weight: backward writes dx while it still reads dy, and they share 8 bytes"));
-}
-
 TEST_CASE("views of memory that may only be read") {
   static_assert(!std::is_convertible_v<const_tensor<double, rows>&, tensor<double, rows>&>);
   static_assert(std::is_same_v<decltype(std::declval<const_tensor<double, rows>&>().data()), const double*>);
@@ -348,9 +200,9 @@ TEST_CASE("views of memory that may only be read") {
 
 TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
-          embedding<double, table_policy> table(ctx, 10, "table");
+          embedding<double, whole_table> table(ctx, 10, "table");
           using logits_spec = spec<shard<seq, tp>, vocab>;
-          cross_entropy_loss<double, logits_spec, table_policy::input> loss(ctx, 10);
+          cross_entropy_loss<double, logits_spec, whole_table::input> loss(ctx, 10);
           table.visit([&](auto& p) { p.initialize(ctx); });
           gather_parameters(ctx, table);
           std::vector<std::int32_t> narrow(tokens / 2);
@@ -424,4 +276,4 @@ TEST_CASE("one rank's part of a whole array, out of it and back") {
         }) == "");
 }
 
-}  // namespace foreign_memory
+}  // namespace plait::test::small_layers

@@ -1,0 +1,195 @@
+// program: layers
+// Layers that take other batches and lengths, each against a layer that is made anew, and calls in a context of other
+// sizes than the layer's.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plait/nn/attention.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/layer/with_saved.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
+#include "plait/nn/norm.hpp"
+#include "support/small_layers.hpp"
+#include "support/texts.hpp"
+
+namespace plait::test::small_layers {
+
+namespace {
+
+/// Whether a layer that is resized, to more and to less, computes what one does that is made with those sizes. `make`
+/// takes a context.
+template <class Make>
+void check_resized(const context<cpu>& ctx, const char* what, Make make) {
+  auto layer = make(ctx);
+  begin(ctx, layer);
+  pass(ctx, layer);
+  for (const dim_sizes& sizes : {sizes_for(16), sizes_for(4, 3), sizes_for(8)}) {
+    const context<cpu> other = with_sizes(ctx, sizes);
+    layer.resize(other);
+    auto made = make(other);
+    begin(other, made);
+    if (pass(other, layer) != pass(other, made)) fail({what, ": differs from a layer that is made for these sizes"});
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a layer that is resized computes what one does that is made for those sizes") {
+  CHECK(on_two_ranks([](const context<cpu>& ctx) {
+          check_resized(ctx, "linear", [](auto& c) { return linear<double, up_with_bias>(c, "up"); });
+          check_resized(ctx, "linear that reduces", [](auto& c) { return linear<double, down>(c, "down"); });
+          check_resized(ctx, "overlapped linear",
+                        [](auto& c) { return linear<double, down>(c, "down", {.overlap = 2}); });
+          check_resized(ctx, "adapted linear",
+                        [](auto& c) { return linear<double, down>(c, "down", {.lora = {.rank = 2}}); });
+          check_resized(ctx, "rms_norm", [](auto& c) { return rms_norm<double, rows>(c); });
+          check_resized(ctx, "layer_norm", [](auto& c) { return layer_norm<double, rows>(c); });
+          check_resized(ctx, "mlp", [](auto& c) { return swiglu_mlp<double, tensor_strategy>(c, "mlp"); });
+          check_resized(ctx, "attention", [](auto& c) {
+            attention_options how;
+            how.frequencies = {1.0};
+            how.qk_norm_epsilon = 1e-5;
+            return self_attention<double, tensor_strategy>(c, "attention", how);
+          });
+        }) == "");
+}
+
+TEST_CASE("an embedding and a loss that are resized") {
+  CHECK(on_two_ranks([](const context<cpu>& ctx) {
+          using loss_type = cross_entropy_loss<double, spec<seq, shard<vocab, tp>>, spec<seq, invariant<tp>>>;
+          const auto run = [](const context<cpu>& c, auto& table, auto& loss) {
+            const auto length = static_cast<std::size_t>(c.sizes.of(dim_of<seq>));
+            std::vector<std::int64_t> ids(length);
+            for (std::size_t i = 0; i < length; ++i) ids[i] = static_cast<std::int64_t>(3 * i % words);
+            std::vector<double> y(length / 2 * width), logits(length * words / 2, 0.25);
+            for (std::size_t i = 0; i < logits.size(); ++i) logits[i] += 0.01 * static_cast<double>(i);
+            table.forward(c, ids.data(), y.data());
+            zero_gradients(c, table);
+            table.backward(c, ids.data(), y.data());
+            using seed = loss_seed<typename loss_type::output>;
+            y.push_back(loss.forward_backward(c, logits.data(), ids.data(), seed::weighted(c, 1.0)).data()[0]);
+            y.insert(y.end(), logits.begin(), logits.end());
+            const std::vector<double> g = numbers(table.weight()->used_gradient(c.device), table.weight()->used_size());
+            y.insert(y.end(), g.begin(), g.end());
+            return y;
+          };
+          embedding<double, split_table> table(ctx, words, "table");
+          loss_type loss(ctx, words);
+          begin(ctx, table);
+          run(ctx, table, loss);
+          for (const std::int64_t length : {16, 4}) {
+            const context<cpu> other = with_sizes(ctx, sizes_for(length));
+            table.resize(other), loss.resize(other);
+            embedding<double, split_table> made(other, words, "table");
+            loss_type made_loss(other, words);
+            begin(other, made);
+            if (run(other, table, loss) != run(other, made, made_loss)) fail("differs");
+          }
+        }) == "");
+}
+
+TEST_CASE("a call on pointers in a context of other sizes is refused") {
+  const auto refused = [](auto work) {
+    return on_two_ranks([&](const context<cpu>& ctx) {
+      std::vector<double> x(64), y(64);
+      std::vector<std::int64_t> ids(64);
+      work(ctx, with_sizes(ctx, sizes_for(16)), x.data(), y.data(), ids.data());
+    });
+  };
+  const std::string other = "the context of this call has seq = 16, and the layer was made for 8: call the layer's";
+  CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
+              linear<double, up_with_bias> layer(ctx, "up");
+              begin(ctx, layer);
+              layer.forward(longer, x, y);
+            }),
+            "up.weight: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
+              linear<double, up_with_bias> layer(ctx, "up");
+              begin(ctx, layer);
+              linear<double, up_with_bias>::saved kept;
+              layer.forward(ctx, x, y, &kept);
+              layer.backward(longer, x, kept, y, static_cast<double*>(nullptr));
+            }),
+            "up.weight: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
+              rms_norm<double, rows> norm(ctx);
+              begin(ctx, norm);
+              norm.forward(longer, x, y);
+            }),
+            "norm.weight: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double* x, double* y, auto*) {
+              layer_norm<double, rows> norm(ctx);
+              begin(ctx, norm);
+              layer_norm<double, rows>::saved kept;
+              norm.forward(ctx, x, y, &kept);
+              norm.backward(longer, x, kept, y, x);
+            }),
+            "norm.weight: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double*, double* y, std::int64_t* ids) {
+              embedding<double, split_table> table(ctx, words, "table");
+              begin(ctx, table);
+              table.forward(longer, ids, y);
+            }),
+            "table.weight: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double*, double* y, std::int64_t* ids) {
+              cross_entropy_loss<double, spec<seq, shard<vocab, tp>>, spec<seq, invariant<tp>>> loss(ctx, words);
+              loss.forward(longer, y, ids);
+            }),
+            "cross_entropy: " + other));
+  CHECK(refused([](auto& ctx, auto, double* x, double* y, auto*) {  // sizes of dims that the layer does not have
+          linear<double, up_with_bias> layer(ctx, "up");
+          begin(ctx, layer);
+          context<cpu> more = ctx;
+          more.sizes.set(dim_of<vocab>, 2 * words);
+          layer.forward(more, x, y);
+        }) == "");
+}
+
+TEST_CASE("a resize that would change a weight is refused, and changes nothing") {
+  const auto refused = [](auto make) {
+    return on_two_ranks([&](const context<cpu>& ctx) {
+      auto layer = make(ctx);
+      if constexpr (requires { typename decltype(layer)::saved; }) begin(ctx, layer);
+      context<cpu> wider = with_sizes(ctx, sizes_for(16));
+      wider.sizes.set(dim_of<hidden>, 2 * width);
+      try {
+        layer.resize(wider);
+      } catch (const error& e) {
+        pass(ctx, layer);
+        throw;
+      }
+    });
+  };
+  CHECK(has(refused([](auto& ctx) { return linear<double, up_with_bias>(ctx, "up"); }),
+            "up.weight: resize changes hidden from 4 to 8, and the weight has this dim"));
+  CHECK(has(refused([](auto& ctx) { return rms_norm<double, rows>(ctx); }),
+            "norm: resize changes hidden from 4 to 8, and the weight has this dim"));
+  CHECK(has(on_two_ranks([](const context<cpu>& ctx) {
+              embedding<double, split_table> table(ctx, words, "table");
+              context<cpu> wider = ctx;
+              wider.sizes.set(dim_of<hidden>, 2 * width);
+              table.resize(wider);
+            }),
+            "table: resize changes hidden from 4 to 8, and the table has this dim"));
+}
+
+TEST_CASE("a layer that keeps what it has saved forgets it when it is resized") {
+  CHECK(has(on_two_ranks([](const context<cpu>& ctx) {
+              with_saved<rms_norm<double, rows>> norm(ctx);
+              begin(ctx, norm);
+              const context<cpu> other = with_sizes(ctx, sizes_for(16));
+              std::vector<double> x(32, 1.0), y(32), dx(32);
+              norm.forward(ctx, x.data(), y.data());
+              norm.resize(other);
+              norm.backward(other, x.data(), y.data(), dx.data());
+            }),
+            "norm.weight: backward without what forward keeps"));
+}
+
+}  // namespace plait::test::small_layers
