@@ -1,5 +1,6 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, is in no circle,
-and opens with a comment of one to four lines that says what it is. Beside headers there is nothing but sources.
+and opens with a comment of one to four lines that says what it is; files that the comment names exist. Beside headers
+there is nothing but sources.
 
 The lowest floors include only the standard library.
 
@@ -14,6 +15,7 @@ FLOORS = ["core", "mesh", "layout", "schedule", "io", "data", "device", "kernels
 STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_LINES = 400
 MOST_OPENING_LINES = 4
+NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -63,6 +65,9 @@ def main() -> int:
         opening = next((i for i, line in enumerate(text.split("\n")) if not line.startswith("// ")), 0)
         if not 1 <= opening <= MOST_OPENING_LINES:
             complaints.append(f"{name}: opens with {opening} lines of comment; 1 to {MOST_OPENING_LINES} are legal")
+        for named in NAMED.findall("\n".join(text.split("\n")[:opening])):  # from plait/, or from where include/ lies
+            if not any((folder / named).exists() for folder in (root / "plait", root, root.resolve().parent)):
+                complaints.append(f"{name}: its comment names {named}, which does not exist")
         for bracket, included in INCLUDE.findall(text):
             if bracket == '"' and (file.parent / included).exists():
                 included = (file.parent / included).resolve().relative_to(root.resolve()).as_posix()

@@ -10,7 +10,7 @@
 namespace plait::test {
 
 /// A communicator of one's own, as small as it gets: all operations are letters from rank to rank, reduced in the order
-/// of the ranks. unit/comm_mailbox.cpp counts its lines.
+/// of the ranks. unit/comm/mailbox.cpp counts its lines.
 class mailbox : public verbs<mailbox> {
  public:
   mailbox() = default;

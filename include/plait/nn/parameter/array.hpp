@@ -1,5 +1,5 @@
 // The memory of parameters that lie one after the other, as layers use them: values and gradients. It knows no layout
-// and no life; those are the parameter's. Next: nn/parameter.hpp, train/data_parallel/bucket.hpp, which lends memory.
+// and no life; those are the parameter's. Next: nn/parameter.hpp, data_parallel/bucket.hpp, which lends memory.
 #pragma once
 
 #include <cstddef>
