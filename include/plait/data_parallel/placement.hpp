@@ -1,5 +1,6 @@
-// Where arrays lie in a bucket, and so which rank owns which, as pure functions that every rank computes alike. They
-// move nothing. Next: data_parallel/bucket.hpp, layout/balance_owners.hpp.
+// The cut of a bucket into the pieces of its ranks, and where arrays lie in it, and so which rank owns which, as pure
+// functions that every rank computes alike. They move nothing. Next: data_parallel/bucket.hpp, which is cut so, and
+// layout/balance_owners.hpp.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +9,45 @@
 #include <span>
 #include <vector>
 
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/layout/balance_owners.hpp"
 
 namespace plait {
+
+/// How a bucket is cut into the pieces of its ranks:
+///
+///     bucket_cut::even        anywhere, so that pieces are equal and nothing is padded but to alignment
+///     bucket_cut::whole       between arrays, so that every matrix has one owner, as optimizers need that work on whole
+///                             matrices; arrays are shared out by size, and all pieces are as large as the largest;
+///                             over the units of a model the costs of updates are balanced (`place_whole`)
+///     bucket_cut::blocks(n)   every n elements of an array at most, for states that are quantised by blocks, which
+///                             then do not depend on the number of ranks; pieces are equal, and padded to n
+class bucket_cut {
+ public:
+  static const bucket_cut even, whole;
+  /// Throws unless n is legal: a multiple of 128 (`alignment`) up to 65536.
+  static constexpr bucket_cut blocks(std::int64_t n) {
+    if (n < alignment || n > most_block || n % alignment != 0)
+      fail(
+          {"bucket_cut::blocks(", n, "): legal are multiples of ", alignment, " from ", alignment, " to ", most_block});
+    return bucket_cut(n);
+  }
+  /// Pieces and arrays begin at multiples of so many elements: 256 bytes of the narrowest type, as libraries like it.
+  static constexpr std::int64_t alignment = 128;
+
+  constexpr bool is_whole() const { return block_ == 0; }
+  /// Pieces and arrays begin at multiples of so many elements in a bucket.
+  constexpr std::int64_t block() const { return is_whole() ? alignment : block_; }
+  friend constexpr bool operator==(const bucket_cut&, const bucket_cut&) = default;
+
+ private:
+  static constexpr std::int64_t most_block = 65536;
+  explicit constexpr bucket_cut(std::int64_t block) : block_(block) {}
+  std::int64_t block_;  ///< 0: whole
+};
+inline constexpr bucket_cut bucket_cut::even{bucket_cut::alignment};
+inline constexpr bucket_cut bucket_cut::whole{0};
 
 /// The places of arrays in a bucket of equal pieces, one for each rank. Counts are in elements.
 struct bucket_placement {
@@ -73,3 +110,5 @@ constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std:
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

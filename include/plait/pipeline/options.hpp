@@ -2,6 +2,7 @@
 // is apart from them: schedule/schedule.hpp. Next: pipeline/pipeline.hpp.
 #pragma once
 
+#include "plait/data_parallel/placement.hpp"
 #include "plait/data_parallel/ranks.hpp"
 #include "plait/schedule/simulate.hpp"
 #include "plait/schedule/step/step_schedule.hpp"
