@@ -45,6 +45,14 @@ LINES_CASES = {  # name: (a file's path, how many lines it has, whether it is ac
     "a long table": ("tests/data/table.csv", 401, True),
     "in a build tree": ("benchmarks/build/made.cpp", 401, True),
 }
+DOCUMENT_CASES = {  # name: (text of README.md, whether it is accepted)
+    "right": ("[a](tests/unit/a/b.cpp), `tests/unit/a/b.cpp`, `unit.a_b`, `unit.a_*`, `unit.long`", True),
+    "a link into nowhere": ("[a](tests/unit/a/c.cpp)", False),
+    "a path into nowhere": ("`tests/unit/a/c.cpp`", False),
+    "no such test": ("`unit.a_c`", False),
+    "no such tests": ("`unit.b_*`", False),
+    "nothing": ("plait", False),
+}
 CODEGEN_CASES = {
     "equal": (PAIR % "*(1 + p) + *(2 + p)", True),
     "different": (PAIR % "p[1] * p[2]", False),
@@ -106,6 +114,13 @@ def main() -> int:
                 (root / file).write_text("//\n" * count)
             code, output = run([sys.executable, str(TESTS / "headers/lines.py"), str(root)])
             wrong += judge("headers/lines.py", name, code, good, output)
+        for name, (text, good) in DOCUMENT_CASES.items():
+            root = pathlib.Path(folder) / "documents"
+            (root / "tests/unit/a").mkdir(parents=True, exist_ok=True)
+            (root / "tests/unit/a/b.cpp").write_text("// variant: long SIZE=8\n")
+            (root / "README.md").write_text(text)
+            code, output = run([sys.executable, str(TESTS / "headers/documents.py"), str(root)])
+            wrong += judge("headers/documents.py", name, code, good, output)
     return 1 if wrong else 0
 
 

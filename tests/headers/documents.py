@@ -1,0 +1,62 @@
+"""documents.py ROOT: what Markdown files name exists: the files of links, paths in backticks, and tests by their names.
+
+A test is named as ctest has it, KIND.NAME, where KIND is a folder of tests/ and NAME a file of it or a variant that one
+names; NAME may end in *.
+"""
+import pathlib
+import re
+import sys
+
+KINDS = {"unit": "unit", "parity": "parity", "cuda": "cuda", "cuda_on_cpu": "cuda", "mpi": "mpi", "fail": "fail",
+         "fuzz": "fuzz", "codegen": "codegen", "script": "scripts"}
+BESIDE = {"include", "include/plait", "tests", "examples", "benchmarks"}  # paths begin here, at the root, or at the file
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PATH = re.compile(r"`((?:[\w.]+/)+\w+\.(?:hpp|cpp|cu|h|py|sh|md|json|csv))`")
+TEST = re.compile(r"`(%s)\.(\w+\*?)`" % "|".join(KINDS))
+VARIANT = re.compile(r"^// variant: (\w+)", re.MULTILINE)
+ADDED = re.compile(r"add_test\(NAME (\w+\.\w+)\s")  # one by one, in a CMake file
+SUFFIXES = {".cpp", ".cu", ".sh"}
+
+
+def tests_of(folder: pathlib.Path) -> set[str]:
+    """The names of the tests that the files of a folder of tests/ make."""
+    names = set()
+    for file in folder.glob("**/*"):
+        if file.suffix in SUFFIXES:
+            name = "_".join(file.relative_to(folder).with_suffix("").parts)
+            names |= {name, *VARIANT.findall(file.read_text(encoding="utf-8"))}
+    return names
+
+
+def main() -> int:
+    root = pathlib.Path(sys.argv[1])
+    known = {kind: tests_of(root / "tests" / folder) for kind, folder in KINDS.items()}
+    cmake = [*root.glob("*/**/CMakeLists.txt"), *(root / "tests").glob("**/*.cmake")]
+    added = {name for file in cmake for name in ADDED.findall(file.read_text(encoding="utf-8"))}
+    documents = [root / "README.md", *(f for d in sorted(BESIDE) for f in sorted((root / d).glob("**/*.md")))]
+    seen, missing = 0, set()
+    for document in documents:
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+        where = document.relative_to(root).as_posix()
+        for link in LINK.findall(text):
+            if "://" not in link:
+                seen += 1
+                if not (document.parent / link).exists():
+                    missing.add(f"{where}: links to {link}, which does not exist")
+        for path in PATH.findall(text):
+            seen += 1
+            if not any((folder / path).exists() for folder in (root, document.parent, *(root / b for b in BESIDE))):
+                missing.add(f"{where}: names {path}, which does not exist")
+        for kind, name in TEST.findall(text):
+            seen += 1
+            found = any(n.startswith(name[:-1]) for n in known[kind]) if name.endswith("*") else name in known[kind]
+            if not found and f"{kind}.{name}" not in added and name != "hpp":
+                missing.add(f"{where}: names the test {kind}.{name}, and tests/{KINDS[kind]} has none of this name")
+    for line in sorted(missing):
+        print(line)
+    print(f"{seen} names in {len(documents)} documents, {len(missing)} missing")
+    return 1 if missing or seen == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
