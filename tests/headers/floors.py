@@ -1,6 +1,6 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, has at most 400 lines, is in no circle,
-and opens with a comment of one to four lines that says what it is; files that the comment names exist. Beside headers
-there is nothing but sources.
+and opens with a comment of one to four lines that says what it is; files that the comment names exist. Comments begin
+with a subject, not with "What" or "The same". Beside headers there is nothing but sources.
 
 The lowest floors include only the standard library.
 
@@ -16,6 +16,7 @@ STANDARD_ONLY = {"core", "mesh", "layout", "schedule"}
 MOST_LINES = 400
 MOST_OPENING_LINES = 4
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # files, by their paths
+NO_SUBJECT = re.compile(r"///? (What|The same)\b")  # where an opening comment or a docstring begins
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -68,6 +69,10 @@ def main() -> int:
         for named in NAMED.findall("\n".join(text.split("\n")[:opening])):  # from plait/, or from where include/ lies
             if not any((folder / named).exists() for folder in (root / "plait", root, root.resolve().parent)):
                 complaints.append(f"{name}: its comment names {named}, which does not exist")
+        lines = [line.strip() for line in text.split("\n")]
+        for before, line in zip(["", *lines], lines):
+            if (line is lines[0] or line.startswith("///") and not before.startswith("///")) and NO_SUBJECT.match(line):
+                complaints.append(f"{name}: a comment begins without a subject: {line}")
         for bracket, included in INCLUDE.findall(text):
             if bracket == '"' and (file.parent / included).exists():
                 included = (file.parent / included).resolve().relative_to(root.resolve()).as_posix()

@@ -1,4 +1,4 @@
-// What a load of a training state gives back, and the rules by which a step's tensors become a model's. Next:
+// The result of loading a training state, and the rules by which a step's tensors become a model's. Next:
 // checkpoint/load_state.hpp, which loads.
 #pragma once
 
@@ -36,13 +36,13 @@ struct loaded_state {
         if (const T* const found = std::get_if<T>(&value)) return *found;
     return std::nullopt;
   }
-  /// The same. Throws `error` naming it where there is none.
+  /// Returns the scalar of this name. Throws `error` naming it where there is none.
   template <class T>
   T scalar(std::string_view name) const {
     if (const std::optional<T> found = find_scalar<T>(name)) return *found;
     fail({"'", path, "' has no scalar '", name, "' of this type"});
   }
-  /// Returns the bytes of a blob. Throws the same way.
+  /// Returns the bytes of a blob. Throws `error` naming it where there is none.
   const std::string& blob(std::string_view name) const {
     for (const auto& [key, bytes_of_it] : blobs)
       if (key == name) return bytes_of_it;

@@ -1,4 +1,4 @@
-// What a saved step consists of: tensors as boxes, each a range of bytes of a file, scalars, blobs. Types only:
+// The contents of a saved step: tensors as boxes, each a range of bytes of a file, scalars, blobs. Types only:
 // checkpoint/manifest_json.hpp reads and writes them, checkpoint/manifest_check.hpp says what is consistent.
 #pragma once
 

@@ -39,7 +39,7 @@ class safetensors_stream {
     file_->write(end_, bytes);
     sum_up(bytes);
   }
-  /// The same for bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
+  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed: they are summed up
   /// while the system writes them, where it does so by itself (`file_handle::start_write`).
   void append_lasting(std::span<const std::byte> bytes) {
     expect(bytes);

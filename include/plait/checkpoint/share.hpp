@@ -89,7 +89,7 @@ class share_writer {
   }
 
   void append(std::span<const std::byte> bytes) { out_->append(bytes); }
-  /// The same for bytes that stay as they are until `finish` has returned or this is destroyed.
+  /// Appends bytes that stay as they are until `finish` has returned or this is destroyed.
   void append_lasting(std::span<const std::byte> bytes) { out_->append_lasting(bytes); }
   /// Syncs and closes the file.
   written_share finish() {

@@ -22,7 +22,7 @@ struct local_part {
 
 namespace detail {
 
-// What a collective needs of a communicator here: the call, and not that it can also be started.
+// The call that a collective needs of a communicator; it need not be one that can also be started.
 template <class C>
 concept calls_all_reduce =
     requires(C& c, const void* in, void* out, std::size_t n) { c.all_reduce(in, out, n, dtype::f32, reduce_op::sum); };

@@ -53,7 +53,7 @@ class posix_descriptor {
   int value_;
 };
 
-/// What goes past the cache begins at a multiple of this many bytes, in memory and in the file, and has a multiple of
+/// A write past the cache begins at a multiple of this many bytes, in memory and in the file, and has a multiple of
 /// them: no disk or file system in use asks for more.
 inline constexpr std::size_t direct_alignment = 4096;
 /// Smaller pieces go through the cache, where they are gathered.

@@ -57,7 +57,7 @@ class ring_file final : public posix_file {
     }
   }
 
-  /// What does not lie on pages is written at once.
+  /// Starts a write of the pages among `bytes`; the rest is written at once.
   void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const std::size_t part = direct_part(offset, bytes);
     complain();

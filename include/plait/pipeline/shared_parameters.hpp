@@ -1,4 +1,4 @@
-// What stages of a pipeline must agree on about their parameters: names, and those that the first and the last stage
+// The agreement of a pipeline's stages about their parameters: names, and those that the first and the last stage
 // share. It moves no parameter. Next: pipeline/pipeline.hpp.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What is measured while a step's program runs: which entries took how long, which of them waited for what, and the
-// events of passes and messages. The executor tells it where it is: pipeline/executor.hpp. Next:
+// The measurements of a step's program while it runs: which entries took how long, which of them waited for what, and
+// the events of passes and messages. The executor tells it where it is: pipeline/executor.hpp. Next:
 // observe/step_trace.hpp and observe/step_waits.hpp, which make pictures and words of it.
 #pragma once
 

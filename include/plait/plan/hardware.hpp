@@ -1,4 +1,4 @@
-// What the planner knows of a machine: an accelerator's peaks and memory, what of them programs reach, and the levels
+// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, and the levels
 // of its network. It measures nothing. Next: plan/hardware_table.hpp for known machines, plan/hardware_json.hpp for
 // files.
 #pragma once

@@ -20,7 +20,7 @@
 
 namespace plait::planner {
 
-/// What one rank of the pipeline does in a step, found by a dry run.
+/// The work of one rank of the pipeline in a step, found by a dry run.
 struct rank_price {
   computed_seconds passes;      ///< of all microbatches
   double communication = 0;     ///< seconds of collectives within passes, of all microbatches

@@ -1,5 +1,5 @@
-// What the layers of a stage keep and make again under each mode of recompute, found by dry runs, and the choice that
-// fits a budget. It measures no times. Next: schedule/choose_recompute.hpp, which chooses.
+// The bytes that layers of a stage keep, and the work that they make again, under each mode of recompute, found by dry
+// runs, and the choice that fits a budget. It measures no times. Next: schedule/choose_recompute.hpp, which chooses.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What the communication of a step cost all ranks, by axes: how long it was under way, and what share of it was hidden.
+// The cost of a step's communication to all ranks, by axes: how long it was under way, and what share of it was hidden.
 // The numbers of the training are a step_result (train/step_result.hpp). Next: comm/axis_times.hpp for one rank's.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What Muon does element by element, on a GPU, many tensors in one launch. It multiplies no matrices:
+// The kernels of Muon that work element by element, on a GPU, many tensors in one launch. They multiply no matrices:
 // train/optim/newton_schulz.hpp does. Next: kernels/cuda/tensor_table.hpp for the launches,
 // tests/cuda/kernel_muon.cpp.
 #pragma once

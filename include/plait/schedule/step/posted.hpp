@@ -38,7 +38,7 @@ struct posted_call {
   int entry = -1;             ///< in which entry of the rank's program; -1: in none
 };
 
-/// What one rank starts in a step, in order.
+/// The collectives and messages that one rank starts in a step, in order.
 struct posted_program {
   std::vector<posted_group> groups;
   std::vector<posted_call> calls;

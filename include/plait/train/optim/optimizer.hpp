@@ -1,4 +1,4 @@
-// What a training step needs of an optimizer, as a concept and as one type for all of them. It updates nothing itself:
+// The concept of an optimizer, as a training step needs it, and one type for all of them. It updates nothing itself:
 // train/optim/adamw.hpp and train/optim/muon.hpp do. Next: train/train_step.hpp, which takes any optimizer.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What an optimizer keeps of each parameter from one step to the next, by the parameter's name. It computes nothing.
+// The state that an optimizer keeps of each parameter between steps, by the parameter's name. It computes nothing.
 // Next: train/optim/adamw.hpp and train/optim/muon.hpp, which keep theirs so; checkpoint/held_state.hpp, which saves
 // it.
 #pragma once
