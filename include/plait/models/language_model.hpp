@@ -35,10 +35,8 @@ class language_model {
  public:
   using precision_type = typename Loss::precision_type;
   using device = typename Block::device;
-  using embedding_layer = Embedding;
   using block = Block;
   using head = Head;
-  using loss_layer = Loss;
   using tokens = tensor<std::int64_t, typename Embedding::input, device>;
   /// Where the document of each token begins, as a position in its sequence: see `microbatch::document_starts`.
   using document_starts = tensor<std::int32_t, typename Embedding::input, device>;
@@ -171,7 +169,6 @@ class language_model {
   }
 
   Block& block_at(std::size_t i) { return blocks_[i]; }
-  std::optional<Head>& scores_head() { return head_; }
 
  private:
   int first_block() const { return embedding_ ? 1 : 0; }

@@ -63,16 +63,6 @@ __host__ __device__ inline To number(From x) {
   }
 }
 
-/// An element in the type of arithmetic `S`, and back.
-template <class S, class T>
-__device__ inline S load_as(const T* from) {
-  return number<S>(*from);
-}
-template <class T, class S>
-__device__ inline void store_as(T* to, S value) {
-  *to = number<T>(value);
-}
-
 /// 16 bytes of T, moved by one instruction.
 template <class T>
 struct alignas(16) vector16 {
