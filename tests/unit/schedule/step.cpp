@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plait/schedule/step/verify.hpp"
-#include "support/step_schedules.hpp"
+#include "support/made_steps.hpp"
 
 using namespace plait;
 using namespace plait::test;

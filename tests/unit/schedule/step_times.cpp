@@ -9,23 +9,10 @@
 #include "plait/schedule/step/simulate.hpp"
 #include "plait/schedule/step/verify.hpp"
 #include "plait/schedule/timeline.hpp"
-#include "support/step_schedules.hpp"
+#include "support/made_steps.hpp"
 
 using namespace plait;
 using namespace plait::test;
-
-namespace {
-
-step_costs costs_of(const step_schedule& s, double bandwidth, int data_ranks = 2) {
-  step_costs costs;
-  costs.units.assign(s.units.size(), action_times{});
-  costs.data_ranks = data_ranks;
-  costs.bandwidth = bandwidth;
-  costs.gather_bytes = costs.reduce_bytes = 1;
-  return costs;
-}
-
-}  // namespace
 
 TEST_CASE("a step without communication takes what its pipeline takes") {
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})

@@ -8,11 +8,13 @@
 
 #include "plait/schedule/parse.hpp"
 #include "plait/schedule/step/expand.hpp"
+#include "plait/schedule/step/simulate.hpp"
+#include "plait/schedule/step/verify.hpp"
 
-/// Whole steps of small pipelines, and changes of their entries.
+/// Steps of units of one size, as text, and faults that are put into them.
 namespace plait::test {
 
-/// `each` units of 100 parameters in every stage; with more than one stage, the first and the last unit may be tied.
+/// `each` units in every stage; with more than one stage, the first and the last unit may be tied.
 inline std::vector<step_unit> units_of(int stages, int each, bool tied = false) {
   std::vector<step_unit> units;
   for (int stage = 0; stage < stages; ++stage)
@@ -21,18 +23,16 @@ inline std::vector<step_unit> units_of(int stages, int each, bool tied = false) 
   return units;
 }
 
-/// The step of a schedule by name, with `each` units in every stage.
 inline step_schedule step_of(const char* name, int ranks, int microbatches, const data_parallel& policy, int each = 3,
                              bool tied = false) {
   const schedule s = parse_schedule(name, ranks, microbatches);
   return expand(s, units_of(s.shape.stages(), each, tied), policy);
 }
 
-/// One word for each entry: F0:1 is unit 1's part of the forward pass of microbatch 0.
 inline std::string text_of(const std::vector<step_entry>& program) {
   std::string text;
   for (const step_entry& e : program) {
-    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update", "copies"};
+    const char* const names[] = {"", "S", "R", "gather", "release", "reduce", "norm", "update", "copies", "ties"};
     if (!text.empty()) text += ' ';
     text += names[static_cast<int>(e.op)];
     if (e.op == step_op::pass) text += std::string(1, letter(e.pass.kind)) + std::to_string(e.pass.microbatch) + ":";
@@ -41,7 +41,6 @@ inline std::string text_of(const std::vector<step_entry>& program) {
   return text;
 }
 
-/// Where entry `which` of those with this operation and unit is among those of `rank`.
 inline int place_of(const step_schedule& s, int rank, step_op op, int unit, int which = 0) {
   const std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
   for (std::size_t i = 0; i < program.size(); ++i)
@@ -49,7 +48,6 @@ inline int place_of(const step_schedule& s, int rank, step_op op, int unit, int 
   FAIL("there is no such entry");
   return -1;
 }
-// Changes of a step, as faults.
 inline void move(step_schedule& s, int rank, int from, int to) {
   std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
   const step_entry e = program[static_cast<std::size_t>(from)];
@@ -65,5 +63,14 @@ inline void insert(step_schedule& s, int rank, int at, const step_entry& e) {
 
 inline constexpr data_parallel plain{}, zero1{.level = zero_level::optimizer}, zero2{.level = zero_level::gradients},
     zero3{.level = zero_level::parameters};
+
+inline step_costs costs_of(const step_schedule& s, double bandwidth, int data_ranks = 2) {
+  step_costs costs;
+  costs.units.assign(s.units.size(), action_times{});
+  costs.data_ranks = data_ranks;
+  costs.bandwidth = bandwidth;
+  costs.gather_bytes = costs.reduce_bytes = 1;
+  return costs;
+}
 
 }  // namespace plait::test
