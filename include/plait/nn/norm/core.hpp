@@ -1,5 +1,5 @@
-// The derivation of norms over the last dim, and the part that both share: sizes, parameters, sums over rows. The
-// layers are in nn/norm.hpp. Next: layout/rules.hpp for `normalize`.
+// The part that both norms over the last dim share: sizes, parameters, sums over rows. It derives no layouts:
+// nn/norm/rule.hpp does. Next: nn/norm.hpp for the layers.
 #pragma once
 
 #include <cstdint>
