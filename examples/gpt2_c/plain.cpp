@@ -4,11 +4,12 @@
 //
 //   plain [STEPS] [TEXT]     10 and examples/data/kjv.txt if none are given
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+
+#include "blocks.hpp"
 
 namespace {
 
@@ -194,12 +195,6 @@ struct parameters {
   float *table, *places, *norm_w, *norm_b;
   layer_parameters layer[layers];
 };
-struct tensor {
-  float** at;
-  long size;
-  float mean = 0, deviation = 0;  // of its first values, if it is a weight
-};
-
 /// All tensors, in the order in which they lie in a block.
 std::vector<tensor> tensors_of(parameters& p, const config& c) {
   const long width = c.width, mixed = c.heads * head_size;
@@ -251,33 +246,6 @@ std::vector<tensor> tensors_of(activations& a, const config& c) {
   all.insert(all.end(), {{&a.dqkv, rows * 3 * mixed}, {&a.dmixed, rows * mixed}});
   all.insert(all.end(), {{&a.dup, rows * c.inner}, {&a.dactive, rows * c.inner}});
   return all;
-}
-
-long total(const std::vector<tensor>& tensors) {
-  long size = 0;
-  for (const tensor& t : tensors) size += t.size;
-  return size;
-}
-/// A block of zeros in which these tensors lie one after the other.
-float* make_block(const std::vector<tensor>& tensors) {
-  float* const block = static_cast<float*>(calloc(total(tensors), sizeof(float)));
-  float* next = block;
-  for (const tensor& t : tensors) *t.at = next, next += t.size;
-  return block;
-}
-
-/// Normally distributed numbers (Box and Muller's), always the same ones.
-void initialize(const std::vector<tensor>& tensors) {
-  std::uint64_t state = 1;
-  const auto uniform = [&] {  // in (0, 1), by the generator of Knuth's MMIX
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (static_cast<double>(state >> 40) + 0.5) / (1 << 24);
-  };
-  for (const tensor& t : tensors)
-    for (long i = 0; i < t.size; ++i) {
-      const double length = sqrt(-2 * log(uniform())), angle = 6.283185307179586 * uniform();
-      (*t.at)[i] = t.mean + t.deviation * static_cast<float>(length * cos(angle));
-    }
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------

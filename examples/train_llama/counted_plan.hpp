@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "llama_run.hpp"
 #include "plait/checkpoint/share_plan.hpp"
+#include "plait/pipeline/pipeline.hpp"
+#include "plait/pipeline/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plan.hpp"
+#include "run_options.hpp"
 
 /// The stages of one rank, with the layers of its pipeline in `parts`, where everything is only counted.
 template <class Precision, plait::strategy S>

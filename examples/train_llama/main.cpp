@@ -18,12 +18,13 @@
 #include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
 #include "planned.hpp"
+#include "print_plan.hpp"
 #include "recompute.hpp"
-#include "report.hpp"
 #include "say.hpp"
 #include "signals.hpp"
 #include "start_cuda.hpp"
 #include "strategies.hpp"
+#include "train.hpp"
 #ifdef PLAIT_WITH_MPI
 #include "plait/comm/mpi.hpp"
 #endif

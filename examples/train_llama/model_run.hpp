@@ -27,7 +27,7 @@ struct best_step {
   double loss = std::numeric_limits<double>::infinity();
 };
 
-/// One rank's training, whatever its precision, strategy and device: what the loop in report.cpp asks for. Everything
+/// One rank's training, whatever its precision, strategy and device: what the loop in train.cpp asks for. Everything
 /// but the plain questions is collective. No fmt here: nvcc compiles it.
 class model_run {
  public:

@@ -6,71 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 
+#include "check_options.hpp"
+#include "number_lists.hpp"
 #include "plait/schedule/parse.hpp"
-#include "recompute.hpp"
 
 namespace {
-
-void one_of(const char* knob, const std::string& value, std::initializer_list<const char*> legal) {
-  std::string list;
-  for (const char* l : legal) {
-    if (value == l) return;
-    list += (list.empty() ? "" : ", ") + std::string(l);
-  }
-  plait::fail(fmt::format("{} '{}' is unknown; legal are {}", knob, value, list));
-}
-
-void within(const char* knob, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least) plait::fail(fmt::format("{} is {}; at least {} is legal", knob, value, least));
-  if (value > most) plait::fail(fmt::format("{} is {}; at most {} is legal", knob, value, most));
-}
-
-/// Refuses options that are for another kind of device.
-void check_device(const options& opt) {
-  if (opt.device == "cuda") {
-    if (opt.backend == "mpi")
-      plait::fail(
-          "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
-          "and threads");
-    if (opt.precision == "double")
-      plait::fail("--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters");
-    // What is instantiated; see cuda_float.cpp and cuda_bf16.cpp.
-    if (opt.precision == "float" && opt.strategy != "sp")
-      plait::fail("--device cuda --precision float is built for --strategy sp alone; here it is " + opt.strategy +
-                  " (bf16 has either)");
-    if (opt.tf32 && opt.precision != "float")
-      plait::fail("--tf32 is for --precision float; here it is " + opt.precision);
-    if (opt.attention_kernel == "cudnn" && !in_bf16(opt))
-      plait::fail("--attention-kernel cudnn computes in bf16; with --precision " + opt.precision +
-                  ", auto and own are legal");
-    if (opt.attention_sums == "any" && (!in_bf16(opt) || opt.attention_kernel == "own"))
-      plait::fail(
-          "--attention-sums any is an order of cuDNN's, which computes in bf16; it needs --precision bf16 and "
-          "--attention-kernel auto or cudnn, and here they are " +
-          opt.precision + " and " + opt.attention_kernel);
-    if (opt.graph == "on" && opt.dropout > 0)
-      plait::fail(
-          fmt::format("--graph on with --dropout {}: a replay would drop the same elements in every step; legal "
-                      "are --graph off and --dropout 0",
-                      opt.dropout));
-    if (opt.threads != 1)
-      plait::fail(
-          fmt::format("--threads is {}, but with --device cuda no product runs on the CPU; leave it out", opt.threads));
-    return;
-  }
-  if (opt.backend == "nccl")
-    plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
-  if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
-  if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
-  if (!opt.products.empty())
-    plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");
-  if (opt.attention_kernel != "auto")
-    plait::fail("--attention-kernel " + opt.attention_kernel + " needs --device cuda; on the CPU, auto is legal");
-  if (opt.attention_sums != "fixed")
-    plait::fail("--attention-sums " + opt.attention_sums + " needs --device cuda; on the CPU every sum has one order");
-}
 
 /// The command line without its first word, and without the values of any --data but the last: as with every other
 /// option, the last counts.
@@ -109,24 +50,6 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
   return all;
 }
 
-/// Reads --data-weights, of so many --data.
-std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
-  std::vector<double> weights;
-  for (std::size_t at = 0; !text.empty() && at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    char* rest = nullptr;
-    weights.push_back(std::strtod(word.c_str(), &rest));
-    if (word.empty() || *rest != '\0')
-      plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
-    at = end + 1;
-  }
-  if (!weights.empty() && weights.size() != sources)
-    plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
-                            weights.size(), sources));
-  return weights;
-}
-
 /// Returns the error of a command line that CLI11 cannot read, by the option that is meant.
 std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const std::vector<std::string>& words) {
   const std::string why = e.what(), unread = "Could not convert: ", name = why.substr(0, why.find(" = "));
@@ -149,23 +72,6 @@ std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const s
 }
 
 }  // namespace
-
-plait::numerics parse_deterministic(const std::string& text) {
-  if (text == "off") return {};
-  std::vector<std::int64_t> leaves;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    char* rest = nullptr;
-    const long long n = std::strtoll(word.c_str(), &rest, 10);
-    if (word.empty() || *rest != '\0' || n < 1 || n > 4096 || leaves.size() == 3)
-      plait::fail(fmt::format(
-          "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
-    leaves.push_back(n);
-    at = end + 1;
-  }
-  return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
-}
 
 bool parse(int argc, char** argv, options& opt, bool speaks) {
   CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it.",
@@ -393,164 +299,18 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
     plait::fail(reading_error(app, e, words) + " (--help lists the options)");
   }
   opt.by_name = named_values(app);
-  one_of("--device", opt.device, {"cpu", "cuda"});
-  one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
-  for (const auto& [knob, folder] : {std::pair{"--init-from", &opt.init_from}, {"--export-hf", &opt.export_hf}})
-    if (app.count(knob) > 0 && folder->empty())
-      plait::fail(fmt::format("{} is empty; name a folder, or leave it out", knob));
-  opt.model_given = app.count("--model") > 0;
-  one_of("--plan", opt.plan, {"given", "auto"});
-  opt.mesh_given = app.count("--mesh") > 0;
-  opt.schedule_given = app.count("--schedule") > 0;
-  opt.data_parallel_given = app.count("--data-parallel") > 0;
-  opt.micro_batch_given = app.count("--micro-batch") > 0;
-  opt.recompute_given = app.count("--recompute") > 0;
-  opt.weights_order_given = app.count("--weights-order") > 0;
-  one_of("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"});
-  one_of("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"});
-  if (app.count("--export-order") > 0 && opt.export_hf.empty())
-    plait::fail("--export-order " + opt.export_order + " is for --export-hf, which names the directory to write");
-  if (opt.weights_order_given && opt.init_from.empty())
-    plait::fail("--weights-order " + opt.weights_order + " is for --init-from, which names a model directory");
-  opt.data_weights = parse_weights(weights, opt.data.size());
-  one_of("--documents", opt.documents, {"joined", "apart"});
-  if (opt.end_of_document != -1 && !keeps_documents_apart(opt))
-    plait::fail(fmt::format("--end-of-document {} is for --documents apart; joined documents have no ends",
-                            opt.end_of_document));
-  one_of("--on-new-data", opt.on_new_data, {"stop", "begin"});
-  if (app.count("--on-new-data") > 0 && opt.resume == "none")
-    plait::fail("--on-new-data " + opt.on_new_data + " is for --resume, which names what was trained before");
-  one_of("--on-new-schedule", opt.on_new_schedule, {"stop", "follow"});
-  if (app.count("--on-new-schedule") > 0 && opt.resume == "none")
-    plait::fail("--on-new-schedule " + opt.on_new_schedule + " is for --resume, which names what was trained before");
-  one_of("--keep-best", opt.keep_best, {"none", "held-out"});
-  if (opt.keep_best == "held-out" && opt.held_out == 0)
-    plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
-  one_of("--strategy", opt.strategy, {"sp", "tp"});
-  one_of("--data-parallel", opt.data_parallel, {"replicated", "zero1", "zero2", "zero3"});
-  one_of("--shard", opt.shard, {"even", "whole", "blocks"});
-  if (opt.data_parallel == "replicated" && app.count("--shard") > 0)
-    plait::fail("--shard " + opt.shard + " is for --data-parallel zero1 to zero3; replicated cuts nothing");
-  if (opt.data_parallel != "replicated" && opt.shard != "whole" && opt.optimizer == "muon")
-    plait::fail("--optimizer muon needs whole matrices, which --data-parallel " + opt.data_parallel + " with --shard " +
-                opt.shard + " cuts; legal are --shard whole and --data-parallel replicated");
-  one_of("--replicate-over", opt.replicate_over, {"none", "dp", "cp"});
-  one_of("--reshard-after-forward", opt.reshard_after_forward, {"on", "off"});
-  one_of("--overlap", opt.overlap, {"on", "off"});
-  opt.overlap_given = app.count("--overlap") > 0;
-  one_of("--reduce-in", opt.reduce_in, {"full", "bf16"});
-  if (opt.reduce_in == "bf16" && opt.precision == "double")
-    plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
-  within("--prefetch", opt.prefetch, 0, 1 << 20);
-  within("--tensor-overlap", opt.tensor_overlap, 1, 1 << 20);
-  if (opt.data_parallel != "zero3") {
-    if (app.count("--prefetch") > 0)
-      plait::fail(fmt::format("--prefetch {} is for --data-parallel zero3; with {} parameters stay gathered",
-                              opt.prefetch, opt.data_parallel));
-    if (app.count("--reshard-after-forward") > 0)
-      plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
-                  opt.data_parallel + " parameters stay gathered");
-  }
-  if (opt.data_parallel == "replicated" && opt.replicate_over != "none")
-    plait::fail("--replicate-over " + opt.replicate_over +
-                " is for --data-parallel zero1 to zero3; replicated cuts nothing");
-  one_of("--split", opt.split, {"flops", "measured", "even"});
-  one_of("--attention", opt.attention,
-         {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag", "all_gather_kv:contiguous",
-          "ulysses", "ulysses:zigzag", "ulysses:contiguous"});
-  one_of("--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"});
-  if (opt.precision == "bf16-no-masters" && opt.strategy != "sp")
-    plait::fail("--precision bf16-no-masters is built for --strategy sp alone; here it is " + opt.strategy);
-  one_of("--graph", opt.graph, {"auto", "on", "off"});
-  one_of("--attention-kernel", opt.attention_kernel, {"auto", "own", "cudnn"});
-  one_of("--attention-sums", opt.attention_sums, {"fixed", "any"});
-  parse_recompute(opt.recompute);
-  opt.leaves = parse_deterministic(opt.deterministic);
-  if (opt.leaves.canonical()) {
-    const auto not_with = [](const char* knob, const std::string& value, const char* legal) {
-      plait::fail(
-          fmt::format("--deterministic has one order of sums, which {} {} has not; legal is {}", knob, value, legal));
-    };
-    if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
-    if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
-    if (opt.tensor_overlap != 1) not_with("--tensor-overlap", std::to_string(opt.tensor_overlap), "1");
-    if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
-    if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
-  }
-  // With these limits no count of samples or tokens overflows.
-  within("--steps", opt.steps, 0, std::int64_t{1} << 32);
-  if (opt.steps == 0 && !(opt.trace.empty() && opt.timeline.empty()))
-    plait::fail(fmt::format("{} shows a step, and --steps 0 has none; leave it out",
-                            opt.trace.empty() ? "--timeline" : "--trace"));
-  within("--seq", opt.seq, 1, std::int64_t{1} << 31);
-  within("--micro-batch", opt.micro_batch, 1, 1 << 20);
-  within("--global-batch", opt.global_batch, 0, 1 << 24);
-  within("--seed", seed, 0, std::int64_t{1} << 62);
-  within("--threads", opt.threads, 1, 1024);
-  within("--sample", opt.sample, 0, 1 << 24);
-  within("--log-hashes", opt.log_hashes, 0, std::int64_t{1} << 32);
-  if (opt.log_hashes > 0 && opt.log.empty())
-    plait::fail(fmt::format("--log-hashes {} needs --log, which names the file that the hashes are written to",
-                            opt.log_hashes));
-  if (opt.log_gradient_hashes && opt.log_hashes == 0)
-    plait::fail("--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal");
-  if (opt.warmup != -1) within("--warmup", opt.warmup, 0, opt.steps);
+  const given_option given = [&](const char* option) { return app.count(option) > 0; };
+  opt.model_given = given("--model");
+  opt.mesh_given = given("--mesh");
+  opt.schedule_given = given("--schedule");
+  opt.data_parallel_given = given("--data-parallel");
+  opt.micro_batch_given = given("--micro-batch");
+  opt.recompute_given = given("--recompute");
+  opt.weights_order_given = given("--weights-order");
+  opt.overlap_given = given("--overlap");
   opt.seed = static_cast<std::uint64_t>(seed);
-  const auto in_range = [](const char* knob, double value, double low, double below) {
-    if (!(value >= low && value < below))
-      plait::fail(fmt::format("{} is {}; legal is at least {} and below {}", knob, value, low, below));
-  };
-  in_range("--dropout", opt.dropout, 0, 1);
-  in_range("--label-smoothing", opt.label_smoothing, 0, 1);
-  in_range("--z-loss", opt.z_loss, 0, 1e6);
-  in_range("--clip", opt.clip, 0, 1e30);
-  one_of("--clip-norm", opt.clip_norm, {"exact", "delayed"});
-  one_of("--on-nonfinite", opt.on_nonfinite, {"stop", "skip"});
-  if (opt.clip_norm == "delayed" && opt.on_nonfinite == "skip")
-    plait::fail(
-        "--on-nonfinite skip needs --clip-norm exact: with delayed, updates begin before all gradients are known to be "
-        "finite; legal is stop");
-  in_range("--weight-decay", opt.weight_decay, 0, 1e6);
-  one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
-  if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
-    plait::fail(
-        "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw "
-        "and --precision float, double and bf16");
-  one_of("--moments", opt.moments, {"full", "bf16", "int8"});
-  if (opt.checkpoint_dir.empty()) {
-    const auto needs = [](const char* option) {
-      plait::fail(std::string(option) + " needs --checkpoint-dir, which names where the training state is saved");
-    };
-    if (app.count("--save-every") != 0) needs("--save-every");
-    if (app.count("--keep") != 0) needs("--keep");
-    if (app.count("--keep-every") != 0) needs("--keep-every");
-    if (app.count("--keep-best") != 0) needs("--keep-best");
-    if (app.count("--checkpoint-io") != 0) needs("--checkpoint-io");
-    if (opt.resume == "auto") needs("--resume auto");
-  }
-  one_of("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"});
-  if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
-  if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
-  if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));
-  if (opt.resume.empty()) plait::fail("--resume is empty; legal are none, auto, a saved step, or a folder of them");
-  one_of("--offload", opt.offload, {"none", "optimizer"});
-  if (offloads(opt) && opt.device == "cpu")
-    plait::fail(
-        "--offload optimizer: with --device cpu the optimizer's state is in the host's memory; legal are none, "
-        "and --device cuda");
-  if (opt.optimizer == "muon" && opt.moments == "int8")
-    plait::fail("--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal");
-  if (opt.moments == "int8" && opt.data_parallel != "replicated" && opt.shard == "even")
-    plait::fail("--moments int8 has a scale for each 256 elements, which --data-parallel " + opt.data_parallel +
-                " with --shard even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated");
-  in_range("--muon-momentum", opt.muon_momentum, 0, 1);
-  one_of("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"});
-  in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
-  for (const char* knob : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
-    if (opt.optimizer != "muon" && app.count(knob) > 0)
-      plait::fail(fmt::format("{} is for --optimizer muon; here it is {}", knob, opt.optimizer));
-  in_range("--temperature", opt.temperature, 0, 1e6);
-  in_range("--peak-tflops", opt.peak_tflops, 0, 1e9);
-  check_device(opt);
+  opt.data_weights = parse_weights(weights, opt.data.size());
+  opt.leaves = parse_deterministic(opt.deterministic);
+  check_options(opt, given);
   return true;
 }

@@ -111,9 +111,6 @@ struct options {
   std::vector<std::pair<std::string, std::string>> by_name;
 };
 
-/// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
-plait::numerics parse_deterministic(const std::string& text);
-
 /// Whether layers compute in bf16.
 inline bool in_bf16(const options& opt) { return opt.precision.starts_with("bf16"); }
 

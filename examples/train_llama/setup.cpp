@@ -3,31 +3,22 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <numeric>
 #include <span>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "data_text.hpp"
+#include "check_files.hpp"
+#include "open_inputs.hpp"
 #include "options.hpp"
-#include "plait/checkpoint/step_list.hpp"
-#include "plait/data/text.hpp"
-#include "plait/data/token_source.hpp"
 #include "plait/device/product_choices.hpp"
-#include "plait/io/atomic_file.hpp"
-#include "plait/io/atomic_folder.hpp"
 #include "plait/io/mapped_file.hpp"
-#include "plait/io/posix_file_system.hpp"
-#include "plait/kernels/moments.hpp"
 #include "plait/mesh/parse.hpp"
-#include "plait/models/hugging_face_directory.hpp"
-#include "plait/models/llama_config_json.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/models/tensor_ranks.hpp"
 #include "plait/models/weights_order.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/schedule/parse.hpp"
+#include "set_numerics.hpp"
+#include "set_parallel.hpp"
 
 namespace {
 
@@ -41,107 +32,6 @@ void divides(const char* knob, std::int64_t value, const std::string& by, std::i
   const std::string nearest = below == 0 ? fmt::format("the least that is: {}", above)
                                          : fmt::format("the nearest that are: {} and {}", below, above);
   plait::fail(fmt::format("{} is {}, which is not divisible by {} = {}; {}", knob, value, by, parts, nearest));
-}
-
-/// A file that is written at the end must be writable at the beginning. Leaves no trace.
-void writable(const char* knob, const std::string& path) {
-  std::error_code ignored;
-  const auto kind = std::filesystem::status(path, ignored).type();
-  const bool in_place = kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
-  if (!path.empty() && !in_place) plait::atomic_file(path, knob);
-}
-
-/// The path without links, "." and ".."; there need not be a file.
-std::filesystem::path plain(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
-}
-
-/// Whether two paths lead to one file, which need not be there.
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  return std::filesystem::equivalent(a, b, ignored) || plain(a) == plain(b);
-}
-
-/// Whether `path` is `folder` or in it.
-bool is_within(const std::string& path, const std::string& folder) {
-  const std::filesystem::path way = plain(path).lexically_relative(plain(folder));
-  return !way.empty() && *way.begin() != "..";
-}
-
-/// A folder of saved steps, or a step, that an option names.
-using named_folder = std::pair<const char*, std::string>;
-
-/// Refuses to write into a saved state, or to what a link in it leads to.
-void check_saved(const char* knob, const std::string& path, const named_folder& saved) {
-  const auto refuse = [&](const char* why) {
-    plait::fail(fmt::format("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", knob,
-                            path, why, saved.first, saved.second));
-  };
-  if (is_within(path, saved.second)) refuse("in");
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return;
-  using walk = std::filesystem::recursive_directory_iterator;
-  const auto how = std::filesystem::directory_options::follow_directory_symlink |
-                   std::filesystem::directory_options::skip_permission_denied;
-  for (walk file(saved.second, how, ignored), end; !ignored && file != end; file.increment(ignored))
-    if (same_file(path, file->path().string())) refuse("a file of");
-}
-
-/// The folders of saved steps that a run reads or writes.
-std::vector<named_folder> saved_folders(const options& opt, bool begins_from_step) {
-  std::vector<named_folder> all;
-  if (opt.resume != "none" && opt.resume != "auto") all.emplace_back("--resume", opt.resume);
-  if (!opt.checkpoint_dir.empty()) all.emplace_back("--checkpoint-dir", opt.checkpoint_dir);
-  if (begins_from_step) all.emplace_back("--init-from", opt.init_from);
-  return all;
-}
-
-/// Every file that is written can be, and is none that is read, nor written twice.
-void check_files(const options& opt, bool begins_from_step) {
-  std::vector<std::pair<const char*, const std::string*>> outputs = {
-      {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
-  std::vector<std::pair<const char*, std::string>> inputs;
-  if (std::filesystem::exists(opt.products))
-    inputs.emplace_back("--products", opt.products);
-  else
-    outputs.emplace_back("--products", &opt.products);
-  for (const std::string& path : opt.data)
-    for (const char* ending : {"", ".bin", ".idx"}) inputs.emplace_back("--data", path + ending);
-  inputs.emplace_back("--model", opt.model);
-  std::error_code ignored;
-  if (!opt.init_from.empty() && !begins_from_step)
-    for (const auto& file : std::filesystem::recursive_directory_iterator(opt.init_from, ignored))
-      inputs.emplace_back("--init-from", file.path().string());
-  if (opt.schedule.ends_with(".csv")) inputs.emplace_back("--schedule", opt.schedule);
-  for (const auto& [knob, path] : outputs)
-    for (const auto& [other, input] : inputs)
-      if (!path->empty() && same_file(*path, input))
-        plait::fail(fmt::format("{} would overwrite '{}', which {} reads; name another file", knob, *path, other));
-  for (const named_folder& saved : saved_folders(opt, begins_from_step)) {
-    for (const auto& [knob, path] : outputs)
-      if (!path->empty()) check_saved(knob, *path, saved);
-    if (opt.export_hf.empty()) continue;
-    if (is_within(opt.export_hf, saved.second))
-      plait::fail(
-          fmt::format("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere",
-                      opt.export_hf, saved.first, saved.second));
-    if (is_within(saved.second, opt.export_hf))
-      plait::fail(fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name one elsewhere",
-                              saved.first, saved.second, opt.export_hf));
-  }
-  for (const auto& [knob, path] : outputs) writable(knob, *path);
-  for (const auto& [knob, path] : outputs)
-    for (const auto& [other, same] : outputs)
-      if (knob != other && !path->empty() && same_file(*path, *same) && !std::filesystem::is_character_file(*path))
-        plait::fail(fmt::format("{} and {} both name '{}'; they need a file each", knob, other, *path));
-  if (opt.export_hf.empty()) return;
-  plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
-  for (const auto& [knob, path] : outputs)
-    if (!path->empty() && is_within(*path, opt.export_hf))
-      plait::fail(
-          fmt::format("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", knob,
-                      *path, opt.export_hf));
 }
 
 /// The schedule and who has which layers.
@@ -170,220 +60,12 @@ void plan_stages(setup& s, std::int64_t pp) {
   s.stages = split(s.schedule);
 }
 
-/// Reads the options of data parallelism, for so many ranks along dp and cp.
-void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
-  const options& opt = s.opt;
-  using plait::zero_level;
-  plait::data_parallel& how = s.parallel.parallel;
-  how.level = opt.data_parallel == "zero1"   ? zero_level::optimizer
-              : opt.data_parallel == "zero2" ? zero_level::gradients
-              : opt.data_parallel == "zero3" ? zero_level::parameters
-                                             : zero_level::replicated;
-  how.prefetch = static_cast<int>(opt.prefetch);
-  how.reshard_after_forward = opt.reshard_after_forward == "on";
-  how.overlap = opt.overlap == "on";
-  how.delayed_norm = opt.clip_norm == "delayed";
-  if (opt.overlap_given && dp * cp == 1)
-    plait::fail("--overlap " + opt.overlap +
-                " hides nothing: with dp=1 and cp=1 no gradient is reduced over data ranks; leave it out");
-  if (how.delayed_norm && dp * cp * s.schedule.shape.ranks == 1)
-    plait::fail(
-        "--clip-norm delayed hides nothing: with dp=1, pp=1 and cp=1 no update waits for a reduction; legal is "
-        "exact");
-  if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
-  if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
-  if (opt.reduce_in == "bf16") {
-    if (dp * cp == 1)
-      plait::fail(
-          "--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one; legal "
-          "is full");
-    s.parallel.wire = plait::gradient_wire::bf16;
-  }
-  if (how.level == zero_level::replicated) return;
-  const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;
-  if (!over_dp && !over_cp)
-    plait::fail(fmt::format(
-        "--data-parallel {} cuts over the ranks of dp and cp{}, and with dp={} and cp={} there is one "
-        "rank to cut over; legal is replicated",
-        opt.data_parallel, opt.replicate_over == "none" ? "" : " but --replicate-over " + opt.replicate_over, dp, cp));
-  if (opt.replicate_over != "none" && (opt.replicate_over == "dp" ? dp : cp) == 1)
-    plait::fail("--replicate-over " + opt.replicate_over + " names an axis of one rank; legal is none");
-  // The units of a rank: blocks, the embedding, the head.
-  std::vector<std::int64_t> units(static_cast<std::size_t>(s.schedule.shape.ranks), 0);
-  for (std::size_t stage = 0; stage < s.stages.size(); ++stage)
-    units[static_cast<std::size_t>(s.schedule.shape.rank_of(static_cast<int>(stage)))] +=
-        s.stages[stage].size() + (s.stages[stage].first ? 1 : 0) + (s.stages[stage].last ? 1 : 0);
-  if (const std::int64_t fewest = *std::min_element(units.begin(), units.end()); opt.prefetch > fewest)
-    plait::fail(
-        fmt::format("--prefetch is {}, but a rank has {} units of parameters to gather: its blocks, the embedding "
-                    "and the head; legal is 0 to {}",
-                    opt.prefetch, fewest, fewest));
-  plait::axis_list& cut = s.parallel.axes.shard;
-  if (opt.replicate_over == "dp") cut = plait::axis_list(plait::axis_of<plait::cp>);
-  if (opt.replicate_over == "cp") cut = plait::axis_list(plait::axis_of<plait::dp>);
-  if (opt.replicate_over == "dp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::dp>);
-  if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
-}
-
-/// Refuses to cut what linears send over tp where they send nothing, or into more pieces than it has tokens.
-void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) {
-  if (opt.tensor_overlap == 1) return;
-  if (tp == 1)
-    plait::fail(
-        fmt::format("--tensor-overlap {} hides nothing: with tp=1 linears send nothing; legal is 1, or more "
-                    "ranks along tp",
-                    opt.tensor_overlap));
-  const std::int64_t tokens = opt.micro_batch * opt.seq / cp / (opt.strategy == "sp" ? tp : 1);
-  if (opt.tensor_overlap > tokens)
-    plait::fail(
-        fmt::format("--tensor-overlap is {}, but a rank has {} tokens of a microbatch to send; legal is 1 to {}",
-                    opt.tensor_overlap, tokens, tokens));
-}
-
 /// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
 std::string rate_text(const plait::lr_schedule_config& c) {
   const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
   if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
   return fmt::format("{} from {} to {} of it in {} steps{}", plait::name_of(c.decay), c.peak, c.min_ratio, c.steps,
                      warm);
-}
-
-/// Refuses leaves of --deterministic that this mesh, or the sizes of model and batch, do not divide.
-void set_numerics(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t tp) {
-  const plait::numerics& n = s.opt.leaves;
-  s.numerics = n;
-  if (!n.canonical()) return;
-  const auto refuse = [&](const char* which, std::int64_t leaves, const std::string& why) {
-    plait::fail(fmt::format("--deterministic {}: {} leaves of {}, {}", s.opt.deterministic, leaves, which, why));
-  };
-  const plait::llama_config& c = s.config;
-  if (tp > c.kv_heads)
-    plait::fail(
-        fmt::format("--deterministic has no order for kv heads that ranks share, and --mesh has tp={} for {} kv "
-                    "heads; legal are up to {}",
-                    tp, c.kv_heads, c.kv_heads));
-  if (c.qk_norm) plait::fail("--deterministic has no order for norms of queries and keys, which this model has");
-  for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
-    if (const std::int64_t leaves = std::gcd(n.features, size); leaves % tp != 0)
-      refuse(name, leaves,
-             fmt::format("as many as divide {} and {}, cannot be shared out over tp={}; the first number must have a "
-                         "common divisor with {} that is a multiple of {}",
-                         n.features, size, tp, size, tp));
-  if (n.features % tp != 0)
-    refuse("the vocabulary", n.features, fmt::format("cannot be shared out over tp={}; legal are multiples of it", tp));
-  const std::int64_t batch = s.microbatches * s.sequences, parts = dp * s.microbatches;
-  if (n.samples % parts != 0 || batch % n.samples != 0)
-    refuse("samples", n.samples,
-           fmt::format("cannot be shared out over dp={} and {} microbatches of {} sequences in a step; legal are "
-                       "multiples of {} that divide {}",
-                       dp, s.microbatches, batch, parts, batch));
-  const std::int64_t pieces = s.zigzag && cp > 1 ? 2 * cp : cp;
-  if (n.sequence % pieces != 0)
-    refuse("the sequence", n.sequence,
-           fmt::format("cannot be shared out over cp={}{}; legal are multiples of {}", cp,
-                       s.zigzag && cp > 1 ? " in zigzag order" : "", pieces));
-  if (s.opt.seq % (n.sequence * n.features) != 0)
-    refuse(
-        "the sequence", n.sequence,
-        fmt::format("of which each is cut into {} for norms, do not divide --seq {}; legal are numbers whose product "
-                    "with {} divides it",
-                    n.features, s.opt.seq, n.features));
-}
-
-/// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
-void find_first_step(setup& s) {
-  plait::file_system& files = plait::machine_files();
-  std::string path = s.opt.init_from;
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  if (files.kind_of(path) != plait::file_kind::directory) return;
-  const auto is_step = [](const std::filesystem::path& name) {
-    return plait::step_called(name.filename().string()).has_value();
-  };
-  if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
-    s.first_step = is_step(path) ? path : plain(path).string();
-    return;
-  }
-  std::vector<plait::invalid_step> passed_over;
-  if (const auto newest = plait::newest_step(files, path, &passed_over)) s.first_step = newest->path;
-  for (const plait::invalid_step& i : passed_over)
-    plait::append(s.passed_over, {s.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
-  if (s.first_step.empty() && !passed_over.empty())
-    plait::fail({"'", path, "' has no saved step that is whole; ", s.passed_over});
-}
-
-/// Reads the model's shape, and looks at what --init-from names.
-void open_model(setup& s) {
-  const options& opt = s.opt;
-  if (!opt.init_from.empty()) {
-    try {
-      find_first_step(s);
-    } catch (const plait::error& e) {
-      plait::fail({"--init-from: ", e.what()});
-    }
-  }
-  if (opt.init_from.empty()) {
-    s.config = plait::load_llama_config(opt.model);
-  } else if (s.first_step.empty()) {
-    if (opt.model_given)
-      plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
-                  opt.model);
-    s.weights = std::make_shared<const plait::model_directory>(
-        plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order)));
-    s.config = s.weights->config;
-  } else {
-    if (!opt.model_given)
-      plait::fail("--init-from " + opt.init_from +
-                  " is a saved step, which has no config.json; give the model's shape by --model");
-    if (opt.weights_order_given)
-      plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
-                  opt.init_from + " is a saved step, which has one order alone; leave it out");
-    if (opt.resume != "none" && opt.resume != "auto")
-      plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
-                  opt.init_from + "; give one of them");
-    s.config = plait::load_llama_config(opt.model);
-  }
-}
-
-/// Opens --data, for so many data ranks.
-void open_data(setup& s, std::int64_t dp) {
-  const options& opt = s.opt;
-  std::vector<plait::token_source> sources;
-  const auto add = [&](std::vector<std::string> paths) {
-    sources.emplace_back(plait::token_source_config{.paths = std::move(paths),
-                                                    .format = plait::token_format_from(opt.data_format),
-                                                    .vocab = s.config.vocab,
-                                                    .end_of_document = opt.end_of_document});
-  };
-  const bool blended = !opt.data_weights.empty();
-  if (blended)
-    for (const std::string& path : opt.data) add({path});
-  else
-    add(opt.data);
-  const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
-  for (const char* name : {"tokenizer.json", "tokenizer.model"})
-    if (s.weights && opt.data_format == "auto" && sources[0].format() == plait::token_format::bytes &&
-        std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
-      plait::fail(
-          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
-                      "files (.bin) that it made, or --data-format bytes if bytes are meant",
-                      opt.data.front(), opt.init_from, name));
-  std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
-    for (std::size_t t = 0; t < shares.size(); ++t)
-      shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
-  }
-  s.entropy = plait::entropy(shares);
-  s.data.emplace(
-      std::move(sources), weights,
-      plait::sampler_config{
-          .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
-  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
-  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
-    plait::fail(fmt::format(
-        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
-        "dp={}); keep a larger fraction, or 0",
-        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../../examples/gpt2_c/blocks.hpp"
 #include "plait/comm/mpi.hpp"
 #include "plait/core/error.hpp"
 #include "plait/nn.hpp"
@@ -54,9 +55,9 @@ struct plain_steps {
 plain_steps run_plain(const std::vector<unsigned char>& text) {
   plain::model m;
   plain::make_model(m, plain::gpt);
-  plain::initialize(plain::tensors_of(m.w, plain::gpt));
+  initialize(plain::tensors_of(m.w, plain::gpt));
   plain_steps out;
-  for (const plain::tensor& t : plain::tensors_of(m.g, plain::gpt)) out.sizes.push_back(t.size);
+  for (const tensor& t : plain::tensors_of(m.g, plain::gpt)) out.sizes.push_back(t.size);
   std::vector<int> tokens(plain::gpt.samples * plain::gpt.length), labels(tokens.size());
   for (int step = 1; step <= steps; ++step) {
     out.weights.emplace_back(m.weights, m.weights + m.size);

@@ -3,10 +3,7 @@
 #include <string>
 
 #include "model_run.hpp"
-#include "plan.hpp"
 
 /// The training of one rank, from the first step to the sampled text; rank 0 reports and writes the outputs. Returns
 /// why the training could not go on, the same on all ranks; empty if it could.
 std::string train(const setup& s, model_run& run);
-
-void print_plan(const setup& s, const run_plan& plan);

@@ -1,0 +1,43 @@
+#include "number_lists.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "plait/core/error.hpp"
+
+std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
+  std::vector<double> weights;
+  for (std::size_t at = 0; !text.empty() && at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    weights.push_back(std::strtod(word.c_str(), &rest));
+    if (word.empty() || *rest != '\0')
+      plait::fail(fmt::format("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word));
+    at = end + 1;
+  }
+  if (!weights.empty() && weights.size() != sources)
+    plait::fail(fmt::format("--data-weights {}: {} weights for {} --data; give one for each, as in 0.7,0.3", text,
+                            weights.size(), sources));
+  return weights;
+}
+
+plait::numerics parse_deterministic(const std::string& text) {
+  if (text == "off") return {};
+  std::vector<std::int64_t> leaves;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    char* rest = nullptr;
+    const long long n = std::strtoll(word.c_str(), &rest, 10);
+    if (word.empty() || *rest != '\0' || n < 1 || n > 4096 || leaves.size() == 3)
+      plait::fail(fmt::format(
+          "--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4", text));
+    leaves.push_back(n);
+    at = end + 1;
+  }
+  return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
+}

@@ -1,0 +1,118 @@
+#include "open_inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check_files.hpp"
+#include "data_text.hpp"
+#include "plait/checkpoint/step_list.hpp"
+#include "plait/data/text.hpp"
+#include "plait/data/token_source.hpp"
+#include "plait/io/posix_file_system.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "plait/models/llama_config_json.hpp"
+#include "plait/models/weights_order.hpp"
+
+namespace {
+
+/// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
+void find_first_step(setup& s) {
+  plait::file_system& files = plait::machine_files();
+  std::string path = s.opt.init_from;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  if (files.kind_of(path) != plait::file_kind::directory) return;
+  const auto is_step = [](const std::filesystem::path& name) {
+    return plait::step_called(name.filename().string()).has_value();
+  };
+  if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
+    s.first_step = is_step(path) ? path : plain(path).string();
+    return;
+  }
+  std::vector<plait::invalid_step> passed_over;
+  if (const auto newest = plait::newest_step(files, path, &passed_over)) s.first_step = newest->path;
+  for (const plait::invalid_step& i : passed_over)
+    plait::append(s.passed_over, {s.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
+  if (s.first_step.empty() && !passed_over.empty())
+    plait::fail({"'", path, "' has no saved step that is whole; ", s.passed_over});
+}
+
+}  // namespace
+
+void open_model(setup& s) {
+  const options& opt = s.opt;
+  if (!opt.init_from.empty()) {
+    try {
+      find_first_step(s);
+    } catch (const plait::error& e) {
+      plait::fail({"--init-from: ", e.what()});
+    }
+  }
+  if (opt.init_from.empty()) {
+    s.config = plait::load_llama_config(opt.model);
+  } else if (s.first_step.empty()) {
+    if (opt.model_given)
+      plait::fail("--init-from " + opt.init_from + " has the model's shape in its config.json; leave out --model " +
+                  opt.model);
+    s.weights = std::make_shared<const plait::model_directory>(
+        plait::open_model_directory(opt.init_from, "--init-from", plait::weights_order_from(opt.weights_order)));
+    s.config = s.weights->config;
+  } else {
+    if (!opt.model_given)
+      plait::fail("--init-from " + opt.init_from +
+                  " is a saved step, which has no config.json; give the model's shape by --model");
+    if (opt.weights_order_given)
+      plait::fail("--weights-order " + opt.weights_order + " is for model directories, and --init-from " +
+                  opt.init_from + " is a saved step, which has one order alone; leave it out");
+    if (opt.resume != "none" && opt.resume != "auto")
+      plait::fail("--resume " + opt.resume + " takes the weights of a saved step, and so does --init-from " +
+                  opt.init_from + "; give one of them");
+    s.config = plait::load_llama_config(opt.model);
+  }
+}
+
+void open_data(setup& s, std::int64_t dp) {
+  const options& opt = s.opt;
+  std::vector<plait::token_source> sources;
+  const auto add = [&](std::vector<std::string> paths) {
+    sources.emplace_back(plait::token_source_config{.paths = std::move(paths),
+                                                    .format = plait::token_format_from(opt.data_format),
+                                                    .vocab = s.config.vocab,
+                                                    .end_of_document = opt.end_of_document});
+  };
+  const bool blended = !opt.data_weights.empty();
+  if (blended)
+    for (const std::string& path : opt.data) add({path});
+  else
+    add(opt.data);
+  const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (s.weights && opt.data_format == "auto" && sources[0].format() == plait::token_format::bytes &&
+        std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
+      plait::fail(
+          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
+                      "files (.bin) that it made, or --data-format bytes if bytes are meant",
+                      opt.data.front(), opt.init_from, name));
+  std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
+    for (std::size_t t = 0; t < shares.size(); ++t)
+      shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
+  }
+  s.entropy = plait::entropy(shares);
+  s.data.emplace(
+      std::move(sources), weights,
+      plait::sampler_config{
+          .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
+  if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
+  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
+    plait::fail(fmt::format(
+        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
+        "dp={}); keep a larger fraction, or 0",
+        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+}

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "options.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/tensor/context.hpp"
+#include "plait/train/train_step.hpp"
+
+/// Reads a rank's part of microbatches from --data: the samples of its data rank, and of each the positions that the
+/// rank has. `Tokens` is the tensor of a microbatch's ids.
+template <class Tokens, class Strategy, plait::compute_device Device>
+class rank_batches {
+ public:
+  rank_batches(const setup& s, const plait::context<Device>& ctx, bool documents)
+      : s_(s),
+        ctx_(ctx),
+        documents_(documents),
+        order_(plait::sequence_order_of<Strategy>(ctx.ranks.shape(), ctx.sizes)) {}
+
+  /// Where this rank's positions are in a sequence.
+  const plait::sequence_order& order() const { return order_; }
+
+  /// Fills microbatch i of a step whose first sample is `first`, as --data counts them.
+  void fill(std::int64_t first, std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
+            plait::host_starts& starts) const {
+    const plait::box& part = ids.part();
+    const auto sample = [&](std::int64_t row) {
+      return first + row - part.offset[0] +
+             plait::first_sample_in_step(ctx_.numerics, i, s_.microbatches, part.global[0], part.offset[0],
+                                         part.local[0]);
+    };
+    fill_with(
+        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill(sample(row), rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts(sample(row), rest...); });
+  }
+
+  /// Fills microbatch i of those that are held out.
+  void fill_held_out(std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
+                     plait::host_starts& starts) const {
+    fill_with(
+        ids, labels, starts,
+        [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(i * s_.sequences + row, rest...); });
+  }
+
+  /// Whole microbatches of what is held out.
+  std::int64_t held_out() const { return s_.data->held_out_samples() / s_.sequences; }
+
+  /// This rank's targets that count in what is held out: all, or all but those that `ignored` stands for.
+  std::int64_t held_out_targets(std::int64_t ignored) const {
+    const plait::box part =
+        plait::local_box(plait::layout_v<typename Tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
+    if (!documents_) return held_out() * part.local_size();
+    plait::host_tokens ids(part), labels(part);
+    plait::host_starts starts(part);
+    std::int64_t counted = 0;
+    for (std::int64_t i = 0; i < held_out(); ++i) {
+      fill_held_out(i, ids, labels, starts);
+      counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), ignored);
+    }
+    return counted;
+  }
+
+ private:
+  /// `read` is given a sample of the microbatch, the first position of some tokens that follow each other, how many,
+  /// and where they go; `read_starts` likewise, for the documents.
+  template <class Read, class ReadStarts>
+  void fill_with(plait::host_tokens& ids, plait::host_tokens& labels, plait::host_starts& starts, Read&& read,
+                 ReadStarts&& read_starts) const {
+    const plait::box& part = ids.part();
+    for (std::int64_t row = 0; row < part.local[0]; ++row)
+      for (const plait::token_run& run : order_.runs(part.offset[1], part.local[1])) {
+        const std::int64_t at = row * part.local[1] + run.at;
+        read(part.offset[0] + row, run.position, run.length, ids.data() + at, labels.data() + at);
+        if (documents_) read_starts(part.offset[0] + row, run.position, run.length, starts.data() + at);
+      }
+  }
+
+  const setup& s_;
+  const plait::context<Device>& ctx_;
+  bool documents_;
+  plait::sequence_order order_;
+};

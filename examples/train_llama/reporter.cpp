@@ -1,0 +1,183 @@
+#include "reporter.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "../size_text.hpp"
+#include "checkpoint_files.hpp"
+#include "plait/core/median.hpp"
+#include "plait/models/hugging_face_directory.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/observe/pipeline_svg.hpp"
+#include "plait/observe/step_timeline.hpp"
+#include "planned.hpp"
+#include "run_texts.hpp"
+#include "say.hpp"
+
+namespace {
+
+/// Where the first weights come from, where that may not be what was meant; a line, or nothing.
+std::string weights_text(const setup& s) {
+  if (s.weights) return fmt::format("weights: {} tensors of '{}'\n", s.weights->entries.size(), s.opt.init_from);
+  if (!s.first_step.empty())
+    return fmt::format("weights: those of '{}', with a new optimizer\n{}", s.first_step,
+                       s.passed_over.empty() ? "" : fmt::format("newer ones are not whole: {}\n", s.passed_over));
+  const auto folder = std::filesystem::path(s.opt.model).parent_path();
+  std::error_code ignored;
+  for (const char* name : {plait::safetensors_file_name, plait::safetensors_index_name})
+    if (s.opt.model.ends_with(".json") && std::filesystem::exists(folder / name, ignored))
+      return fmt::format(
+          "weights: random ones (--seed {}), not those of '{}' beside --model, which --init-from {} would "
+          "load\n",
+          s.opt.seed, name, folder.empty() ? "." : folder.string());
+  return {};
+}
+
+/// Writes what the traced step looked like, and prints its bubble beside that of the simulation, in which each action
+/// takes the mean of its measured times.
+void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ranks) {
+  if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
+  const plait::pipeline_shape& shape = s.schedule.shape;
+  std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
+  std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));
+  const plait::axis_list pipeline(plait::axis_of<plait::pp>);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto rank = static_cast<std::int64_t>(r);
+    if (s.mesh.group_of(rank, pipeline) == 0) along.push_back(ranks[r]);
+    peers[static_cast<std::size_t>(s.mesh.coordinate(rank, plait::axis_of<plait::pp>))].push_back(ranks[r]);
+  }
+  const plait::pipeline_timeline measured =
+      plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
+  std::int64_t data_ranks = 1;
+  for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
+  const plait::costed_step parts = plait::measured_step(s.schedule, s.parallel.parallel, peers,
+                                                        static_cast<int>(data_ranks), s.config.tie_embeddings);
+  const plait::pipeline_timeline simulated =
+      plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
+  if (shape.ranks > 1)
+    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
+        traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
+  if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
+}
+
+/// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
+std::string communication_text(const reporter::ending& e) {
+  const plait::axis_communication* most = most_waited(e.communication);
+  if (most == nullptr || e.steps == e.resumed) return {};
+  return fmt::format("communication: {}; waited longest over {}, {:.2g} ms a step{}{}\n",
+                     plait::format_hidden(e.communication), most->axes,
+                     1e3 * most->waited / static_cast<double>(e.steps - e.resumed), e.longest_wait.empty() ? "" : "; ",
+                     e.longest_wait);
+}
+
+}  // namespace
+
+std::int64_t steps_between_lines(const setup& s) { return std::max<std::int64_t>(1, s.opt.steps / 20); }
+
+reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
+    : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
+  if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
+  say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
+      counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
+      counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+  say("{}", weights_text(s));
+  say("{}", checkpoint_io_text(s.opt));
+  if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
+  if (s.opt.plan == "auto") say("{}", plan_text(s));
+  say("{}", use_.heading());
+  if (resumed > 0)
+    say("goes on from step {}\n", resumed);
+  else if (s.opt.resume == "auto")
+    say("--resume auto: nothing is saved in '{}' yet\n", s.opt.checkpoint_dir);
+  say_now();
+  display_.emplace(
+      plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
+}
+
+void reporter::step(plait::step_record record, double took) {
+  took_.push_back(took);
+  record.mfu = use_.of_step(record.tokens_per_second);
+  if (log_) log_->step(record);
+  if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
+  shown_ = record.communication;
+  display_->update(record);
+  curve_.points.push_back({static_cast<double>(record.step), record.loss});
+}
+
+void reporter::saved(const keeper::news& news) {
+  const plait::finished_save& s = news.save;
+  const double bytes = news.bytes;
+  plait::json_object line;
+  line.add("step", s.step)
+      .add("bytes", static_cast<std::uint64_t>(bytes))
+      .add("stall", s.stall)
+      .add("background", s.background);
+  if (news.loss) line.add("held_out_loss", *news.loss).add("best", news.is_best);
+  if (!s.failure.empty()) line.add("failure", s.failure);
+  if (!s.warning.empty()) line.add("warning", s.warning);
+  if (log_) log_->write(plait::json_object().add("save", line));
+  display_->finish();  // a line of its own
+  if (s.failure.empty())
+    say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms{}\n", s.step,
+        size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall,
+        news.loss ? fmt::format("; held-out loss {:.4f}{}", *news.loss, news.is_best ? ", the best so far" : "") : "");
+  else
+    fmt::print(stderr, "train_llama: step {} is NOT saved: {}\n", s.step, s.failure);
+  if (!s.warning.empty()) fmt::print(stderr, "train_llama: saving step {}: {}\n", s.step, s.warning);
+  say_now();
+}
+
+void reporter::finish(const ending& e) {
+  const bool interrupted_early = e.steps < s_.opt.steps && !e.diverged;
+  display_->finish();
+  plait::json_object summary;
+  summary.add("steps", e.steps).add("loss", e.last_loss).add("parameters", plait::parameter_count(s_.config));
+  if (e.resumed > 0) summary.add("resumed_at", e.resumed);
+  summary.add("seconds", e.seconds);
+  if (e.held_out) summary.add("held_out_loss", *e.held_out);
+  summary.add("skipped_steps", e.skipped);
+  summary.add("peak_bytes", static_cast<std::int64_t>(e.peak_bytes)).add("bytes_sent", e.sent.bytes);
+  summary.add("bytes_as_predicted", e.sent.as_predicted);
+  if (!e.communication.empty()) summary.add("communication", plait::communication_object(e.communication));
+  summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
+  use_.add_to(summary);
+  if (s_.predicted) summary.add("prediction", prediction_json(*s_.predicted, median_step(), e.peak_bytes));
+  if (log_) log_->summary(summary);
+  say("{}{} in {}",
+      e.diverged          ? "diverged: "
+      : interrupted_early ? "interrupted: "
+                          : "",
+      counted(e.steps - e.resumed, "step"),
+      e.seconds < 60 ? fmt::format("{:.1f} s", e.seconds) : plait::format_duration(e.seconds));
+  if (e.steps > e.resumed) say(", last loss {:.4f}", e.last_loss);
+  if (e.skipped > 0) say(", {} skipped", counted(e.skipped, "step"));
+  if (e.held_out) say(", held-out loss {:.4f}", *e.held_out);
+  if (s_.entropy > 0) say("; the data's unigram entropy is {:.4f}", s_.entropy);
+  say("\npeak memory of a rank: {}\nsent by a rank: {}{}\n{}hash of the weights: {:016x}\n{}", size_text(e.peak_bytes),
+      e.sent.text.empty() ? "nothing" : e.sent.text,
+      e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
+      communication_text(e), e.hash, use_.ending());
+  if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
+  if (!s_.opt.plot.empty()) draw();
+  if (!e.traced.empty() && e.steps > traced_step(s_.opt))
+    show(s_, e.traced);
+  else if (!e.traced.empty())
+    say("nothing is traced: the run ended before step {}\n", traced_step(s_.opt) + 1);
+  say_now();
+}
+
+double reporter::median_step() const { return took_.empty() ? 0 : plait::median(took_); }
+
+void reporter::draw() {
+  plait::curve_chart chart;
+  chart.title = fmt::format("{} on {}", s_.begins_from_weights() ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
+  chart.series.push_back(std::move(curve_));
+  if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
+  plait::write_curve(chart, s_.opt.plot, "--plot");
+}

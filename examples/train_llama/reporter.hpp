@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "keeper.hpp"
+#include "model_run.hpp"
+#include "plait/observe/json_log.hpp"
+#include "plait/observe/loss_curve.hpp"
+#include "plait/observe/progress.hpp"
+#include "traffic.hpp"
+#include "utilisation.hpp"
+
+/// How many steps are from one line of progress to the next, where there is no terminal.
+std::int64_t steps_between_lines(const setup& s);
+
+/// Rank 0's outputs: what is printed of a run, its log and its pictures.
+class reporter {
+ public:
+  /// The run goes on after `resumed` steps of others. Prints how it begins.
+  reporter(const setup& s, model_run& run, std::int64_t resumed);
+
+  /// After a step, which took so many seconds.
+  void step(plait::step_record record, double took);
+
+  void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all) { log_->hashes(step, all); }
+
+  /// Tells what became of a save, with its time on rank 0 and all ranks' bytes.
+  void saved(const keeper::news& news);
+
+  /// The end of a run.
+  struct ending {
+    std::int64_t steps = 0;    ///< in all
+    std::int64_t resumed = 0;  ///< of them, in runs before
+    std::int64_t skipped = 0;
+    double last_loss = 0;
+    double seconds = 0;
+    bool diverged = false;
+    traffic sent{};
+    double peak_bytes = 0;
+    std::vector<plait::axis_communication> communication{};  ///< of all steps
+    std::string longest_wait{};
+    std::optional<double> held_out{};
+    std::uint64_t hash = 0;
+    std::vector<std::vector<plait::step_event>> traced{};  ///< of each rank
+  };
+
+  void finish(const ending& e);
+
+ private:
+  void draw();
+
+  /// Seconds of the median step; 0 where there was none.
+  double median_step() const;
+
+  const setup& s_;
+  plait::mesh_shape shape_;
+  utilisation use_;
+  std::optional<plait::json_log> log_;
+  std::optional<plait::progress> display_;
+  std::vector<plait::axis_communication> shown_;
+  std::vector<double> took_;  ///< seconds of each step
+  plait::curve_series curve_{"training", {}};
+};

@@ -1,0 +1,31 @@
+#include "run_texts.hpp"
+
+#include <fmt/format.h>
+
+#include "plait/nn/strategies.hpp"
+
+std::string counted(std::int64_t n, const char* what, const char* plural) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+}
+
+std::string mesh_text(const plait::mesh_shape& shape) {
+  const std::int64_t tp = shape.extent(plait::axis_of<plait::tp>), copies = shape.extent(plait::axis_of<plait::tp_rep>);
+  std::string text = fmt::format("dp={}", shape.extent(plait::axis_of<plait::dp>));
+  for (plait::axis_id axis : {plait::axis_of<plait::pp>, plait::axis_of<plait::cp>})
+    if (shape.extent(axis) > 1) text += fmt::format(", {}={}", axis.text(), shape.extent(axis));
+  text += fmt::format(", tp={}", tp * copies);
+  if (copies > 1) text += fmt::format(", each key-value head on {} ranks", copies);
+  return text;
+}
+
+std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages) {
+  std::string sizes;
+  for (const plait::stage_layers& part : stages) sizes += (sizes.empty() ? "" : ", ") + std::to_string(part.size());
+  return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
+}
+
+std::string plan_text(const setup& s) {
+  return fmt::format("plan: --mesh {}{} --data-parallel {} --micro-batch {} --recompute {}\n", s.opt.mesh,
+                     s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,
+                     s.opt.micro_batch, s.opt.recompute);
+}

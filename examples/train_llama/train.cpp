@@ -1,0 +1,117 @@
+#include "train.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "keeper.hpp"
+#include "plait/data/text.hpp"
+#include "reporter.hpp"
+#include "say.hpp"
+#include "signals.hpp"
+#include "traffic.hpp"
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+double seconds(clock_type::time_point a, clock_type::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+/// Whether the ranks bring together what the communication of a step cost: where it is logged or printed.
+bool gathers_communication(const setup& s, std::int64_t step) {
+  const bool line = step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
+  return s.mesh.size() > 1 && (line || !s.opt.log.empty());
+}
+
+}  // namespace
+
+std::string train(const setup& s, model_run& run) {
+  plait::world& w = run.world();
+  std::int64_t resumed = 0;
+  try {
+    resumed = run.resume();
+  } catch (const plait::error_of_all& e) {
+    return e.what();
+  }
+  if (resumed > s.opt.steps)
+    return fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps,
+                       resumed, s.opt.resume);
+  if (resumed < s.opt.steps && !s.data)
+    return fmt::format("--data is missing: {} of --steps {} are done; name a text file, or token files (.bin)", resumed,
+                       s.opt.steps);
+  std::optional<reporter> report;
+  if (run.rank() == 0) report.emplace(s, run, resumed);
+
+  const auto begin = clock_type::now();
+  reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
+  std::string problem;
+  plait::communication_clock whole(w.ledger());
+  keeper saves(s, run, [&](const keeper::news& news) {
+    if (report) report->saved(news);
+  });
+  std::int64_t hashed = -1;
+  const auto hash = [&] {  // with --log-hashes; collective
+    if (std::exchange(hashed, end.steps) == end.steps) return;
+    const auto all = run.hashes(s.opt.log_gradient_hashes && end.steps > end.resumed);
+    if (report) report->hashes(end.steps, all);
+  };
+  if (s.opt.log_hashes > 0) hash();
+  bool stops = run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0;  // steps ask within them
+  for (std::int64_t step = end.resumed; step < s.opt.steps && !stops; ++step) {
+    const auto start = clock_type::now();
+    const double waited = w.ledger().total().seconds;
+    const plait::step_result r = run.step(step, gathers_communication(s, step));
+    stops = run.asked().stop != 0;
+    const double stepped = seconds(start, clock_type::now());
+    // On a GPU the host waits for the whole step, not for its communication.
+    const double share = s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped
+                                               : std::numeric_limits<double>::quiet_NaN();
+    end.steps = step + 1;
+    end.last_loss = r.loss;
+    if (report)
+      report->step({end.steps, r.loss, r.gradient_norm, s.rate.at(step), static_cast<double>(r.tokens) / stepped, share,
+                    0, r.skipped, run.communication()},
+                   stepped);
+    end.skipped += r.skipped;
+    if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
+    if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
+      problem = fmt::format(
+          "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
+          r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
+      break;
+    }
+    saves.after(end.steps, run.asked());
+  }
+  if (s.opt.log_hashes > 0) hash();  // the last, however it came
+  end.seconds = seconds(begin, clock_type::now());
+  end.diverged = !problem.empty();
+  saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.begins_from_weights()));
+  if (s.mesh.size() > 1) end.communication = run.of_ranks(whole.since());
+  if (const plait::axis_communication* most = most_waited(end.communication))
+    end.longest_wait = run.longest_wait(most->axes);
+  end.sent = traffic_of(s, run, end.steps - end.resumed);
+  end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
+  if (problem.empty() && s.data && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
+  end.hash = run.weights_hash();
+  end.traced = run.traced();
+  if (report) report->finish(end);
+  if (s.opt.sample > 0 && end.steps == s.opt.steps && problem.empty()) {
+    const std::vector<std::int64_t> text = run.sample();
+    if (report) say("\nsampled text:\n{}\n", plait::decode_bytes(text));
+  }
+  if (!s.opt.export_hf.empty() && end.steps == s.opt.steps && problem.empty()) {
+    run.write_model();
+    if (report) say("the model is in '{}'\n", s.opt.export_hf);
+  } else if (!s.opt.export_hf.empty() && report) {
+    say("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps, s.opt.steps);
+  }
+  if (problem.empty() && !saves.failure().empty()) problem = "the last state is not saved: " + saves.failure();
+  return problem;
+}
