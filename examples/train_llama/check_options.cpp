@@ -95,9 +95,22 @@ void check_numerics(const options& opt) {
   one_of("--precision", opt.precision, {"float", "double", "bf16", "bf16-no-masters"});
   if (opt.precision == "bf16-no-masters" && opt.strategy != "sp")
     plait::fail("--precision bf16-no-masters is built for --strategy sp alone; here it is " + opt.strategy);
-  one_of("--reduce-in", opt.reduce_in, {"full", "bf16"});
+  one_of("--gradients", opt.gradients, {"full", "bf16"});
+  if (has_bf16_gradients(opt) && !in_bf16(opt))
+    plait::fail("--gradients bf16 is for --precision bf16 and bf16-no-masters; with " + opt.precision +
+                ", full is legal");
+  if (has_bf16_gradients(opt) && opt.strategy != "sp")
+    plait::fail("--gradients bf16 is built for --strategy sp alone; here it is " + opt.strategy);
+  one_of("--reduce-in", opt.reduce_in, {"full", "bf16", "float"});
   if (opt.reduce_in == "bf16" && opt.precision == "double")
     plait::fail("--reduce-in bf16 is for gradients in float; with --precision double, full is legal");
+  if (opt.reduce_in == "bf16" && has_bf16_gradients(opt))
+    plait::fail(
+        "--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is bf16, and float");
+  if (opt.reduce_in == "float" && !has_bf16_gradients(opt))
+    plait::fail(fmt::format("--reduce-in float is for --gradients bf16; here they are in {}, and legal {}",
+                            opt.precision == "double" ? "double" : "float",
+                            opt.precision == "double" ? "is full" : "are full and bf16"));
   if (opt.leaves.canonical()) {
     const auto not_with = [](const char* knob, const std::string& value, const char* legal) {
       plait::fail(
@@ -106,6 +119,7 @@ void check_numerics(const options& opt) {
     if (opt.device != "cpu") not_with("--device", opt.device, "cpu");
     if (opt.threads != 1) not_with("--threads", std::to_string(opt.threads), "1");
     if (opt.tensor_overlap != 1) not_with("--tensor-overlap", std::to_string(opt.tensor_overlap), "1");
+    if (opt.gradients != "full") not_with("--gradients", opt.gradients, "full");
     if (opt.reduce_in != "full") not_with("--reduce-in", opt.reduce_in, "full");
     if (opt.moments == "int8") not_with("--moments", opt.moments, "full or bf16");
   }

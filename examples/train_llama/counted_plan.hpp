@@ -119,7 +119,7 @@ auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::st
     counted_stages<Precision, Placed> counted(s, rank, parts, options, how);
     return f(counted);
   };
-  if constexpr (has_original_order<S, plait::cpu>)
+  if constexpr (has_original_order<Precision, S, plait::cpu>)
     if (!s.zigzag) return run.template operator()<in_context<S, plait::contiguous>>();
   return run.template operator()<in_context<S, plait::zigzag>>();
 }

@@ -28,7 +28,9 @@ inline void run_on_gpu(const setup& s, plait::cuda& device, plait::any_communica
                         : s.opt.attention_kernel == "cudnn" ? attention_backend::cudnn
                                                             : attention_backend::automatic,
                         library.get()});
-  const make_run<plait::cuda> make = in_bf16(s.opt) ? cuda_bf16(s.opt) : cuda_float(s.opt);
+  const make_run<plait::cuda> make = has_bf16_gradients(s.opt) ? cuda_bf16_gradients(s.opt)
+                                     : in_bf16(s.opt)          ? cuda_bf16(s.opt)
+                                                               : cuda_float(s.opt);
   const std::unique_ptr<model_run> run = make(s, device, std::move(ranks));
   body(*run);
 }

@@ -242,7 +242,7 @@ class llama_run final : public model_run {
 
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
-  if constexpr (has_original_order<Strategy, Device>) {
+  if constexpr (has_original_order<Precision, Strategy, Device>) {
     if (!s.zigzag)
       return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
                                                                                                      std::move(ranks));

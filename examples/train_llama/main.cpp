@@ -34,12 +34,8 @@ std::atomic<int> interrupted = 0, save_asked = 0;
 namespace {
 
 make_run<plait::cpu> cpu_program(const options& opt) {
-  if (opt.precision == "bf16-no-masters") return make_llama_run<plait::bf16_no_masters, plait::megatron_sp, plait::cpu>;
-  return with_strategy(opt, [&]<class S>() -> make_run<plait::cpu> {
-    if (opt.precision == "double") return make_llama_run<double, S, plait::cpu>;
-    if (opt.precision == "bf16") return make_llama_run<plait::bf16, S, plait::cpu>;
-    return make_llama_run<float, S, plait::cpu>;
-  });
+  return with_types(
+      opt, []<class Precision, class S>() -> make_run<plait::cpu> { return make_llama_run<Precision, S, plait::cpu>; });
 }
 
 /// Trains on a rank of the CPU.

@@ -106,3 +106,4 @@ std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait:
 // The instantiations of GPUs, all strategies of a precision in one file.
 make_run<plait::cuda> cuda_float(const options& opt);
 make_run<plait::cuda> cuda_bf16(const options& opt);
+make_run<plait::cuda> cuda_bf16_gradients(const options& opt);

@@ -128,7 +128,8 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "in how many chunks linears gather and reduce over tp, beside their products; 1: not beside them")
       ->capture_default_str();
   app.add_option("--reduce-in", opt.reduce_in,
-                 "what gradients travel as when they are summed over data ranks: full (their own type) or bf16")
+                 "what gradients travel as when they are summed over data ranks: full (their own type), bf16, or, of "
+                 "those that --gradients keeps in bf16, float, in which sums are rounded once")
       ->capture_default_str();
   app.add_option("--attention", opt.attention,
                  "how attention sees a sequence that is sharded over cp: ring, all_gather_kv or ulysses, then "
@@ -173,6 +174,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "--precision", opt.precision,
          "float, double (cpu), bf16 (with float master weights; slower than float on a CPU without avx512_bf16) or "
          "bf16-no-masters (weights in bf16 alone, rounded stochastically)")
+      ->capture_default_str();
+  app.add_option("--gradients", opt.gradients,
+                 "what the gradients of parameters are kept in: full (float; with --precision double double) or, with "
+                 "--precision bf16 and bf16-no-masters, bf16, to which each pass adds a sum in float")
       ->capture_default_str();
   app.add_option(
          "--moments", opt.moments,

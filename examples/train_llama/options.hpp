@@ -60,6 +60,7 @@ struct options {
   std::int64_t global_batch = 0;  ///< 0: one microbatch per step
   std::uint64_t seed = 1;
   std::string precision = "float";
+  std::string gradients = "full";
   std::string moments = "full";
   std::string deterministic = "off";
   plait::numerics leaves{};  ///< of --deterministic
@@ -113,6 +114,14 @@ struct options {
 
 /// Whether layers compute in bf16.
 inline bool in_bf16(const options& opt) { return opt.precision.starts_with("bf16"); }
+
+/// Whether gradients are kept in bf16.
+inline bool has_bf16_gradients(const options& opt) { return opt.gradients == "bf16"; }
+
+/// Returns the number types of a run in words, such as "bf16, gradients in bf16".
+inline std::string precision_text(const options& opt) {
+  return opt.precision + (has_bf16_gradients(opt) ? ", gradients in bf16" : "");
+}
 
 /// What all ranks share: the options, and what they name.
 struct setup {

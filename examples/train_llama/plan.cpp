@@ -13,17 +13,6 @@
 
 namespace {
 
-/// Calls `f.operator()<Precision, S>()` with what --precision and --strategy name.
-template <class F>
-auto with_types(const options& opt, F&& f) {
-  if (opt.precision == "bf16-no-masters") return f.template operator()<plait::bf16_no_masters, plait::megatron_sp>();
-  return with_strategy(opt, [&]<class S>() {
-    if (opt.precision == "double") return f.template operator()<double, S>();
-    if (opt.precision == "bf16") return f.template operator()<plait::bf16, S>();
-    return f.template operator()<float, S>();
-  });
-}
-
 /// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
 std::int64_t ranks_of_stage(const setup& s) {
   return s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) / s.mesh.extent(plait::axis_of<plait::dp>);

@@ -56,7 +56,8 @@ pp::software program_of(const options& opt) {
   pp::set_products(program, in_bf16(opt) ? pp::number_kind::bf16 : pp::number_kind::f32);
   const double moments = opt.moments == "full" ? 8 : opt.moments == "bf16" ? 4 : 2 + 8.0 / 256;
   program.optimizer_bytes = moments + (opt.precision == "bf16" ? 4 : 0);  // masters
-  if (opt.reduce_in == "bf16") program.reduced_bytes = 2;
+  if (has_bf16_gradients(opt)) program.gradient_bytes = 2;
+  if (opt.reduce_in == "bf16" || (has_bf16_gradients(opt) && opt.reduce_in == "full")) program.reduced_bytes = 2;
   program.overlaps_tensor = opt.tensor_overlap > 1;
   program.overlaps_data = opt.overlap == "on";
   program.delayed_norm = opt.clip_norm == "delayed";

@@ -68,7 +68,7 @@ void print_plan(const setup& s, const run_plan& plan) {
   say("model: {} parameters\nmesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n", plait::parameter_count(s.config),
       counted(s.mesh.size(), "rank"), mesh_text(s.mesh), data_parallel_text(s),
       tensor_overlap_text(s.opt) + recompute_text(s), counted(s.microbatches, "microbatch", "es"),
-      counted(s.sequences, "sequence"), s.opt.seq, s.opt.precision, utilisation(s, "").operations());
+      counted(s.sequences, "sequence"), s.opt.seq, precision_text(s.opt), utilisation(s, "").operations());
   if (s.schedule.shape.ranks > 1) {
     const plait::simulation times =
         plait::simulate(s.schedule, plait::schedule_costs_of(plait::llama_part_flops(s.config, s.opt.seq), s.stages));

@@ -85,7 +85,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
   say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
       counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
-      counted(s.microbatches, "microbatch", "es"), s.opt.precision);
+      counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));
   say("{}", weights_text(s));
   say("{}", checkpoint_io_text(s.opt));
   if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));

@@ -6,6 +6,7 @@
 
 #include "options.hpp"
 #include "plait/comm/any_communicator.hpp"
+#include "plait/core/precision.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -42,9 +43,10 @@ using in_context = plait::context_parallel<Strategy, plait::chosen<plait::cp>, P
 
 /// Whether the program can also leave the sequence in its original order: every instantiation takes its time to
 /// compile. On one context-parallel rank the orders are the same.
-template <class Strategy, class Device>
+template <class Precision, class Strategy, class Device>
 inline constexpr bool has_original_order =
-    std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu>;
+    std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu> &&
+    !std::is_same_v<plait::gradient_of<Precision>, plait::bf16>;
 
 /// Returns the split of layers that --split measured gives, or `s.stages`. Collective.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>

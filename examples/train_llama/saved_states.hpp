@@ -115,7 +115,7 @@ class saved_states {
                                           .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
                                                    .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
                                           .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
-                                                    s_.opt.schedule + ", " + s_.opt.precision},
+                                                    s_.opt.schedule + ", " + precision_text(s_.opt)},
                      *files);
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));

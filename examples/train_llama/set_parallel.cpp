@@ -33,12 +33,12 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
         "exact");
   if (opt.shard == "whole") s.parallel.cut = plait::bucket_cut::whole;
   if (opt.shard == "blocks") s.parallel.cut = plait::bucket_cut::blocks(plait::kernels::moment_block);
-  if (opt.reduce_in == "bf16") {
+  if (opt.reduce_in != "full") {
     if (dp * cp == 1)
       plait::fail(
-          "--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one; legal "
-          "is full");
-    s.parallel.wire = plait::gradient_wire::bf16;
+          "--reduce-in " + opt.reduce_in +
+          " is for gradients that are summed over the ranks of dp and cp, and here there is one; legal is full");
+    s.parallel.wire = opt.reduce_in == "bf16" ? plait::gradient_wire::bf16 : plait::gradient_wire::f32;
   }
   if (how.level == zero_level::replicated) return;
   const bool over_dp = opt.replicate_over != "dp" && dp > 1, over_cp = opt.replicate_over != "cp" && cp > 1;

@@ -107,9 +107,10 @@ setup prepare(const options& opt, std::int64_t ranks) {
   plait::check_tensor_ranks(c, tp, "--mesh");
   if (opt.attention.starts_with("all_gather_kv")) s.context = plait::chosen_policy::all_gather_kv;
   if (opt.attention.starts_with("ulysses")) s.context = plait::chosen_policy::ulysses;
-  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp"))
-    plait::fail("--attention " + opt.attention + " is built for --device cpu and --strategy sp alone; legal here is " +
-                opt.attention.substr(0, opt.attention.find(':')) + ":zigzag");
+  if (cp > 1 && !s.zigzag && (opt.device == "cuda" || opt.strategy != "sp" || has_bf16_gradients(opt)))
+    plait::fail(fmt::format("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
+                            has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
+                            opt.attention.substr(0, opt.attention.find(':'))));
   if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
   if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);

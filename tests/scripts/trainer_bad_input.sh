@@ -115,6 +115,25 @@ refused '--optimizer muon needs master weights, which --precision bf16-no-master
 refused "--reduce-in 'half' is unknown; legal are full, bf16" --reduce-in half
 refused '--reduce-in bf16 is for gradients in float; with --precision double, full' --reduce-in bf16 --precision double --mesh dp=2
 refused '--reduce-in bf16 is for gradients that are summed over the ranks of dp and cp, and here there is one' --reduce-in bf16
+refused '--reduce-in float is for --gradients bf16; here they are in float, and legal are full and bf16' --reduce-in float --mesh dp=2
+refused '--reduce-in float is for --gradients bf16; here they are in double, and legal is full' --reduce-in float \
+  --precision double --mesh dp=2
+refused "--gradients 'half' is unknown; legal are full, bf16" --gradients half
+for precision in float double; do
+  refused "--gradients bf16 is for --precision bf16 and bf16-no-masters; with $precision, full is legal" --gradients bf16 \
+    --precision $precision
+done
+refused '--gradients bf16 is built for --strategy sp alone; here it is tp' --gradients bf16 --precision bf16 --strategy tp
+refused '--deterministic has one order of sums, which --gradients bf16 has not; legal is full' --gradients bf16 \
+  --precision bf16 --deterministic 8
+refused '--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is bf16, and float' \
+  --gradients bf16 --precision bf16 --reduce-in bf16 --mesh dp=2
+refused '--reduce-in float is for gradients that are summed over the ranks of dp and cp, and here there is one; legal is full' \
+  --gradients bf16 --precision bf16 --reduce-in float --mesh tp=2
+refused '--attention ulysses:contiguous is built for --gradients full alone; legal here is ulysses:zigzag' \
+  --gradients bf16 --precision bf16 --attention ulysses:contiguous --mesh cp=2
+refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not' \
+  --gradients bf16 --precision bf16-no-masters --optimizer muon
 refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
 refused '--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal' --moments int8 --optimizer muon
 refused '--moments int8 has a scale for each 256 elements, which --data-parallel zero1 with --shard even cuts; legal are' \

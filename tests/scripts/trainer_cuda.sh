@@ -143,6 +143,28 @@ a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in 
 assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 1e-4 * a[s] for s in b), (a, b)
 PYTHON
 
+  # Gradients in bf16 are near those in float, replayed and offloaded or not, and go on from states of either.
+  narrow="--device cuda --precision bf16 --gradients bf16 --sample 0"
+  train narrow $narrow --graph off
+  logs check narrow.jsonl 5 falls
+  [ "$(hash_of narrow)" != "$(hash_of plain)" ] || fail "--gradients bf16 has the bits of float"
+  for how in "--graph on" "--graph on --offload optimizer"; do
+    train narrow_again $narrow $how
+    [ "$(hash_of narrow_again)" = "$(hash_of narrow)" ] || fail "$how: other bits with --gradients bf16"
+  done
+  train plain_ranks --device cuda --precision bf16 --sample 0 --mesh dp=2,tp=2
+  for how in "--data-parallel zero2" "--data-parallel zero3 --reduce-in float" "--optimizer adamw --moments int8"; do
+    train narrow_ranks $narrow --mesh dp=2,tp=2 $how
+    logs same plain_ranks.jsonl narrow_ranks.jsonl 2e-2
+  done
+  rm -f onwards.jsonl
+  train onwards $narrow --mesh pp=2 --micro-batch 4 --resume states/step-00000003
+  python3 - plain.jsonl onwards.jsonl <<'PYTHON' || fail "--gradients bf16 goes on otherwise: $(cat onwards.jsonl)"
+import json, sys
+a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in r} for path in sys.argv[1:])
+assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 5e-3 * a[s] for s in b), (a, b)
+PYTHON
+
   # An evaluation at each save changes no replay.
   train held --device cuda --precision bf16 --sample 0 --graph on --held-out 0.001
   train judged --device cuda --precision bf16 --sample 0 --graph on --held-out 0.001 --checkpoint-dir judged \

@@ -43,6 +43,8 @@ compare --mesh dp=2,tp=2 --optimizer muon
 compare --mesh dp=2,tp=2 --data-parallel zero1 --shard whole --optimizer muon --micro-batch 2
 compare --mesh dp=2,tp=2 --data-parallel zero2 --shard blocks --moments int8 --precision bf16-no-masters --micro-batch 2
 compare --mesh dp=2,tp=2 --data-parallel zero1 --reduce-in bf16 --micro-batch 2
+compare --mesh dp=2,pp=2 --data-parallel zero2 --precision bf16 --gradients bf16 --micro-batch 2
+compare --mesh dp=2,cp=2 --data-parallel zero3 --precision bf16-no-masters --gradients bf16 --reduce-in float --micro-batch 2
 
 # Of 34976 parameters in float, AdamW keeps two numbers each, and Muon one for the 18432 of hidden matrices.
 # In 8 bits, each 256 elements at most have two scales of a byte.
