@@ -15,14 +15,17 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/device/gemm_problem.hpp"
+#include "plait/device/ordered_product.hpp"
 
 namespace plait {
 
 /// C = alpha op(A) op(B) + beta C in this order: the terms of up to 256 neighbours in k are added one after the other
 /// by fused multiply-adds, from zero (bf16 in hardware: pair by pair, the second of each first, and what is subnormal
 /// counts as zero, as VDPBF16PS does); each such sum, times alpha, is added to beta C in the order of k. So cutting
-/// rows or columns changes no bit. oneDNN keeps to this for products of 16 rows and columns or more, which is looked at
-/// for every new problem, and refused where it does not hold; smaller ones, and all of double, are computed here.
+/// rows or columns changes no bit. On processors with AVX-512, oneDNN keeps to this for products of 16 rows and columns
+/// or more, which is looked at for every new problem, and refused where it does not hold. All others are computed by
+/// `ordered_products`: small ones, those of double, and on processors for which oneDNN has other kernels, which add
+/// some elements of a product in one order and some in another.
 class canonical_products {
  public:
   /// The terms that are added without a break.
@@ -58,13 +61,18 @@ class canonical_products {
       p.k = std::min(chunk, problem.k - at);
       const In* const from_a = a + at * (p.trans_a ? p.lda : 1);
       const In* const from_b = b + at * (p.trans_b ? 1 : p.ldb);
-      if constexpr (std::is_same_v<In, double>) {
-        plain(false, p, from_a, from_b, adds, c);
-      } else if (p.m < 16 || p.n < 16) {
-        plain(pairs && std::is_same_v<In, bf16>, p, from_a, from_b, adds, c);
-      } else {
-        checked(library, pairs && std::is_same_v<In, bf16>, p, from_a, from_b, adds, c);
+      const bool in_pairs = pairs && std::is_same_v<In, bf16>, small = p.m < 16 || p.n < 16;
+      if constexpr (!std::is_same_v<In, double>) {
+        if (!small && library.adds_in_order()) {
+          checked(library, in_pairs, p, from_a, from_b, adds, c);
+          continue;
+        }
+        if (in_pairs) {
+          pair_by_pair(p, from_a, from_b, adds, c);
+          continue;
+        }
       }
+      ordered_.run(p, from_a, from_b, adds, c);
     }
   }
 
@@ -117,35 +125,26 @@ class canonical_products {
     return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
   }
 
-  template <class In, class A>
-  void plain(bool pairs, const gemm_problem& p, const In* a, const In* b, bool adds, A* c) {
+  /// A small product of bf16 as the processor's own instruction makes it.
+  template <class In>
+  void pair_by_pair(const gemm_problem& p, const In* a, const In* b, bool adds, float* c) {
     constexpr std::int64_t width = 64;
-    std::vector<A>& columns = packed<A>();
-    columns.resize(static_cast<std::size_t>(p.k * width));
-    const auto ready = [&](In x) {
-      if constexpr (std::is_same_v<In, bf16>)
-        return pairs ? flushed(widened(x)) : widened(x);
-      else
-        return x;
-    };
+    columns_.resize(static_cast<std::size_t>(p.k * width));
     for (std::int64_t first = 0; first < p.n; first += width) {
       const std::int64_t count = std::min(width, p.n - first);
       for (std::int64_t k = 0; k < p.k; ++k)
         for (std::int64_t j = 0; j < width; ++j)
-          columns[static_cast<std::size_t>(k * width + j)] =
-              j < count ? ready(b[p.trans_b ? (first + j) * p.ldb + k : k * p.ldb + first + j]) : A(0);
+          columns_[static_cast<std::size_t>(k * width + j)] =
+              j < count ? flushed(widened(b[p.trans_b ? (first + j) * p.ldb + k : k * p.ldb + first + j])) : 0.0f;
       for (std::int64_t i = 0; i < p.m; ++i) {
-        A sums[width] = {};
-        each_term(pairs, p.k, [&](std::int64_t k) {
-          const A x = ready(a[p.trans_a ? k * p.lda + i : i * p.lda + k]);
-          const A* const y = columns.data() + k * width;
+        float sums[width] = {};
+        each_term(true, p.k, [&](std::int64_t k) {
+          const float x = flushed(widened(a[p.trans_a ? k * p.lda + i : i * p.lda + k]));
+          const float* const y = columns_.data() + k * width;
           for (std::int64_t j = 0; j < width; ++j) sums[j] = std::fma(x, y[j], sums[j]);
-          if constexpr (std::is_same_v<In, bf16>) {
-            if (pairs)
-              for (std::int64_t j = 0; j < width; ++j) sums[j] = flushed(sums[j]);
-          }
+          for (std::int64_t j = 0; j < width; ++j) sums[j] = flushed(sums[j]);
         });
-        A* const row = c + i * p.ldc + first;
+        float* const row = c + i * p.ldc + first;
         for (std::int64_t j = 0; j < count; ++j) row[j] = adds ? row[j] + sums[j] : sums[j];
       }
     }
@@ -163,17 +162,11 @@ class canonical_products {
     else
       return float_scratch_;
   }
-  template <class A>
-  std::vector<A>& packed() {
-    if constexpr (std::is_same_v<A, double>)
-      return double_packed_;
-    else
-      return float_packed_;
-  }
 
+  ordered_products ordered_;
   std::vector<known> checked_;
-  std::vector<float> float_scratch_, float_packed_;
-  std::vector<double> double_scratch_, double_packed_;
+  std::vector<float> float_scratch_, columns_;
+  std::vector<double> double_scratch_;
 };
 
 }  // namespace plait

@@ -28,6 +28,9 @@ class onednn_gemm {
 
   /// Whether this processor multiplies bf16 in hardware.
   static bool supports_bf16();
+  /// Whether this processor has the instructions with which the terms of products of 16 rows and columns or more are
+  /// added one after the other, up to 256 of them (AVX-512).
+  static bool adds_in_order();
 
  private:
   class primitives;

@@ -295,13 +295,21 @@ PLAIT_INLINE void onednn_gemm::run(const gemm_problem& problem, float alpha, con
   run_bf16(problem, alpha, a, b, beta, c);
 }
 
+namespace detail {
+/// Whether oneDNN uses these instructions of the processor, which DNNL_MAX_CPU_ISA may forbid.
+inline bool onednn_uses(dnnl_cpu_isa_t instructions) {
+  return (static_cast<int>(dnnl_get_effective_cpu_isa()) & static_cast<int>(instructions)) ==
+         static_cast<int>(instructions);
+}
+}  // namespace detail
+
 PLAIT_INLINE bool onednn_gemm::supports_bf16() {
-  static const bool supported = [] {
-    const auto isa = static_cast<int>(dnnl_get_effective_cpu_isa());
-    const auto bf16_isa = static_cast<int>(dnnl_cpu_isa_avx512_core_bf16);
-    return (isa & bf16_isa) == bf16_isa;
-  }();
+  static const bool supported = detail::onednn_uses(dnnl_cpu_isa_avx512_core_bf16);
   return supported;
+}
+PLAIT_INLINE bool onednn_gemm::adds_in_order() {
+  static const bool known = detail::onednn_uses(dnnl_cpu_isa_avx512_core);
+  return known;
 }
 
 }  // namespace plait

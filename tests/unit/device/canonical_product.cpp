@@ -109,6 +109,7 @@ TEST_CASE("other factors than 1 and 0 scale complete sums") {
 
 TEST_CASE("a library that adds in another order is refused") {
   struct backwards {
+    static bool adds_in_order() { return true; }
     void run(const gemm_problem& p, float, const float* a, const float* b, float, float* c) {
       for (std::int64_t i = 0; i < p.m; ++i)
         for (std::int64_t j = 0; j < p.n; ++j) {
