@@ -107,7 +107,7 @@ class embedding {
     if (!ctx.numerics.canonical()) return;
     if (width_ != used.global[1] || !resolve_.planned().to.partial.empty())
       fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
-    terms_ = &table_->array()->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
+    terms_ = &table_->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
                                                       ctx.ranks.rank(), token_grain::coarse, name));
   }
 

@@ -150,6 +150,12 @@ class parameter {
     if (canonical_) detail::refuse_unordered(info_.name);
     return summed();
   }
+  /// Gives a layer that begins to use its array a canonical sum of its own there. Throws where data parallelism, which
+  /// reduces the sums that it has met, keeps the parameter already.
+  gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
+    if (home_) detail::refuse_late_layer(info_.name);
+    return array_->add_terms(std::move(leaves));
+  }
   /// Begins to add to the canonical sums of its array. Throws as `used_gradient` does.
   void begin_terms() { require_accumulating(), empty_ = false; }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.

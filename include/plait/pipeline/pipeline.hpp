@@ -63,8 +63,9 @@ class pipeline {
       Stage* const first = !stages_.empty() && stages_[0]->part().first ? stages_[0] : nullptr;
       own_.push_back(make(part, first));
       stages_.push_back(own_.back().get());
-      add_units(ctx, shape_.stage_of(along.rank(), chunk), *own_.back());
     }
+    // After all stages: a bucket has to know every layer that uses its parameters, and a table may be tied.
+    for (int chunk = 0; chunk < shape_.chunks; ++chunk) add_units(ctx, shape_.stage_of(along.rank(), chunk), at(chunk));
     check(ctx, *this, along);
     const int rank = along.rank();
     executor_.emplace(std::move(along), step_of(plan, rank));
@@ -112,9 +113,9 @@ class pipeline {
     training<std::remove_reference_t<Optimizer>> work{*this, data, loss, first_sample, starts, optimizer};
     executor_->run(ctx, work);
   }
-  /// From here on a step asks nobody whether something is done, so that it can be recorded (`release_by_schedule`).
   /// The ranks that hold the other stages; one where there is no pipeline.
   const any_communicator& along() const { return executor_->along(); }
+  /// From here on a step asks nobody whether something is done, so that it can be recorded (`release_by_schedule`).
   void prepare_recording() {
     executor_->release_by_schedule();
     units_.ask_nobody();
@@ -151,7 +152,6 @@ class pipeline {
   void sum_over_stages(const context<device>&, double* value) {
     if (shape_.ranks > 1) executor_->along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
-
   void sum_over_stages(std::int64_t* values, std::size_t count) {
     if (shape_.ranks > 1) executor_->along().all_reduce(values, values, count, dtype::i64, reduce_op::sum);
   }

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "plait/data_parallel/units.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/embedding.hpp"
@@ -176,5 +177,17 @@ TEST_CASE("a layer that adds to gradients in its own order is refused by its par
                      linear<float, policy<rows_split, column, wide>> layer(ctx, "layer");
                      layer.visit([&](auto& p) { p.zero_gradient(ctx); });
                      layer.weight()->used_gradient(ctx.device);
+                   }));
+}
+
+TEST_CASE("a layer that begins to use a weight which data parallelism keeps is refused, as its sums would be missed") {
+  CHECK(is_refused(two{2, 1},
+                   "parameter layer.weight: a layer begins to use it after data parallelism has laid it beside others",
+                   [](const auto& ctx) {
+                     using head = linear<float, policy<rows_split, column, wide>>;
+                     head layer(ctx, "layer");
+                     parameter_units<float, cpu> units(ctx, zero_level::optimizer, {});
+                     units.add(ctx, 0, [&](auto&& f) { layer.visit(f); });
+                     head(ctx, "other", {.tied = layer.weight()});
                    }));
 }

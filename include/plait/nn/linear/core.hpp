@@ -73,7 +73,7 @@ class linear_core : detail::linear_moves {
                   adapters_.any(),
                   overlap != 1,
                   weights_[0]->name().substr(0, weights_[0]->name().rfind(".weight"))};
-    if (weights_trainable()) terms_ = &weights_[0]->array()->add_terms(canonical_.tokens());
+    if (weights_trainable()) terms_ = &weights_[0]->add_terms(canonical_.tokens());
   }
 
   std::int64_t rows() const { return batches_ * rows_; }

@@ -63,7 +63,7 @@ class norm_core {
     const token_leaves leaves(ctx.numerics, input, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank(), token_grain::fine,
                               name);
     for (auto* p : {&weight, &bias})
-      if (*p) (*p)->array()->add_terms(leaves);
+      if (*p) (*p)->add_terms(leaves);
     canonical = true;
   }
 

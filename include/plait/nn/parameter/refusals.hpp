@@ -33,7 +33,11 @@ namespace plait::detail {
         ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "
         "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
 }
-
+[[noreturn]] inline void refuse_late_layer(const std::string& name) {
+  fail({"parameter ", name,
+        ": a layer begins to use it after data parallelism has laid it beside others, whose canonical sums "
+        "(deterministic) would miss what this layer adds; make all layers before the training step"});
+}
 [[noreturn]] inline void refuse_narrow(const std::string& name) {
   fail({"parameter ", name, ": canonical numerics (deterministic) sum gradients in float or double, and here they are ",
         "bf16; use another precision"});
