@@ -31,24 +31,28 @@ concept recomputes_by_layer =
 
 namespace detail {
 
-/// Meters each unit of a stage during passes.
+/// The work of passes in one unit, and what they keep of it.
+struct unit_reading {
+  std::int64_t bytes = 0;  ///< more in use after it than before
+  double operations = 0, sent = 0;
+};
+
+/// Meters each unit of a stage during passes. `forget` is called before each reading: it gives back what the pass has
+/// made that is not to be weighed.
+template <class Forget>
 class unit_meter final : public unit_watcher {
  public:
-  struct reading {
-    std::int64_t bytes = 0;  ///< more in use after it than before
-    double operations = 0, sent = 0;
-  };
-
-  unit_meter(const context<counting_device>& ctx, int units)
-      : ctx_(ctx), of_(static_cast<std::size_t>(units)), before_(now()) {}
+  unit_meter(const context<counting_device>& ctx, int units, const Forget& forget)
+      : ctx_(ctx), forget_(forget), of_(static_cast<std::size_t>(units)), before_(now()) {}
   void enter(int unit) override {
     close();
     unit_ = unit;
   }
   void close() {
-    const reading here = now();
+    forget_();
+    const unit_reading here = now();
     if (unit_ >= 0) {
-      reading& r = of_[static_cast<std::size_t>(unit_)];
+      unit_reading& r = of_[static_cast<std::size_t>(unit_)];
       r.bytes += here.bytes - before_.bytes;
       r.operations += here.operations - before_.operations;
       r.sent += here.sent - before_.sent;
@@ -56,40 +60,47 @@ class unit_meter final : public unit_watcher {
     before_ = here;
     unit_ = -1;
   }
-  const std::vector<reading>& units() const { return of_; }
+  const std::vector<unit_reading>& units() const { return of_; }
 
  private:
-  reading now() const {
+  unit_reading now() const {
     return {static_cast<std::int64_t>(ctx_.device.bytes_in_use()), ctx_.device.operations(),
             static_cast<double>(ctx_.ranks.ledger().total().wire)};
   }
 
   const context<counting_device>& ctx_;
-  std::vector<reading> of_;
-  reading before_;
+  const Forget& forget_;
+  std::vector<unit_reading> of_;
+  unit_reading before_;
   int unit_ = -1;
 };
 
 /// How far passes go: what is kept is then weighed.
 enum class passes_until { forward, input_gradients, weight_gradients };
 
-/// The bytes that passes of one microbatch keep, and what they computed and sent.
+/// The bytes that passes of one microbatch keep beside gradients, and what they computed and sent.
 struct metered_passes {
   std::vector<std::int64_t> bytes;  ///< of each unit
   std::int64_t others = 0;          ///< of what belongs to no unit, such as inputs of blocks
-  std::vector<unit_meter::reading> work;
+  std::vector<unit_reading> work;
 };
 
 template <class Stage>
-metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, passes_until until) {
+metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, passes_until until, int microbatches) {
+  // Canonical sums are gradients, but made as passes add to them, and a microbatch may be added once.
+  const auto forget_sums = [&] {
+    if (ctx.numerics.canonical()) stage.visit([&](auto& p) { p.zero_gradient(ctx); });
+  };
+  forget_sums();
   const auto in_use = [&] { return static_cast<std::int64_t>(ctx.device.bytes_in_use()); };
   const typename Stage::tokens ids(ctx), labels(ctx);
   const auto seed = Stage::mean::seed_type::weighted(ctx, 0.0);
   const std::int64_t before = in_use();
   metered_passes found{std::vector<std::int64_t>(static_cast<std::size_t>(stage.units()), 0), 0, {}};
   weight_work later;
-  unit_meter meter(ctx, stage.units());
+  unit_meter meter(ctx, stage.units(), forget_sums);
   microbatch<counting_device> mb(ctx);
+  mb.count = microbatches;
   mb.units = &meter;
   if (until == passes_until::input_gradients) mb.deferred = &later;
   typename Stage::saved kept;
@@ -111,7 +122,7 @@ metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, p
   found.work = meter.units();
   found.others = in_use() - before;
   // Each unit's is what is given back when it goes: with its deferred work, and with what it keeps.
-  unit_meter given_back(ctx, stage.units());
+  unit_meter given_back(ctx, stage.units(), forget_sums);
   later.run(&given_back);
   given_back.close();
   const auto first = static_cast<std::size_t>(stage.part().first ? 1 : 0);
@@ -136,17 +147,19 @@ metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, p
 
 /// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
 /// changes. Leaves the stage recomputing everything. The stage is one on the `counting_device`, with parameters
-/// gathered.
+/// gathered; a step of it has `microbatches`.
 template <recomputes_by_layer Stage>
-chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, const recompute_rates& rates = {}) {
+chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, int microbatches = 1,
+                             const recompute_rates& rates = {}) {
   using detail::passes_until;
   std::array<detail::metered_passes, recompute_modes> forward, deferred, whole;
-  detail::meter_passes(ctx, stage, passes_until::weight_gradients);  // finds memory that is made once, as of gradients
+  detail::meter_passes(ctx, stage, passes_until::weight_gradients,
+                       microbatches);  // finds memory that is made once, as of gradients
   for (std::size_t mode = 0; mode < recompute_modes; ++mode) {
     stage.set_recompute(static_cast<recompute>(mode));
-    forward[mode] = detail::meter_passes(ctx, stage, passes_until::forward);
-    deferred[mode] = detail::meter_passes(ctx, stage, passes_until::input_gradients);
-    whole[mode] = detail::meter_passes(ctx, stage, passes_until::weight_gradients);
+    forward[mode] = detail::meter_passes(ctx, stage, passes_until::forward, microbatches);
+    deferred[mode] = detail::meter_passes(ctx, stage, passes_until::input_gradients, microbatches);
+    whole[mode] = detail::meter_passes(ctx, stage, passes_until::weight_gradients, microbatches);
   }
   chunk_prices prices;
   for (std::size_t u = 0; u < forward[0].bytes.size(); ++u) {
@@ -178,7 +191,7 @@ template <recomputes_by_layer Stage>
 recompute_fit fit_recompute(const context<counting_device>& ctx, std::span<Stage* const> stages, const schedule& plan,
                             int rank, std::int64_t budget, const recompute_rates& rates = {}) {
   std::vector<chunk_prices> prices;
-  for (Stage* stage : stages) prices.push_back(price_recompute(ctx, *stage, rates));
+  for (Stage* stage : stages) prices.push_back(price_recompute(ctx, *stage, plan.shape.microbatches, rates));
   const recompute_choice choice = choose_recompute(prices, most_in_flight(plan, rank), budget);
   recompute_fit out{choice.bytes, choice.least};
   for (std::size_t c = 0; c < choice.modes.size(); ++c) {

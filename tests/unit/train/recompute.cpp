@@ -22,6 +22,7 @@ struct recomputed_run {
   scenario s{small_config(8, 4)};
   schedule plan;
   mesh_shape mesh;
+  numerics order{};
 
   recomputed_run(const char* name, int ranks, int microbatches) : plan(parse_schedule(name, ranks, microbatches)) {
     s.config.layers = 6;
@@ -37,7 +38,7 @@ struct recomputed_run {
 
   template <class Device>
   context<Device> context_of(Device& device, world& w) const {
-    return {device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch / s.microbatches, s.seq), 1};
+    return {device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch / s.microbatches, s.seq, order), 1, order};
   }
   std::vector<stage_layers> parts() const {
     return split_layers(stage_costs{std::vector<double>(6, 1.0), 0, 0}, plan.shape.stages());
@@ -138,6 +139,21 @@ TEST_CASE("one rank of a pipeline keeps to the byte what its layers are priced a
   CHECK(run.fit(0, refused.least).bytes == refused.least);
   CHECK(run.fit(0, refused.least - 1).stages.empty());
   CHECK(run.fit(0, refused.least - 1).least == refused.least);
+}
+
+TEST_CASE("canonical sums of gradients do not count, and a microbatch is priced as one of its step") {
+  for (const char* name : {"1f1b", "zb_v"}) {
+    CAPTURE(name);
+    const recomputed_run usual(name, 2, 4);
+    recomputed_run canonical = usual;
+    canonical.order = {2, usual.s.batch, 1};
+    for (std::int64_t rank = 0; rank < 4; ++rank) {
+      const std::int64_t least = usual.fit(rank, 0).least, most = usual.fit(rank, INT64_MAX / 4).bytes;
+      CHECK(canonical.fit(rank, 0).least == least);
+      CHECK(canonical.fit(rank, INT64_MAX / 4).bytes == most);
+      CHECK(canonical.fit(rank, (least + most) / 2).bytes == usual.fit(rank, (least + most) / 2).bytes);
+    }
+  }
 }
 
 TEST_CASE("no mode of any layer changes a bit, under any kind of schedule, and budgets hold beside messages") {
