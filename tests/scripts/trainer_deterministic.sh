@@ -51,6 +51,7 @@ near usual f 2e-5
 same f accumulated --micro-batch 4
 same f accumulated4 --micro-batch 2
 same f again --micro-batch 8 --recompute full
+same f budget --mesh pp=2,dp=2 --micro-batch 1 --recompute budget:200K
 same f dp2 --mesh dp=2 --micro-batch 4
 same f dp4 --mesh dp=4 --micro-batch 1
 same f dp8 --mesh dp=8 --micro-batch 1 --data-parallel zero1
@@ -126,6 +127,17 @@ m="--optimizer muon"
   same m m_cube $m --mesh dp=2,cp=2,tp=2 --micro-batch 2
   same m m_zero $m --mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero2 --shard whole
   same m m_pipes $m --mesh pp=2,tp=2 --micro-batch 1
+}
+# A tied table, whose gradients two layers add to, of which another stage has one.
+sed 's/{/{"tie_word_embeddings": true, /' config.json >tied.json
+t="--model tied.json"
+# shellcheck disable=SC2086
+{
+  one t $t --micro-batch 8
+  [ "$(logs get t.jsonl weights_hash)" != "$(logs get f.jsonl weights_hash)" ] || fail "tied.json is not tied"
+  same t t_dp $t --mesh dp=2 --micro-batch 2 --data-parallel zero2
+  same t t_zbv $t --mesh pp=2,dp=2 --micro-batch 1 --schedule zb_v --data-parallel zero1
+  same t t_pipes $t --mesh pp=2,dp=2,tp=2 --micro-batch 2 --schedule 1f1b --data-parallel zero2
 }
 d="--precision double"
 # shellcheck disable=SC2086
