@@ -137,6 +137,7 @@ t="--model tied.json"
   [ "$(logs get t.jsonl weights_hash)" != "$(logs get f.jsonl weights_hash)" ] || fail "tied.json is not tied"
   same t t_dp $t --mesh dp=2 --micro-batch 2 --data-parallel zero2
   same t t_zbv $t --mesh pp=2,dp=2 --micro-batch 1 --schedule zb_v --data-parallel zero1
+  same t t_budget $t --mesh pp=2 --micro-batch 1 --schedule zb_v --recompute budget:300K
   same t t_pipes $t --mesh pp=2,dp=2,tp=2 --micro-batch 2 --schedule 1f1b --data-parallel zero2
 }
 d="--precision double"

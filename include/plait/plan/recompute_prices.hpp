@@ -85,11 +85,14 @@ struct metered_passes {
   std::vector<unit_reading> work;
 };
 
+/// `stages` are all of the rank, which may share parameters.
 template <class Stage>
-metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, passes_until until, int microbatches) {
+metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
+                            passes_until until, int microbatches) {
   // Canonical sums are gradients, but made as passes add to them, and a microbatch may be added once.
   const auto forget_sums = [&] {
-    if (ctx.numerics.canonical()) stage.visit([&](auto& p) { p.zero_gradient(ctx); });
+    if (!ctx.numerics.canonical()) return;
+    for (Stage* any : stages) any->visit([&](auto& p) { p.zero_gradient(ctx); });
   };
   forget_sums();
   const auto in_use = [&] { return static_cast<std::int64_t>(ctx.device.bytes_in_use()); };
@@ -143,23 +146,17 @@ metered_passes meter_passes(const context<counting_device>& ctx, Stage& stage, p
   return found;
 }
 
-}  // namespace detail
-
-/// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
-/// changes. Leaves the stage recomputing everything. The stage is one on the `counting_device`, with parameters
-/// gathered; a step of it has `microbatches`.
 template <recomputes_by_layer Stage>
-chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, int microbatches = 1,
-                             const recompute_rates& rates = {}) {
-  using detail::passes_until;
-  std::array<detail::metered_passes, recompute_modes> forward, deferred, whole;
-  detail::meter_passes(ctx, stage, passes_until::weight_gradients,
-                       microbatches);  // finds memory that is made once, as of gradients
+chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
+                         int microbatches, const recompute_rates& rates) {
+  const auto passes = [&](passes_until until) { return meter_passes(ctx, stages, stage, until, microbatches); };
+  std::array<metered_passes, recompute_modes> forward, deferred, whole;
+  passes(passes_until::weight_gradients);  // finds memory that is made once, as of gradients
   for (std::size_t mode = 0; mode < recompute_modes; ++mode) {
     stage.set_recompute(static_cast<recompute>(mode));
-    forward[mode] = detail::meter_passes(ctx, stage, passes_until::forward, microbatches);
-    deferred[mode] = detail::meter_passes(ctx, stage, passes_until::input_gradients, microbatches);
-    whole[mode] = detail::meter_passes(ctx, stage, passes_until::weight_gradients, microbatches);
+    forward[mode] = passes(passes_until::forward);
+    deferred[mode] = passes(passes_until::input_gradients);
+    whole[mode] = passes(passes_until::weight_gradients);
   }
   chunk_prices prices;
   for (std::size_t u = 0; u < forward[0].bytes.size(); ++u) {
@@ -174,6 +171,18 @@ chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, 
   }
   prices.push_back({{forward[0].others, deferred[0].others, 0}});
   return prices;
+}
+
+}  // namespace detail
+
+/// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
+/// changes. Leaves the stage recomputing everything. The stage is one on the `counting_device`, with parameters
+/// gathered; a step of it has `microbatches`.
+template <recomputes_by_layer Stage>
+chunk_prices price_recompute(const context<counting_device>& ctx, Stage& stage, int microbatches = 1,
+                             const recompute_rates& rates = {}) {
+  Stage* const alone = &stage;
+  return detail::price_stage(ctx, std::span<Stage* const>(&alone, 1), stage, microbatches, rates);
 }
 
 /// A choice of what the layers of a rank's stages recompute.
@@ -191,7 +200,8 @@ template <recomputes_by_layer Stage>
 recompute_fit fit_recompute(const context<counting_device>& ctx, std::span<Stage* const> stages, const schedule& plan,
                             int rank, std::int64_t budget, const recompute_rates& rates = {}) {
   std::vector<chunk_prices> prices;
-  for (Stage* stage : stages) prices.push_back(price_recompute(ctx, *stage, plan.shape.microbatches, rates));
+  for (Stage* stage : stages)
+    prices.push_back(detail::price_stage(ctx, stages, *stage, plan.shape.microbatches, rates));
   const recompute_choice choice = choose_recompute(prices, most_in_flight(plan, rank), budget);
   recompute_fit out{choice.bytes, choice.least};
   for (std::size_t c = 0; c < choice.modes.size(); ++c) {
