@@ -13,11 +13,11 @@ using namespace plait::test;
 
 namespace {
 
-using shape = std::pair<std::int64_t, std::int64_t>;
+using matrix_shape = std::pair<std::int64_t, std::int64_t>;
 
 /// The largest difference from the reference, of numbers near 1.
 template <class T>
-double error_of(const shape& s, const newton_schulz_options& how, double magnitude) {
+double error_of(const matrix_shape& s, const newton_schulz_options& how, double magnitude) {
   cpu device;
   std::vector<double> from = random_numbers(s.first * s.second, 3);
   for (double& x : from) x = static_cast<T>(x * magnitude);
@@ -32,7 +32,8 @@ double error_of(const shape& s, const newton_schulz_options& how, double magnitu
 }  // namespace
 
 TEST_CASE("every shape equals loops, in double and in float") {
-  for (const shape& s : {shape{1, 1}, {1, 7}, {7, 1}, {5, 5}, {3, 17}, {17, 3}, {33, 32}, {32, 33}, {64, 48}}) {
+  for (const matrix_shape& s :
+       {matrix_shape{1, 1}, {1, 7}, {7, 1}, {5, 5}, {3, 17}, {17, 3}, {33, 32}, {32, 33}, {64, 48}}) {
     INFO(s.first << " x " << s.second);
     for (const double magnitude : {1.0, 1e-6, 1e6}) {
       CHECK(error_of<double>(s, {}, magnitude) < 1e-13);
