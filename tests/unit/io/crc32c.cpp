@@ -9,7 +9,7 @@
 
 namespace {
 
-using bytes = std::vector<std::byte>;
+using byte_vector = std::vector<std::byte>;
 
 std::uint32_t of_text(std::string_view text) { return plait::crc32c(std::as_bytes(std::span(text))); }
 
@@ -23,9 +23,9 @@ std::uint32_t bitwise(std::span<const std::byte> data) {
   return ~state;
 }
 
-bytes random_bytes(std::size_t n) {
+byte_vector random_bytes(std::size_t n) {
   std::mt19937_64 random(n);
-  bytes out(n);
+  byte_vector out(n);
   for (std::byte& b : out) b = static_cast<std::byte>(random());
   return out;
 }
@@ -33,9 +33,9 @@ bytes random_bytes(std::size_t n) {
 }  // namespace
 
 TEST_CASE("the vectors of RFC 3720 B.4, and the check value of CRC catalogues") {
-  CHECK(plait::crc32c(bytes(32, std::byte{0})) == 0x8a9136aau);
-  CHECK(plait::crc32c(bytes(32, std::byte{0xff})) == 0x62a8ab43u);
-  bytes up(32), down(32);
+  CHECK(plait::crc32c(byte_vector(32, std::byte{0})) == 0x8a9136aau);
+  CHECK(plait::crc32c(byte_vector(32, std::byte{0xff})) == 0x62a8ab43u);
+  byte_vector up(32), down(32);
   for (std::size_t i = 0; i < 32; ++i) {
     up[i] = static_cast<std::byte>(i);
     down[31 - i] = up[i];
@@ -53,7 +53,7 @@ TEST_CASE("the vectors of RFC 3720 B.4, and the check value of CRC catalogues") 
 
 TEST_CASE("the instruction and the tables agree with the definition at every length and alignment") {
   REQUIRE(plait::detail::crc32c_tables[0][1] == 0xf26b8303u);
-  const bytes data = random_bytes(800 + 8);
+  const byte_vector data = random_bytes(800 + 8);
   for (std::size_t start = 0; start < 8; ++start) {
     for (std::size_t length = 0; length <= 800; length += start == 0 ? 1 : 13) {
       const std::span<const std::byte> part = std::span(data).subspan(start, length);
@@ -64,14 +64,14 @@ TEST_CASE("the instruction and the tables agree with the definition at every len
     }
   }
   for (const std::size_t length : {3 * 4096 - 1, 3 * 4096, 3 * 4096 + 1, 6 * 4096 + 777, 100'003}) {
-    const bytes large = random_bytes(length + 3);
+    const byte_vector large = random_bytes(length + 3);
     const std::span<const std::byte> part = std::span(large).subspan(3);
     CHECK(plait::crc32c(part) == bitwise(part));
   }
 }
 
 TEST_CASE("a checksum goes on where another ended, and two combine into one") {
-  const bytes data = random_bytes(20'011);
+  const byte_vector data = random_bytes(20'011);
   const std::span<const std::byte> all(data);
   const std::uint32_t whole = plait::crc32c(all);
   for (const std::size_t cut : {0, 1, 7, 8, 4096, 12'345, 20'010, 20'011}) {
@@ -81,11 +81,11 @@ TEST_CASE("a checksum goes on where another ended, and two combine into one") {
   }
   static_assert(plait::crc32c_combine(0, 0, 1ull << 40) == 0);
   // A terabyte of zeros, from one of 16 bytes that is doubled.
-  std::uint32_t zeros = plait::crc32c(bytes(16, std::byte{0}));
+  std::uint32_t zeros = plait::crc32c(byte_vector(16, std::byte{0}));
   for (std::uint64_t n = 16; n < 1ull << 40; n *= 2) zeros = plait::crc32c_combine(zeros, zeros, n);
   std::uint32_t thirds = 0;
   for (const std::uint64_t n : {1ull << 38, 1ull << 39, 1ull << 38}) {
-    std::uint32_t part = plait::crc32c(bytes(16, std::byte{0}));
+    std::uint32_t part = plait::crc32c(byte_vector(16, std::byte{0}));
     for (std::uint64_t k = 16; k < n; k *= 2) part = plait::crc32c_combine(part, part, k);
     thirds = plait::crc32c_combine(thirds, part, n);
   }
