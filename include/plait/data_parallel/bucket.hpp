@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -165,24 +166,25 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     copies_->start_all_reduce(at, at, n, type, reduce_op::sum).swap(copying_);
     copies_started_ = true;
   }
+  /// Where other stages have the parameters too, starts to sum the gradients over those; `finish_reduction` waits.
+  /// Before that it waits for the sums over this stage's ranks.
+  void start_ties(const context<Device>& ctx) {
+    if (!tied()) return;
+    finish_own(ctx);
+    const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
+    home::stages_of(*members_[0].who)
+        .start_all_reduce(gradients_, gradients_, n, dtype_of<gradient_type>, reduce_op::sum)
+        .swap(tying_);
+    ties_started_ = true;
+  }
   /// Calls f(reduced gradient) for each parameter, in order.
   template <class F>
   void finish_reduction(const context<Device>& ctx, F&& f) {
-    if (copies_ && !canonical_ && !std::exchange(copies_started_, false))
-      fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
-    finish_sum();
-    copying_.wait();
-    constexpr dtype type = dtype_of<gradient_type>;
-    const auto n = static_cast<std::size_t>(axes_.empty() ? total_ : piece_);
-    if (canonical_) {
-      terms_.finish(ctx, gradients_);
-    } else if (!sent_.empty()) {
-      kernels::cast(ctx.device, own_sent(), gradients_, static_cast<std::int64_t>(n));
-      sent_.reset();
-    }
-    if (any_communicator& stages = home::stages_of(*members_[0].who); stages && trainable_)
-      stages.all_reduce(gradients_, gradients_, n, type, reduce_op::sum);
-    if (canonical_) free_gradients();
+    if (!tied())
+      finish_own(ctx);
+    else if (!std::exchange(ties_started_, false))
+      fail({"parameter_bucket: start_ties is missing before finish_reduction of ", members_[0].who->name()});
+    tying_.wait();
     for (const member& m : members_)
       if (m.who->trainable()) f(home::complete(*m.who));
   }
@@ -191,6 +193,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     if (gathering_ && gather_) static_cast<void>(gather_.done());
     if (reduction_) static_cast<void>(reduction_.done());
     if (copying_) static_cast<void>(copying_.done());
+    if (tying_) static_cast<void>(tying_.done());
   }
 
  private:
@@ -204,19 +207,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     axis_list joined = axes_.empty() ? how.shard : axis_list();
     for (const axis_id axis : how.replicate) joined.push_back(axis);
     terms_ = {{axes_, ctx.ranks.shape().in_order(joined)}, piece_, rank_};
-    for (std::size_t i = 0; i < arrays_.size(); ++i) {
-      const member* first = nullptr;
-      for (const member& m : members_) {
-        if (m.who->array().get() != arrays_[i] || !m.who->trainable()) continue;
-        if (first && !(first->how.rest == m.how.rest))
-          fail({"parameter ", m.who->name(),
-                ": canonical numerics (deterministic) have no order for parameters side by "
-                "side that are reduced over different axes, as this one and ",
-                first->who->name()});
-        first = &m;
-      }
-      if (first) terms_.add(ctx, *arrays_[i], begins_[i], first->how.rest, first->who->name());
-    }
+    terms_.add(ctx, std::span<const member>(members_), arrays_, begins_);
   }
 
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
@@ -348,6 +339,22 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(piece_), type, reduce_op::sum)
           .swap(reduction_);
   }
+  /// Whether other stages have these parameters too, and sum their gradients with this one's.
+  bool tied() const { return trainable_ && home::stages_of(*members_[0].who); }
+  /// Waits until this rank's gradients are summed over all ranks of its stage, in their own type.
+  void finish_own(const context<Device>& ctx) {
+    if (copies_ && !canonical_ && !std::exchange(copies_started_, false))
+      fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
+    finish_sum();
+    copying_.wait();
+    if (canonical_) {
+      terms_.finish(ctx, gradients_);
+      free_gradients();
+    } else if (!sent_.empty()) {
+      kernels::cast(ctx.device, own_sent(), gradients_, axes_.empty() ? total_ : piece_);
+      sent_.reset();
+    }
+  }
   /// Gives back the memory of all gradients where a piece of them is kept.
   void free_gradients() {
     if (level_ < zero_level::gradients || axes_.empty()) return;
@@ -368,7 +375,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   std::vector<array*> arrays_;        ///< which keep the bucket alive
   std::vector<std::int64_t> begins_;  ///< of the arrays
   std::int64_t total_ = 0;
-  bool trainable_ = false, gathering_ = false, copies_started_ = false;
+  bool trainable_ = false, gathering_ = false, copies_started_ = false, ties_started_ = false;
   any_communicator* gathers_ = nullptr;
   any_communicator* reductions_ = nullptr;  ///< null: nothing to reduce over data axes
   any_communicator* copies_ = nullptr;      ///< of pieces, in a hybrid
@@ -377,7 +384,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   buffer<Device> sent_;  ///< gradients as they travel, where that is not their own type
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
-  request gather_, reduction_, copying_;
+  request gather_, reduction_, copying_, tying_;
   canonical_bucket<Precision, Device> terms_;  ///< under canonical numerics
   bool canonical_ = false;
 };

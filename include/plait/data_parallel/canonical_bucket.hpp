@@ -4,8 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,24 @@ class canonical_bucket {
   canonical_bucket(canonical_axes axes, std::int64_t piece, std::int64_t rank)
       : axes_(std::move(axes)), piece_(piece), rank_(rank) {}
 
+  /// Adds the arrays of a bucket's members, which begin there in it. Collective over the axes.
+  template <class Member>
+  void add(const context<Device>& ctx, std::span<const Member> members, const std::vector<array_type*>& arrays,
+           const std::vector<std::int64_t>& begins) {
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const Member* first = nullptr;
+      for (const Member& m : members) {
+        if (m.who->array().get() != arrays[i] || !m.who->trainable()) continue;
+        if (first && !(first->how.rest == m.how.rest))
+          fail({"parameter ", m.who->name(),
+                ": canonical numerics (deterministic) have no order for parameters side by "
+                "side that are reduced over different axes, as this one and ",
+                first->who->name()});
+        first = &m;
+      }
+      if (first) add(ctx, *arrays[i], begins[i], first->how.rest, first->who->name());
+    }
+  }
   /// Adds an array that begins at `begin` in the bucket; `rest` are further axes of its gradients. `name` is one of its
   /// parameters. Collective over the axes.
   void add(const context<Device>& ctx, array_type& array, std::int64_t begin, const axis_list& rest,

@@ -157,6 +157,12 @@ class parameter_units {
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->start_copies();
   }
+  /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over those.
+  void reduce_ties(const context<Device>& ctx, int unit) {
+    for (const auto& b : at(unit).buckets) b->start_ties(ctx);
+    for (parameter* p : at(unit).alone)
+      if (p->trainable() && p->stages()) p->start_reduction(ctx);
+  }
   /// Waits until the memory of a unit's gradients is free, where pieces of them are kept.
   void finish_sum(int unit) {
     for (const auto& b : at(unit).buckets)
@@ -169,7 +175,7 @@ class parameter_units {
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
     for (parameter* p : at(unit).alone)
-      if (p->trainable()) out.push_back(p->reduce(ctx));
+      if (p->trainable()) out.push_back(p->stages() ? p->finish_reduction() : p->reduce(ctx));
     at(unit).reducing = false;
   }
   bool reducing(int unit) const { return at(unit).reducing; }

@@ -94,9 +94,9 @@ class parameter {
   std::int64_t used_size() const { return gather_.target().local_size(); }
   parameter_state state() const {
     if (!current_) return phase_ == phase::updated ? parameter_state::updated : parameter_state::stale;
-    return phase_ == phase::accumulating ? parameter_state::accumulating
-           : phase_ == phase::reduced    ? parameter_state::reduced
-                                         : parameter_state::gathered;
+    if (phase_ == phase::reduced) return parameter_state::reduced;
+    const bool sums = phase_ == phase::accumulating || phase_ == phase::reducing;
+    return sums ? parameter_state::accumulating : parameter_state::gathered;
   }
 
   /// Master values, for whoever changes them: the parameter is stale then. Throws where this rank has a piece only;
@@ -164,7 +164,7 @@ class parameter {
   }
   /// That of `used_gradient`.
   void require_accumulating() const {
-    if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, phase_ == phase::reduced);
+    if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
   }
 
   /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
@@ -229,8 +229,12 @@ class parameter {
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
   /// Collective over those. Throws unless backward passes may have added to it since the last `zero_gradient`.
   [[nodiscard]] reduced_gradient<Precision, Device> reduce(const context<Device>& ctx) {
-    if (frozen_ || phase_ != phase::accumulating)
-      detail::refuse_reduction(info_.name, frozen_, phase_ == phase::reduced);
+    start_reduction(ctx);
+    return finish_reduction();
+  }
+  /// `reduce` in two parts: the sum over stages that share the parameter is under way between them.
+  void start_reduction(const context<Device>& ctx) {
+    if (frozen_ || phase_ != phase::accumulating) detail::refuse_reduction(info_.name, frozen_, reduction_begun());
     if (home_)
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     if (empty_) clear_gradient(ctx.device);  // no pass has met it
@@ -240,7 +244,13 @@ class parameter {
     else if (!reduce_.trivial() || out != summed())
       reduce_.run(ctx.device, summed(), out, dtype_of<gradient_type>);
     if (stages_)
-      stages_.all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum);
+      stages_.start_all_reduce(out, out, static_cast<std::size_t>(size()), dtype_of<gradient_type>, reduce_op::sum)
+          .swap(tying_);
+    phase_ = phase::reducing;
+  }
+  [[nodiscard]] reduced_gradient<Precision, Device> finish_reduction() {
+    if (phase_ != phase::reducing) detail::refuse_finish(info_.name);
+    tying_.wait();
     return complete_gradient();
   }
 
@@ -286,7 +296,8 @@ class parameter {
   friend class parameter_home<Precision, Device>;
   friend class detail::parameter_rebinding<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
-  enum class phase : std::uint8_t { none, accumulating, reduced, updated };
+  enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
+  bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
   static layout checked_use(const context<Device>& ctx, const std::string& name, const layout& placed,
                             const layout& met) {
@@ -374,14 +385,13 @@ class parameter {
   parameter_home<Precision, Device>* home_ = nullptr;
   std::int64_t at_home_ = 0;
   any_communicator stages_;
+  request tying_;  ///< the sum over them
   phase phase_ = phase::none;
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool changed_ = true;           ///< whether they are to be rounded or gathered because of somebody else
-  bool counts_ = true;
-  bool frozen_ = false;
+  bool counts_ = true, frozen_ = false, canonical_ = false;
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
-  bool canonical_ = false;
 };
 
 template <class Precision, compute_device Device>

@@ -70,9 +70,15 @@ class pipeline_drawing {
   }
 
   /// Lanes beside the passes show these; the norm and updates share one, and so do the parts of reductions.
-  static constexpr std::array<step_op, 5> lane_ops{step_op::gather, step_op::reduce, step_op::norm, step_op::update,
-                                                   step_op::reduce_copies};
-  static constexpr std::array<const char*, 5> lane_names{"gather", "reduction", "norm", "update", "reduction"};
+  static constexpr std::array<step_op, 6> lane_ops{step_op::gather, step_op::reduce,        step_op::norm,
+                                                   step_op::update, step_op::reduce_copies, step_op::reduce_ties};
+  static constexpr std::array<const char*, 6> lane_names{"gather", "reduction", "norm",
+                                                         "update", "reduction", "reduction"};
+  /// The lane that shows entries of a kind.
+  static constexpr step_op lane_of(step_op op) {
+    if (op == step_op::norm) return step_op::update;
+    return op == step_op::reduce_copies || op == step_op::reduce_ties ? step_op::reduce : op;
+  }
   static constexpr std::array<const char*, 4> lane_colours{"hsl(268,48%,60%)", "hsl(344,62%,52%)", "hsl(210,8%,50%)",
                                                            "hsl(50,78%,46%)"};
   static bool has_lane(const pipeline_timeline& t, step_op op) {
@@ -83,9 +89,10 @@ class pipeline_drawing {
   }
   static std::vector<step_op> lanes_of(const pipeline_timeline& t) {
     std::vector<step_op> lanes;
-    for (const step_op op : {step_op::gather, step_op::reduce})
-      if (has_lane(t, op)) lanes.push_back(op);
-    if (has_lane(t, step_op::norm) || has_lane(t, step_op::update)) lanes.push_back(step_op::update);
+    for (const step_op lane : {step_op::gather, step_op::reduce, step_op::update})
+      if (std::any_of(lane_ops.begin(), lane_ops.end(),
+                      [&](step_op op) { return lane_of(op) == lane && has_lane(t, op); }))
+        lanes.push_back(lane);
     return lanes;
   }
 
@@ -191,8 +198,7 @@ class pipeline_drawing {
       text(left - 8, y + lane - 1.5, name, "class=\"s\" text-anchor=\"end\" font-size=\"8\"");
       rectangle(left, y, x_of(t.end()) - left, lane, "idle");
       for (const timed_entry& e : beside) {
-        const step_op part = op == step_op::update ? step_op::norm : step_op::reduce_copies;
-        if (e.entry.op != op && (op == step_op::gather || e.entry.op != part)) continue;
+        if (lane_of(e.entry.op) != op) continue;
         if (options_.tooltips)
           append(out_, {"<g><title>", describe(e.entry), ": ", number(e.start - t.begin()), " to ",
                         number(e.end - t.begin()), "</title>"});

@@ -97,6 +97,7 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
           if (exchanges.size() == exchanged) exchanges.push_back(time);
           exchanges[exchanged] = std::min(exchanges[exchanged], time);
           ++exchanged;
+          continue;
         }
         if (e.unit < 0) continue;
         std::vector<part_times>& of = stages[static_cast<std::size_t>(e.stage)];

@@ -96,8 +96,8 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
       const std::vector<step_entry>& entries = program->step.programs[static_cast<std::size_t>(program->rank)];
       if (const auto place = static_cast<std::size_t>(e.place);
           e.asynchronous && e.place >= 0 && place < entries.size())
-        if (const step_op op = entries[place].op;
-            op == step_op::gather || op == step_op::reduce || op == step_op::reduce_copies)
+        if (const step_op op = entries[place].op; op == step_op::gather || op == step_op::reduce ||
+                                                  op == step_op::reduce_copies || op == step_op::reduce_ties)
           belongs(out, entries[place]);
     }
     all.push_back(out);

@@ -51,6 +51,8 @@ inline std::string name_in_waits(const step_entry& e, const std::vector<std::str
       return "the reduction of " + unit;
     case step_op::reduce_copies:
       return "the reduction of the copies of " + unit;
+    case step_op::reduce_ties:
+      return cat({"the reduction of ", unit, " over tied stages"});
     case step_op::update:
       return "the update of " + unit;
     default:

@@ -22,6 +22,7 @@
 #include "plait/pipeline/layer_split.hpp"
 #include "plait/pipeline/model.hpp"
 #include "plait/pipeline/options.hpp"
+#include "plait/pipeline/reduced_units.hpp"
 #include "plait/pipeline/shared_parameters.hpp"
 #include "plait/pipeline/step_of_units.hpp"
 #include "plait/schedule/generators/forward.hpp"
@@ -197,23 +198,6 @@ class pipeline {
   };
 
   using reduced_gradient_type = reduced_gradient<precision_type, device>;
-  /// The reduced gradients of a step, by unit.
-  struct reduced_units {
-    gradients all;
-    std::map<int, std::pair<std::size_t, std::size_t>> ranges;
-
-    void finish(const context<device>& ctx, parameter_units<precision_type, device>& units, int unit) {
-      if (ranges.contains(unit)) return;
-      const std::size_t begin = all.size();
-      units.finish_reduction(ctx, unit, all);
-      ranges[unit] = {begin, all.size() - begin};
-    }
-    std::span<reduced_gradient_type> of(int unit) {
-      const auto [begin, count] = ranges.at(unit);
-      return std::span(all).subspan(begin, count);
-    }
-  };
-
   /// The base of all passes that the executor runs.
   struct passes {
     pipeline& owner;
@@ -270,8 +254,9 @@ class pipeline {
           for (std::size_t other = 0; other < step.units.size(); ++other)
             if (const int i = this->local(static_cast<int>(other));
                 i >= 0 && step.units[other].gradient_buffer == buffer && this->owner.units_.reducing(i))
-              step.policy.hybrid ? this->owner.units_.finish_sum(i)  // its copies may start later
-                                 : reduced.finish(ctx, this->owner.units_, i);
+              step.last_reduction(static_cast<int>(other)) == step_op::reduce
+                  ? reduced.finish(ctx, this->owner.units_, i)
+                  : this->owner.units_.finish_sum(i);  // other parts may start later
       passes::enter(ctx, unit, kind);
     }
     void perform(const context<device>& ctx, const step_entry& e) {
@@ -281,9 +266,12 @@ class pipeline {
           return units.reduce(ctx, this->local(e.unit));
         case step_op::reduce_copies:
           return units.reduce_copies(this->local(e.unit));
+        case step_op::reduce_ties:
+          return units.reduce_ties(ctx, this->local(e.unit));
         case step_op::norm:
           for (const step_entry& other : this->owner.program())  // in the order of their reductions
-            if (other.op == step_op::reduce) reduced.finish(ctx, units, this->local(other.unit));
+            if (other.unit >= 0 && other.op == this->owner.executor_->step().last_reduction(other.unit))
+              reduced.finish(ctx, units, this->local(other.unit));
           optimizer.norm(std::span<const reduced_gradient_type>(reduced.all));
           for (const step_entry& late : std::exchange(held, {})) perform(ctx, late);
           return;
@@ -311,7 +299,7 @@ class pipeline {
     std::int64_t first_sample;
     std::span<const std::int32_t* const> starts;
     Optimizer& optimizer;
-    reduced_units reduced{};
+    reduced_units<precision_type, device> reduced{};
     std::vector<step_entry> held{};  ///< updates, and gathers after them, that wait for the norm of a first step
   };
 

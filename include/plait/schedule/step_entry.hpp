@@ -14,8 +14,20 @@ namespace plait {
 /// The kinds of entries. Gathers, reductions, sends and receives are started where they stand; whoever needs one waits
 /// for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a reduction has
 /// two parts: `reduce` sums a unit's gradient over the ranks that share it out, and `reduce_copies`, which waits for
-/// that, the piece of a rank over those that hold the same piece.
-enum class step_op : std::uint8_t { pass, send, receive, gather, release, reduce, norm, update, reduce_copies };
+/// that, the piece of a rank over those that hold the same piece. Where stages share parameters, `reduce_ties`, which
+/// waits for what is before, is the last part: the sum over these stages.
+enum class step_op : std::uint8_t {
+  pass,
+  send,
+  receive,
+  gather,
+  release,
+  reduce,
+  norm,
+  update,
+  reduce_copies,
+  reduce_ties
+};
 
 /// One entry of a rank's program. A pipeline's program has passes, sends and receives, and passes of whole stages; a
 /// step's has passes by units, and the other kinds too.
@@ -47,6 +59,8 @@ inline std::string describe(const step_entry& e) {
       return cat({"update of unit ", e.unit});
     case step_op::reduce_copies:
       return cat({"reduction of the copies of unit ", e.unit});
+    case step_op::reduce_ties:
+      return cat({"reduction of unit ", e.unit, " over tied stages"});
     default:
       return "the norm";
   }

@@ -6,8 +6,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/data_parallel/units.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/nn/activation.hpp"
 #include "plait/nn/embedding.hpp"
@@ -146,4 +148,50 @@ TEST_CASE("two parameters of one name: in one stage, in two of a rank, on two ra
 TEST_CASE("only the ends of a pipeline share parameters") {
   CHECK_ERROR(construct<one_f_one_b>({.tied_block = 1}, 3),
               "the parameter h.1.up.weight is tied across stages, but only the first and the last stage can share");
+}
+
+TEST_CASE("the sum over tied stages is started by an entry of its own, in a bucket as beside one") {
+  for (const int dp : {1, 2}) {  // on one rank a parameter lies alone
+    CAPTURE(dp);
+    std::vector<std::string> said(static_cast<std::size_t>(dp));
+    double sum = 0;
+    threads::run(2 * dp, [&](threads::communicator c) {
+      // Two "stages" of dp ranks each, which hold the same table.
+      threads::communicator stage_ranks = c.split(c.rank() / dp, c.rank());
+      world here(megatron_sp::mesh{dp, 1, 1, 1}.shape(), stage_ranks);
+      cpu device;
+      const context<cpu> ctx{
+          device, here, sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+      table_layer table(ctx, 7, "wte", {.init = {0, 0.02}, .tied_across_stages = true});
+      parameter_units<double, cpu> units(ctx, dp == 1 ? zero_level::replicated : zero_level::optimizer, {});
+      units.add(ctx, 0, [&](auto&& f) { table.visit(f); });
+      const any_communicator ends(c.split(c.rank() % dp, c.rank()));
+      const auto pass = [&](auto&& finish) {
+        units.begin_step(ctx);
+        units.enter(ctx, 0, true);
+        table.visit([&](auto& p) { kernels::fill(device, p.used_gradient(device), p.used_size(), 1.0 + c.rank()); });
+        units.reduce(ctx, 0);
+        typename parameter_units<double, cpu>::gradients out;
+        finish(out);
+        return out;
+      };
+      table.visit([&](auto& p) { p.initialize(ctx), p.join_stages(ends, true); });
+      const auto r = static_cast<std::size_t>(c.rank());
+      const auto all = pass([&](auto& out) {
+        units.reduce_ties(ctx, 0);
+        units.finish_reduction(ctx, 0, out);
+      });
+      if (r == 0) sum = all.at(0).data()[0];  // which has the first element
+      try {
+        pass([&](auto& out) { units.finish_reduction(ctx, 0, out); });
+      } catch (const error& e) {
+        if (r < said.size()) said[r] = e.what();
+      }
+    });
+    CHECK(sum == (dp == 1 ? 1 + 2 : 1 + 2 + 3 + 4));
+    for (const std::string& text : said)
+      CHECK(text.find(dp == 1 ? "parameter wte.weight: finish_reduction without start_reduction(ctx)"
+                              : "parameter_bucket: start_ties is missing before finish_reduction of wte.weight") !=
+            std::string::npos);
+  }
 }

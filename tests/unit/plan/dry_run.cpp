@@ -287,3 +287,41 @@ TEST_CASE("faults in the order of collectives within layers are refused, and bot
         "rank 0, reduce_scatter of 5504 over dp+cp reductions in reduction of unit 2: 4 ranks wait for each other, "
         "which can deadlock; see rank 1, all_gather of 1024 over tp in B3.0 of unit 1");
 }
+
+TEST_CASE("sums over tied stages are started within the order of a step, the same on both ends, and waited for later") {
+  std::vector<posted_program> all;
+  for (const char* mesh : {"dp=2,pp=2,cp=2,tp=2", "pp=4,tp=2"})
+    for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters})
+      for (const bool hybrid : {false, true}) {
+        CAPTURE(mesh);
+        CAPTURE(static_cast<int>(level));
+        const planner::training_layout l = planner::parse_layout(mesh, "x");
+        if ((level != zero_level::replicated && l.dp == 1) || (hybrid && level == zero_level::replicated)) continue;
+        all = posted_of(l, "1f1b", level, hybrid);
+        CHECK(describe(verify_order(all)) == "ok");
+        std::size_t sums = 0;
+        for (const posted_program& p : all)
+          for (const posted_call& c : p.calls) {
+            if (p.group_of(c).name != "pp ends") continue;
+            ++sums;
+            CHECK(c.kind == collective::all_reduce);
+            CHECK(c.asynchronous);
+            CHECK(p.entries[static_cast<std::size_t>(c.entry)].op == step_op::reduce_ties);
+          }
+        CHECK(sums == all.size() * 2 / static_cast<std::size_t>(l.pp));  // one on each rank of the two ends
+      }
+  // One end sums what is tied behind the norm.
+  all = posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), "1f1b", zero_level::gradients);
+  std::vector<posted_call>& calls = all[0].calls;
+  const auto in = [&](const char* group) {
+    return [&, group](const posted_call& c) { return all[0].group_of(c).name == group; };
+  };
+  const auto sum = std::find_if(calls.begin(), calls.end(), in("pp ends"));
+  const auto norm = std::find_if(calls.rbegin(), calls.rend(), in("pp"));
+  REQUIRE(sum != calls.end());
+  std::rotate(sum, std::next(sum), norm.base());
+  const std::string text = describe(verify_order(all));
+  CHECK(text.find("over pp ends in reduction of unit") != std::string::npos);
+  CHECK(text.find("over tied stages") != std::string::npos);
+  CHECK(text.find("in the norm") != std::string::npos);
+}

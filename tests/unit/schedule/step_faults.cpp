@@ -208,18 +208,6 @@ TEST_CASE("a replicated policy gathers nothing") {
   CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
 }
 
-TEST_CASE("two ties between two ranks must be reduced in one order") {
-  step_schedule s = step_of("1f1b", 2, 4, plain, 3);
-  s.units[0].tied_to = 5, s.units[5].tied_to = 0, s.units[1].tied_to = 4, s.units[4].tied_to = 1;
-  const std::string text = describe(verify(s));
-  // Rank 0 reduces unit 1 before unit 0, rank 1 unit 5 before unit 4.
-  CHECK(text.find("two ranks start the collectives that they share in different orders") != std::string::npos);
-  CHECK(text.find("(reduction of unit 1)") != std::string::npos);
-  CHECK(text.find("(reduction of unit 5)") != std::string::npos);
-  s = expand(parse_schedule("1f1b", 2, 4), s.units, plain);
-  CHECK(describe(verify(s)) == "ok");
-}
-
 TEST_CASE("knobs that would change nothing, and units that are none, are refused") {
   const auto refused = [](const data_parallel& policy, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);

@@ -119,49 +119,6 @@ TEST_CASE("a gather and a reduction share the link") {
   CHECK(half.period > alone.period);
 }
 
-TEST_CASE("tied stages exchange their gradient once both have reduced it, and nothing goes on meanwhile") {
-  // Two stages of a unit each, forward 1 and backward 2: F at 0 to 1 and 1 to 2, B at 2 to 4 on rank 1 and 4 to 6 on
-  // rank 0. A reduction sends 100 bytes, in 1: rank 1's is over at 5, and rank 0's, which its rank waits for, at 7.
-  step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
-  step_costs costs = costs_of(s, 100);
-  costs.updates.assign(2, 0.5);
-  CHECK(simulate(s, costs).period == doctest::Approx(7.5));
-  CHECK(simulate(s, costs).ties[0].empty());
-  costs.ties.assign(2, 3.0);
-  const step_simulation exact = simulate(s, costs);
-  CHECK(exact.period == doctest::Approx(7 + 3 + 0.5));
-  CHECK(exact.waited(0, step_op::norm) == doctest::Approx(1 + 3));
-  CHECK(exact.waited(1, step_op::norm) == doctest::Approx(6));  // from 4 on
-  for (const auto& mine : exact.ties) {
-    REQUIRE(mine.size() == 1);
-    CHECK(mine[0].start == doctest::Approx(7));
-    CHECK(mine[0].end == doctest::Approx(10));
-  }
-  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which a tie is not
-  const pipeline_timeline drawn = timeline_of(s, costs, "tied");
-  CHECK(std::count_if(drawn.beside[1].begin(), drawn.beside[1].end(), [](const timed_entry& e) {
-          return e.entry.op == step_op::reduce && e.end - e.start == doctest::Approx(3);
-        }) == 1);
-
-  // With the norm of the step before it is the update that waits: also without clipping, where there is no norm.
-  data_parallel delayed;
-  delayed.delayed_norm = true;
-  const step_schedule early = step_of("gpipe", 2, 1, delayed, 1, true);
-  CHECK(simulate(early, costs).waited(1, step_op::update) == doctest::Approx(6));
-  CHECK(simulate(early, costs).period == doctest::Approx(7 + 3 + 0.5));
-  data_parallel unclipped;
-  unclipped.clip = false;
-  CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
-
-  costs.ties = {3.0, 4.0};
-  CHECK_THROWS_WITH_AS(simulate(s, costs),
-                       "step_costs: ties is 3 of unit 0 and 4 of unit 1, which exchange with each other; give both the "
-                       "same",
-                       error);
-  costs.ties = {3.0};
-  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
-}
-
 TEST_CASE("a pass waits for the gathers of all the units that it uses") {
   // ZeRO 3 without prefetch: two units, of which the last uses the first's parameters too; each gather takes 1.
   data_parallel none = zero3;

@@ -28,6 +28,9 @@ namespace plait::detail {
               "first time goes to the optimizer"
             : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)"});
 }
+[[noreturn]] inline void refuse_finish(const std::string& name) {
+  fail({"parameter ", name, ": finish_reduction without start_reduction(ctx), which starts what it waits for"});
+}
 [[noreturn]] inline void refuse_unordered(const std::string& name) {
   fail({"parameter ", name,
         ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "

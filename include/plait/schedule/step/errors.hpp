@@ -32,6 +32,11 @@ enum class step_error : std::uint8_t {
   copies_before_reduction,
   copies_twice,
   copies_missing,
+  ties_of_none,
+  ties_before_reduction,
+  ties_before_copies,
+  ties_twice,
+  ties_missing,
   frozen,
   buffer_taken,
   norm_too_early,
@@ -39,6 +44,7 @@ enum class step_error : std::uint8_t {
   norm_missing,
   updated_before_reduction,
   updated_before_copies,
+  updated_before_ties,
   updated_before_norm,
   updated_after_norm,
   updated_twice,
@@ -90,6 +96,16 @@ constexpr const char* text_of(step_error code) {
       return "pieces of a gradient are summed twice over ranks with the same pieces";
     case step_error::copies_missing:
       return "pieces of a gradient are never summed over the ranks with the same pieces";
+    case step_error::ties_of_none:
+      return "a gradient is summed over tied stages, and no other stage has its parameters (tied_to)";
+    case step_error::ties_before_reduction:
+      return "a gradient is summed over tied stages before it is reduced";
+    case step_error::ties_before_copies:
+      return "a gradient is summed over tied stages before it is summed over the ranks with the same pieces";
+    case step_error::ties_twice:
+      return "a gradient is summed over tied stages twice, which would count it more than once";
+    case step_error::ties_missing:
+      return "a gradient is never summed over the stages that share its parameters";
     case step_error::frozen:
       return "a frozen unit has no gradient to reduce and nothing to update";
     case step_error::buffer_taken:
@@ -104,6 +120,8 @@ constexpr const char* text_of(step_error code) {
       return "parameters are updated before their gradient is reduced";
     case step_error::updated_before_copies:
       return "parameters are updated before their gradient is summed over the ranks with the same pieces";
+    case step_error::updated_before_ties:
+      return "parameters are updated before their gradient is summed over the stages that share them";
     case step_error::updated_before_norm:
       return "parameters are updated before the norm by which their gradient is clipped";
     case step_error::updated_after_norm:

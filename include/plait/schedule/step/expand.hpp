@@ -141,18 +141,11 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
       const step_unit& unit = s.units[static_cast<std::size_t>(u)];
       if (last[static_cast<std::size_t>(u)] != i || !unit.trainable) continue;
       order.push_back(u);
-      // Both ends of a tie wait until all else is on its way, for their ranks must start ties in one order.
-      if (s.policy.overlap && unit.tied_to < 0) out.push_back({step_op::reduce, u, {}, {}});
+      if (s.policy.overlap) out.push_back({step_op::reduce, u, {}, {}});
     }
   }
-  const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
-  std::vector<int> ties;
-  for (const int u : order) {
-    if (twin_of(u) >= 0) ties.push_back(u);
-    if (twin_of(u) < 0 && !s.policy.overlap) out.push_back({step_op::reduce, u, {}, {}});
-  }
-  std::sort(ties.begin(), ties.end(), [&](int a, int b) { return std::min(a, twin_of(a)) < std::min(b, twin_of(b)); });
-  for (const int u : ties) out.push_back({step_op::reduce, u, {}, {}});
+  if (!s.policy.overlap)
+    for (const int u : order) out.push_back({step_op::reduce, u, {}, {}});
   return out;
 }
 
@@ -170,8 +163,22 @@ constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& pas
   return out;
 }
 
+/// The sums over the stages that share parameters, behind all else: the ranks of both must start them in one order, and
+/// the one that has its gradient last has it at the end of its passes.
+constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<step_entry> passes,
+                                            const std::vector<int>& order) {
+  const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
+  std::vector<int> ties;
+  for (const int u : order)
+    if (twin_of(u) >= 0) ties.push_back(u);
+  std::sort(ties.begin(), ties.end(), [&](int a, int b) { return std::min(a, twin_of(a)) < std::min(b, twin_of(b)); });
+  for (const int u : ties) passes.push_back({step_op::reduce_ties, u, {}, {}});
+  return passes;
+}
+
 /// Updates in the order in which the next step uses the units, behind the norm, each followed by the gather of what was
-/// updated. With a delayed norm, each as soon as the next unit's reduction is on its way too, and the norm last.
+/// updated. With a delayed norm, each as soon as the next unit's reduction is on its way too, those of tied units
+/// behind all others, and the norm last.
 constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std::vector<step_entry>& passes,
                                                std::vector<int> order, bool clips) {
   std::vector<step_entry> out;
@@ -188,13 +195,16 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std
     return out;
   }
   int reducing = -1;
+  std::vector<int> ties;
   for (const step_entry& e : passes) {
     out.push_back(e);
+    if (e.op == step_op::reduce_ties) ties.push_back(e.unit);
     if (e.op != (s.policy.hybrid ? step_op::reduce_copies : step_op::reduce)) continue;
     if (reducing >= 0) update(reducing);
-    reducing = e.unit;
+    reducing = s.last_reduction(e.unit) == e.op ? e.unit : -1;
   }
   if (reducing >= 0) update(reducing);
+  for (const int u : ties) update(u);
   if (clips) out.push_back({step_op::norm, -1, {}, {}});
   return out;
 }
@@ -227,6 +237,7 @@ constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units
     std::vector<int> order;
     entries = detail::with_reductions(out, entries, order);
     if (policy.hybrid) entries = detail::with_copies(entries);
+    entries = detail::with_ties(out, std::move(entries), order);
     if (policy.level == zero_level::parameters) entries = detail::with_gathers(out, entries);
     if (policy.gradient_buffers > 0) detail::share_buffers(out, entries);
     out.programs.push_back(detail::with_updates(out, entries, order, policy.clip && trains(s)));
@@ -235,7 +246,7 @@ constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units
 }
 
 /// Throws where more units of a rank have gradients at a time, from the first addition to the reduction, than there are
-/// buffers: those that two passes use, ties, and all of them without overlap.
+/// buffers: those that two passes use, and all of them without overlap.
 constexpr void refuse_few_buffers(const step_schedule& s) {
   for (const std::vector<step_entry>& program : s.programs) {
     std::vector<bool> holds(s.units.size(), false);
@@ -304,10 +315,11 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
-/// and in a hybrid that of its copies after the next unit's; the norm and the updates (`data_parallel::delayed_norm`
-/// says in which order), each followed by the gather of what was updated. A schedule of forward passes alone has
-/// gathers and releases only. The schedule must be one that `verify` accepts. Throws `error` for units in another order
-/// than their stages', and for a knob that would change nothing.
+/// in a hybrid that of its copies after the next unit's, and behind them the sums over stages that share parameters;
+/// the norm and the updates (`data_parallel::delayed_norm` says in which order), each followed by the gather of what
+/// was updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that
+/// `verify` accepts. Throws `error` for units in another order than their stages', and for a knob that would change
+/// nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);

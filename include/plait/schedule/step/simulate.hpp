@@ -20,7 +20,7 @@ namespace plait {
 struct step_costs {
   std::vector<action_times> units{};  ///< of each unit, for one microbatch
   std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing
-  std::vector<double> ties{};         ///< of each unit's exchange with the one it is tied to; empty: nothing
+  std::vector<double> ties{};         ///< of each unit's sum with the one it is tied to; empty: nothing
   double norm = 0;                    ///< once all gradients are reduced
   double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
   int data_ranks = 1;                 ///< n, that share a unit's parameters
@@ -55,7 +55,8 @@ struct step_simulation {
   /// The gathers and reductions on each rank's link during the step, from when those of the kind before them are over;
   /// also what the step before has started, and of what goes on after it the part that lies in the step.
   std::vector<std::vector<timed_entry>> links;
-  /// The exchanges of each rank with those that hold the units its own are tied to: from when both have reduced theirs.
+  /// The sums of each rank with those that hold the units its own are tied to: from when both have started them, and
+  /// those before them of the same two ranks are over.
   std::vector<std::vector<timed_entry>> ties;
   std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
   std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
@@ -148,6 +149,7 @@ class step_clock {
     std::vector<timed_entry> last{}, ties{};               ///< of the last step
     std::vector<step_entry> posted{};                      ///< by their numbers on the link
     std::vector<double> begins{};                          ///< of each step
+    std::vector<int> tying{};                              ///< units, in the order of their sums in this step
     double now = 0;
     std::size_t at = 0;
     int step = 0;
@@ -167,6 +169,7 @@ class step_clock {
     if (r.at == program.size()) {
       r.begins.push_back(r.now);
       r.at = 0;
+      r.tying.clear();
       ++r.step;
       return true;
     }
@@ -196,13 +199,20 @@ class step_clock {
         r.posted.push_back(e);
         r.copies[unit] = r.link.post(2, ready, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
         break;
+      case step_op::reduce_ties:
+        ready = std::max(ready, reduced_at(r, unit));
+        tie(r.step, e.unit) = ready;
+        r.tying.push_back(e.unit);
+        break;
       case step_op::norm: {
         std::vector<double>& arrived = norms_[static_cast<std::size_t>(r.step)];
         if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
         if (arrived[rank] < 0) {
           double there = r.now;
-          for (const step_entry& other : program)  // one after the other, as ties are exchanged
-            if (other.op == step_op::reduce && !finish_reduction(r, other.unit, there)) return false;
+          for (const step_entry& other : program)
+            if (other.unit >= 0 && other.op == s_.last_reduction(other.unit) &&
+                !finish_reduction(r, other.unit, there))
+              return false;
           arrived[rank] = there;
         }
         if (*std::min_element(arrived.begin(), arrived.end()) < 0) return false;
@@ -225,22 +235,41 @@ class step_clock {
     return true;
   }
 
-  /// Moves `time` on to when a unit's gradient is reduced, and exchanged where the unit is tied; false where the other
-  /// rank has not come to the exchange, which begins when both have.
-  bool finish_reduction(rank_clock& r, int unit, double& time) {
-    const auto u = static_cast<std::size_t>(unit);
-    for (const std::size_t part : {r.reductions[u], r.copies[u]})
+  /// When a unit's gradient is summed over the data axes of its stage.
+  double reduced_at(rank_clock& r, std::size_t unit) {
+    double time = 0;
+    for (const std::size_t part : {r.reductions[unit], r.copies[unit]})
       if (part != none) time = std::max(time, r.link.end_of(part));
-    if (s_.units[u].tied_to < 0) return true;
-    const std::size_t step = static_cast<std::size_t>(r.step) * s_.units.size();
-    double& mine = ties_[step + u];
-    const double theirs = ties_[step + static_cast<std::size_t>(s_.units[u].tied_to)];
-    if (mine < 0) mine = time;
-    if (theirs < 0) return false;
-    const double begin = std::max(mine, theirs), end = begin + (costs_.ties.empty() ? 0 : costs_.ties[u]);
+    return time;
+  }
+  /// When the rank of a tied unit has started to sum it with the other one: negative, not yet.
+  double& tie(int step, int unit) {
+    return ties_[static_cast<std::size_t>(step) * s_.units.size() + static_cast<std::size_t>(unit)];
+  }
+  /// Where the sum of a tied unit begins, which is started on its own rank; negative: not known yet.
+  double tie_begin(const rank_clock& r, int unit) {
+    const auto twin_of = [&](int u) { return s_.units[static_cast<std::size_t>(u)].tied_to; };
+    const double theirs = tie(r.step, twin_of(unit));
+    if (theirs < 0) return theirs;
+    double begin = std::max(tie(r.step, unit), theirs);
+    for (const int before : r.tying) {
+      if (before == unit) break;
+      if (s_.rank_of(twin_of(before)) == s_.rank_of(twin_of(unit)))
+        begin = std::max(begin, tie_begin(r, before) + tie_time(before));
+    }
+    return begin;
+  }
+  double tie_time(int unit) const { return costs_.ties.empty() ? 0 : costs_.ties[static_cast<std::size_t>(unit)]; }
+  /// Moves `time` on to when a unit's gradient is reduced, over the stages too where it is tied; false where the other
+  /// rank has not come to that.
+  bool finish_reduction(rank_clock& r, int unit, double& time) {
+    time = std::max(time, reduced_at(r, static_cast<std::size_t>(unit)));
+    if (s_.units[static_cast<std::size_t>(unit)].tied_to < 0) return true;
+    const double begin = tie_begin(r, unit), end = begin + tie_time(unit);
+    if (begin < 0) return false;
     if (r.step == steps_ - 1 && end > begin &&
         std::none_of(r.ties.begin(), r.ties.end(), [&](const timed_entry& e) { return e.entry.unit == unit; }))
-      r.ties.push_back({{step_op::reduce, unit, {}, {}}, begin, end, 0});
+      r.ties.push_back({{step_op::reduce_ties, unit, {}, {}}, begin, end, 0});
     time = std::max(time, end);
     return true;
   }
@@ -279,7 +308,8 @@ class step_clock {
   std::size_t cells_;
   std::vector<rank_clock> ranks_;
   std::vector<std::vector<double>> norms_;  ///< of each step: when each rank reached it
-  std::vector<double> ties_;  ///< of each step and unit: when its rank came to the exchange; negative: not yet
+  std::vector<double>
+      ties_;  ///< of each step and unit: when its rank started its sum with a tied one; negative: not yet
   std::vector<double> arrivals_;
 };
 
@@ -288,10 +318,9 @@ class step_clock {
 /// Times of a step among equal steps: three are simulated, and the last is returned, so that gathers after an update
 /// hide behind the next forward pass as far as they can. Each rank goes through its program; a gather or a reduction is
 /// on its link from the time at which the entries before it are over, in the order of its kind; sends take
-/// `costs.message`. Whoever waits for the reduction of a tied unit, the norm or an update, exchanges it with the other
-/// rank then, in `costs.ties` from when both are there, and does nothing else. The step must be one that `verify`
-/// accepts, and every stage must have a unit. Throws `error` for costs of other sizes, and where tied units cost
-/// differently.
+/// `costs.message`. The sum of a tied unit takes `costs.ties` from when both ranks have come to it, and each has gone
+/// on meanwhile. The step must be one that `verify` accepts, and every stage must have a unit. Throws `error` for costs
+/// of other sizes, and where tied units cost differently.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())

@@ -20,8 +20,8 @@ struct step_unit {
   int stage = 0;                ///< whose pass uses it
   std::int64_t parameters = 0;  ///< elements on a rank, when they are gathered over the data axes
   bool trainable = true;
-  /// The unit of another stage that holds the same parameters, such as a tied embedding: the two reduce together. -1:
-  /// none.
+  /// The unit of another rank's stage that holds the same parameters, such as a tied embedding: the two sum what they
+  /// have reduced. -1: none.
   int tied_to = -1;
   /// Another unit of this rank whose parameters its passes use too, as a head uses the embedding's. -1: none.
   int uses = -1;
@@ -86,6 +86,11 @@ struct step_schedule {
   constexpr bool gathered_between_steps() const { return policy.level != zero_level::parameters; }
   constexpr used_units used_by(int unit) const { return {{unit, units[static_cast<std::size_t>(unit)].uses}}; }
   constexpr int rank_of(int unit) const { return shape.rank_of(units[static_cast<std::size_t>(unit)].stage); }
+  /// The last part of a unit's reduction, for which its update and the norm wait.
+  constexpr step_op last_reduction(int unit) const {
+    if (units[static_cast<std::size_t>(unit)].tied_to >= 0) return step_op::reduce_ties;
+    return policy.hybrid ? step_op::reduce_copies : step_op::reduce;
+  }
 };
 
 /// Whether a pass adds to the gradient of its unit.

@@ -43,7 +43,8 @@ class step_walk {
  private:
   struct unit_state {
     bool gathered = false;
-    int released = -1, added = -1, reduced = -1, copies = -1, updated = -1;  ///< the last such entry
+    int released = -1, added = -1, reduced = -1, copies = -1, ties = -1;  ///< the last such entry
+    int updated = -1;
     int gathered_at = -1;
   };
 
@@ -122,6 +123,8 @@ class step_walk {
         u.copies = at_;
         return {};
       }
+      case step_op::reduce_ties:
+        return take_ties(e);
       case step_op::norm:
         if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
         norm_ = at_;
@@ -133,10 +136,14 @@ class step_walk {
               if (const int at = later(step_op::reduce, unit); at >= 0) return refuse(step_error::norm_too_early, at);
               return missing(step_error::reduction_missing, step_op::reduce, unit, at_);
             }
-            if (!s_.policy.hybrid || state_[u].copies >= 0) continue;
-            if (const int at = later(step_op::reduce_copies, unit); at >= 0)
-              return refuse(step_error::norm_too_early, at);
-            return missing(step_error::copies_missing, step_op::reduce_copies, unit, at_);
+            const auto part = [&](step_op op, step_error code) {
+              const int at = later(op, unit);
+              return at >= 0 ? refuse(step_error::norm_too_early, at) : missing(code, op, unit, at_);
+            };
+            if (s_.policy.hybrid && state_[u].copies < 0)
+              return part(step_op::reduce_copies, step_error::copies_missing);
+            if (s_.units[u].tied_to >= 0 && state_[u].ties < 0)
+              return part(step_op::reduce_ties, step_error::ties_missing);
           }
         return {};
       case step_op::update: {
@@ -145,6 +152,7 @@ class step_walk {
         if (u.updated >= 0) return refuse(step_error::updated_twice, u.updated);
         if (u.reduced < 0) return refuse(step_error::updated_before_reduction, u.added);
         if (s_.policy.hybrid && u.copies < 0) return refuse(step_error::updated_before_copies, u.reduced);
+        if (described(e.unit).tied_to >= 0 && u.ties < 0) return refuse(step_error::updated_before_ties, u.reduced);
         if (s_.policy.clip && !s_.policy.delayed_norm && norm_ < 0)
           return refuse(step_error::updated_before_norm, u.reduced);
         if (s_.policy.delayed_norm && norm_ >= 0) return refuse(step_error::updated_after_norm, norm_);
@@ -196,8 +204,19 @@ class step_walk {
     if (!described(e.unit).trainable) return refuse(step_error::frozen);
     if (u.reduced >= 0) return refuse(step_error::reduced_twice, u.reduced);
     u.reduced = at_;
-    if (described(e.unit).tied_to >= 0) shared_.push_back({at_, e});
     return weigh();
+  }
+  step_verdict take_ties(const step_entry& e) {
+    unit_state& u = of(e.unit);
+    if (described(e.unit).tied_to < 0) return refuse(step_error::ties_of_none);
+    if (!described(e.unit).trainable) return refuse(step_error::frozen);
+    if (u.ties >= 0) return refuse(step_error::ties_twice, u.ties);
+    if (u.reduced < 0) return refuse(step_error::ties_before_reduction, later(step_op::reduce, e.unit));
+    if (s_.policy.hybrid && u.copies < 0)
+      return refuse(step_error::ties_before_copies, later(step_op::reduce_copies, e.unit));
+    u.ties = at_;
+    shared_.push_back({at_, e});
+    return {};
   }
 
   step_verdict ending() {
@@ -208,6 +227,8 @@ class step_walk {
       if (trainable && u.reduced < 0) return missing(step_error::reduction_missing, step_op::reduce, unit, u.added);
       if (trainable && s_.policy.hybrid && u.copies < 0)
         return missing(step_error::copies_missing, step_op::reduce_copies, unit, u.reduced);
+      if (trainable && described(unit).tied_to >= 0 && u.ties < 0)
+        return missing(step_error::ties_missing, step_op::reduce_ties, unit, u.reduced);
       if (trainable && s_.policy.clip && norm_ < 0)
         return missing(step_error::norm_missing, step_op::norm, -1, u.reduced);
       if (trainable && u.updated < 0) return missing(step_error::update_missing, step_op::update, unit, u.reduced);

@@ -1,0 +1,209 @@
+// program: schedules
+// Steps whose first and last stage share parameters: where the sum over both stands, which faults are refused, and what
+// it costs.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "plait/schedule/timeline.hpp"
+#include "support/made_steps.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+TEST_CASE("the sum of a tied unit comes behind all passes and reductions, and before its update and the norm") {
+  const auto both = [](const data_parallel& policy) {
+    const step_schedule s = step_of("1f1b", 2, 1, policy, 2, true);
+    CHECK(describe(verify(s)) == "ok");
+    return text_of(s.programs[0]) + " | " + text_of(s.programs[1]);
+  };
+  data_parallel policy = plain;
+  CHECK(both(policy) ==
+        "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 ties0 norm update0 update1 | "
+        "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 S ties3 norm update2 update3");
+  // The last unit's update goes on while what it shares is summed, and the one of rank 0 while its own is reduced.
+  policy.delayed_norm = true;
+  CHECK(both(policy) ==
+        "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 update1 ties0 update0 norm | "
+        "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 S ties3 update2 update3 norm");
+  policy.overlap = false;
+  CHECK(both(policy) ==
+        "F0:0 F0:1 S R B0:1 B0:0 reduce1 reduce0 update1 ties0 update0 norm | "
+        "R F0:2 F0:3 B0:3 B0:2 S reduce3 reduce2 ties3 update2 update3 norm");
+  policy = {.level = zero_level::gradients, .hybrid = true};
+  CHECK(both(policy) ==
+        "F0:0 F0:1 S R B0:1 reduce1 B0:0 reduce0 copies1 copies0 ties0 norm update0 gather0 update1 gather1 | "
+        "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 copies3 S copies2 ties3 norm update2 gather2 update3 gather3");
+}
+
+TEST_CASE("a tied unit gives its gradient's buffer back once it is reduced in its own stage") {
+  const data_parallel pool{.level = zero_level::gradients, .gradient_buffers = 1};
+  CHECK(describe(verify(step_of("1f1b", 2, 1, pool, 3, true))) == "ok");
+}
+
+TEST_CASE("sums over tied stages that are early, missing, twice or of nobody are refused, and both entries are named") {
+  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
+  const step_schedule right = step_of("1f1b", 2, 1, zero1, 2, true);
+  const auto take_place = [](step_schedule& s, int rank, step_op op, int unit, step_op of, int of_unit) {
+    move(s, rank, place_of(s, rank, op, unit), place_of(s, rank, of, of_unit));
+  };
+  step_schedule s = right;
+  take_place(s, 0, step_op::reduce_ties, 0, step_op::reduce, 0);
+  refused(s,
+          "rank 0, entry 7 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before it is "
+          "reduced; see entry 8 (reduction of unit 0)");
+
+  s = right;
+  erase(s, 0, place_of(s, 0, step_op::reduce_ties, 0));
+  refused(s,
+          "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share its "
+          "parameters; see entry 8 (the norm)");
+  s.policy.clip = false;
+  for (const int rank : {0, 1}) erase(s, rank, place_of(s, rank, step_op::norm, -1));
+  refused(s,
+          "rank 0, entry 8 (update of unit 0): parameters are updated before their gradient is summed over the stages "
+          "that share them; see entry 7 (reduction of unit 0)");
+  erase(s, 0, place_of(s, 0, step_op::update, 0));
+  erase(s, 0, place_of(s, 0, step_op::gather, 0));
+  refused(s,
+          "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share its "
+          "parameters; see entry 7 (reduction of unit 0)");
+
+  s = right;
+  insert(s, 1, place_of(s, 1, step_op::norm, -1), {step_op::reduce_ties, 3, {}, {}});
+  refused(s,
+          "rank 1, entry 9 (reduction of unit 3 over tied stages): a gradient is summed over tied stages twice, which "
+          "would count it more than once; see entry 8 (reduction of unit 3 over tied stages)");
+
+  s = right;
+  take_place(s, 0, step_op::norm, -1, step_op::reduce_ties, 0);
+  refused(
+      s,
+      "rank 0, entry 8 (the norm): the norm is taken before a gradient is reduced; see entry 9 (reduction of unit 0 "
+      "over tied stages)");
+
+  s = right;
+  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce_ties, 1, {}, {}});
+  refused(s,
+          "rank 0, entry 9 (reduction of unit 1 over tied stages): a gradient is summed over tied stages, and no other "
+          "stage has its parameters (tied_to)");
+
+  s = right;
+  s.units[0].trainable = s.units[3].trainable = false;
+  erase(s, 0, place_of(s, 0, step_op::reduce, 0));
+  refused(s,
+          "rank 0, entry 7 (reduction of unit 0 over tied stages): a frozen unit has no gradient to reduce and nothing "
+          "to update");
+
+  s = step_of("1f1b", 2, 1, {.level = zero_level::gradients, .hybrid = true}, 2, true);
+  take_place(s, 0, step_op::reduce_ties, 0, step_op::reduce_copies, 0);
+  refused(s,
+          "rank 0, entry 9 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before it is "
+          "summed over the ranks with the same pieces; see entry 10 (reduction of the copies of unit 0)");
+}
+
+TEST_CASE("two ties between two ranks must be summed in one order, and before or behind the norm on both") {
+  std::vector<step_unit> units = units_of(2, 3);
+  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
+  const step_schedule right = expand(parse_schedule("1f1b", 2, 4), units, plain);
+  REQUIRE(describe(verify(right)) == "ok");
+  // In the order in which the gradients are there, rank 0 has unit 1 before unit 0, and rank 1 unit 5 before unit 4.
+  step_schedule s = right;
+  move(s, 0, place_of(s, 0, step_op::reduce_ties, 1), place_of(s, 0, step_op::reduce_ties, 0));
+  const std::string text = describe(verify(s));
+  CHECK(
+      text.find("(reduction of unit 1 over tied stages): two ranks start the collectives that they share in different "
+                "orders, which can deadlock; see rank 1, entry ") != std::string::npos);
+  CHECK(text.find(" (reduction of unit 5 over tied stages)") != std::string::npos);
+  // One end alone: units 0 and 5 are not tied in rank 1's eyes.
+  s = right;
+  erase(s, 1, place_of(s, 1, step_op::reduce_ties, 4));
+  CHECK(describe(verify(s)).find("reduction of unit 4 over tied stages: a gradient is never summed") !=
+        std::string::npos);
+}
+
+TEST_CASE("the sum of tied stages takes its time from when both have come to it") {
+  // Two stages of a unit each, forward 1 and backward 2: F at 0 to 1 and 1 to 2, B at 2 to 4 on rank 1 and 4 to 6 on
+  // rank 0. A reduction sends 100 bytes, in 1: rank 1's is over at 5, and rank 0's at 7.
+  step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
+  step_costs costs = costs_of(s, 100);
+  costs.updates.assign(2, 0.5);
+  CHECK(simulate(s, costs).period == doctest::Approx(7.5));
+  CHECK(simulate(s, costs).ties[0].empty());
+  costs.ties.assign(2, 3.0);
+  const step_simulation exact = simulate(s, costs);
+  CHECK(exact.period == doctest::Approx(7 + 3 + 0.5));
+  CHECK(exact.waited(0, step_op::reduce_ties) == doctest::Approx(1));
+  CHECK(exact.waited(0, step_op::norm) == doctest::Approx(3));
+  CHECK(exact.waited(1, step_op::reduce_ties) == doctest::Approx(1));  // from 4 to 5, and goes on
+  CHECK(exact.waited(1, step_op::norm) == doctest::Approx(5));
+  for (const auto& mine : exact.ties) {
+    REQUIRE(mine.size() == 1);
+    CHECK(mine[0].entry.op == step_op::reduce_ties);
+    CHECK(mine[0].start == doctest::Approx(7));
+    CHECK(mine[0].end == doctest::Approx(10));
+  }
+  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which a tie is not
+  const pipeline_timeline drawn = timeline_of(s, costs, "tied");
+  CHECK(std::count_if(drawn.beside[1].begin(), drawn.beside[1].end(), [](const timed_entry& e) {
+          return e.entry.op == step_op::reduce_ties && e.end - e.start == doctest::Approx(3);
+        }) == 1);
+
+  // With the norm of the step before it is the update that waits: also without clipping, where there is no norm.
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  const step_schedule early = step_of("gpipe", 2, 1, delayed, 1, true);
+  CHECK(simulate(early, costs).waited(1, step_op::update) == doctest::Approx(5));
+  CHECK(simulate(early, costs).period == doctest::Approx(7 + 3 + 0.5));
+  data_parallel unclipped;
+  unclipped.clip = false;
+  CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
+
+  costs.ties = {3.0, 4.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs),
+                       "step_costs: ties is 3 of unit 0 and 4 of unit 1, which exchange with each other; give both the "
+                       "same",
+                       error);
+  costs.ties = {3.0};
+  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
+}
+
+TEST_CASE("updates go on while tied stages are summed, and two sums of the same ranks follow each other") {
+  // Three units in each of two stages, of which rank 0's first and rank 1's last are tied. Passes end at 9 + 9 on rank
+  // 0, at 12 on rank 1, and reductions take 1 more: rank 0 updates units 1 and 2 by then, which takes 2 each.
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  step_schedule s = step_of("gpipe", 2, 1, delayed, 3, true);
+  step_costs costs = costs_of(s, 100);
+  costs.updates.assign(6, 2.0);
+  costs.ties.assign(6, 3.0);
+  const step_simulation hidden = simulate(s, costs);
+  REQUIRE(hidden.ties[1].size() == 1);
+  const timed_entry sum = hidden.ties[1][0];
+  // Rank 1 comes to its sum when its last reduction is on its way, and updates all that is not tied before it ends.
+  const auto of = [](const step_simulation& times, int rank, step_op op, int unit) {
+    for (const timed_entry& e : times.ranks[static_cast<std::size_t>(rank)])
+      if (e.entry.op == op && e.entry.unit == unit) return e;
+    FAIL("there is no such entry");
+    return timed_entry{};
+  };
+  for (const int unit : {3, 4}) {
+    CHECK(of(hidden, 1, step_op::update, unit).end < sum.end);
+    CHECK(of(hidden, 1, step_op::update, unit).waited < 2);
+  }
+  CHECK(of(hidden, 1, step_op::update, 5).start == doctest::Approx(sum.end));
+  CHECK(of(hidden, 0, step_op::update, 0).start == doctest::Approx(sum.end));
+
+  std::vector<step_unit> units = units_of(2, 3);
+  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
+  s = expand(parse_schedule("gpipe", 2, 1), units, plain);
+  const step_simulation two = simulate(s, costs);
+  for (const auto& mine : two.ties) {
+    REQUIRE(mine.size() == 2);
+    CHECK(mine[0].end == doctest::Approx(mine[0].start + 3));
+    CHECK(mine[1].start == doctest::Approx(mine[0].end));
+  }
+  CHECK(of(two, 0, step_op::norm, -1).start == doctest::Approx(two.ties[0][1].end));
+}
