@@ -150,8 +150,8 @@ class parameter {
     if (canonical_) detail::refuse_unordered(info_.name);
     return summed();
   }
-  /// Gives a layer that begins to use its array a canonical sum of its own there. Throws where data parallelism, which
-  /// reduces the sums that it has met, keeps the parameter already.
+  /// Gives a layer that begins to use its array a canonical sum of its own. Throws once data parallelism has taken
+  /// them.
   gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
     if (home_) detail::refuse_late_layer(info_.name);
     return array_->add_terms(std::move(leaves));
@@ -198,7 +198,8 @@ class parameter {
       if (!current_) home_->gather(ctx);
       return;
     }
-    if (array_->callers_values() && !gather_.trivial() && !has_stored_values()) refuse_unset_values();
+    if (array_->callers_values() && !gather_.trivial() && !has_stored_values())
+      detail::refuse_unset_values(info_.name, describe(stored_));
     if constexpr (!rounded) {
       if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
       master();  // memory, if nobody has asked for it
@@ -314,11 +315,6 @@ class parameter {
     return reduced_gradient<Precision, Device>(*this);
   }
 
-  [[noreturn]] void refuse_unset_values() const {
-    fail({"parameter ", info_.name,
-          ": gather would overwrite the caller's weights with values that nobody has set, as ", describe(stored_),
-          " in memory of its own; set them by fill_values(ctx, fill), or load them"});
-  }
   void set_changed() {
     current_ = rounded_current_ = false;
     changed_ = true;

@@ -8,7 +8,6 @@
 
 #include "plait/schedule/step/simulate.hpp"
 #include "plait/schedule/step/verify.hpp"
-#include "plait/schedule/timeline.hpp"
 #include "support/made_steps.hpp"
 
 using namespace plait;
