@@ -54,7 +54,7 @@ class share_exchange {
     if (copies == 1 || h.size() == 0) return in_place ? void() : h.write(share);
     const std::size_t most = share_bytes(h, copies), all = most * static_cast<std::size_t>(copies);
     const bool even = all == static_cast<std::size_t>(h.size()) * h.element_bytes();
-    if (even && h.target && all >= most_ / 16) {  // straight to where it belongs
+    if (even && h.target && (all >= most_ / 16 || most >= straight)) {  // to where it belongs
       const auto own = static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.copies));
       std::byte* const to = h.target();
       any_communicator& group = ctx_.ranks.group(h.copies);
@@ -73,6 +73,9 @@ class share_exchange {
   }
 
  private:
+  /// Bytes of a share that take longer to be copied than a collective of its own takes to begin.
+  static constexpr std::size_t straight = std::size_t{128} << 10;
+
   struct rows_entry {
     const held_tensor* h;
     const std::vector<planned_read>* reads;
@@ -212,11 +215,14 @@ class share_exchange {
     to_host(0, room * static_cast<std::size_t>(copies));
     at = 0;
     for (const copies_entry& e : all.entries) {
-      kept_.resize(first(*e.h, copies));
-      for (std::int64_t i = 0; i < copies; ++i)
-        std::memcpy(kept_.data() + first(*e.h, i), here + room * static_cast<std::size_t>(i) + at,
-                    first(*e.h, i + 1) - first(*e.h, i));
-      e.h->write(kept_.data());
+      const bool to_target = std::is_same_v<Device, cpu> && e.h->target;
+      if (!to_target && kept_.size() < first(*e.h, copies)) kept_.resize(first(*e.h, copies));
+      std::byte* const to = to_target ? e.h->target() : kept_.data();
+      for (std::int64_t i = 0; i < copies; ++i) {
+        const std::byte* const from = i == own ? e.share : here + room * static_cast<std::size_t>(i) + at;
+        if (to + first(*e.h, i) != from) std::memcpy(to + first(*e.h, i), from, first(*e.h, i + 1) - first(*e.h, i));
+      }
+      if (!to_target) e.h->write(to);
       at += share_bytes(*e.h, copies);
     }
     all.entries.clear();

@@ -20,19 +20,19 @@
 #include <vector>
 
 #include "plait/checkpoint/agree.hpp"
-#include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/exchange_shares.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
 #include "plait/checkpoint/read_boxes.hpp"
+#include "plait/checkpoint/reads_ahead.hpp"
 #include "plait/checkpoint/step_list.hpp"
+#include "plait/checkpoint/sums_of_parts.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
 #include "plait/checkpoint/whole_rows.hpp"
 #include "plait/core/hash.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
-#include "plait/io/crc32c.hpp"
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/tensor/broadcast_text.hpp"
@@ -90,7 +90,8 @@ class state_loader {
   }
 
   /// Reads this rank's shares of what it holds, and changes nothing unless every rank has read all of its own, or
-  /// `load_rules::in_place`.
+  /// `load_rules::in_place`: then ranks send each other tensors while they read others, and one that has failed goes on
+  /// to send what it has, so that nobody waits for it.
   void load(std::vector<held_tensor> held) {
     for (held_tensor& h : rules_.tensors) held.push_back(std::move(h));
     check(held);
@@ -98,35 +99,65 @@ class state_loader {
     std::vector<std::vector<planned_read>> reads(held.size());
     std::vector<std::size_t> begin;
     std::vector<std::byte*> slots;
+    std::vector<bool> early;
     std::size_t end = 0;
-    std::string problem;
     byte_buffer shares;
-    try {
+    std::optional<reads_ahead> ahead;
+    attempt([&] {
+      if (const std::string fault = fault_of(rules_.read_ahead, "read_ahead.threads", "read_ahead.bytes");
+          !fault.empty())
+        fail(fault);
       for (std::size_t i = 0; i < held.size(); ++i) {
         reads[i] = plan(held[i]);
+        early.push_back(is_sent_early(held[i]));
         begin.push_back(end + behind_a_page(held[i], reads[i], end));
         if (!in_place(held[i], reads[i])) end = begin.back() + slot_bytes(held[i], reads[i]);
       }
       shares.grow(end);
+      std::vector<wanted_box> wanted;
       for (std::size_t i = 0; i < held.size(); ++i) {
         slots.push_back(in_place(held[i], reads[i]) ? own_place(held[i]) : shares.data() + begin[i]);
-        read_share(held[i], reads[i], slots[i]);
+        add_wanted(held[i], reads[i], slots[i], i, wanted);
       }
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    complain(problem);
-    check_partly_read();
+      ahead.emplace(saved_, *reader_, std::move(wanted), rules_.read_ahead);
+    });
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
+    for (std::size_t i = 0; i < held.size(); ++i) {
+      if (!early[i]) continue;
+      static_cast<void>(ahead->wait(i));  // `finish` tells what has failed
+      exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
+    }
+    exchange.finish_copies();
+    attempt([&] { ahead->finish(); });
+    sums_of_parts sums;
+    for (const auto& [i, part] : ahead->take_partly_read()) sums.add(saved_, held[i], part);
+    sums.gather(ctx_, ranks_);
+    if (!sums.empty())  // on all ranks or on none
+      attempt([&] {
+        sums.compare(saved_, *reader_, static_cast<std::size_t>(ranks_.rank()),
+                     static_cast<std::size_t>(ranks_.size()));
+      });
     for (std::size_t i = 0; i < held.size(); ++i)
       if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], slots[i], share_bytes(held[i]));
     exchange.finish_rows();
-    for (std::size_t i = 0; i < held.size(); ++i) exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
+    for (std::size_t i = 0; i < held.size(); ++i)
+      if (!early[i]) exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
     exchange.finish_copies();
   }
 
  private:
   void complain(const std::string& problem) { agree_on(ctx_.device, ranks_, problem, "checkpoint: "); }
+  /// Does what may fail on some ranks, and then throws on all of them.
+  template <class Work>
+  void attempt(Work&& work) {
+    std::string problem;
+    try {
+      work();
+    } catch (const std::exception& e) {
+      problem = e.what();
+    }
+    complain(problem);
+  }
 
   std::string stored_name(const held_tensor& h) const {
     return rules_.stored_name ? rules_.stored_name(h.name) : h.name;
@@ -241,7 +272,7 @@ class state_loader {
     const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
     if (!large || safetensors_dtype_of(h.type) != t.dtype) return (64 - end % 64) % 64;
     const std::size_t first = by_rows(reads) ? 0 : static_cast<std::size_t>(reads[0].own.at) * h.element_bytes();
-    return (reader_->place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
+    return (reader_->boxes().place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
   }
   /// Returns what this rank reads for a tensor. No file is opened.
   std::vector<planned_read> plan(const held_tensor& h) {
@@ -255,75 +286,38 @@ class state_loader {
     for (std::int64_t i = 0; i < ranks; ++i)
       shares.push_back(boxes_of_part(h.part_across(i), begin, end, h.shape, h.name));
     return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
-                      [&](const box& b) { return reader_->has_short_runs(t, b); });
+                      [&](const box& b) { return reader_->boxes().has_short_runs(t, b); });
   }
-  /// Reads what is planned, each box where it belongs, or one after the other where some of them are for others too.
-  void read_share(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot) {
+  /// Adds what is planned for a tensor, each box where it belongs, or one after the other where some of them are for
+  /// others too.
+  void add_wanted(const held_tensor& h, const std::vector<planned_read>& reads, std::byte* slot, std::size_t owner,
+                  std::vector<wanted_box>& wanted) const {
     const stored_tensor& t = *by_name_.at(stored_name(h));
-    const bool same = safetensors_dtype_of(h.type) == t.dtype, in_turn = by_rows(reads);
+    const bool in_turn = by_rows(reads);
     std::size_t stored = 0;
     for (const planned_read& r : reads) stored += static_cast<std::size_t>(r.own.where.local_size());
     if (!in_turn && stored * h.element_bytes() < share_bytes(h)) std::memset(slot, 0, share_bytes(h));  // padding
     std::byte* out = slot;
     for (const planned_read& r : reads) {
       if (!in_turn) out = slot + static_cast<std::size_t>(r.own.at) * h.element_bytes();
-      const auto elements = static_cast<std::size_t>(r.read().local_size());
-      if (same) {
-        reader_->read(t, r.read(), out);
-      } else {
-        raw_.grow(elements * size_of(t.dtype));
-        reader_->read(t, r.read(), raw_.data());
-        convert_saved(t.dtype, h.type, raw_.data(), out, r.read().local_size(), h.name);
-      }
-      out += elements * h.element_bytes();
-    }
-    for (const partly_read& part : reader_->take_partly_read()) {
-      if (!h.counts) continue;  // another stage reads the same
-      const auto tensor = static_cast<std::uint64_t>(part.tensor - saved_.tensors.data());
-      partly& sum = sums_[{tensor << 32 | part.box, crc32c(std::as_bytes(std::span(h.name)))}];
-      sum.sum ^= part.sum;
-      sum.bytes += part.bytes;
+      wanted.push_back({&t, r.read(), out, h.type, owner});
+      out += static_cast<std::size_t>(r.read().local_size()) * h.element_bytes();
     }
   }
-  /// Compares the checksums of boxes that no rank has read whole: together they have read all of each, mostly.
-  void check_partly_read() {
-    constexpr std::size_t width = 4;  // the box, for whom it was read, sum, bytes
-    std::vector<std::uint64_t> mine;
-    for (const auto& [key, sum] : sums_) mine.insert(mine.end(), {key.first, key.second, sum.sum, sum.bytes});
-    sums_.clear();
-    const double most = all_reduce_scalar(ctx_.device, ranks_, static_cast<double>(mine.size()), reduce_op::max);
-    if (most == 0) return;
-    const std::vector<std::uint64_t> all =
-        gather_all(ctx_.device, ranks_, std::move(mine), static_cast<std::size_t>(most));
-    for (std::size_t i = 0; i < all.size(); i += width) {
-      if (all[i + 3] == 0) continue;  // added to have as many as the others
-      auto& sum = sums_[{all[i], all[i + 1]}];
-      sum.sum ^= static_cast<std::uint32_t>(all[i + 2]);
-      sum.bytes += all[i + 3];
+  /// Returns whether a tensor is sent to those that hold the same while others are read: the same on all of them. What
+  /// nobody has asked to be written in place, rows that are read for others, and tensors that are written by a
+  /// function, which may not take just any numbers, wait until every checksum is right.
+  bool is_sent_early(const held_tensor& h) {
+    if (!rules_.in_place || !h.target) return false;
+    const std::int64_t ranks = ctx_.ranks.shape().size(h.across);
+    for (std::int64_t i = 0; ranks > 1 && i < ranks; ++i) {
+      if (!h.part_across) break;
+      const box part = h.part_across(i);
+      for (const placed_box& b : boxes_of_part(part, 0, part.local_size(), h.shape, h.name))
+        if (reader_->boxes().has_short_runs(*by_name_.at(stored_name(h)), b.where)) return false;
     }
-    std::string problem;
-    std::size_t turn = 0;
-    try {
-      for (const auto& [key, sum] : sums_) {
-        const stored_tensor& t = saved_.tensors[key.first >> 32];
-        const auto box = static_cast<std::uint32_t>(key.first);
-        const stored_box& b = t.boxes[box];
-        if (sum.bytes == b.stored.bytes) {
-          if (sum.sum != b.stored.crc32c) reader_->damaged(t, b);
-        } else if (turn++ % static_cast<std::size_t>(ranks_.size()) == static_cast<std::size_t>(ranks_.rank())) {
-          reader_->verify(t, box);  // nobody needs the rest
-        }
-      }
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    sums_.clear();
-    complain(problem);
+    return true;
   }
-  struct partly {
-    std::uint32_t sum = 0;
-    std::uint64_t bytes = 0;
-  };
 
   const context<Device>& ctx_;
   any_communicator& ranks_;
@@ -334,9 +328,7 @@ class state_loader {
   manifest saved_;
   std::map<std::string, const stored_tensor*> by_name_;
   std::optional<box_reader> reader_;
-  byte_buffer raw_;
-  std::vector<axis_list> apart_;                                    ///< along which each rank reads for itself
-  std::map<std::pair<std::uint64_t, std::uint64_t>, partly> sums_;  ///< by box, and by what it was read for
+  std::vector<axis_list> apart_;  ///< along which each rank reads for itself
 };
 
 }  // namespace detail

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/checkpoint/held_state.hpp"
+#include "plait/checkpoint/reads_ahead.hpp"
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -61,6 +62,7 @@ struct load_rules {
   /// Whether bytes are read to where they belong, where the host's memory is that. It takes no second copy of the state
   /// and half of the time, and after an error the tensors have no values: for a program that ends then.
   bool in_place = false;
+  read_sizes read_ahead{};  ///< how much of the files a rank reads while it does something else
 };
 
 }  // namespace plait

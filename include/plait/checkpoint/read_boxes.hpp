@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +15,7 @@
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/manifest.hpp"
+#include "plait/checkpoint/stored_boxes.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
@@ -45,7 +46,7 @@ class box_reader {
   /// names the tensor, the box, file and position where they differ, and the path where it cannot be read.
   void read(const stored_tensor& tensor, const box& wanted, std::byte* out) {
     const std::size_t width = size_of(tensor.dtype);
-    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
+    for (const std::uint32_t i : boxes_.overlapping(tensor, wanted)) {
       const stored_box& stored = tensor.boxes[i];
       const box whole = tensor.box_of(stored);
       const std::optional<box> common = intersection(whole, wanted);
@@ -66,28 +67,8 @@ class box_reader {
       }
     }
   }
-  /// Returns whether `wanted` lies in some box of the tensor as short runs with gaps between them, which are read too.
-  bool has_short_runs(const stored_tensor& tensor, const box& wanted) {
-    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
-      const box whole = tensor.box_of(tensor.boxes[i]);
-      const std::optional<box> common = intersection(whole, wanted);
-      if (!common) continue;
-      const std::int64_t elements = common->local_size(), run = detail::common_run(*common, whole, whole).first;
-      if (run < elements && run * static_cast<std::int64_t>(size_of(tensor.dtype)) < long_run) return true;
-    }
-    return false;
-  }
-  /// Returns the place in its file of the first element of `wanted`, a box of the tensor; 0 where it has none.
-  std::uint64_t place_of(const stored_tensor& tensor, const box& wanted) {
-    for (const std::uint32_t i : index_of(tensor).overlapping(wanted)) {
-      const box whole = tensor.box_of(tensor.boxes[i]);
-      const std::optional<box> common = intersection(whole, wanted);
-      if (!common || common->offset != wanted.offset) continue;
-      const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
-      return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
-    }
-    return 0;
-  }
+  /// Returns which boxes overlap, for whoever plans reads.
+  stored_boxes& boxes() { return boxes_; }
   /// Reads a box whole, for its checksum alone.
   void verify(const stored_tensor& tensor, std::uint32_t box) {
     scratch_.grow(tensor.boxes[box].stored.bytes);
@@ -110,10 +91,12 @@ class box_reader {
   }
   /// Bytes read so far.
   std::uint64_t bytes() const { return bytes_; }
+  /// Returns a data file, for whoever reads from it (checkpoint/reads_ahead.hpp); `add_bytes` says how much.
+  std::shared_ptr<const file_handle> hold(std::uint32_t file) { return open_.hold(file); }
+  void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
 
  private:
-  /// Runs at least so long are read one by one; shorter ones with what lies between them.
-  static constexpr std::int64_t long_run = 16 << 10;
+  static constexpr std::int64_t long_run = stored_boxes::long_run;
   static constexpr std::int64_t most_at_once = 4 << 20;
 
   /// Reads a box whole and compares its checksum, while its bytes are in the cache. Large ones, which the system reads
@@ -184,15 +167,6 @@ class box_reader {
     zeros_to(static_cast<std::int64_t>(stored.stored.bytes));
   }
 
-  const box_index& index_of(const stored_tensor& tensor) {
-    const auto [found, is_new] = indices_.try_emplace(&tensor);
-    if (is_new) {
-      std::vector<box> boxes;
-      for (const stored_box& b : tensor.boxes) boxes.push_back(tensor.box_of(b));
-      found->second = box_index(boxes);
-    }
-    return found->second;
-  }
   static std::vector<std::string> paths_of(const std::string& path, const manifest& saved) {
     std::vector<std::string> all;
     for (const stored_file& f : saved.files) all.push_back(path + "/" + f.path);
@@ -207,7 +181,7 @@ class box_reader {
   std::string path_;
   const manifest& saved_;
   open_files open_;
-  std::map<const stored_tensor*, box_index> indices_;
+  stored_boxes boxes_;
   byte_buffer scratch_, bounce_;
   std::vector<partly_read> partly_;
   std::uint64_t bytes_ = 0;

@@ -1,0 +1,139 @@
+// Threads that read blocks of files and use them, while the caller does something else: one block is read while another
+// is used. It knows no tensors: checkpoint/reads_ahead.hpp says which blocks there are and what becomes of them.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/io/byte_buffer.hpp"
+#include "plait/io/file_system.hpp"
+
+namespace plait {
+
+/// Bytes of a file that are read in one go.
+struct file_block {
+  std::shared_ptr<const file_handle> file;
+  std::uint64_t position = 0;
+  std::size_t bytes = 0;
+  std::byte* into = nullptr;  ///< where they go; nothing: to memory of the thread that reads them
+};
+
+/// Reads what `Source` names, in its order, by some threads, each of which has memory for one block. A source has
+///   a type `block`, which derives from `file_block`;
+///   std::optional<block> next(), the next one, or nothing where there are no more: called by one thread at a time, as
+///   void use(block&, std::span<const std::byte>), which is not, and several of which may be at work; then
+///   void used(block&), by one thread at a time again, with which what the caller waits for changes.
+/// Where one of them or a read throws, no more blocks are asked for, and the caller is told the exception of the first
+/// of the blocks that failed.
+template <class Source>
+class read_ahead {
+ public:
+  /// The source must outlive this, whose threads begin at once. No block may have more than `block_bytes`, but one that
+  /// says where it goes. Throws `error` where the system starts no more threads.
+  read_ahead(Source& source, int threads, std::size_t block_bytes)
+      : source_(source), block_bytes_((block_bytes + page - 1) / page * page) {
+    arena_.grow(block_bytes_ * static_cast<std::size_t>(threads));
+    try {
+      for (int i = 0; i < threads; ++i) {
+        threads_.emplace_back([this, i] { run(arena_.data() + block_bytes_ * static_cast<std::size_t>(i)); });
+      }
+    } catch (const std::system_error& e) {
+      stop();
+      fail({"cannot start thread ", static_cast<std::int64_t>(threads_.size()) + 1, " of ", threads,
+            " that read ahead: ", e.what()});
+    }
+  }
+  /// Gives up, and waits for the blocks that are being read.
+  ~read_ahead() { stop(); }
+  read_ahead(const read_ahead&) = delete;
+  read_ahead& operator=(const read_ahead&) = delete;
+
+  /// Waits until `ready()`, which is called as `used` is, or all blocks are used, or something has failed and no thread
+  /// is at work on a block any more. Returns whether nothing has failed.
+  template <class Ready>
+  bool wait(Ready&& ready) {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.wait(lock, [&] { return at_work_ == 0 && (failure_ || ended_) ? true : !failure_ && ready(); });
+    --waiting_;
+    return !failure_;
+  }
+  /// Waits until all blocks are used. Throws what has failed.
+  void finish() {
+    if (!wait([] { return false; })) std::rethrow_exception(failure_);
+  }
+  /// Asks for no more blocks.
+  void give_up() {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  /// Bytes of memory that blocks are read to.
+  std::size_t memory() const { return arena_.size(); }
+
+ private:
+  static constexpr std::size_t page = 4096;
+
+  void run(std::byte* memory) {
+    std::unique_lock lock(mutex_);
+    while (!failure_ && !ended_) {
+      const std::size_t number = next_number_;
+      ++at_work_;
+      bool locked = true;
+      try {
+        std::optional<typename Source::block> block = source_.next();
+        if (block) {
+          ++next_number_;
+          lock.unlock();
+          locked = false;
+          const std::span<std::byte> bytes(block->into != nullptr ? block->into : memory, block->bytes);
+          block->file->read(block->position, bytes);
+          source_.use(*block, bytes);
+          lock.lock();
+          locked = true;
+          source_.used(*block);
+        } else {
+          ended_ = true;
+        }
+      } catch (...) {
+        if (!locked) lock.lock();
+        if (!failure_ || number < failed_number_) {
+          failure_ = std::current_exception();
+          failed_number_ = number;
+        }
+      }
+      --at_work_;
+      if (waiting_ > 0) changed_.notify_all();
+    }
+  }
+  void stop() {
+    give_up();
+    for (std::thread& t : threads_) t.join();
+  }
+
+  Source& source_;
+  std::size_t block_bytes_;
+  byte_buffer arena_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t next_number_ = 0, failed_number_ = 0;
+  int at_work_ = 0, waiting_ = 0;
+  bool ended_ = false;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace plait
+
+#include "plait/core/macros_on.hpp"
