@@ -283,13 +283,11 @@ class parameter {
     counts_ = counts;
   }
   any_communicator& stages() { return stages_; }
-  /// Whether this rank's stages are the ones for which it counts in a norm or a hash over all stages.
+  /// Whether it counts here in a norm or a hash over all stages.
   bool counts() const { return counts_; }
-
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
   const executor& gather_plan() const { return gather_; }
-
   /// Returns the stream of random numbers of a parameter with this name.
   static constexpr std::uint64_t stream_of(std::string_view name) { return fnv1a(name); }
 
