@@ -32,13 +32,23 @@ BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
 # The sizes by which a sweep is of one model; MHA and GQA are two.
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "device_gb", "fits")
+ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "part", "fits")
+
+
+def of_part(machine, part):
+    """The description of a machine with what a table prints of its parts and of its network."""
+    levels = [{**level, **part.get("levels", {}).get(i, {})} for i, level in enumerate(machine["levels"])]
+    return {**machine, **part, "levels": levels}
 
 
 def price(program, rows, machine, folder):
     """The rows with plan_llama's columns added, on the hardware that `machine` describes."""
-    path = folder / "machine.json"
-    path.write_text(json.dumps(machine))
+    paths = {}
+    for row in rows:
+        key = json.dumps(row.get("part", {}))
+        if key not in paths:
+            paths[key] = folder / f"machine_{len(paths)}.json"
+            paths[key].write_text(json.dumps(of_part(machine, row.get("part", {}))))
     columns = sorted({key for row in rows for key in row if key not in ASIDE})
     layouts = folder / "layouts.csv"
     with open(layouts, "w", newline="") as file:
@@ -46,13 +56,9 @@ def price(program, rows, machine, folder):
         writer.writeheader()
         for i, row in enumerate(rows):
             ranks = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
-            writer.writerow({**row, "note": i, "cluster": f"{path}:{ranks}"})
+            writer.writerow({**row, "note": i, "cluster": f"{paths[json.dumps(row.get('part', {}))]}:{ranks}"})
     out = subprocess.run([program, "--layouts", str(layouts)], check=True, capture_output=True, text=True).stdout
-    priced = list(csv.DictReader(io.StringIO(out)))
-    for row, p in zip(rows, priced):  # a part of this GPU with other memory
-        if row.get("device_gb") and p["memory_bytes"]:
-            p["fits"] = "1" if float(p["memory_bytes"]) <= 1e9 * row["device_gb"] else "0"
-    return priced
+    return list(csv.DictReader(io.StringIO(out)))
 
 
 def errors(rows, priced):
@@ -137,18 +143,19 @@ def leave_one_out(program, rows, machines, folder):
 
 def ranks(results):
     """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model that
-    has five layouts or more and spreads by more than a tenth. A layout that was measured several times counts once, by
+    on one kind of GPU that has five layouts or more and spreads by more than a tenth. A layout that was measured several times counts once, by
     the median: how its repetitions differ is noise, which no prediction can rank."""
     sweeps = {}
     for row, seconds, _ in results:
         gpus = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
         scale = gpus / (int(row["batch"]) * int(row["seq"]))
-        key = (row["source"], row.get("precision", "bf16"), *(row[k] for k in SHAPE))
+        part = {k: v for k, v in row.get("part", {}).items() if k != "levels"}
+        key = (row["source"], row.get("precision", "bf16"), json.dumps(part), *(row[k] for k in SHAPE))
         layout = tuple(sorted((k, str(v)) for k, v in row.items() if k not in ASIDE))
         sweeps.setdefault(key, {}).setdefault(layout, []).append((row["published"] * scale, seconds * scale))
     by_source = {}
     for (source, *_), layouts in sweeps.items():
-        pairs = [(statistics.median(p for p, _ in repeated), repeated[0][1]) for repeated in layouts.values()]
+        pairs = [tuple(map(statistics.median, zip(*repeated))) for repeated in layouts.values()]
         published_times = [a for a, _ in pairs]
         if len(pairs) >= 5 and max(published_times) > 1.1 * min(published_times):
             orders = [[sorted(values).index(v) + (values.count(v) - 1) / 2 for v in values] for values in zip(*pairs)]

@@ -52,6 +52,16 @@ EXPERTS = {
 }
 
 
+# Parts of a GPU model and networks that a table prints, as what differs from the machine that the planner knows; fit.py
+# puts it into the description of a row's machine. `levels` are by their place from the inside.
+GIBI, MEBI = 1024**3, 1024**2
+A100_40GB = {"memory": 40960 * MEBI, "memory_bandwidth": 1.555e12}  # NVIDIA's data sheet
+H100_HBM2E = {"memory": 96 * GIBI, "memory_bandwidth": 2.4e12}  # arXiv 2410.06511, section 4
+# "4 * 100Gb RoCE" between machines of 8 (InternEvo, doc/en/train_performance.md), at the part of the rate that the
+# 200 Gbit/s of the A100 that the planner knows reach.
+ROCE_4_100 = {"levels": {1: {"bandwidth": 23.5e9 / 2, "shared_by": 2}}}
+
+
 def model(name):
     found = SPELLINGS.get(name, name)
     return dict(found) if isinstance(found, dict) else dict(MODELS[found]) if found in MODELS else None
@@ -182,16 +192,17 @@ def torchtitan(folder):
         dp, cp = whole(r["fsdp"]), whole(r["cp"])
         batch, seq = whole(r["global_batch"]), whole(r["seq"])
         compiled = "compile" in r["techniques"]
+        hbm2e = "96GB" in r["hardware"]
         yield {**shape, "gpu": "h100" if h100 else "a100", "source": "torchtitan_h100" if h100 else "torchtitan_a100",
                "published": batch * seq / (float(r["tps_per_gpu"]) * dp * cp * whole(r["tp"]) * whole(r["pp"])),
-               "program": "fsdp", "precision": "fp8" if "loat8" in r["precision"] else "bf16",
+               "program": "fsdp", "reduced_bytes": 4, "part": H100_HBM2E if hbm2e else {}, "precision": "fp8" if "loat8" in r["precision"] else "bf16",
                "fused": 1 if compiled else 0, "seq": seq, "batch": batch, "tp": r["tp"], "pp": r["pp"], "cp": cp,
                "dp": dp, "microbatch": batch // dp, "schedule": "1f1b", "zero": 3, "context": "all_gather_kv" if cp > 1 else "ring",
                "recompute": {"no": "none", "full": "full"}.get(r["act_checkpoint"], "every:2"),
                "convention": "time from tokens per second; selective recomputation "
-                             "priced as every second layer; 500 W parts" if h100 else "time from tokens per second",
+                             "priced as every second layer; reduced in float; 500 W parts of 2.4 TB/s"
+                             if h100 else "time from tokens per second; reduced in float",
                "peak_gb": float(r["memory_gib"]) * 1.073741824 if r["memory_gib"] else "",
-               "device_gb": 96 * 1.073741824 if "96GB" in r["hardware"] else "",
                "name": f"{r['model']} {r['techniques']} seq={seq} {r['act_checkpoint']}"}
 
 
@@ -206,12 +217,16 @@ def llm_foundry(folder):
         gpus, seq, batch = whole(r["num_gpus"]), whole(r["seqlen_(t)"]), whole(r["globalbatchsize"])
         gpu = "h100" if "h100" in r["gpu"] else "a100"
         layers, hidden, heads = MPT[r["model"]]
+        small = "40gb" in r["gpu"]
         yield {**gpt(layers, hidden, heads, seq, 50368, 0), "biases": 0, "gpu": gpu, "published": float(r["derived_iter_s"]),
-               "source": f"llm_foundry_{gpu}", "program": "llm-foundry",
+               "source": f"llm_foundry_{gpu}", "program": "llm-foundry", "part": A100_40GB if small else {},
+               # Composer's DEFAULT reduces in float, PURE in the type that is computed in (mosaicml/composer#2047).
+               "reduced_bytes": 2 if r["mp_mode"] == "PURE" else 4,
                "precision": "fp8" if "fp8" in r["precision"] else "bf16", "seq": seq, "batch": batch, "tp": 1, "pp": 1,
                "cp": 1, "dp": gpus, "microbatch": whole(r["microbatchsize"]), "schedule": "1f1b", "zero": 3,
                "recompute": "full" if r["activation_checkpointing"] == "True" else "none",
-               "convention": "time from tokens per second; FlashAttention 1 (Triton) presumed; network not printed",
+               "convention": "time from tokens per second; FlashAttention 1 (Triton) presumed"
+                             + ("; parts of 40 GB and 1.56 TB/s" if small else "; network not printed" if gpu == "h100" else ""),
                "name": f"{r['model']} {r['gpu']} gpus={gpus} seq={seq}"}
 
 
@@ -222,11 +237,14 @@ def internevo(folder):
             continue
         tp, pp, gpus = whole(r["tp"]), whole(r["pp"]), whole(r["gpus"])
         batch, seq = whole(r["global_batch_sequences_derived"]), whole(r["seq"])
+        dp, shared = gpus // (tp * pp), whole(r["zero1"])
         yield {**shape, "vocab": 103168, "gpu": "a100", "source": "internevo",
-               "published": batch * seq / (float(r["tokens_gpu_s"]) * gpus), "program": "megatron", "seq": seq,
-               "batch": batch, "tp": tp, "pp": pp, "dp": gpus // (tp * pp), "microbatch": r["micro_bsz"],
+               "published": batch * seq / (float(r["tokens_gpu_s"]) * gpus), "program": "internevo", "seq": seq,
+               "batch": batch, "tp": tp, "pp": pp, "dp": dp, "microbatch": r["micro_bsz"],
                "schedule": "1f1b", "zero": 1, "recompute": "none" if r["act_checkpoint"] == "no" else "full",
-               "reduced_bytes": 2, "convention": "time from tokens per second; network not printed",
+               # zero1: among so many data ranks the optimizer's state is shared out.
+               "replicate": f"dp:{dp // shared}" if 0 < shared < dp else "none", "part": ROCE_4_100,
+               "convention": "time from tokens per second; 4 ports of 100 Gbit/s for a machine",
                "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} seq={seq} zero1={r['zero1']}"}
 
 
@@ -237,6 +255,10 @@ def ultrascale(folder, ran=True):
         if (r["status"] != "Success" or not r["step_s_derived"]) and (ran or not out_of_memory):
             continue
         tp, pp, dp = whole(r["tp"]), whole(r["pp"]), whole(r["dp"])
+        # What each job measured within a machine. Over all ranks the table's rates fall in proportion to the machines, as no
+        # link's rate does, so that they are not used.
+        gathers, sums = (float(r[f"nccl_{kind}_intra_gbs"] or 0) * 1e9 for kind in ("allgather", "allreduce"))
+        levels = {0: {"bandwidth": gathers, "all_reduce_share": sums / gathers}} if gathers else {}
         yield {**llama(whole(r["layers"]), whole(r["hidden"]), whole(r["heads"]), whole(r["kv_heads"]), whole(r["ffn"]),
                        whole(r["vocab"]), 1 if r["tied_embeddings"] == "True" else 0),
                "gpu": "h100", "source": "hf_ultrascale",
@@ -244,7 +266,8 @@ def ultrascale(folder, ran=True):
                "batch": r["gbs_sequences"], "tp": tp, "pp": pp, "dp": dp, "microbatch": r["mbs"],
                "schedule": "gpipe" if r["schedule"] == "AFAB" else "1f1b", "recompute": "none",
                "zero": whole(r["zero_stage"], 0), "sequence_parallel": 1 if r["tp_mode"] == "REDUCE_SCATTER" else 0,
-               "convention": "time printed; a floor of 4.4 ms for a microbatch and layer",
+               "part": {"levels": levels},
+               "convention": "time printed; NVLink as the job measured it; a floor of 4.4 ms for a microbatch and layer",
                "reserved_gb": r["mem_reserved_gb"], "out_of_memory": int(out_of_memory),
                "name": f"{r['model']} dp={dp} tp={tp} pp={pp} mbs={r['mbs']}"}
 

@@ -25,7 +25,7 @@ struct options {
   std::map<std::string, std::string> properties;
   std::string layout, layouts, print_hardware, timeline, scaling, html, train_tokens;
   std::vector<std::int64_t> tp, cp, pp, microbatch;
-  std::vector<std::string> schedules, recompute, zero, context;
+  std::vector<std::string> schedules, recompute, zero, replicate, context;
   std::string calibrate, backend = "threads";
   std::int64_t ranks = 0;
   double hour_price = 0, jitter = 0, slow_rank = 1;
@@ -61,6 +61,10 @@ void declare(CLI::App& app, options& opt) {
       ->delimiter(',');
   app.add_option("--recompute", opt.recompute, "the policies to search: none, selective, full")->delimiter(',');
   app.add_option("--zero", opt.zero, "the levels to search: 0, 1, 2, 3")->delimiter(',');
+  app.add_option(
+         "--replicate", opt.replicate,
+         "the hybrids to search, sharded within and replicated over an axis: none, dp (and each part of it), cp")
+      ->delimiter(',');
   app.add_option("--context", opt.context, "of attention over cp: ring, all_gather_kv, ulysses")->delimiter(',');
   app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--train-tokens", opt.train_tokens, "tokens to train on, as in 15T, for days and cost");
@@ -109,6 +113,13 @@ pp::search_options search_of(const options& opt) {
     pp::set_layout_key(l, "zero", name, "--zero");
     out.zero.push_back(l.zero);
   }
+  for (const std::string& name : opt.replicate) {
+    pp::set_layout_key(l, "replicate", name, "--replicate");
+    if (l.replicate == pp::replication::over_part_of_dp)
+      plait::fail("--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts");
+    out.replicate.push_back(l.replicate);
+    if (l.replicate == pp::replication::over_dp) out.replicate.push_back(pp::replication::over_part_of_dp);
+  }
   for (const std::string& name : opt.context) {
     pp::set_layout_key(l, "context", name, "--context");
     out.context.push_back(l.context);
@@ -139,13 +150,12 @@ findings find(const options& opt, const request& asked) {
   }
   const pp::layout_price& best = f.found.best.front();
   if (best.layout.pp > 1) f.simulated = pp::simulated_seconds(asked.machine, asked.job, best);
-  const bool simulates_links = best.layout.zero != plait::zero_level::parameters;
-  if (best.layout.pp > 1 && simulates_links) f.on_links = pp::step_on_links(asked.machine, asked.job, best);
+  const bool shares_links = best.layout.pp > 1 || best.layout.zero == plait::zero_level::parameters;
+  if (shares_links) f.on_links = pp::step_on_links(asked.machine, asked.job, best);
   if (opt.jitter > 0 || opt.slow_rank > 1) {
     const pp::disturbance how{.jitter = opt.jitter, .slow_rank = opt.slow_rank, .slow_at = best.layout.pp / 2};
     const auto with = [&](const pp::disturbance& d) {
-      return simulates_links ? pp::step_on_links(asked.machine, asked.job, best, d, best.layout.dp)
-                             : pp::disturbed_seconds(asked.machine, asked.job, best.layout, d, best.layout.dp);
+      return pp::step_on_links(asked.machine, asked.job, best, d, best.layout.dp);
     };
     f.disturbed = with(how) / with({}) - 1;
   }

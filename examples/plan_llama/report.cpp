@@ -39,16 +39,33 @@ double cost(const findings& f, const pp::layout_price& p) {
 }
 
 /// The mesh as a type; `train_llama --mesh` takes the same extents, with tp and tp_rep as one. Ranks of tp beyond the
-/// heads of keys hold copies of those: an axis of their own.
+/// heads of keys hold copies of those: an axis of their own, as have copies along a part of dp. A hybrid's axes follow.
 std::string mesh_type(const findings& f, const pp::training_layout& l) {
   const auto axis = [](const char* name, std::int64_t extent) {
     return fmt::format("pl::axis<pl::{}, {}>", name, extent);
   };
   const std::int64_t copies = std::max<std::int64_t>(1, l.tp / f.asked.job.model.kv_heads);
-  const std::string pipeline = axis("pp", l.pp), data = axis("dp", l.dp);
-  return fmt::format("using mesh = pl::mesh<{}, {}, {}, {}{}>;", l.pipeline_inside ? data : pipeline,
+  const bool part = l.replicate == pp::replication::over_part_of_dp;
+  const std::string pipeline = axis("pp", l.pp);
+  const std::string data =
+      part ? fmt::format("pl::axis<dp_copies, {}>, {}", l.dp_copies, axis("dp", l.dp / l.dp_copies)) : axis("dp", l.dp);
+  std::string out = part ? "struct dp_copies : pl::axis_tag<\"dp_copies\"> {};\n" : "";
+  out += fmt::format("using mesh = pl::mesh<{}, {}, {}, {}{}>;", l.pipeline_inside ? data : pipeline,
                      l.pipeline_inside ? pipeline : data, axis("cp", l.cp), axis("tp", l.tp / copies),
                      copies > 1 ? ", " + axis("tp_rep", copies) : "");
+  constexpr const char* line =
+      "\nconst pl::data_axes axes{{.shard = pl::axis_list({}), .replicate = pl::axis_list(pl::axis_of<{}>)}};";
+  if (part) out += fmt::format(line, "pl::axis_of<pl::dp>, pl::axis_of<pl::cp>", "dp_copies");
+  if (l.replicate == pp::replication::over_dp) out += fmt::format(line, "pl::axis_of<pl::cp>", "pl::dp");
+  if (l.replicate == pp::replication::over_cp) out += fmt::format(line, "pl::axis_of<pl::dp>", "pl::cp");
+  return out;
+}
+
+/// The first of the layouts found that `train_llama` has options for: it has none for copies along a part of dp.
+const pp::layout_price* trainable(const findings& f) {
+  for (const pp::layout_price& p : f.found.best)
+    if (p.layout.replicate != pp::replication::over_part_of_dp) return &p;
+  return nullptr;
 }
 
 std::string trainer_options(const findings& f, const pp::training_layout& l) {
@@ -59,6 +76,7 @@ std::string trainer_options(const findings& f, const pp::training_layout& l) {
   out += " --recompute " + pp::recompute_text(l);
   if (l.zero != plait::zero_level::replicated)
     out += fmt::format(" --data-parallel {}", levels[static_cast<int>(l.zero)]);
+  if (l.replicate != pp::replication::none) out += " --replicate-over " + pp::replicate_text(l);
   return out;
 }
 
@@ -142,7 +160,11 @@ std::string text_report(const findings& f) {
         out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration(p.step()),
                            pp::layout_text(p.layout));
   }
-  return out + fmt::format("\n{}\ntrain_llama {}\n", mesh_type(f, best.layout), trainer_options(f, best.layout));
+  out += fmt::format("\n{}\n", mesh_type(f, best.layout));
+  const pp::layout_price* run = trainable(f);
+  if (run != &best) out += "train_llama has no option for copies along a part of dp";
+  if (run != nullptr && run != &best) out += fmt::format("; layout {} as its options:\n", run - &best + 1);
+  return out + (run == nullptr ? "\n" : fmt::format("train_llama {}\n", trainer_options(f, run->layout)));
 }
 
 std::string json_report(const findings& f) {
@@ -165,6 +187,7 @@ std::string json_report(const findings& f) {
   if (f.simulated) out.add("simulated_seconds", *f.simulated);
   if (f.on_links) out.add("on_links_seconds", *f.on_links);
   if (f.disturbed) out.add("disturbed_share", *f.disturbed);
-  out.add("mesh", mesh_type(f, first.layout)).add("train_llama", trainer_options(f, first.layout));
+  out.add("mesh", mesh_type(f, first.layout));
+  if (const pp::layout_price* run = trainable(f)) out.add("train_llama", trainer_options(f, run->layout));
   return out.text() + "\n";
 }

@@ -81,7 +81,8 @@ void check_layout(const options& opt, const given_option& given) {
       plait::fail("--reshard-after-forward " + opt.reshard_after_forward + " is for --data-parallel zero3; with " +
                   opt.data_parallel + " parameters stay gathered");
   }
-  if (opt.data_parallel == "replicated" && opt.replicate_over != "none")
+  const bool level_is_planned = opt.plan == "auto" && !opt.data_parallel_given;
+  if (opt.data_parallel == "replicated" && !level_is_planned && opt.replicate_over != "none")
     plait::fail("--replicate-over " + opt.replicate_over +
                 " is for --data-parallel zero1 to zero3; replicated cuts nothing");
   one_of("--split", opt.split, {"flops", "measured", "even"});

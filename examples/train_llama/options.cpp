@@ -311,6 +311,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.data_parallel_given = given("--data-parallel");
   opt.micro_batch_given = given("--micro-batch");
   opt.recompute_given = given("--recompute");
+  opt.replicate_over_given = given("--replicate-over");
   opt.weights_order_given = given("--weights-order");
   opt.overlap_given = given("--overlap");
   opt.seed = static_cast<std::uint64_t>(seed);

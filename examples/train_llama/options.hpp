@@ -105,7 +105,7 @@ struct options {
   std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
   std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
   bool mesh_given = false, schedule_given = false, data_parallel_given = false, micro_batch_given = false,
-       recompute_given = false;
+       recompute_given = false, replicate_over_given = false;
 
   /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
   /// compare (agreed.hpp).

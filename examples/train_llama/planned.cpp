@@ -36,7 +36,6 @@ std::string why_unpriced(const options& opt) {
   if (opt.optimizer != "adamw") return no("--optimizer", opt.optimizer, "adamw");
   if (offloads(opt)) return no("--offload", opt.offload, "none");
   if (opt.leaves.canonical()) return no("--deterministic", opt.deterministic, "off");
-  if (opt.replicate_over != "none") return no("--replicate-over", opt.replicate_over, "none");
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");
   try {
@@ -94,6 +93,7 @@ pp::training_layout given_layout(const options& opt) {
   pp::set_layout_key(l, "recompute", opt.recompute, "--recompute");
   for (int i = 0; i < 4; ++i)
     if (opt.data_parallel == levels[i]) l.zero = static_cast<plait::zero_level>(i);
+  pp::set_layout_key(l, "replicate", opt.replicate_over, "--replicate-over");
   l.sequence_parallel = opt.strategy == "sp";
   l.context = context_of(opt);
   return l;
@@ -117,6 +117,8 @@ pp::search_options search_of(const options& opt) {
     search.schedules = {given.schedule};
     if (given.schedule == pp::schedule_kind::interleaved) search.chunks = {given.chunks};
   }
+  search.replicate = {pp::replication::none, pp::replication::over_dp, pp::replication::over_cp};
+  if (opt.replicate_over_given) search.replicate = {given.replicate};
   const bool whole = opt.moments == "int8" && opt.shard == "even";  // a scale's block may not be cut
   if (opt.data_parallel_given) search.zero = {given.zero};
   if (!opt.data_parallel_given && whole) search.zero = {plait::zero_level::replicated};
@@ -175,6 +177,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.mesh = fmt::format("dp={},pp={},cp={},tp={}", l.dp, l.pp, l.cp, l.tp);
     if (l.pp > 1) o.schedule = pp::schedule_text(l);
     o.data_parallel = levels[static_cast<int>(l.zero)];
+    o.replicate_over = pp::replicate_text(l);
     o.micro_batch = l.microbatch;
     o.recompute = pp::recompute_text(l);
   }

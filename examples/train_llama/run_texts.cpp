@@ -25,7 +25,8 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
 }
 
 std::string plan_text(const setup& s) {
-  return fmt::format("plan: --mesh {}{} --data-parallel {} --micro-batch {} --recompute {}\n", s.opt.mesh,
+  return fmt::format("plan: --mesh {}{} --data-parallel {}{} --micro-batch {} --recompute {}\n", s.opt.mesh,
                      s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,
+                     s.opt.replicate_over != "none" ? " --replicate-over " + s.opt.replicate_over : "",
                      s.opt.micro_batch, s.opt.recompute);
 }

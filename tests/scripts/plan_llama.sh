@@ -20,6 +20,31 @@ for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M 
   lacks "$line" table.txt
 done
 
+# A hybrid: priced, with its axes as types and as the trainer's options; and searched.
+plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 64 --layout cp=2,dp=32,zero=1,replicate=cp >hybrid.txt || fail "a hybrid"
+lacks '^const pl::data_axes axes{.shard = pl::axis_list(pl::axis_of<pl::dp>), .replicate = pl::axis_list(pl::axis_of<pl::cp>)};$' hybrid.txt
+lacks '^train_llama --mesh .* --data-parallel zero1 --replicate-over cp$' hybrid.txt
+plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 64 --layout cp=2,dp=32,zero=1,replicate=dp:4 >part.txt || fail "copies along a part of dp"
+lacks '^struct dp_copies : pl::axis_tag<"dp_copies"> {};$' part.txt
+lacks '^using mesh = pl::mesh<pl::axis<pl::pp, 1>, pl::axis<dp_copies, 4>, pl::axis<pl::dp, 8>, pl::axis<pl::cp, 2>, pl::axis<pl::tp, 1>>;$' part.txt
+lacks '^const pl::data_axes axes{.shard = pl::axis_list(pl::axis_of<pl::dp>, pl::axis_of<pl::cp>), .replicate = pl::axis_list(pl::axis_of<dp_copies>)};$' part.txt
+lacks '^train_llama has no option for copies along a part of dp$' part.txt
+cat >slow.json <<'JSON'
+{"like": "h100", "name": "slow", "levels": [{"name": "NVLink", "ranks": 8, "bandwidth": 3.6e11, "latency": 1.5e-6},
+                                            {"name": "Ethernet", "ranks": 0, "bandwidth": 3e9, "latency": 2e-5}]}
+JSON
+plan --model llama-3-8b --cluster slow.json:64 --seq 8192 --batch 128 --zero 3 --cp 1 --microbatch 1 --json >cut.json || fail "a search of ZeRO-3"
+plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 128 --zero 3 --cp 2 --replicate dp,cp --json >only.json || fail "a search of hybrids"
+python3 - <<'PYTHON' || fail "hybrids that are searched"
+import json
+cut, only = (json.load(open(name)) for name in ("cut.json", "only.json"))
+best = cut["layouts"][0]
+assert best["replicate"] == "dp:8" and "dp_copies, 8>" in cut["mesh"], best
+assert abs(cut["on_links_seconds"] / best["step_seconds"] - 1) < 0.05, cut["on_links_seconds"]  # cut parameters, simulated
+assert all(l["replicate"] != "none" and l["zero"] == 3 for l in only["layouts"])
+assert all(l["replicate"] in l["layout"] for l in only["layouts"])
+PYTHON
+
 # For programs: what the table says, in numbers that agree with each other.
 plan --model llama-3-405b --cluster h100:1024 --seq 8192 --batch 512 --program nemo --json \
   --layout tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8 >one.json || fail "one layout"
@@ -131,6 +156,8 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--layout: tp is 3 and the model has 64 heads, which it must divide; the nearest are 2 and 4" $job --cluster h100:3 --layout tp=3
   refuses "--layout has 8 ranks and --cluster 64 accelerators" $job --cluster h100:64 --layout tp=8
   refuses "--layout: unknown key 'tensor'; legal are tp, cp, pp" $job --cluster h100:8 --layout tensor=8
+  refuses "--layout: replicate is dp:3 and dp 8, which it must divide; the nearest are 2 and 4" $job --cluster h100:64 --layout tp=8,dp=8,replicate=dp:3
+  refuses "--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts" $job --cluster h100:64 --replicate dp:2
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
   refuses "--model is missing" --cluster h100:8 --seq 8192 --batch 8
   refuses "--model: unknown model 'llama-9'" --model llama-9 --cluster h100:8 --seq 8192 --batch 8

@@ -26,7 +26,15 @@ def write(times):
             out.writerow(["v25", m, "H100", p, g, s, layers[m], b, 1, t, k, c, v, g // (t * k * c), "", time])
 write([1] * len(runs))
 rows = list(published.dgxc(work))
-write([float(p["step_seconds"]) for p in fit.price(program, rows, machine, work)])
+plain = [float(p["step_seconds"]) for p in fit.price(program, rows, machine, work)]
+# What a table prints of a row's parts and network is in that row's machine alone.
+part = {"memory_bandwidth": machine["memory_bandwidth"] / 2, "levels": {1: {"bandwidth": 1e9}}}
+changed = fit.of_part(machine, part)
+assert changed["levels"][0] == machine["levels"][0] and changed["levels"][1] == {**machine["levels"][1], "bandwidth": 1e9}
+assert {k for k in machine if machine[k] != changed[k]} == {"memory_bandwidth", "levels"}
+apart = [float(p["step_seconds"]) for p in fit.price(program, [{**rows[0], "part": part}, *rows[1:]], machine, work)]
+assert apart[0] > plain[0] and apart[1:] == plain[1:], (apart, plain)
+write(plain)
 with open(work / "megatron_core_h100.csv", "w", newline="") as file:
     out = csv.writer(file)
     out.writerow("model layers hidden heads seq vocab gpus global_batch tp pp cp dp derived_iter_s".split())

@@ -68,6 +68,29 @@ has '^--mesh dp=1,pp=2,cp=1,tp=2 --schedule gpipe --data-parallel replicated --m
 chosen zero --cluster machine.json:4 --data-parallel zero2
 has ' --data-parallel zero2 ' zero.plan
 
+# A hybrid is priced as the trainer runs it, chosen where it is the fastest, and kept where it is given.
+cat >nodes.json <<'JSON'
+{"like": "cpu", "name": "nodes", "memory": 1e9,
+ "levels": [{"name": "shared memory", "ranks": 2, "bandwidth": 1e10, "latency": 1e-6, "launch": 1e-6},
+            {"name": "a slow network", "ranks": 0, "bandwidth": 1e8, "latency": 1e-4, "launch": 1e-3}]}
+JSON
+hybrid="--mesh dp=2,cp=2 --cluster nodes.json:4 --micro-batch 2 --recompute none"
+# shellcheck disable=SC2086
+{
+  dry $hybrid --data-parallel zero3 --replicate-over dp >hybrid.out || fail "a hybrid with --cluster"
+  has '"replicate": "dp"' hybrid.out
+  dry $hybrid --data-parallel zero3 >over_both.out || fail "cut over dp and cp"
+  chosen copies $hybrid --data-parallel zero3
+  has ' --data-parallel zero3 --replicate-over dp --micro-batch 2 ' copies.plan
+  chosen given $hybrid --replicate-over cp
+  has ' --data-parallel zero[123] --replicate-over cp --micro-batch 2 ' given.plan
+  chosen none $hybrid --data-parallel zero3 --replicate-over none
+  grep -q replicate-over none.plan && fail "--replicate-over none was given: $(cat none.plan)"
+}
+[ "$(seconds copies.out)" = "$(seconds hybrid.out)" ] || fail "the chosen hybrid is not priced as the given one"
+python3 -c 'import sys; sys.exit(float(sys.argv[1]) >= float(sys.argv[2]))' "$(seconds hybrid.out)" "$(seconds over_both.out)" ||
+  fail "gathers within a node are no faster than those over a slow network"
+
 # A run by plan, and the prediction beside what was measured.
 train planned --cluster machine.json:2 --plan auto --sample 0
 has '^plan: --mesh ' planned.out

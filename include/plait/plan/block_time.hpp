@@ -117,7 +117,11 @@ struct elementwise {
 /// rotary positions 2 (query + kv), the activation 3 or 2 wide; backward: a norm with the addition of the residual's
 /// gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. One kernel for each operation of
 /// Llama's reference code, which has its norms and rotary positions in float: a norm 36 bytes forward and 62 backward,
-/// rotary positions 20 and 20, the activation 10 and 18. Gradients of biases read each product's.
+/// rotary positions 20 and 20, the activation 10 and 18. Gradients of biases read each product's. A GPT's eager kernels
+/// (PyTorch's native_layer_norm_backward, autograd's sums) are a norm backward in two, 5 hidden, the sum of a
+/// residual's gradients 3 hidden, and the gradients of queries, keys and values put together 2 (query + 2 kv);
+/// FlashAttention 1 reads its output and that's gradient before, and sets, reads and rounds a float gradient of
+/// queries, 7 query.
 inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& z) {
   const transformer_shape& m = job.model;
   const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
@@ -125,12 +129,16 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   const double hidden = z.hidden * z.cut_tokens, heads = m.positions == 0 ? (z.query + z.kv) * z.tokens : 0;
   const double wide = z.wide * z.routed, masks = m.dropout ? 2 * hidden : 0;
   elementwise out;
-  out.norms = (reference ? 72 * half : 4 * e) * hidden;
+  out.norms = (reference && !job.program.fused_norms ? 72 * half : 4 * e) * hidden;
   out.additions = 6 * e * hidden + masks;
   out.rotary = (apart ? 20 * half : 2 * e) * heads;
   out.activation = (reference ? 10 * half : (gates + 1) * e) * wide;
   out.activation_backward = (reference ? 18 * half : (2 * gates + 1) * e) * wide;
-  out.backward = (reference ? 124 * half : 8 * e) * hidden + out.rotary + masks;
+  out.backward = (reference && !job.program.fused_norms ? 124 * half : 8 * e) * hidden + out.rotary + masks;
+  if (apart && !m.gated) {
+    out.backward += 8 * e * hidden + 2 * e * z.tokens * (z.query + 2 * z.kv);
+    if (job.program.attention == attention_kernel::flash1) out.backward += 7 * e * z.tokens * z.query;
+  }
   if (m.biases) out.backward += e * (z.tokens * (z.query + 2 * z.kv) + wide + 2 * hidden);
   out.launches = reference ? 30 : apart ? 12 : 6;
   if (m.experts > 0) {
@@ -225,6 +233,8 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   const double halves = m.experts > 0 ? 1 : 2;  // experts take tokens as the sequence is cut
   out.forward.tensor = halves * detail::tensor_seconds(h, job, l, whole, false);
   out.input.tensor = halves * detail::tensor_seconds(h, job, l, whole, true);
+  if (program.gathers_again && l.cuts_sequence())
+    out.input.tensor += halves * collective_seconds(h, place_group(h, l.tp_axis()), collective::all_gather, whole);
   const double packed = 2 * halves * detail::packing_seconds(h, job, l, whole);
   out.forward.memory += packed, out.input.memory += packed;
   const attention_seconds context = detail::context_seconds(h, job, l, z, attention);

@@ -137,6 +137,11 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
       l.recompute = policy, l.recompute_every = 1;
       consider(cat({"recompute=", plait::name_of(policy)}), l);
     }
+  if (w.replicate != replication::none) {
+    training_layout l = w;
+    l.replicate = replication::none, l.dp_copies = 1;
+    consider("replicate=none", l);
+  }
   if (w.pp > 1 && w.schedule != schedule_kind::one_f_one_b) {
     training_layout l = w;
     l.schedule = schedule_kind::one_f_one_b, l.chunks = 1;

@@ -26,6 +26,13 @@ inline std::size_t level_of_message(const hardware& h, axis_place axis) {
   return h.levels.size() - 1;
 }
 
+/// Something that crosses a link, in the time that it takes alone.
+struct link_transfer {
+  double seconds = 0;
+  std::size_t level = 0;
+  double load = 1;  ///< share of the time for which it is on the link, and not in latencies
+};
+
 /// Loads of links by the ranks of one pipeline, which stand for all: replicas, and the ranks of a stage, do the same at
 /// the same time. A load is the share of its time for which something is on a link: 1 for a message or a collective,
 /// less for a pass that communicates in between.

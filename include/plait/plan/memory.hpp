@@ -103,16 +103,17 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   const software& program = job.program;
   const rank_sizes z(job, l);
   const double e = program.activation_bytes();
-  const double parameters = rank_parameters(job, l, rank), copies = static_cast<double>(l.dp * l.cp);
+  const double parameters = rank_parameters(job, l, rank), pieces = static_cast<double>(l.pieces());
   const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
   const double experts = rank_experts(job, l, rank), one_layer = rank_layer_parameters(job, l);
   const auto expert_copies = static_cast<double>(l.expert_copies().extent);
   memory_split out;
-  const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && copies > 1;
-  // A level shares out what it cuts over dp and cp, and experts over the ranks that have the same ones.
+  const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && pieces > 1;
+  // A level shares out what it cuts over dp and cp, or those of them that hold no copies, and experts over the ranks
+  // that have the same ones.
   const auto held = [&](zero_level from) {
     const bool cut = l.zero >= from && l.zero != zero_level::replicated;
-    return parameters / (cut ? copies : 1.0) + experts / (cut ? expert_copies : 1.0);
+    return parameters / (cut ? pieces : 1.0) + experts / (cut ? expert_copies : 1.0);
   };
   out.weights = masters_alone ? 0 : held(zero_level::parameters) * program.weight_bytes;
   out.gradients = held(zero_level::gradients) * program.gradient_bytes;
@@ -133,7 +134,7 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
   // A ring has a block of keys and values at hand and one under way, and backward their gradients.
   if (l.cp > 1 && l.context == context_kind::ring) out.buffers += 4 * 2 * e * z.kv * z.tokens;
-  if (copies > 1) {
+  if (pieces > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
     // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
     // is reduced, nothing is added to them before, so that they are as wide as they travel.

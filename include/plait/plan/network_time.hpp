@@ -77,6 +77,26 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
   return launch + steps + slowest + std::min(fill, slowest);
 }
 
+/// Seconds in which every rank of a group has sent its part of an array of `bytes` to all others by a broadcast of its
+/// own, one after the other. Each passes every link once, and the last rank of the ring has it after as many steps as
+/// there are ranks (nccl/src/graph/tuning.cc).
+inline double broadcasts_seconds(const hardware& h, const group_place& g, double bytes) {
+  if (g.size <= 1) return 0;
+  const auto n = static_cast<double>(g.size);
+  double slowest = 0, steps = 0, launch = 0, fill = 0, inside = 1;
+  for (std::size_t i = 0; i < g.levels; ++i) {
+    const auto together = static_cast<double>(g.together[i]);
+    if (together <= inside) continue;
+    const network_level& level = h.levels[i];
+    slowest = std::max(slowest, bytes / n / inside * sharing(level) / level.bandwidth);
+    steps += (n / inside - n / together) * level.latency;
+    launch = std::max(launch, level.launch);
+    fill = std::max(fill, level.fill);
+    inside = together;
+  }
+  return n * (launch + steps + slowest + std::min(fill, slowest));
+}
+
 /// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
 /// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
 /// goes once into every unit that has an expert of it, and is handed on within (DeepEP).

@@ -16,7 +16,7 @@ namespace plait::planner {
 
 /// The keys of a layout's text, for messages.
 inline constexpr std::string_view layout_keys =
-    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, sequence_parallel, context and order";
+    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context and order";
 
 /// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
 /// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `knob`.
@@ -81,6 +81,19 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
   } else if (key == "zero") {
     if (value.size() != 1 || value[0] < '0' || value[0] > '3') one_of("0, 1, 2 and 3");
     l.zero = static_cast<zero_level>(value[0] - '0');
+  } else if (key == "replicate") {
+    l.dp_copies = 1;
+    if (value == "none")
+      l.replicate = replication::none;
+    else if (value == "dp")
+      l.replicate = replication::over_dp;
+    else if (value == "cp")
+      l.replicate = replication::over_cp;
+    else if (value.starts_with("dp:"))
+      l.replicate = replication::over_part_of_dp,
+      l.dp_copies = parse_count(value.substr(3), where + ": the copies along dp, as in dp:4", 2);
+    else
+      one_of("none, dp, cp and dp:R");
   } else if (key == "sequence_parallel") {
     if (value != "0" && value != "1") one_of("0 and 1");
     l.sequence_parallel = value == "1";
@@ -128,12 +141,27 @@ inline std::string recompute_text(const training_layout& l) {
   return l.recompute_every > 1 ? cat({"every:", l.recompute_every}) : plait::name_of(l.recompute);
 }
 
+/// "none", "dp", "cp" or "dp:4"
+inline std::string replicate_text(const training_layout& l) {
+  switch (l.replicate) {
+    case replication::over_dp:
+      return "dp";
+    case replication::over_cp:
+      return "cp";
+    case replication::over_part_of_dp:
+      return cat({"dp:", l.dp_copies});
+    default:
+      return "none";
+  }
+}
+
 /// A layout as `parse_layout` reads it, extents first and without what has its default.
 inline std::string layout_text(const training_layout& l) {
   std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
   if (l.ep > 1) out += cat({",ep=", l.ep});
   if (l.pp > 1) out += ",schedule=" + schedule_text(l);
   out += cat({",recompute=", recompute_text(l), ",zero=", static_cast<int>(l.zero)});
+  if (l.replicate != replication::none) out += ",replicate=" + replicate_text(l);
   if (!l.sequence_parallel) out += ",sequence_parallel=0";
   if (l.context != context_kind::ring) out += cat({",context=", name_of(l.context)});
   if (l.pipeline_inside) out += ",order=tp-cp-pp-dp";

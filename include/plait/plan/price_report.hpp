@@ -55,7 +55,7 @@ inline json_object price_json(const hardware& h, const training_job& job, const 
   out.add("layout", layout_text(l)).add("tp", l.tp).add("cp", l.cp).add("pp", l.pp).add("dp", l.dp);
   if (l.ep > 1) out.add("ep", l.ep);
   out.add("microbatch", l.microbatch).add("schedule", schedule_text(l)).add("recompute", recompute_text(l));
-  out.add("zero", static_cast<int>(l.zero)).add("step_seconds", p.step());
+  out.add("zero", static_cast<int>(l.zero)).add("replicate", replicate_text(l)).add("step_seconds", p.step());
   out.add("mfu", utilisation(h, job, l, p.step()));
   out.add("mfu_causal", utilisation(h, job, l, p.step(), job.model.visible(job.seq)));
   out.add("tokens_per_second", job.tokens() / p.step()).add("recomputed_seconds", p.seconds.recompute);

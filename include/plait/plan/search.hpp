@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct search_options {
   std::vector<std::int64_t> chunks{};          ///< of interleaved; those with which the largest stage is smaller
   std::vector<plait::recompute> recompute{};   ///< none, selective and full
   std::vector<zero_level> zero{};              ///< levels 0 to 3, the last without a pipeline
+  std::vector<replication> replicate{};        ///< none, and over dp, each part of dp, and cp, with levels 1 to 3
   std::vector<context_kind> context{};         ///< ring, gathered keys and values, Ulysses
   axis_orders orders = axis_orders::both;
   bool sequence_parallel = true;  ///< along tp
@@ -75,18 +77,21 @@ class price_collector {
     return true;
   }
 
-  void consider(const training_layout& l) {
+  /// Returns whether the layout is legal and fits. Its passes are those of others before, if `passes` has them.
+  bool consider(const training_layout& l, std::optional<passes_price>& passes) {
     ++out_.candidates;
-    if (refused(l)) return;
+    if (refused(l)) return false;
     ++out_.legal;
     // Memory first: most of what does not fit is never timed.
-    fullest_rank fullest = most_memory(h_, job_, l);
+    const fullest_rank fullest = most_memory(h_, job_, l);
     const double total = fullest.memory.total();
     if (out_.legal == 1 || total < out_.smallest.memory.total()) out_.smallest = price(h_, job_, l);
-    if (total > h_.memory) return;
+    if (total > h_.memory) return false;
     ++out_.fitting;
-    priced_.push_back(price(h_, job_, l));
+    if (!passes) passes = price_passes(h_, job_, l);
+    priced_.push_back(price_around(h_, job_, l, *passes, fullest));
     if (priced_.size() >= 2 * keep_) compact();
+    return true;
   }
 
   void finish() {
@@ -124,7 +129,8 @@ class price_collector {
 
 }  // namespace detail
 
-/// Prices every candidate on `accelerators` ranks.
+/// Prices every candidate on `accelerators` ranks. A hybrid holds more the more copies of its pieces there are, so that
+/// where one does not fit, those with more copies are not tried.
 inline search_result search_layouts(const hardware& h, const training_job& job, std::int64_t accelerators,
                                     const search_options& options = {}) {
   search_result out;
@@ -141,17 +147,40 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   const auto contexts =
       choices(options.context,
               std::vector<context_kind>{context_kind::ring, context_kind::all_gather_kv, context_kind::ulysses});
+  const auto hybrids =
+      choices(options.replicate, std::vector<replication>{replication::none, replication::over_cp, replication::over_dp,
+                                                          replication::over_part_of_dp});
+  const auto asked = [&](replication over) { return std::find(hybrids.begin(), hybrids.end(), over) != hybrids.end(); };
+  const bool plain = asked(replication::none), over_cp = asked(replication::over_cp);
+  const bool over_dp = asked(replication::over_dp), over_parts = asked(replication::over_part_of_dp);
+  std::vector<std::int64_t> parts;  // of dp, at the mesh that is looked at
+  const auto all_hybrids = [&](training_layout l, std::optional<passes_price>& passes) {
+    if (plain && !prices.consider(l, passes)) return;
+    const auto with = [&](replication over, std::int64_t copies) {
+      l.replicate = over, l.dp_copies = copies;
+      return prices.consider(l, passes);
+    };
+    // Where nothing else is asked for, what is not legal says why.
+    const bool cuts = l.zero != zero_level::replicated && job.model.experts == 0;
+    const bool two_axes = cuts && l.dp > 1 && l.cp > 1;
+    if (over_cp && (two_axes || !plain)) with(replication::over_cp, 1);
+    for (std::size_t i = 0; over_parts && cuts && i < parts.size(); ++i)
+      if (!with(replication::over_part_of_dp, parts[i])) return;
+    if (over_dp && (two_axes || !plain)) with(replication::over_dp, 1);
+  };
   std::vector<std::int64_t> powers;
   for (std::int64_t b = 1; b <= 64; b *= 2) powers.push_back(b);
   const auto microbatches = choices(options.microbatch, powers);
   const auto all_policies = [&](training_layout l) {
+    // Passes differ by what is recomputed, and, as gradients are added up elsewhere then, by whether those are cut.
+    std::optional<passes_price> passes[2][recompute_modes];
     for (const zero_level zero : zeros) {
       if (zero != zero_level::replicated && l.dp * l.cp == 1 && zeros.size() > 1) continue;  // the same as replicated
       if (zero == zero_level::parameters && l.pp > 1) continue;
       l.zero = zero;
       for (const plait::recompute policy : recomputes) {
         l.recompute = policy;
-        prices.consider(l);
+        all_hybrids(l, passes[zero >= zero_level::gradients][static_cast<std::size_t>(policy)]);
       }
     }
   };
@@ -191,6 +220,9 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         l.sequence_parallel = options.sequence_parallel;
         if (accelerators % (tp * cp * pp) != 0) continue;
         l.dp = accelerators / (tp * cp * pp);
+        parts.clear();
+        for (const std::int64_t copies : detail::divisors_up_to(l.dp, l.dp / 2))
+          if (copies > 1) parts.push_back(copies);
         const std::int64_t shares = std::gcd(std::max<std::int64_t>(1, job.model.experts), tp * cp * l.dp);
         for (const std::int64_t ep : detail::divisors_up_to(shares, shares))
           for (const std::int64_t b : microbatches) {

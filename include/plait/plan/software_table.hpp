@@ -73,20 +73,41 @@ inline std::vector<software> known_software() {
   };
   add("fsdp", fsdp);
   // MosaicML's LLM Foundry of 2023 on the same: the loss is flash-attn's fused kernel on bf16 logits, which leaves
-  // gradients of bf16 beside them (modeling_mpt.py, loss_fn); attention is FlashAttention 1 in Triton.
+  // gradients of bf16 beside them (modeling_mpt.py, loss_fn); attention is FlashAttention 1 in Triton. Two metrics of
+  // training, cross entropy and perplexity, take each microbatch's logits as float through a softmax of their own, 14
+  // bytes each, when its activations are gone (LanguageCrossEntropy, Trainer._train_microbatch of composer). FSDP's
+  // backward_prefetch is BACKWARD_POST, with which a gather waits until the layer before has its gradients (Composer's
+  // default; torch.distributed.fsdp.BackwardPrefetch). FSDP 1 puts a unit's gradients into a flat one, casts it and
+  // divides it (torch/distributed/fsdp: FlatParamHandle's views, _runtime_utils._reduce_grad).
   add("llm-foundry", [&](software& s) {
     fsdp(s);
     s.attention = attention_kernel::flash1;
-    s.loss_bytes = 6;
+    s.loss_bytes = 6 + 2 * 14;
     s.logit_bytes = 4;
+    s.gathers_late = s.packs_gradients = true;
   });
-  // Nanotron: a layer's pass keeps the host busy for 2.2 ms (4.4 ms for both, from its own sweep of layouts).
+  // InternEvo of 2023: flash-attn 1.0.5 and Apex (doc/en/install.md), gradients in bf16. HybridZeroOptimizer sums whole
+  // gradients over all data ranks, beside the backward pass (_reduce_grads_stored_in_bucket, reduce_rank None), and
+  // sends each owner's parameters by a broadcast over the ranks that share the state out, before the next step
+  // (hybrid_zero_optim.py, _broadcast_params; configs/7B_sft.py: overlap_sync_param False). The loss is flash-attn's on
+  // logits in float (NaiveAMPModel, output_to_fp32): casts there and back, and 12 bytes.
+  add("internevo", [](software& s) {
+    s.attention = attention_kernel::flash1;
+    s.gradient_bytes = s.reduced_bytes = 2;
+    s.loss_bytes = 24;
+    s.overlaps_tensor = s.async_tensor = false;
+    s.reduces_whole = s.broadcasts_pieces = true;
+  });
+  // Nanotron: a layer's pass keeps the host busy for 2.2 ms (4.4 ms for both, from its own sweep of layouts). Norms are
+  // flash-attn's Triton kernel (nn/layer_norm.py, TritonRMSNorm); what a column-parallel linear gathers is gathered
+  // again backward (config/parallelism_config.py: tp_recompute_allgather True, tp_linear_async_communication False).
   add("nanotron", [](software& s) {
     s.attention = attention_kernel::flash2;
     s.fused = false;
     s.loss_bytes = 52;
     s.overlaps_tensor = s.async_tensor = s.overlaps_data = s.overlaps_pipeline = false;
     s.host_seconds = 2.2e-3;
+    s.fused_norms = s.gathers_again = true;
     s.gradient_bytes = 6;  // bf16 as they are computed, and the float that they are added to
     s.logit_bytes = 14;    // bf16, float, their exponentials and a gradient
   });

@@ -6,26 +6,23 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/plan/link_loads.hpp"
+#include "plait/plan/sharded_on_links.hpp"
 #include "plait/plan/simulated_step.hpp"
 
 namespace plait::planner {
 
 /// The messages and collectives of a step, in seconds that each takes alone.
 struct link_work {
-  struct transfer {
-    double seconds = 0;
-    std::size_t level = 0;
-    double load = 1;  ///< share of the time for which it is on the link, and not in latencies
-  };
+  using transfer = link_transfer;
   transfer message;                      ///< between stages; both ways alike
   std::vector<transfer> gather, reduce;  ///< of a stage's parameters and gradients, over dp and cp
+  std::vector<transfer> copies;          ///< of its reduced pieces, over those of a hybrid that are equal
   std::vector<std::int64_t> layers;      ///< of a stage
   double pass_load = 0;                  ///< of passes, by tp, cp or ep
   std::size_t pass_level = 0;
@@ -42,7 +39,8 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
   const double bytes = program.activation_bytes() * values;
   out.message = {message_seconds(h, l.pp_axis(), bytes), level_of_message(h, l.pp_axis())};
   if (out.message.seconds > 0) out.message.load = 1 - message_seconds(h, l.pp_axis(), 0) / out.message.seconds;
-  const group_place data = place_group(h, l.cp_axis(), l.dp_axis()), copies = place_group(h, l.expert_copies());
+  const data_groups groups(h, l);
+  const group_place &data = groups.cut, copies = place_group(h, l.expert_copies());
   const stage_split split{job.model.layers, l.stages()};
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
     out.layers.push_back(split.of_stage(stage));
@@ -53,25 +51,19 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
     if (stage == 0 || stage + 1 == l.stages())
       parameters += static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
     const bool whole = l.zero == zero_level::replicated;
-    const auto kind = whole ? collective::all_reduce : collective::reduce_scatter;
     const auto of = [&](double seconds) { return link_work::transfer{seconds, outermost_level(data), 1}; };
-    const auto both = [&](collective what, double each) {
-      return collective_seconds(h, data, what, parameters * each) +
-             (experts > 0 ? collective_seconds(h, copies, what, experts * each) : 0);
-    };
-    out.reduce.push_back(of(both(kind, program.reduced_bytes)));
-    out.gather.push_back(of(whole ? 0 : both(collective::all_gather, program.weight_bytes)));
+    const data_groups of_experts(copies);
+    const reduction_time own(h, program, l, groups, parameters * program.reduced_bytes);
+    const reduction_time theirs(h, program, l, of_experts, experts * program.reduced_bytes);
+    out.reduce.push_back({own.reduce + (experts > 0 ? theirs.reduce : 0),
+                          outermost_level(sums_whole(program, l) ? groups.all : data), 1});
+    out.copies.push_back({own.copies, outermost_level(groups.copies), 1});
+    const double in = gather_seconds(h, program, l, groups, parameters * program.weight_bytes) +
+                      (experts > 0 ? gather_seconds(h, program, l, of_experts, experts * program.weight_bytes) : 0);
+    out.gather.push_back(of(whole ? 0 : in));
   }
-  const part_time block = block_time(h, job, l);
-  const double all = block.forward.sum() + block.input.sum() + block.weight.sum();
-  // Of the axes that passes communicate over, the one that takes them longest.
-  const std::pair<double, axis_place> over[] = {{block.forward.tensor + block.input.tensor, l.tp_axis()},
-                                                {block.forward.context + block.input.context, l.cp_axis()},
-                                                {block.forward.experts + block.input.experts, l.ep_axis()}};
-  const auto& most = *std::max_element(std::begin(over), std::end(over),
-                                       [](const auto& x, const auto& y) { return x.first < y.first; });
-  out.pass_load = all > 0 ? most.first / all : 0;
-  out.pass_level = outermost_level(place_group(h, most.second));
+  const pass_load passes(h, l, block_time(h, job, l));
+  out.pass_load = passes.share, out.pass_level = passes.level;
   return out;
 }
 
@@ -141,6 +133,7 @@ class link_simulation {
     return stage * static_cast<std::size_t>(s_.shape.microbatches) + a.microbatch;
   }
 
+  bool gathers_beside() const { return job_.program.overlaps_data && !job_.program.broadcasts_pieces; }
   void queue_gather(std::size_t p, int chunk) {
     const auto stage = static_cast<std::size_t>(s_.shape.stage_of(static_cast<int>(p), chunk));
     if (work_.gather[stage].seconds == 0) {
@@ -148,16 +141,16 @@ class link_simulation {
       return;
     }
     const double first = 1 / static_cast<double>(std::max<std::int64_t>(1, work_.layers[stage]));
-    const bool beside = job_.program.overlaps_data;
+    const bool beside = gathers_beside();
     places_[p].waiting.push_back({work_.gather[stage], beside ? first : 0.5, chunk});
     places_[p].waiting.push_back({work_.gather[stage], beside ? 1 - first : 0.5, chunk});
   }
   /// Of the reduction of a stage all but its last layer's may go beside the pass that ends its gradients.
   void queue_reduction(std::size_t p, std::size_t stage, bool at_the_start) {
-    const link_work::transfer& all = work_.reduce[stage];
     const double last = 1 / static_cast<double>(std::max<std::int64_t>(1, work_.layers[stage]));
     const double part = at_the_start ? 1 - last : job_.program.overlaps_data ? last : 1;
-    if (all.seconds > 0 && part > 0) places_[p].waiting.push_back({all, part, -1});
+    for (const link_work::transfer& all : {work_.reduce[stage], work_.copies[stage]})
+      if (all.seconds > 0 && part > 0) places_[p].waiting.push_back({all, part, -1});
     next_collective(p);
   }
   void next_collective(std::size_t p) {
@@ -177,7 +170,7 @@ class link_simulation {
     const std::size_t stage = stage_at(p, a), cell = cell_of(stage, a);
     if (a.kind == action_kind::forward) {
       const int have = places_[p].gathered[static_cast<std::size_t>(a.chunk)];
-      return (stage == 0 || input_[cell]) && have >= (job_.program.overlaps_data ? 1 : 2);
+      return (stage == 0 || input_[cell]) && have >= (gathers_beside() ? 1 : 2);
     }
     if (!gives_input_gradient(a.kind)) return backward_[cell];
     return forward_[cell] && (stage + 1 == uses_.size() || gradient_[cell]);
@@ -286,20 +279,24 @@ class link_simulation {
 /// Seconds of a step on the links of the machine, with the optimizer's. Replicas that are disturbed have passes of
 /// their own lengths and are simulated one by one, at most `replicas`; without a disturbance one stands for all. Ranks
 /// that share a link with others of their replica meet them at the times of the simulation; those of other replicas do
-/// what theirs does. Throws `error` for a layout that cuts parameters: their gathers in each microbatch are in the
-/// formulas alone.
+/// what theirs does. With cut parameters all replicas meet at every layer, so that the slowest stands for all.
 inline double step_on_links(const hardware& h, const training_job& job, const layout_price& priced,
                             const disturbance& d = {}, std::int64_t replicas = 1) {
   const training_layout& l = priced.layout;
-  if (l.zero == zero_level::parameters)
-    fail("simulation of links: zero is 3, whose gathers in each microbatch are not simulated; legal are 0, 1 and 2");
   const step_costing even = cost_schedule(h, job, l);
-  detail::link_simulation pipeline(h, job, l, even.schedule);
   const bool alike = d.jitter == 0 && d.slow_rank == 1;
+  const std::int64_t drawn = alike ? 1 : std::min(std::max<std::int64_t>(replicas, 1), l.dp);
   disturbed_costs draws(even, l, d);
   double worst = 0;
-  for (std::int64_t r = 0; r < (alike ? 1 : std::min(std::max<std::int64_t>(replicas, 1), l.dp)); ++r)
-    worst = std::max(worst, pipeline.run(draws.of_replica(r)));
+  if (l.zero == zero_level::parameters) {
+    double slowest = 0;
+    for (std::int64_t r = 0; r < drawn; ++r)
+      slowest = std::max(slowest, draws.of_replica(r).stages[0].forward / even.costs.stages[0].forward);
+    worst = detail::sharded_simulation(h, job, l).run(slowest);
+  } else {
+    detail::link_simulation pipeline(h, job, l, even.schedule);
+    for (std::int64_t r = 0; r < drawn; ++r) worst = std::max(worst, pipeline.run(draws.of_replica(r)));
+  }
   return worst + priced.seconds.optimizer;
 }
 

@@ -63,22 +63,68 @@ struct stage_times {
 
 namespace detail {
 
-/// Seconds of adding a microbatch's gradients to those before: each is read and written.
+/// Seconds of adding a microbatch's gradients to those before: each is read and written. Programs that pack what they
+/// reduce copy each gradient to its place, cast it to the type that travels, and divide it there by the ranks.
 inline double accumulation_seconds(const hardware& h, const training_job& job, const training_layout& l,
                                    double parameters) {
+  const software& program = job.program;
+  if (program.packs_gradients && program.reduces_each_microbatch && l.zero >= zero_level::gradients) {
+    const double own = program.weight_bytes, sent = program.reduced_bytes;
+    return memory_seconds(h, parameters * (2 * own + (sent != own ? own + sent : 0) + 2 * sent), 0);
+  }
   const double bytes = job.program.gradient_bytes * (l.microbatches(job) > 1 ? 2 : 1);
   return memory_seconds(h, parameters * bytes, 0);
+}
+
+/// The ranks among which gradients and parameters move: over which they are cut, those that hold copies of a piece in a
+/// hybrid, and all of them.
+struct data_groups {
+  group_place cut, copies, all;
+
+  data_groups(const hardware& h, const training_layout& l)
+      : cut(place_group(h, l.cut_cp_axis(), l.cut_dp_axis())),
+        copies(place_group(h, l.copies_axis())),
+        all(place_group(h, l.cp_axis(), l.dp_axis())) {}
+  explicit data_groups(const group_place& one) : cut(one), all(one) {}
+};
+
+/// Whether gradients are summed whole.
+inline bool sums_whole(const software& program, const training_layout& l) {
+  return l.zero == zero_level::replicated || (l.zero == zero_level::optimizer && program.reduces_whole);
+}
+
+/// Seconds in which gradients of so many bytes are reduced, and, in a hybrid, pieces summed over their copies.
+struct reduction_time {
+  double reduce = 0, copies = 0;
+
+  reduction_time(const hardware& h, const software& program, const training_layout& l, const data_groups& groups,
+                 double bytes) {
+    if (sums_whole(program, l)) {
+      reduce = collective_seconds(h, groups.all, collective::all_reduce, bytes);
+      return;
+    }
+    reduce = collective_seconds(h, groups.cut, collective::reduce_scatter, bytes);
+    copies = collective_seconds(h, groups.copies, collective::all_reduce, bytes / static_cast<double>(groups.cut.size));
+  }
+  constexpr double sum() const { return reduce + copies; }
+};
+
+/// Seconds in which pieces of parameters of so many bytes together come to all ranks over which they are cut.
+inline double gather_seconds(const hardware& h, const software& program, const training_layout& l,
+                             const data_groups& groups, double bytes) {
+  if (program.broadcasts_pieces && l.zero != zero_level::parameters) return broadcasts_seconds(h, groups.cut, bytes);
+  return collective_seconds(h, groups.cut, collective::all_gather, bytes);
 }
 
 /// Seconds for which data-parallel communication is waited for, given a forward and a backward pass of all layers of
 /// the rank. Gradients go out beside the last backward pass, and parameters come in beside the first forward pass, a
 /// layer at a time; the last layer's gradients and the first one's parameters have nothing beside them. With parameters
 /// cut (ZeRO-3) that happens in each microbatch, and parameters are gathered for both passes; with gradients cut
-/// (ZeRO-2), gradients go out once or after each microbatch.
+/// (ZeRO-2), gradients go out once or after each microbatch. What a hybrid sums over its copies goes out behind them.
 inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l,
-                           const group_place& group, double parameters, double layers, double forward,
+                           const data_groups& groups, double parameters, double layers, double forward,
                            double backward) {
-  if (group.size == 1) return 0;
+  if (groups.cut.size == 1) return 0;
   const software& program = job.program;
   const double gradients = parameters * program.reduced_bytes, weights = parameters * program.weight_bytes;
   const double hidden = program.overlaps_data ? h.data_hidden : 0;
@@ -86,18 +132,20 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
     if (!program.overlaps_data) return all;
     return std::max(all - hidden * beside, all / std::max(layers, 1.0));
   };
-  if (l.zero == zero_level::replicated)
-    return waits(collective_seconds(h, group, collective::all_reduce, gradients), backward);
-  const double out = collective_seconds(h, group, collective::reduce_scatter, gradients);
-  const double in = collective_seconds(h, group, collective::all_gather, weights);
+  const double out = reduction_time(h, program, l, groups, gradients).sum();
+  if (l.zero == zero_level::replicated) return waits(out, backward);
+  const double in = gather_seconds(h, program, l, groups, weights);
   const auto microbatches = static_cast<double>(l.microbatches(job));
-  if (l.zero == zero_level::optimizer) return waits(out, backward) + waits(in, forward);
+  const double awaited = program.broadcasts_pieces ? in : waits(in, forward);
+  if (l.zero == zero_level::optimizer) return waits(out, backward) + awaited;
   const double reductions = program.reduces_each_microbatch ? microbatches : 1;
-  if (l.zero == zero_level::gradients) return reductions * waits(out, backward) + waits(in, forward);
+  if (l.zero == zero_level::gradients) return reductions * waits(out, backward) + awaited;
   // A gather and a reduction for each layer, with their own latencies.
   const double steps = std::max(layers, 1.0);
-  const double out_all = steps * collective_seconds(h, group, collective::reduce_scatter, gradients / steps);
-  const double in_all = steps * collective_seconds(h, group, collective::all_gather, weights / steps);
+  const double out_all = steps * reduction_time(h, program, l, groups, gradients / steps).sum();
+  const double in_all = steps * gather_seconds(h, program, l, groups, weights / steps);
+  if (program.gathers_late)
+    return microbatches * (waits(in_all, forward) + in_all) + reductions * waits(out_all, backward);
   return microbatches * waits(in_all, forward) + (microbatches - reductions) * waits(in_all, backward) +
          reductions * waits(in_all + out_all, backward);
 }
@@ -105,9 +153,9 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
 /// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and
 /// written once (to zero), weights are written.
 inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
-                                std::int64_t copies) {
+                                std::int64_t pieces) {
   const software& program = job.program;
-  const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(copies));
+  const double mine = parameters / (l.zero == zero_level::replicated ? 1.0 : static_cast<double>(pieces));
   const double bytes = mine * (2 * program.optimizer_bytes + program.weight_bytes + 2 * program.gradient_bytes) +
                        parameters * program.gradient_bytes;
   return memory_seconds(h, bytes, 20);
@@ -124,21 +172,23 @@ inline double link_seconds(const hardware& h, const training_job& job, const tra
   return message_seconds(h, l.pp_axis(), job.program.activation_bytes() * values);
 }
 
-/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory with the hardware's.
-inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
-  layout_price out;
-  out.layout = l;
-  const fullest_rank fullest = most_memory(h, job, l);
-  out.memory = fullest.memory;
-  out.fullest = fullest.rank;
-  out.fits = out.memory.total() <= h.memory;
+/// The passes of a step, whatever is cut of the state over the data ranks, and over which of them.
+struct passes_price {
+  step_split seconds;                  ///< without data parallelism, the optimizer, stragglers and shared cores
+  double forward = 0, backward = 0;    ///< of one microbatch on the busiest rank
+  double parameters = 0, experts = 0;  ///< of the rank with the most
+  double layers = 0;                   ///< of that rank
+  pipeline_costs costs;
+};
 
+inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l) {
+  passes_price out;
   const stage_times times(h, job, l);
   const stage_split split{job.model.layers, l.stages()};
   const std::int64_t m = l.microbatches(job);
-  pipeline_costs costs;
+  pipeline_costs& costs = out.costs;
   part_time busiest;
-  double most_parameters = 0, most_experts = 0, most_layers = 0, accumulation = 0;
+  double accumulation = 0;
   for (std::int64_t r = 0; r < l.pp; ++r) {
     const std::int64_t layers = layers_of_rank(l, split, r);
     const part_time here = times.of(layers, r == 0, r == last_rank(l));
@@ -150,8 +200,8 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
     costs.input += (here.input.sum() + here.again.sum()) / static_cast<double>(l.pp);
     costs.weight += (here.weight.sum() + adding) / static_cast<double>(l.pp);
     if (all > costs.busiest) costs.busiest = all, busiest = here, accumulation = adding;
-    if (parameters + experts > most_parameters + most_experts)
-      most_parameters = parameters, most_experts = experts, most_layers = static_cast<double>(layers);
+    if (parameters + experts > out.parameters + out.experts)
+      out.parameters = parameters, out.experts = experts, out.layers = static_cast<double>(layers);
   }
   costs.link = link_seconds(h, job, l);
   costs.delayed_norm = job.program.delayed_norm;
@@ -169,28 +219,46 @@ inline layout_price price(const hardware& h, const training_job& job, const trai
   s.context = rounds * once.context;
   s.experts = rounds * once.experts;
   s.bubble = pipeline_seconds(l, m, costs) - rounds * costs.busiest;
+  out.forward = busiest.forward.sum(), out.backward = busiest.backward();
+  return out;
+}
+
+/// The price of a layout whose passes and memory are known.
+inline layout_price price_around(const hardware& h, const training_job& job, const training_layout& l,
+                                 const passes_price& passes, const fullest_rank& fullest) {
+  layout_price out{l, passes.seconds, fullest.memory, fullest.rank, fullest.memory.total() <= h.memory};
+  step_split& s = out.seconds;
   // Experts' gradients go over groups of their own; what of the passes hides is shared out by bytes.
-  const double all_parameters = most_parameters + most_experts, share = most_parameters / all_parameters;
-  const auto reduced = [&](const group_place& group, double parameters, double part) {
-    return detail::data_seconds(h, job, l, group, parameters, most_layers, part * busiest.forward.sum(),
-                                part * busiest.backward());
+  const double share = passes.parameters / (passes.parameters + passes.experts);
+  const auto reduced = [&](const detail::data_groups& groups, double parameters, double part) {
+    return detail::data_seconds(h, job, l, groups, parameters, passes.layers, part * passes.forward,
+                                part * passes.backward);
   };
-  s.data = reduced(place_group(h, l.cp_axis(), l.dp_axis()), most_parameters, share) +
-           (most_experts > 0 ? reduced(place_group(h, l.expert_copies()), most_experts, 1 - share) : 0);
-  s.optimizer = detail::optimizer_seconds(h, job, l, most_parameters, l.dp * l.cp) +
-                (most_experts > 0 ? detail::optimizer_seconds(h, job, l, most_experts, l.expert_copies().extent) : 0);
+  s.data = reduced(detail::data_groups(h, l), passes.parameters, share);
+  s.optimizer = detail::optimizer_seconds(h, job, l, passes.parameters, l.pieces());
+  if (passes.experts > 0) {
+    s.data += reduced(detail::data_groups(place_group(h, l.expert_copies())), passes.experts, 1 - share);
+    s.optimizer += detail::optimizer_seconds(h, job, l, passes.experts, l.expert_copies().extent);
+  }
   const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
   const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));
   s.straggling = h.straggling * std::log2(units) * s.total();
   // Where ranks share cores, a step takes at least what all of them do, communication too, which moves memory there.
   if (h.cores > 0 && l.ranks() > h.cores) {
+    const pipeline_costs& costs = passes.costs;
+    const std::int64_t m = l.microbatches(job);
     const double pipelines = static_cast<double>(l.tp * l.cp * l.dp), ranks = static_cast<double>(l.ranks());
-    const double busy = pipelines * rounds * costs.sum + ranks * (s.data + s.optimizer);
+    const double busy = pipelines * static_cast<double>(m) * costs.sum + ranks * (s.data + s.optimizer);
     const double waits =
         shared_cores_seconds(l, m, h.cores, l.tp * l.cp * l.dp, costs.forward + costs.input + costs.weight, h.turn);
     s.turns = std::max(0.0, busy / static_cast<double>(h.cores) + waits - s.total());
   }
   return out;
+}
+
+/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory with the hardware's.
+inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
+  return price_around(h, job, l, price_passes(h, job, l), most_memory(h, job, l));
 }
 
 /// The share of the devices' peak that the model's operations take (Chowdhery et al. 2022, PaLM, appendix B), `counted`

@@ -19,7 +19,7 @@ struct step_traffic {
 
 /// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
 /// backward; around an embedding and a head, one of them each way. What a layer recomputes in full it sends again, and
-/// gathered inputs that are not kept are gathered again.
+/// gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
 inline step_traffic rank_traffic(const training_job& job, const training_layout& l, std::int64_t rank) {
   const software& program = job.program;
   const rank_sizes z(job, l);
@@ -66,16 +66,18 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     out.pipeline = microbatches * messages * cut;
   }
   const double reductions = program.reduces_each_microbatch ? microbatches : 1;
-  const auto reduced = [&](double parameters, std::int64_t copies) {
-    if (copies == 1) return 0.0;
-    const double gradients = parameters * program.reduced_bytes;
-    const double pieces = parameters * program.weight_bytes / static_cast<double>(copies);
+  const auto reduced = [&](double parameters, std::int64_t ranks, std::int64_t copies) {
+    if (ranks * copies == 1) return 0.0;
+    double gradients = parameters * program.reduced_bytes;
+    if (copies > 1 && !(l.zero == zero_level::optimizer && program.reduces_whole))
+      gradients += gradients / static_cast<double>(ranks);
+    const double pieces = parameters * program.weight_bytes / static_cast<double>(ranks);
     if (l.zero == zero_level::replicated) return gradients;
     if (l.zero == zero_level::optimizer) return gradients + pieces;
     return reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
   };
-  out.data = reduced(rank_parameters(job, l, rank), l.dp * l.cp) +
-             reduced(rank_experts(job, l, rank), l.expert_copies().extent);
+  out.data = reduced(rank_parameters(job, l, rank), l.pieces(), l.copies()) +
+             reduced(rank_experts(job, l, rank), l.expert_copies().extent, 1);
   return out;
 }
 

@@ -33,6 +33,10 @@ constexpr const char* name_of(context_kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
+/// Over which ranks the pieces are equal that a level of ZeRO makes (`data_axes::replicate`), which makes a hybrid:
+/// sharded within, replicated over. A part of dp are its outer ranks, which a mesh has as an axis of their own.
+enum class replication : std::uint8_t { none, over_dp, over_cp, over_part_of_dp };
+
 /// The training that is asked for, whatever the layout.
 struct training_job {
   transformer_shape model;
@@ -55,6 +59,8 @@ struct training_layout {
   plait::recompute recompute = plait::recompute::none;
   std::int64_t recompute_every = 1;  ///< with `full`: layers k, 2 k, ... recompute, and the others keep everything
   zero_level zero = zero_level::optimizer;
+  replication replicate = replication::none;
+  std::int64_t dp_copies = 1;     ///< of each piece, with `over_part_of_dp`
   bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
   context_kind context = context_kind::ring;
 
@@ -67,6 +73,22 @@ struct training_layout {
   axis_place tp_axis() const { return {tp, 1}; }
   axis_place cp_axis() const { return {cp, tp}; }
   axis_place dp_axis() const { return {dp, tp * cp * (pipeline_inside ? pp : 1)}; }
+  /// Ranks of dp and cp that hold the same piece of what is cut.
+  std::int64_t copies() const {
+    return replicate == replication::none      ? 1
+           : replicate == replication::over_dp ? dp
+           : replicate == replication::over_cp ? cp
+                                               : dp_copies;
+  }
+  /// Ranks of dp and cp over which a level of ZeRO cuts.
+  std::int64_t pieces() const { return dp * cp / copies(); }
+  /// Those that hold the same piece, and those over which it is cut: of cp, and of dp.
+  axis_place copies_axis() const {
+    if (replicate == replication::over_cp) return cp_axis();
+    return {copies(), dp_axis().stride * (dp / copies())};
+  }
+  axis_place cut_cp_axis() const { return {replicate == replication::over_cp ? 1 : cp, tp}; }
+  axis_place cut_dp_axis() const { return {replicate == replication::over_cp ? dp : dp / copies(), dp_axis().stride}; }
   axis_place ep_axis() const { return {ep, 1}; }
   /// The ranks that hold the same experts.
   axis_place expert_copies() const { return {tp * cp * dp / ep, ep}; }
@@ -99,6 +121,29 @@ struct layout_refusal {
   int passed = 0;     ///< checks before it
   std::string why{};  ///< naming the knob and the nearest legal values; empty: the layout passes them all
 };
+
+namespace detail {
+
+/// Why a layout's copies of pieces cannot be; empty where they can.
+inline std::string why_no_hybrid(const training_layout& l, const training_job& job) {
+  if (l.replicate == replication::none) return {};
+  const char* axis = l.replicate == replication::over_cp ? "cp" : "dp";
+  const std::int64_t ranks = l.replicate == replication::over_cp ? l.cp : l.dp;
+  if (l.zero == zero_level::replicated)
+    return cat({"replicate is ", axis, " and zero 0, which cuts nothing; legal are zero 1 to 3, and replicate none"});
+  if (job.model.experts > 0)
+    return cat({"replicate is ", axis, " in a model of experts, whose hybrids are not priced; legal is none"});
+  if (ranks == 1) return cat({"replicate is ", axis, ", an axis of one rank; legal is none"});
+  if (l.replicate == replication::over_part_of_dp && (l.dp_copies < 1 || l.dp % l.dp_copies != 0))
+    return cat({"replicate is dp:", l.dp_copies, " and dp ", l.dp, ", which it must divide; the nearest are ",
+                nearest_divisors(l.dp, l.dp_copies)});
+  if (l.pieces() == 1)
+    return cat({"replicate is ", axis, ", and with dp = ", l.dp, " and cp = ", l.cp,
+                " there is one rank left to cut over; legal is none, with zero 0"});
+  return {};
+}
+
+}  // namespace detail
 
 /// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan/memory.hpp.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
@@ -167,6 +212,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   if (l.zero == zero_level::parameters && l.pp > 1)
     return {18,
             "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1"};
+  if (std::string e = detail::why_no_hybrid(l, job); !e.empty()) return {19, e};
   return {};
 }
 

@@ -104,9 +104,10 @@ struct software {
   std::string name = "plait";
   number_kind products = number_kind::bf16;  ///< of the linears' operands; attention has bf16 at most
   attention_kernel attention = attention_kernel::flash3;
-  bool fused = true;        ///< norms, rotary positions and activations are a kernel each; else one for each operation
-  double loss_bytes = 10;   ///< that pass memory of each logit in its loss, forward and backward
-  double weight_bytes = 2;  ///< of a parameter as products read it
+  bool fused = true;         ///< norms, rotary positions and activations are a kernel each; else one for each operation
+  bool fused_norms = false;  ///< norms are a kernel each even where other operations are not fused
+  double loss_bytes = 10;    ///< that pass memory of each logit in its loss, forward and backward
+  double weight_bytes = 2;   ///< of a parameter as products read it
   double gradient_bytes = 4;      ///< of a gradient while microbatches add to it
   double optimizer_bytes = 12;    ///< of a parameter's master copy and two moments
   double reduced_bytes = 4;       ///< of a gradient on the wire
@@ -118,7 +119,14 @@ struct software {
   bool selective_drops_scores_only = false;  ///< `recompute::selective` makes attention's scores again and no more
   bool delayed_norm = false;                 ///< a step begins before all ranks know the last one's gradient norm
   bool reduces_each_microbatch = false;  ///< with gradients cut, they are reduced after each microbatch and not once
-  bool keeps_gathered = true;            ///< products keep their gathered inputs beside the norms' outputs
+  bool gathers_again =
+      false;                  ///< with the sequence cut, inputs of products are gathered again backward, beside nothing
+  bool gathers_late = false;  ///< with parameters cut, a backward pass gathers a layer's when the one before is over
+  bool packs_gradients = false;  ///< what is reduced after a microbatch is first put side by side, cast and divided
+  bool reduces_whole = false;    ///< with the optimizer's state cut, gradients are summed whole, and not into pieces
+  bool broadcasts_pieces =
+      false;  ///< updated pieces come as a broadcast of each, one after the other, before the next step
+  bool keeps_gathered = true;      ///< products keep their gathered inputs beside the norms' outputs
   bool keeps_fp8 = false;          ///< of inputs of products in fp8, the fp8 form is kept, not the one it was made from
   bool gathers_masters = false;    ///< with parameters cut, the master copies are gathered: there is no other share
   bool sends_tokens_once = false;  ///< into a unit of the network, whichever of its experts they are for (DeepEP)

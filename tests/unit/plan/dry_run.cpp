@@ -105,7 +105,9 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
        {"tp=2,pp=2,dp=2,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1",
         "tp=4,pp=2,dp=1,microbatch=2,zero=0", "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full",
         "tp=2,pp=4,dp=1,microbatch=2,zero=0,recompute=selective", "tp=2,cp=2,dp=2,microbatch=2,zero=1",
-        "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3"}) {
+        "tp=1,cp=4,dp=1,microbatch=2,zero=0", "tp=2,dp=4,microbatch=2,zero=2", "tp=1,dp=4,microbatch=2,zero=3",
+        "tp=2,cp=2,dp=2,microbatch=2,zero=1,replicate=dp", "tp=1,cp=2,dp=4,microbatch=2,zero=2,replicate=cp",
+        "tp=1,cp=2,dp=4,microbatch=2,zero=3,replicate=dp", "tp=1,cp=4,dp=2,microbatch=2,zero=3,replicate=cp"}) {
     CAPTURE(text);
     const planner::training_layout l = planner::parse_layout(text, "x");
     const planner::training_job job = job_of<Precision>(4 * l.microbatch * l.dp);
@@ -123,6 +125,10 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, and so is its
         parts.push_back({s * 4 / l.pp, (s + 1) * 4 / l.pp, s == 0, s + 1 == l.pp});
       pipeline_options how;
       how.parallel.level = l.zero;
+      if (l.replicate == planner::replication::over_dp)
+        how.axes = {.shard = axis_list(axis_of<cp>), .replicate = axis_list(axis_of<dp>)};
+      if (l.replicate == planner::replication::over_cp)
+        how.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
       llama_options options;
       options.keep = layer_recompute(l.recompute);
       pipeline<stage> model(

@@ -38,7 +38,10 @@ TEST_CASE("a layout's text reads back as it was") {
                            "tp=1,cp=1,pp=1,dp=64,microbatch=2,recompute=full,zero=3",
                            "tp=4,cp=1,pp=2,dp=8,microbatch=1,schedule=zb_v,"
                            "recompute=selective,zero=2,sequence_parallel=0,context=ulysses,order=tp-cp-pp-dp",
-                           "tp=1,cp=1,pp=2,dp=1,microbatch=1,schedule=1f1b,recompute=every:3,zero=0"}) {
+                           "tp=1,cp=1,pp=2,dp=1,microbatch=1,schedule=1f1b,recompute=every:3,zero=0",
+                           "tp=1,cp=2,pp=1,dp=4,microbatch=1,recompute=none,zero=1,replicate=cp",
+                           "tp=1,cp=2,pp=1,dp=4,microbatch=1,recompute=none,zero=2,replicate=dp",
+                           "tp=1,cp=1,pp=1,dp=16,microbatch=1,recompute=none,zero=3,replicate=dp:4"}) {
     CAPTURE(text);
     const pp::training_layout l = pp::parse_layout(text, "x");
     CHECK(pp::layout_text(l) == text);
@@ -64,6 +67,9 @@ TEST_CASE("a text that is no layout is refused by its key") {
   CHECK(refusal("recompute=some") ==
         "--layout: recompute: unknown value 'some'; legal are none, selective, full and every:K");
   CHECK(refusal("zero=4") == "--layout: zero: unknown value '4'; legal are 0, 1, 2 and 3");
+  CHECK(refusal("replicate=tp") == "--layout: replicate: unknown value 'tp'; legal are none, dp, cp and dp:R");
+  CHECK(refusal("replicate=dp:1") ==
+        "--layout: replicate: the copies along dp, as in dp:4: '1' is not a whole number from 2 on");
   CHECK(refusal("order=dp-tp") == "--layout: order: unknown value 'dp-tp'; legal are tp-cp-dp-pp and tp-cp-pp-dp");
 }
 
@@ -98,10 +104,45 @@ TEST_CASE("a layout that cannot train a job says which knob, and the nearest leg
         "pp is 1 with 2 chunks on a rank; without a pipeline a rank has one chunk");
   CHECK(why("tp=16,cp=16,context=ulysses") ==
         "cp is 16 and a rank has 8 heads, which ulysses shares out; the nearest are 8");
+  CHECK(why("tp=8,dp=8,zero=0,replicate=dp") ==
+        "replicate is dp and zero 0, which cuts nothing; legal are zero 1 to 3, and replicate none");
+  CHECK(why("tp=8,dp=8,replicate=cp") == "replicate is cp, an axis of one rank; legal is none");
+  CHECK(why("tp=8,dp=8,replicate=dp:3") == "replicate is dp:3 and dp 8, which it must divide; the nearest are 2 and 4");
+  CHECK(why("tp=8,dp=8,replicate=dp") ==
+        "replicate is dp, and with dp = 8 and cp = 1 there is one rank left to cut over; legal is none, with zero 0");
+  CHECK(why("tp=8,cp=2,dp=8,replicate=dp").empty());
+  pp::training_job sparse = job_of(512);
+  sparse.model.experts = 8, sparse.model.chosen = 2;
+  CHECK(pp::why_illegal(pp::parse_layout("cp=2,dp=8,replicate=dp", "x"), sparse) ==
+        "replicate is dp in a model of experts, whose hybrids are not priced; legal is none");
   pp::training_job odd = job_of(8);
   odd.model.heads = 96, odd.model.kv_heads = 12, odd.model.ffn = 96 * 512;
   CHECK(
       pp::why_illegal(pp::parse_layout("tp=8", "x"), odd) ==
       "tp is 8 and the model has 12 heads of keys; one must divide the other, so that each is on one rank or whole on "
       "several");
+}
+
+TEST_CASE("a hybrid's pieces are those of the ranks that no copies are along, which lie inside a part of dp") {
+  const auto of = [](const char* text) { return pp::parse_layout(text, "x"); };
+  const auto place = [](const pp::axis_place& a) {
+    return std::to_string(a.extent) + " at " + std::to_string(a.stride);
+  };
+  const struct {
+    const char* text;
+    std::int64_t pieces;
+    const char *cut_cp, *cut_dp, *copies;
+  } cases[] = {{"tp=2,cp=4,dp=8", 32, "4 at 2", "8 at 8", "1 at 64"},
+               {"tp=2,cp=4,dp=8,replicate=dp", 4, "4 at 2", "1 at 8", "8 at 8"},
+               {"tp=2,cp=4,dp=8,replicate=cp", 8, "1 at 2", "8 at 8", "4 at 2"},
+               {"tp=2,cp=4,dp=8,replicate=dp:4", 8, "4 at 2", "2 at 8", "4 at 16"},
+               {"tp=2,pp=3,dp=8,replicate=dp:4,order=tp-cp-pp-dp", 2, "1 at 2", "2 at 6", "4 at 12"}};
+  for (const auto& c : cases) {
+    CAPTURE(std::string(c.text));
+    const pp::training_layout l = of(c.text);
+    CHECK(l.pieces() == c.pieces);
+    CHECK(place(l.cut_cp_axis()) == c.cut_cp);
+    CHECK(place(l.cut_dp_axis()) == c.cut_dp);
+    CHECK(place(l.copies_axis()) == c.copies);
+  }
 }

@@ -102,6 +102,12 @@ TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and c
   CHECK(at("1").state() == doctest::Approx((6 + 12.0 / 8) * n));
   CHECK(at("2").state() == doctest::Approx((2 + 16.0 / 8) * n));
   CHECK(at("3").state() == doctest::Approx(18.0 / 8 * n));
+  // In a hybrid, among those of them that hold no copies.
+  CHECK(at("1,replicate=dp").state() == doctest::Approx((6 + 12.0 / 2) * n));
+  CHECK(at("1,replicate=cp").state() == doctest::Approx((6 + 12.0 / 4) * n));
+  CHECK(at("2,replicate=dp:2").state() == doctest::Approx((2 + 16.0 / 4) * n));
+  CHECK(at("3,replicate=dp:2").state() == doctest::Approx(18.0 / 4 * n));
+  CHECK(at("3,replicate=dp:2").buffers == at("3").buffers);
 }
 
 TEST_CASE("what programs keep of parameters that are cut, of logits and of inputs in fp8 is theirs") {

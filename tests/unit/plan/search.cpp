@@ -32,6 +32,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   options.orders = pp::axis_orders::pipeline_outside;
   options.context = {pp::context_kind::ring};
   options.schedules = {pp::schedule_kind::one_f_one_b, pp::schedule_kind::zb_h1};
+  options.replicate = {pp::replication::none};
   const pp::search_result found = pp::search_layouts(h, job, 64, options);
   double best = std::numeric_limits<double>::infinity(), smallest = best;
   std::int64_t fitting = 0;
@@ -61,6 +62,54 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   CHECK(found.smallest.memory.total() == smallest);
   CHECK(found.fitting == fitting);
   CHECK(found.front.back().step() == best);
+}
+
+TEST_CASE("the hybrids of a search are all that fit, and the best of them is the best that is priced one by one") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-8b", 128);
+  pp::search_options options;
+  options.tp = {1}, options.pp = {1}, options.microbatch = {1};
+  options.context = {pp::context_kind::ring};
+  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  options.replicate = {pp::replication::none};
+  const pp::search_result plain = pp::search_layouts(h, job, 64, options);
+  double best = plain.best.front().step();
+  std::int64_t fitting = plain.fitting;
+  for (std::int64_t cp = 1; cp <= 64; cp *= 2)
+    for (int zero = 1; zero < 4; ++zero)
+      for (int mode = 0; mode < plait::recompute_modes; ++mode)
+        for (std::int64_t copies = -1; copies <= 64; ++copies) {
+          if (copies == 1 || copies == 64 / cp) continue;  // -1: all of cp, 0: all of dp
+          pp::training_layout l;
+          l.cp = cp, l.dp = 64 / cp, l.zero = static_cast<plait::zero_level>(zero);
+          l.recompute = static_cast<plait::recompute>(mode);
+          l.replicate = copies < 0    ? pp::replication::over_cp
+                        : copies == 0 ? pp::replication::over_dp
+                                      : pp::replication::over_part_of_dp;
+          l.dp_copies = std::max<std::int64_t>(copies, 1);
+          if (!pp::why_illegal(l, job).empty()) continue;
+          const pp::layout_price p = pp::price(h, job, l);
+          if (!p.fits) continue;
+          ++fitting;
+          best = std::min(best, p.step());
+        }
+  CHECK(found.fitting == fitting);
+  CHECK(fitting > plain.fitting);
+  CHECK(found.best.front().step() == best);
+  // Where links between nodes are slow, parameters that each microbatch gathers are cut within a node at best.
+  pp::hardware slow = h;
+  slow.levels.back().bandwidth /= 16;
+  options.zero = {plait::zero_level::parameters};
+  options.cp = {1};
+  options.replicate = {};
+  const pp::layout_price cut = pp::search_layouts(slow, job, 64, options).best.front();
+  CHECK(cut.layout.replicate == pp::replication::over_part_of_dp);
+  CHECK(cut.layout.dp_copies == 8);
+  // Where nothing but a hybrid is asked for, its refusal is what is said.
+  options.replicate = {pp::replication::over_cp};
+  const pp::search_result none = pp::search_layouts(h, job, 64, options);
+  CHECK(none.legal == 0);
+  CHECK(none.nearest.why == "replicate is cp, an axis of one rank; legal is none");
 }
 
 TEST_CASE("what a search returns fits, is in order, and its front has no better one in both") {

@@ -147,16 +147,96 @@ TEST_CASE("messages of a pipeline and collectives on the same links slow each ot
   CHECK(both > 1.001 * separate);
 }
 
-TEST_CASE("slow ranks and jitter lengthen a step on links, more so with more replicas; cut parameters are refused") {
+TEST_CASE("a hybrid's sums over its copies follow its reductions, on their own level") {
+  pp::training_job job = job_on_links(64);
+  job.program.overlaps_data = false;
+  pp::hardware h = sharing(1);
+  h.straggling = 0;
+  for (const char* text : {"tp=2,dp=16,zero=1,replicate=dp:4", "tp=2,cp=2,dp=8,zero=2,replicate=cp",
+                           "tp=2,cp=2,dp=8,zero=2,replicate=dp"}) {
+    CAPTURE(text);
+    CHECK(on_links(h, job, text) == doctest::Approx(priced(h, job, text).step()).epsilon(0.01));
+  }
+  // The copies are on other nodes: what shares links between nodes slows them, and not the pieces.
+  const double own = on_links(h, job, "tp=2,dp=16,zero=1,replicate=dp:4");
+  h.levels.back().shared_by = 4;
+  CHECK(on_links(h, job, "tp=2,dp=16,zero=1,replicate=dp:4") > own);
+  CHECK(on_links(h, job, "tp=2,dp=4,zero=1") == on_links(sharing(1), job, "tp=2,dp=4,zero=1"));
+}
+
+TEST_CASE(
+    "cut parameters are gathered for every pass and reduced behind it, and beside passes where there is overlap") {
+  pp::training_job job = job_on_links(64);
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::hardware h = sharing(1);
+  h.straggling = 0;
+  for (const char* text : {"dp=16,zero=3", "dp=32,zero=3,recompute=full", "tp=2,dp=16,zero=3",
+                           "dp=32,zero=3,replicate=dp:4", "dp=16,microbatch=2,zero=3,recompute=full"})
+    for (const bool each : {false, true}) {
+      CAPTURE(text);
+      CAPTURE(each);
+      job.program.reduces_each_microbatch = each;
+      job.program.overlaps_data = false;
+      const pp::layout_price apart = priced(h, job, text);
+      const double whole = pp::step_on_links(h, job, apart);
+      // The formula gathers the last layer again where a forward pass turns into a backward one.
+      CHECK(whole == doctest::Approx(apart.step()).epsilon(0.02));
+      job.program.overlaps_data = true;
+      const pp::layout_price beside = priced(h, job, text);
+      CHECK(pp::step_on_links(h, job, beside) < whole);
+      CHECK(pp::step_on_links(h, job, beside) == doctest::Approx(beside.step()).epsilon(0.02));
+    }
+}
+
+TEST_CASE("gathers of cut parameters on slow and shared links are waited for, and reductions beside them slow them") {
+  pp::training_job job = job_on_links(32);
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  const char* text = "dp=32,zero=3";
+  CHECK(on_links(sharing(8), job, text) > on_links(sharing(1), job, text));
+  CHECK(on_links(sharing(8), job, text) < 8 * on_links(sharing(1), job, text));
+  pp::hardware slow = sharing(1);
+  slow.levels.back().bandwidth /= 50;  // links decide, and are never idle
+  slow.levels.back().latency = slow.levels.back().launch = slow.levels.back().fill = 0;
+  const double gathers = pp::collective_seconds(slow, pp::place_group(slow, {32, 1}), plait::collective::all_gather,
+                                                2 * job.model.parameters());
+  job.program.reduced_bytes = 2;
+  const double step = on_links(slow, job, text);
+  CHECK(step > 2.8 * gathers);  // two gathers and a reduction, but for the layer at the turn
+  CHECK(step < 3.1 * gathers);
+  job.program.reduced_bytes = 4;
+  CHECK(on_links(slow, job, text) > step + 0.9 * gathers);
+  // A head that is the embedding is gathered for itself, and reduced with it.
+  job.model.tied = true;
+  job.program.reduced_bytes = 2;
+  CHECK(on_links(slow, job, text) < step);
+}
+
+TEST_CASE("gathers that begin late are waited for in backward passes, and broadcasts of pieces one by one") {
+  pp::training_job job = job_on_links(64);
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::hardware h = sharing(1);
+  h.straggling = 0;
+  const double early = on_links(h, job, "dp=32,zero=3");
+  job.program.gathers_late = true;
+  CHECK(on_links(h, job, "dp=32,zero=3") > early);
+  CHECK(on_links(h, job, "dp=32,zero=3") == doctest::Approx(priced(h, job, "dp=32,zero=3").step()).epsilon(0.02));
+  job.program.reduces_whole = job.program.broadcasts_pieces = true;
+  job.program.overlaps_data = false;
+  for (const char* text : {"dp=64,zero=1", "dp=64,zero=1,replicate=dp:8"}) {
+    CAPTURE(text);
+    CHECK(on_links(h, job, text) == doctest::Approx(priced(h, job, text).step()).epsilon(0.01));
+  }
+}
+
+TEST_CASE("slow ranks and jitter lengthen a step on links, more so with more replicas") {
   const pp::hardware h = sharing(2);
   const pp::training_job job = job_on_links(128);
-  const char* text = "tp=8,pp=4,dp=8,schedule=interleaved:2";
-  const double even = on_links(h, job, text), one = on_links(h, job, text, {.jitter = 0.02}, 1);
-  CHECK(one > even);
-  CHECK(on_links(h, job, text, {.jitter = 0.02}, 8) >= one);
-  CHECK(on_links(h, job, text, {.slow_rank = 1.1, .slow_at = 3}, 8) == doctest::Approx(1.1 * even).epsilon(0.03));
-  CHECK_THROWS_WITH(
-      on_links(h, job, "tp=8,dp=8,zero=3"),
-      "simulation of links: zero is 3, whose gathers in each microbatch are not simulated; legal are 0, 1 "
-      "and 2");
+  for (const char* text : {"tp=8,pp=4,dp=8,schedule=interleaved:2", "dp=32,zero=3"}) {
+    CAPTURE(text);
+    const std::int64_t at = std::string(text).find("pp") == std::string::npos ? 0 : 3;
+    const double even = on_links(h, job, text), one = on_links(h, job, text, {.jitter = 0.02}, 1);
+    CHECK(one > even);
+    CHECK(on_links(h, job, text, {.jitter = 0.02}, 8) >= one);
+    CHECK(on_links(h, job, text, {.slow_rank = 1.1, .slow_at = at}, 8) == doctest::Approx(1.1 * even).epsilon(0.03));
+  }
 }

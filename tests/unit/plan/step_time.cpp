@@ -96,6 +96,129 @@ TEST_CASE("a part disappears with what causes it") {
   CHECK(s.optimizer > 0);
 }
 
+TEST_CASE("a hybrid reduces and gathers within, and sums pieces over its copies, on the levels where they lie") {
+  pp::hardware h = pp::hardware_called("h100", "x");
+  h.straggling = 0;
+  pp::training_job job = large_job(64, "plait");
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  job.program.overlaps_data = false;
+  const auto data = [&](const char* text) {
+    const pp::training_layout l = pp::parse_layout(text, "x");
+    REQUIRE(pp::why_illegal(l, job).empty());
+    return pp::price(h, job, l).seconds.data;
+  };
+  const double n = job.model.parameters();
+  const auto group = [&](pp::axis_place a, pp::axis_place b = {}) { return pp::place_group(h, a, b); };
+  const auto seconds = [&](const pp::group_place& g, plait::collective kind, double bytes) {
+    return pp::collective_seconds(h, g, kind, bytes);
+  };
+  using enum plait::collective;
+  // Within a node of 8, and over 8 nodes.
+  const pp::group_place node = group({8, 1}), nodes = group({8, 8});
+  CHECK(data("dp=64,zero=1,replicate=dp:8") ==
+        doctest::Approx(seconds(node, reduce_scatter, 4 * n) + seconds(nodes, all_reduce, 4 * n / 8) +
+                        seconds(node, all_gather, 2 * n)));
+  CHECK(data("dp=8,cp=8,zero=1,replicate=dp") == doctest::Approx(data("dp=64,zero=1,replicate=dp:8")));
+  CHECK(data("dp=8,cp=8,zero=1,replicate=cp") ==
+        doctest::Approx(seconds(nodes, reduce_scatter, 4 * n) + seconds(node, all_reduce, 4 * n / 8) +
+                        seconds(nodes, all_gather, 2 * n)));
+  // Parameters that each microbatch gathers stay within the node, whatever the links between nodes are.
+  const double far = data("dp=16,zero=3"), near = data("dp=16,zero=3,replicate=dp:2");
+  h.levels[1].bandwidth /= 4;
+  CHECK(data("dp=16,zero=3") > 3 * far);
+  CHECK(data("dp=16,zero=3,replicate=dp:2") < 2 * near);
+  h.levels[1].bandwidth *= 4;
+  // Reductions of microbatches, where a program has them, go over the copies each time.
+  job.program.reduces_each_microbatch = true;
+  CHECK(data("dp=16,zero=2,replicate=dp:2") == doctest::Approx(4 * (seconds(group({8, 1}), reduce_scatter, 4 * n) +
+                                                                    seconds(group({2, 8}), all_reduce, 4 * n / 8)) +
+                                                               seconds(group({8, 1}), all_gather, 2 * n)));
+}
+
+TEST_CASE("facts about a program's data parallelism change its price as they say") {
+  pp::hardware h = pp::hardware_called("h100", "x");
+  h.straggling = 0, h.data_hidden = 0.9;
+  pp::training_job job = large_job(64, "fsdp");
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  const auto split = [&](const char* text) { return pp::price(h, job, pp::parse_layout(text, "x")).seconds; };
+  using enum plait::collective;
+  const double n = job.model.parameters();
+  const pp::group_place node = pp::place_group(h, {8, 1}), all = pp::place_group(h, {64, 1});
+
+  // FSDP's BACKWARD_POST: of each of the two microbatches the backward pass waits for all its gathers.
+  const double early = split("dp=8,microbatch=4,zero=3").data;
+  job.program.gathers_late = true;
+  const double late = split("dp=8,microbatch=4,zero=3").data;
+  const auto layers = static_cast<double>(job.model.layers);
+  const double gathers = layers * pp::collective_seconds(h, node, all_gather, 2 * n / layers);
+  CHECK(late > early + 2 * 0.9 * gathers);
+  CHECK(late < early + 2 * gathers);
+  CHECK(split("dp=8,microbatch=4,zero=1").data == doctest::Approx([&] {
+          job.program.gathers_late = false;
+          return split("dp=8,microbatch=4,zero=1").data;
+        }()));
+
+  // What is packed: of each gradient a copy in bf16, a cast to float, and a division there.
+  const double added = split("dp=8,microbatch=4,zero=3").memory;
+  job.program.packs_gradients = true, job.program.reduced_bytes = 4;
+  CHECK(split("dp=8,microbatch=4,zero=3").memory - added ==
+        doctest::Approx(2 * pp::memory_seconds(h, n * (4 + 6 + 8 - 2 * 4.0), 0)));
+  job.program.reduced_bytes = 2;
+  CHECK(split("dp=8,microbatch=4,zero=3").memory == doctest::Approx(added));  // 8 bytes either way
+  job.program.packs_gradients = false;
+
+  // InternEvo: gradients are summed whole over all, and each of the owners broadcasts.
+  job.program.overlaps_data = false;
+  job.program.reduces_whole = job.program.broadcasts_pieces = true;
+  const double whole = pp::collective_seconds(h, all, all_reduce, 2 * n);
+  CHECK(split("dp=64,zero=1").data == doctest::Approx(whole + pp::broadcasts_seconds(h, all, 2 * n)));
+  CHECK(split("dp=64,zero=1,replicate=dp:8").data == doctest::Approx(whole + pp::broadcasts_seconds(h, node, 2 * n)));
+  // A thousand owners take turns, each for a way around the ring.
+  const pp::group_place many = pp::place_group(h, {1024, 1});
+  const auto& levels = h.levels;
+  CHECK(pp::broadcasts_seconds(h, many, 0) ==
+        doctest::Approx(1024 * (levels[1].launch + (1024 - 128) * levels[0].latency + 127 * levels[1].latency)));
+  CHECK(pp::broadcasts_seconds(h, pp::place_group(h, {1, 1}), 1e9) == 0);
+}
+
+TEST_CASE("what a program gathers again for its backward pass is waited for, and fused norms pass fewer bytes") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  pp::training_job job = large_job(8, "nanotron");
+  job.program.host_seconds = 0;
+  const pp::training_layout l = pp::parse_layout("tp=8", "x");
+  const pp::part_time with = pp::block_time(h, job, l);
+  job.program.gathers_again = false;
+  CHECK(with.input.tensor - pp::block_time(h, job, l).input.tensor ==
+        doctest::Approx(2 * pp::collective_seconds(h, pp::place_group(h, {8, 1}), plait::collective::all_gather,
+                                                   2.0 * 8192 * static_cast<double>(job.model.hidden))));
+  job.program.gathers_again = true;
+  const pp::training_layout whole = pp::parse_layout("tp=8,sequence_parallel=0", "x");
+  const double tensor = pp::block_time(h, job, whole).input.tensor;
+  job.program.gathers_again = false;
+  CHECK(tensor == pp::block_time(h, job, whole).input.tensor);  // there is nothing to gather
+  const double values = 8192.0 * static_cast<double>(job.model.hidden) / 8;
+  job.program.fused_norms = false;
+  const pp::part_time apart = pp::block_time(h, job, l);
+  CHECK(apart.forward.memory - with.forward.memory == doctest::Approx(pp::memory_seconds(h, (72 - 8) * values, 0)));
+  CHECK(apart.input.memory - with.input.memory == doctest::Approx(pp::memory_seconds(h, (124 - 16) * values, 0)));
+}
+
+TEST_CASE("eager kernels of a GPT pass more bytes backward than fused ones, and as many forward") {
+  const pp::hardware h = pp::hardware_called("a100", "x");
+  pp::training_job job = large_job(8, "megatron");
+  job.model = {50368, 2048, 24, 16, 16, 128, 8192, false, true, false, false, 2048};
+  job.seq = 2048;
+  const auto moved = [&](bool fused, pp::attention_kernel attention) {
+    job.program.fused = fused, job.program.attention = attention;
+    return pp::detail::elementwise_bytes(job, pp::rank_sizes(job, pp::parse_layout("dp=8", "x")));
+  };
+  using enum pp::attention_kernel;
+  CHECK(moved(false, flash2).forward() == moved(true, flash2).forward());
+  const double values = 2048.0 * 2048;  // two norms 2, sums 2 x 3 and 2 x 3 of queries, keys and values
+  CHECK(moved(false, flash2).backward - moved(true, flash2).backward == 2 * values * (8 + 6));
+  CHECK(moved(false, flash1).backward - moved(false, flash2).backward == 2 * values * 7);
+}
+
 TEST_CASE("no better part makes a step slower") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512, "megatron");
