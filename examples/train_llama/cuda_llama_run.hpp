@@ -5,6 +5,7 @@
 #include "plait/io/atomic_file.hpp"
 #include "plait/train/graph_step.hpp"
 #include "plait/train/product_tuning.hpp"
+#include "say.hpp"
 
 /// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.
 template <class Step>
@@ -23,7 +24,9 @@ class repeated_step<Step, plait::cuda> {
       step_.run(ctx);
     if (!std::exchange(measures_, false)) return;
     const plait::product_choices chosen = plait::agree_on_products(ctx.device, ranks_);
-    if (ranks_.rank() == 0) plait::write_file_atomically(s_.opt.products, chosen.text(), "--products");
+    if (ranks_.rank() != 0) return;
+    plait::write_file_atomically(s_.opt.products, chosen.text(), "--products");
+    if (!chosen.unmeasured().empty()) say("{}\n", chosen.unmeasured_text());
   }
   bool replays() const { return graph_ && graph_->replaying(); }
 

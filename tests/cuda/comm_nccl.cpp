@@ -1,12 +1,9 @@
 // The NCCL communicator: conformance, streams, memory, and how faults end all ranks. Run with a stand-in for NCCL,
 // whose ranks share a GPU, or with NCCL itself and one rank for each GPU there is.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -24,6 +21,7 @@
 #include "plait/pipeline/world.hpp"
 #include "support/conformance.hpp"
 #include "support/device_memory.hpp"
+#include "support/last_words.hpp"
 #include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 
@@ -43,6 +41,7 @@ namespace {
 
 using plait::test::devices;
 using plait::test::has;
+using plait::test::last_words;
 using plait::test::text_of;
 
 const cuda::options small{.workspace_bytes = 4096};
@@ -51,32 +50,6 @@ const cuda::options small{.workspace_bytes = 4096};
 const bool nothing_unasked = stand_in::runtime::instance().order == stand_in::stream_order::late;
 #else
 constexpr bool nothing_unasked = false;
-#endif
-
-#if defined(PLAIT_CUDA_STAND_IN) && !defined(PLAIT_TEST_THREAD_SANITIZER)
-/// What a process of its own that runs `body` writes to its error stream, where it is ended; empty if it ends well.
-template <class Body>
-std::string last_words(Body body) {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    signal(SIGABRT, SIG_DFL);
-    dup2(ends[1], 2);
-    close(ends[0]);
-    body();
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? "" : "ended: " + text;
-}
 #endif
 
 const nccl::options careful{.deadline = 60, .check_pointers = true};
@@ -138,6 +111,26 @@ TEST_CASE("nccl: a call waits for no message of another communicator") {
     // What the same communicator does next is behind the message, waited for or not.
     along.all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
     test::expect("here", message.data(), n, [](std::size_t) { return 1; });
+    r.wait();
+  }));
+}
+
+TEST_CASE("nccl: a call is behind what its communicator started, however many operations there were before") {
+  if (devices(2).empty()) return;
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    constexpr std::size_t n = 1000;
+    rank_comm along = comm.split(0, comm.rank(), "pp");
+    test::device_memory memory(device);
+    const test::memory_scope scope(memory);
+    test::array<std::int32_t> x(n), y(n);
+    for (int i = 0; i < 200; ++i) {  // what is over is kept for later operations
+      along.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::max).wait();
+      if (i % 50 == 49) device.synchronize();
+    }
+    test::write(x.data(), std::vector<std::int32_t>(n, 1));
+    request r = along.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
+    along.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::sum);
+    test::expect("the sum of sums", y.data(), n, [](std::size_t) { return 4; });
     r.wait();
   }));
 }
@@ -206,6 +199,11 @@ TEST_CASE("nccl: symmetric memory, and a communicator of the caller's") {
       test::check_all_reduce<float>(mine, 100, reduce_op::sum, test::how::direct, 1);
       rank_comm part = mine.split(mine.rank(), 0);
       CHECK(part.size() == 1);
+    }
+    {
+      rank_comm mine = nccl::attach(comm.get(), device, careful);
+      mine.abort("for a test");
+      test::expect_refused([&] { mine.barrier(); }, "called abort: for a test");
     }
     test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // still the caller's
   }));
@@ -364,6 +362,24 @@ TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation
   CHECK(has(text, "all_reduce #"));
 }
 
+TEST_CASE("nccl: one thread at a time asks a communicator for its state") {
+  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+    std::atomic<int> wrong{0};
+    const auto ask = [&] {
+      device.bind_thread();
+      for (int i = 0; i < 2000; ++i) {
+        ncclResult_t now = ncclSuccess;
+        wrong += comm.shared_state().link.state(now) != ncclSuccess;
+      }
+    };
+    std::thread other(ask);
+    ask();
+    other.join();
+    CHECK(wrong == 0);
+    comm.barrier();
+  }));
+}
+
 TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
   std::atomic<double> waited{-1};
   std::atomic<bool> looking{false};
@@ -405,7 +421,7 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
 TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, and says of what and why") {
   const auto aborts_for = [](double grace) {
     return last_words([=] {
-      stand_in::abort_seconds = 0.5;
+      stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // so that no busy machine takes longer to see it
       text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
         rank_comm more = comm.split(0, comm.rank());
         if (comm.rank() == 1) comm.abort("for a test");

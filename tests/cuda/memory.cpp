@@ -61,6 +61,20 @@ TEST_CASE("uploads of every size pass through the ring, also around its end") {
   for (std::size_t i = 0; i < there.size(); ++i) CHECK((read(device, there[i]) == expected[i]));
 }
 
+TEST_CASE("a download is complete when it returns, into pinned memory as well") {
+  cuda device(small);
+  constexpr std::size_t n = 5000;
+  const std::vector<std::int32_t> numbers(n, 7);
+  auto there = make_buffer<std::int32_t>(device, n);
+  std::int32_t* pinned = nullptr;
+  REQUIRE(cudaMallocHost(&pinned, n * sizeof(std::int32_t)) == cudaSuccess);
+  std::fill_n(pinned, n, 0);
+  device.upload(there.data(), numbers.data(), there.bytes(), device.main_stream());
+  device.download(pinned, there.data(), there.bytes(), device.main_stream());
+  CHECK(std::equal(numbers.begin(), numbers.end(), pinned));
+  cudaFreeHost(pinned);
+}
+
 TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
   const auto free_bytes = [] {
     std::size_t free = 0, total = 0;

@@ -144,12 +144,18 @@ TEST_CASE("nccl in a graph: what the host would have to wait for is refused") {
 
 namespace {
 
-/// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them. With `interrupted`,
-/// all weights are set anew before the fifth step.
+/// What happens to a training beside its steps.
+struct disturbance {
+  bool weights_set = false;  ///< all weights are set anew before the fifth step
+  int failing_step = -1;     ///< in which rank 1 fails,
+  int failing_product = 0;   ///< at this product
+};
+
+/// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them.
 template <class Policy>
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
                                                                           const pipeline_options& options = {},
-                                                                          bool interrupted = false) {
+                                                                          const disturbance& disturbed = {}) {
   using S = megatron_sp;
   using model_type = llama<float, S, cuda>;
   const llama_config config{.vocab = 32, .hidden = 16, .layers = 5, .heads = 2, .kv_heads = 2, .ffn = 32};
@@ -175,7 +181,11 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
               std::optional<graph_step<decltype(step)>> replayed;
               if (as_graph) replayed.emplace(ctx, step);
               for (std::int64_t i = 0; i < 6; ++i) {
-                if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
+                if (disturbed.weights_set && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
+#ifdef PLAIT_CUDA_STAND_IN
+                if (comm.rank() == 1 && i == disturbed.failing_step)
+                  stand_in::failing_product = disturbed.failing_product;
+#endif
                 step.load(ctx, 4 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
                   for (std::int64_t t = 0; t < ids.size(); ++t) {
                     ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
@@ -198,12 +208,12 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
 
 template <class Policy>
 std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const pipeline_options& options = {},
-                                            bool interrupted = false) {
+                                            const disturbance& disturbed = {}) {
   if (devices(static_cast<int>(shape.size())).empty()) return {};
   CAPTURE(describe(shape));
   CAPTURE(static_cast<int>(options.parallel.level));
-  const auto plain = train_pipeline<Policy>(shape, false, options, interrupted),
-             graph = train_pipeline<Policy>(shape, true, options, interrupted);
+  const auto plain = train_pipeline<Policy>(shape, false, options, disturbed),
+             graph = train_pipeline<Policy>(shape, true, options, disturbed);
   CHECK(plain.first.front() != plain.first.back());
   CHECK(graph.first == plain.first);
   CHECK(graph.second == plain.second);
@@ -220,11 +230,11 @@ TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed 
   check_recorded_pipeline<one_f_one_b>(shape(2, 2));
   check_recorded_pipeline<zb_v>(shape(2, 1));
   // Values that somebody sets between replays are those of the next step, on every stage and where they lie in pieces.
-  check_recorded_pipeline<one_f_one_b>(shape(2, 1), {}, true);
+  check_recorded_pipeline<one_f_one_b>(shape(2, 1), {}, {.weights_set = true});
   const auto pieces = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
   pipeline_options options;
   options.parallel.level = zero_level::parameters;
-  check_recorded_pipeline<one_f_one_b>(pieces, options, true);
+  check_recorded_pipeline<one_f_one_b>(pieces, options, {.weights_set = true});
 }
 
 TEST_CASE(
@@ -245,6 +255,38 @@ TEST_CASE(
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
+TEST_CASE(
+    "nccl: a rank that throws in the middle of a step, recorded or not, ends the others, and all memory is free") {
+  const auto free_bytes = [] {
+    std::size_t free = 0, total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    return free;
+  };
+  pipeline_options options;
+  options.parallel.level = zero_level::parameters;
+  const std::size_t before = free_bytes();
+  const auto ends = [&](const mesh_shape& shape, bool as_graph, int step, int product) {
+    CAPTURE(describe(shape));
+    CAPTURE(as_graph);
+    CAPTURE(step);
+    CAPTURE(product);
+    std::string text;
+    try {
+      train_pipeline<one_f_one_b>(shape, as_graph, options, {.failing_step = step, .failing_product = product});
+    } catch (const error& e) {
+      text = e.what();
+    }
+    CHECK(text.find("rank 1: gemm(") == 0);
+    CHECK(text.find("cuBLASLt: starting the product: ") != std::string::npos);
+    CHECK(free_bytes() == before);
+  };
+  const auto stages = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
+  for (const int product : {1, 4, 17, 40, 70}) ends(stages, false, 1, product);
+  for (const int step : {1, 2, 3}) ends(stages, true, step, 12);  // before it is recorded, and while it is
+  const auto tensors = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, 1, 1, 2, 1}.shape();
+  for (const int product : {2, 33}) ends(tensors, false, 1, product);
+}
+
 TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {
   const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
     step s{device, comm};

@@ -1,7 +1,10 @@
 // The algorithms of products: measured, kept as text, used by all ranks alike; and measuring changes no result.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -114,6 +117,62 @@ TEST_CASE("sums that a product cannot make are left to kernels") {
   CHECK_FALSE(makes(q, sums.data<float>()));
 }
 
+TEST_CASE("products take matrices that begin anywhere, and each call's own bias") {
+  cuda device(small);
+  product p{device, 8};
+  const std::vector<float> plain = p.run();
+  std::vector<float> out(plain.size());
+  // One element further on, with the same numbers there.
+  auto a = make_buffer<float>(device, 8 * 24 + 1), b = make_buffer<float>(device, 24 * 16 + 1),
+       c = make_buffer<float>(device, 8 * 16 + 1);
+  product fresh{device, 8};
+  device.copy(a.data<float>() + 1, fresh.a.data(), fresh.a.bytes(), device.main_stream());
+  device.copy(b.data<float>() + 1, fresh.b.data(), fresh.b.bytes(), device.main_stream());
+  device.copy(c.data<float>() + 1, fresh.c.data(), fresh.c.bytes(), device.main_stream());
+  device.gemm(false, false, 8, 16, 24, 1.0, a.data<float>() + 1, 24, b.data<float>() + 1, 16, 1.0, c.data<float>() + 1,
+              16);
+  device.download(out.data(), c.data<float>() + 1, out.size() * sizeof(float), device.main_stream());
+  CHECK(out == plain);
+
+  for (const float step : {1.0f, 2.0f, 4.0f}) {
+    product q{device, 8};
+    const buffer<cuda> bias = q.filled(16, step);
+    device.gemm(false, false, 8, 16, 24, 1.0, q.a.data<float>(), 24, q.b.data<float>(), 16, 1.0, q.c.data<float>(), 16,
+                gemm_epilogue<float>{.bias = bias.data<float>()});
+    device.download(out.data(), q.c.data(), q.c.bytes(), device.main_stream());
+    bool right = true;
+    for (std::size_t i = 0; i < out.size(); ++i)
+      right = right && out[i] == plain[i] + step * static_cast<float>(i % 16 % 7);
+    CHECK(right);
+  }
+}
+
+TEST_CASE("sums of products in bf16 are rounded once, however an algorithm divides them") {
+  cuda device(small);
+  constexpr std::int64_t m = 8, n = 16, k = 256;
+  const auto uploaded = [&](std::int64_t count, float step) {
+    std::vector<bf16> numbers(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = converted<bf16>(step * static_cast<float>(i % 7));
+    auto to = make_buffer<bf16>(device, numbers.size());
+    device.upload(to.data(), numbers.data(), to.bytes(), device.main_stream());
+    return to;
+  };
+  const buffer<cuda> a = uploaded(m * k, 0.25f), b = uploaded(k * n, 0.5f);
+  auto c = make_buffer<bf16>(device, m * n);
+  device.gemm(false, false, m, n, k, 1.0, a.data<bf16>(), k, b.data<bf16>(), n, 0.0, c.data<bf16>(), n);
+  std::vector<bf16> out(m * n);
+  device.download(out.data(), c.data(), c.bytes(), device.main_stream());
+  bool right = true;
+  for (std::int64_t row = 0; row < m; ++row)
+    for (std::int64_t column = 0; column < n; ++column) {
+      float sum = 0;  // exact: multiples of 1/8 below 2^12
+      for (std::int64_t i = 0; i < k; ++i)
+        sum += 0.125f * static_cast<float>((row * k + i) % 7 * ((i * n + column) % 7));
+      right = right && widened(out[static_cast<std::size_t>(row * n + column)]) == widened(converted<bf16>(sum));
+    }
+  CHECK(right);
+}
+
 TEST_CASE("choices of other machines, and numbers out of range, are refused") {
   cuda device(small);
   CHECK_THROWS_WITH_AS(device.measure_products(0), doctest::Contains("0 candidates, must be 1"), error);
@@ -148,6 +207,58 @@ TEST_CASE("a text that is damaged is refused with its line") {
   CHECK(refused("plait products 1: x\nfloat 8 8 8: -1, 2.0 us (the first: 3.0 us)\n") != "");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: 1, 2.0 us (the first: 3.0 us)\n") == "");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: 1, 2.0 us (the fi") != "");
+}
+
+TEST_CASE("a product that no memory was left to measure is named in the choices, their text and a log") {
+  const char* const machine = "plait products 1: x\n";
+  const char* const product = "float float 00 8 16 24 24 16 16 0 1 0 2097152 256 256 256 256";
+  product_choices here("x");
+  CHECK(here.unmeasured_text() == "");
+  here.leave_out(product, 512);
+  here.leave_out("bf16 float 10 7 5 3 rest", 0);
+  CHECK(here.size() == 0);
+  CHECK(here.unmeasured().at(product) == 512);
+  CHECK(here.text() == std::string(machine) +
+                           "bf16 float 10 7 5 3 rest: not measured, met while a graph was recorded\n" + product +
+                           ": not measured, no room for 512 bytes\n");
+  CHECK(product_choices::parse(here.text(), "file").text() == here.text());
+  CHECK(here.unmeasured_text() ==
+        "products: 2 could not be measured and use the library's first algorithm: m=7 n=5 k=3 of bf16 to float (met "
+        "while a graph was recorded), m=8 n=16 k=24 of float to float (no room for 512 bytes); to have them measured, "
+        "leave more of the GPU's memory free while they are, as a smaller microbatch does");
+  for (int i = 0; i < 8; ++i) here.leave_out(std::string("float float 00 9 9 ") + std::to_string(i), 4);
+  CHECK(here.unmeasured_text().find("m=9 n=9 k=5 of") != std::string::npos);
+  CHECK(here.unmeasured_text().find("m=9 n=9 k=6 of") == std::string::npos);
+  CHECK(here.unmeasured_text().find(" and 2 more; ") != std::string::npos);
+
+  // A choice of another rank's holds for it, whoever is merged into whom.
+  product_choices other("x");
+  other.set(product, {3, 1.5, 2.5});
+  product_choices first = here, second = other;
+  first.merge(other);
+  second.merge(here);
+  for (const product_choices* both : {&first, &second}) {
+    CHECK(both->find(product) != nullptr);
+    CHECK(both->unmeasured().size() == 9);
+    CHECK(both->unmeasured().count(product) == 0);
+  }
+  here.set(product, {3, 1.5, 2.5});
+  CHECK(here.unmeasured().size() == 9);
+
+  for (const char* bad : {"no room for 0 bytes", "no room for bytes", "no room for 5", "no room for 5 bytesx", "late"})
+    CHECK_THROWS_WITH_AS(product_choices::parse(std::string(machine) + "p: not measured, " + bad + "\n", "file"),
+                         doctest::Contains("file: line 2 is no product with its choice"), error);
+}
+
+TEST_CASE("canonical products are not measured, nor chosen") {
+  cuda device({.workspace_bytes = 4096, .canonical = true});
+  CHECK_THROWS_WITH_AS(device.measure_products(2), doctest::Contains("products: cuda::options::canonical has one"),
+                       error);
+  product_choices some(device.products().machine());
+  CHECK_NOTHROW(device.use_products(some));
+  some.set("float float 00 8 16 24", {1, 1, 2});
+  CHECK_THROWS_WITH_AS(device.use_products(some), doctest::Contains("or leave canonical off"), error);
+  CHECK_NOTHROW(device.measure_products(1));
 }
 
 TEST_CASE("all ranks use one choice for a product, and know those of the others") {
@@ -194,5 +305,65 @@ TEST_CASE("nothing is measured while a step is recorded") {
   REQUIRE(cudaStreamEndCapture(device.main_stream().handle(), &graph) == cudaSuccess);
   cudaGraphDestroy(graph);
   CHECK(device.products().size() == 0);
+  REQUIRE(device.unmeasured_products().size() == 1);
+  CHECK(device.unmeasured_products().begin()->second == 0);
+}
+
+namespace {
+
+/// Takes all of the GPU's memory but `left` bytes of it, while it lives.
+struct taken_memory {
+  void* data = nullptr;
+  explicit taken_memory(std::size_t left) {
+    std::size_t free = 0, total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    REQUIRE(cudaMalloc(&data, free - left) == cudaSuccess);
+  }
+  taken_memory(const taken_memory&) = delete;
+  ~taken_memory() { cudaFree(data); }
+};
+
+}  // namespace
+
+TEST_CASE("with little memory, products are computed as before, and those that were not measured are listed") {
+  const std::vector<float> plain = expected(8);
+  cuda device(small);
+  product p{device, 8}, q{device, 2};
+  device.measure_products(3);
+  {
+    const taken_memory rest(256);  // for q's 2 x 16 numbers, and not for p's
+    CHECK(p.run() == plain);
+    q.run();
+  }
+  CHECK(device.products().size() == 1);
+  REQUIRE(device.unmeasured_products().size() == 1);
+  const auto& [name, missing] = *device.unmeasured_products().begin();
+  CHECK(name.find("float float 00 8 16 24 24 16 16 ") == 0);
+  CHECK(missing == 8 * 16 * sizeof(float));
+  CHECK(device.products().unmeasured_text().find("m=8 n=16 k=24 of float to float (no room for 512 bytes)") !=
+        std::string::npos);
+
+  // What the ranks agree on keeps those that no rank has measured.
+  std::atomic<bool> all_have{true};
+  const auto body = [&](threads::communicator& comm, cuda& d) {
+    any_communicator all(comm);
+    product a{d, 8}, b{d, 9 + comm.rank()};
+    d.measure_products(3);
+    if (comm.rank() == 0) a.run();
+    all.barrier();
+    {
+      std::optional<taken_memory> rest;
+      if (comm.rank() == 0) rest.emplace(256);
+      all.barrier();
+      a.run();
+      b.run();
+      all.barrier();
+    }
+    const product_choices agreed = agree_on_products(d, all);
+    if (agreed.size() != 1 || agreed.unmeasured().size() != 2 || d.unmeasured_products() != agreed.unmeasured())
+      all_have = false;
+  };
+  CHECK_NOTHROW(threads::run(2, small, body));
+  CHECK(all_have);
 }
 #endif

@@ -5,7 +5,8 @@ option(PLAIT_TEST_CUDA "Compile the tests for CUDA with nvcc, where it is found"
 # An interface of its own: the folder takes the place of the CUDA toolkit's headers.
 add_library(plait_cuda_stand_in INTERFACE)
 target_include_directories(plait_cuda_stand_in INTERFACE
-  "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/nccl")
+  "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cuda" "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/nccl"
+  "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cudnn")
 target_compile_definitions(plait_cuda_stand_in INTERFACE PLAIT_CUDA_STAND_IN)
 
 # What switches between the threads of a block, and multiplies, runs more often than anything else in these tests. It is

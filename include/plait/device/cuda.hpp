@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -22,6 +23,7 @@
 #include "plait/device/cuda_bf16.hpp"
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/cuda_pool.hpp"
+#include "plait/device/cuda_stream.hpp"
 #include "plait/device/device.hpp"
 #include "plait/device/device_fault.hpp"
 #include "plait/device/gemm_cublaslt.hpp"
@@ -117,13 +119,10 @@ class cuda {
         allocator_(pool_) {
     detail::cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options_.device),
                        "asking for the GPU");
-    if (options_.main == nullptr) {
-      detail::cuda_check(cudaStreamCreateWithFlags(&own_main_, cudaStreamNonBlocking), "making a stream");
-      main_ = stream(own_main_);
-    } else {
-      main_ = stream(options_.main);
-    }
-    side_ = stream(make_urgent_stream());
+    if (options_.main == nullptr) own_main_ = detail::make_stream();
+    main_ = stream(options_.main == nullptr ? own_main_.get() : options_.main);
+    own_side_ = detail::make_urgent_stream();
+    side_ = stream(own_side_.get());
     workspace_ = allocate(options_.workspace_bytes);
     faults_ = static_cast<device_fault*>(allocate(sizeof(device_fault)));
     zero(faults_, sizeof(device_fault), main_);
@@ -141,18 +140,6 @@ class cuda {
     cudaStreamSynchronize(side_.handle());
     allocator_.release_cache();
     cudaStreamSynchronize(main_.handle());
-    cudaStreamDestroy(side_.handle());
-    if (own_main_ != nullptr) cudaStreamDestroy(own_main_);
-  }
-
-  /// Makes a stream of the highest priority on the calling thread's GPU, for communication: what waits for it is idle
-  /// otherwise. The caller destroys it.
-  static cudaStream_t make_urgent_stream() {
-    int least = 0, greatest = 0;
-    cudaStream_t made = nullptr;
-    detail::cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
-    detail::cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), "making a stream");
-    return made;
   }
 
   /// Makes this GPU the calling thread's: for a device that was made in another thread.
@@ -310,6 +297,8 @@ class cuda {
   /// several ranks there is train/product_tuning.hpp.
   void measure_products(int candidates) { gemm_.measure(candidates); }
   const product_choices& products() { return gemm_.choices(); }
+  /// The products among them that could not be measured (`product_choices::unmeasured`): by product, the bytes missing.
+  const std::map<std::string, std::size_t>& unmeasured_products() { return products().unmeasured(); }
   void use_products(const product_choices& choices) { gemm_.adopt(choices); }
 
   /// Whose attention runs: plait's own, or that of a library, which must outlive its use here.
@@ -364,13 +353,13 @@ class cuda {
 
   options options_;
   std::string name_;
+  detail::owned_stream own_main_, own_side_;  ///< outlive the memory, which is given back in them
   detail::cuda_pool pool_;
   caching_allocator<detail::cuda_pool&> allocator_;
   caching_allocator<detail::pinned_memory> on_host_;  ///< what is offloaded
   mutable detail::upload_ring uploads_;
   cublaslt_gemm gemm_;
   attention_choice attention_;
-  cudaStream_t own_main_ = nullptr;
   stream main_, side_;
   int multiprocessors_ = 0;
   void* workspace_ = nullptr;

@@ -31,8 +31,12 @@ class cuda_graph {
   void record(Work&& work) {
     reset();
     const cudaStream_t stream = device_.main_stream().handle();
-    detail::cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph");
     scratch_ = device_.begin_scratch();
+    if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+        status != cudaSuccess) {
+      give_back();
+      detail::cuda_check(status, "beginning a graph");
+    }
     cudaGraph_t graph = nullptr;
     try {
       std::forward<Work>(work)();

@@ -19,6 +19,7 @@
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/gemm_problem.hpp"
 #include "plait/device/product_choices.hpp"
+#include "plait/device/product_timer.hpp"
 
 namespace plait {
 namespace detail {
@@ -112,12 +113,13 @@ class cublaslt_gemm {
   std::size_t cached_problems() const { return entries_.size(); }
 
   /// From now on, each problem that is met for the first time has so many proposed algorithms timed, three times each,
-  /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out.
-  /// The results go on to be the first algorithm's, so that ranks which measure otherwise compute the same; `adopt`
-  /// uses what was found.
+  /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out, and
+  /// `choices().unmeasured()` has it. The results go on to be the first algorithm's, so that ranks which measure
+  /// otherwise compute the same; `adopt` uses what was found.
   void measure(int candidates) {
     if (candidates < 1 || candidates > most_candidates)
       fail({"products: ", candidates, " candidates, must be 1 (nothing is measured) to ", most_candidates});
+    if (candidates > 1 && pins_) refuse_choices();
     candidates_ = candidates;
     entries_.clear();
   }
@@ -129,6 +131,7 @@ class cublaslt_gemm {
   /// From now on products are computed by these algorithms, those that are not among them by the first. Throws where
   /// they were measured on another GPU model, or with another version of the library.
   void adopt(const product_choices& all) {
+    if (pins_ && all.size() != 0) refuse_choices();
     product_choices checked(machine());
     checked.merge(all);
     adopted_ = choices_ = std::move(checked);
@@ -138,6 +141,12 @@ class cublaslt_gemm {
 
  private:
   static constexpr int most_candidates = 64;
+
+  [[noreturn]] static void refuse_choices() {
+    fail(
+        "products: cuda::options::canonical has one algorithm for each kind of product, so none can be measured or "
+        "chosen; measure 1 candidate (nothing), or leave canonical off");
+  }
 
   /// Names the GPU model and the version of the library: the order of its proposals depends on both.
   static std::string machine() {
@@ -302,43 +311,22 @@ class cublaslt_gemm {
   /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product.
   template <class Out, class Multiply>
   void measure_new(const key& k, const entry& e, const Multiply& multiply, cudaStream_t stream) {
+    static_cast<void>(choices());
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     detail::cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
-    if (capture != cudaStreamCaptureStatusNone) return;
-    void* scratch = nullptr;
+    if (capture != cudaStreamCaptureStatusNone) return choices_.leave_out(text_of(k), 0);
     const std::size_t bytes =
         static_cast<std::size_t>(k.problem.m) * static_cast<std::size_t>(k.problem.ldc) * sizeof(Out);
-    if (cudaMallocAsync(&scratch, bytes, stream) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      return;
-    }
-    cudaEvent_t begin = nullptr, end = nullptr;
-    detail::cuda_check(cudaEventCreate(&begin), "making an event");
-    detail::cuda_check(cudaEventCreate(&end), "making an event");
-    const auto microseconds_of = [&](const cublasLtMatmulAlgo_t& algorithm) {
-      float best = 0;
-      for (int turn = 0; turn < 4; ++turn) {  // the first one loads the kernel
-        detail::cuda_check(cudaEventRecord(begin, stream), "recording an event");
-        multiply(algorithm, static_cast<Out*>(scratch));
-        detail::cuda_check(cudaEventRecord(end, stream), "recording an event");
-        detail::cuda_check(cudaEventSynchronize(end), "waiting for an event");
-        float milliseconds = 0;
-        detail::cuda_check(cudaEventElapsedTime(&milliseconds, begin, end), "timing a product");
-        if (turn > 0) best = turn == 1 ? milliseconds : std::min(best, milliseconds);
-      }
-      return 1e3 * static_cast<double>(best);
-    };
+    const detail::product_timer timer(bytes, stream);
+    if (!timer.has_room()) return choices_.leave_out(text_of(k), bytes);
     const proposals all = proposed(e, k, candidates_);
     product_choices::choice chosen;
     for (int i = 0; i < all.count; ++i) {
-      const double took = microseconds_of(all.algorithm(i));
+      const double took =
+          timer.microseconds_of([&](void* scratch) { multiply(all.algorithm(i), static_cast<Out*>(scratch)); });
       if (i == 0) chosen.first = took;
       if (i == 0 || took < chosen.microseconds) chosen.candidate = i, chosen.microseconds = took;
     }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    detail::cuda_check(cudaFreeAsync(scratch, stream), "releasing memory");
-    static_cast<void>(choices());
     choices_.set(text_of(k), chosen);
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <map>
@@ -23,6 +24,7 @@ namespace plait {
 ///
 ///     plait products 1: NVIDIA H100 80GB HBM3, cuBLASLt 130002
 ///     bf16 float 00 4096 11008 8192 8192 11008 11008 ...: 3, 812.5 us (the first: 901.3 us)
+///     bf16 bf16 01 4096 128256 8192 8192 8192 128256 ...: not measured, no room for 1050673152 bytes
 class product_choices {
  public:
   struct choice {
@@ -34,19 +36,48 @@ class product_choices {
   explicit product_choices(std::string machine) : machine_(std::move(machine)) {}
 
   const std::string& machine() const { return machine_; }
+  /// The products that have a choice.
   std::size_t size() const { return of_.size(); }
   /// Null for a product that has not been measured.
   const choice* find(const std::string& product) const {
     const auto at = of_.find(product);
     return at == of_.end() ? nullptr : &at->second;
   }
-  void set(const std::string& product, const choice& c) { of_[product] = c; }
+  void set(const std::string& product, const choice& c) {
+    of_[product] = c;
+    unmeasured_.erase(product);
+  }
+
+  /// Products that were met and could not be measured, which the library's first algorithm computes: by product, the
+  /// bytes of scratch memory that were missing, or 0 for one that was first met while a graph was recorded.
+  const std::map<std::string, std::size_t>& unmeasured() const { return unmeasured_; }
+  /// Adds a product to those, unless it has a choice.
+  void leave_out(const std::string& product, std::size_t missing) {
+    if (find(product) == nullptr) unmeasured_.emplace(product, missing);
+  }
+  /// Returns a sentence that names the first of those products with their sizes, for a log; empty where there is none.
+  std::string unmeasured_text() const {
+    constexpr std::size_t most = 8;
+    if (unmeasured_.empty()) return "";
+    std::string out =
+        cat({"products: ", unmeasured_.size(), " could not be measured and use the library's first algorithm: "});
+    std::size_t named = 0;
+    for (const auto& [product, missing] : unmeasured_) {
+      if (++named > most) break;
+      append(out, {named == 1 ? "" : ", ", sizes_of(product), " (", why_of(missing), ")"});
+    }
+    if (named > most) append(out, {" and ", unmeasured_.size() - most, " more"});
+    return out +
+           "; to have them measured, leave more of the GPU's memory free while they are, as a smaller microbatch does";
+  }
 
   /// Takes over what is not here. Throws where the other ones were measured on another kind of machine.
   void merge(const product_choices& other) {
     if (other.machine_ != machine_)
       fail({"products: measured on '", other.machine_, "', and this is '", machine_, "'; measure them here"});
     of_.insert(other.of_.begin(), other.of_.end());
+    for (const auto& [product, missing] : other.unmeasured_) leave_out(product, missing);
+    std::erase_if(unmeasured_, [&](const auto& u) { return find(u.first) != nullptr; });
   }
 
   std::string text() const {
@@ -54,6 +85,7 @@ class product_choices {
     for (const auto& [product, c] : of_)
       append(out,
              {product, ": ", c.candidate, ", ", tenths(c.microseconds), " us (the first: ", tenths(c.first), " us)\n"});
+    for (const auto& [product, missing] : unmeasured_) append(out, {product, not_measured, why_of(missing), "\n"});
     return out;
   }
   /// Throws `plait::error` with the line that is no such text; `where` is its name.
@@ -76,6 +108,21 @@ class product_choices {
 
  private:
   static constexpr std::string_view first_words = "plait products 1: ";
+  static constexpr std::string_view not_measured = ": not measured, ";
+  static constexpr std::string_view no_room = "no room for ", while_recorded = "met while a graph was recorded";
+
+  static std::string why_of(std::size_t missing) {
+    return missing == 0 ? std::string(while_recorded) : cat({no_room, missing, " bytes"});
+  }
+  /// The types and sizes of a product's key: its words are in, out, the transpositions of A and B, m, n, k and others.
+  static std::string sizes_of(std::string_view product) {
+    std::array<std::string_view, 6> words;
+    for (std::string_view& word : words) {
+      word = product.substr(0, product.find(' '));
+      product.remove_prefix(std::min(word.size() + 1, product.size()));
+    }
+    return cat({"m=", words[3], " n=", words[4], " k=", words[5], " of ", words[0], " to ", words[1]});
+  }
 
   static std::string tenths(double value) {
     const auto n = static_cast<long long>(value * 10 + 0.5);
@@ -84,6 +131,7 @@ class product_choices {
   bool take(std::string_view words) {
     const std::size_t colon = words.find(": ");
     if (colon == std::string_view::npos) return false;
+    if (words.substr(colon).starts_with(not_measured)) return take_unmeasured(words, colon);
     choice c;
     const auto number = [&](std::string_view before, auto& value) {
       const std::size_t at = words.find(before, colon);
@@ -97,8 +145,24 @@ class product_choices {
     return true;
   }
 
+  bool take_unmeasured(std::string_view words, std::size_t colon) {
+    const std::string product(words.substr(0, colon));
+    std::string_view why = words.substr(colon + not_measured.size());
+    std::size_t missing = 0;
+    if (why != while_recorded) {
+      if (!why.starts_with(no_room)) return false;
+      why.remove_prefix(no_room.size());
+      const auto [stop, problem] = std::from_chars(why.data(), why.data() + why.size(), missing);
+      if (problem != std::errc() || missing == 0 || std::string_view(stop, why.data() + why.size()) != " bytes")
+        return false;
+    }
+    leave_out(product, missing);
+    return true;
+  }
+
   std::string machine_;
   std::map<std::string, choice> of_;
+  std::map<std::string, std::size_t> unmeasured_;
 };
 
 }  // namespace plait

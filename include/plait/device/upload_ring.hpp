@@ -24,9 +24,12 @@ class upload_ring {
   explicit upload_ring(std::size_t bytes = std::size_t{4} << 20) : bytes_(bytes) {}
   upload_ring(const upload_ring&) = delete;
   upload_ring& operator=(const upload_ring&) = delete;
-  /// The device must have done every copy by then.
+  /// Waits for the copies, in whatever stream they are: they read the memory that goes.
   ~upload_ring() {
-    for (const piece& p : pieces_) cudaEventDestroy(p.event);
+    for (const piece& p : pieces_) {
+      cudaEventSynchronize(p.event);
+      cudaEventDestroy(p.event);
+    }
     for (const cudaEvent_t e : idle_) cudaEventDestroy(e);
     if (memory_ != nullptr) cudaFreeHost(memory_);
   }

@@ -15,8 +15,9 @@
 namespace plait {
 
 /// Has every rank use what the ranks have measured: all products of all ranks, the lowest rank's choice where several
-/// have measured one. Returns the choices, the same on every rank, for a file. Collective over `ranks`, which use the
-/// device's memory. Throws on every rank where their GPUs differ.
+/// have measured one. Returns the choices, the same on every rank, for a file, and for a log which products no rank
+/// could measure (`product_choices::unmeasured_text`). Collective over `ranks`, which use the device's memory. Throws
+/// on every rank where their GPUs differ.
 ///
 ///     device.measure_products(16);
 ///     step.run(ctx);                                       // once or twice: with every product of a step

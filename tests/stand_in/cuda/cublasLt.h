@@ -320,6 +320,8 @@ namespace stand_in {
 /// A test's: what each algorithm's products take beside the multiplication, in microseconds; and how many each has
 /// done.
 inline std::atomic<int> product_delay[3], products_done[3];
+/// A test's: the how manieth product that this thread starts fails; 0: none.
+inline thread_local int failing_product = 0;
 
 }  // namespace stand_in
 
@@ -361,7 +363,11 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     const std::uint32_t allowed = preference ? preference->reductions : 7;
     const std::uint64_t in_output =
         i == 0 && (allowed & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) != 0;
-    results[(*returned)++] = {{{0x51a7d, i, workspace, in_output}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+    std::uint64_t aligned = 0;  // what it takes the matrices for
+    for (int matrix = 0; preference && matrix < 4; ++matrix)
+      aligned |= std::uint64_t{preference->alignment[matrix]} << 16 * matrix;
+    results[(*returned)++] = {
+        {{0x51a7d, i, workspace, in_output, aligned}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -374,10 +380,17 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      std::size_t workspace_bytes, cudaStream_t stream) {
   stand_in::gemm g;
   if (!handle || !alpha || !beta || !a || !b || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (stand_in::failing_product > 0 && --stand_in::failing_product == 0) return CUBLAS_STATUS_EXECUTION_FAILED;
   if (const auto status = stand_in::make_gemm(desc, a_layout, b_layout, c_layout, d_layout, g)) return status;
   const std::size_t needed = algorithm ? algorithm->data[2] : 0;
   if (algorithm && algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
   if (needed > workspace_bytes || (needed && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+  const void* const matrices[4] = {a, b, c, d};
+  for (int matrix = 0; algorithm && matrix < 4; ++matrix) {  // a kernel for wider loads would fault
+    const std::uint64_t aligned = algorithm->data[4] >> 16 * matrix & 0xffff;
+    if (aligned > 1 && reinterpret_cast<std::uintptr_t>(matrices[matrix]) % aligned != 0)
+      return CUBLAS_STATUS_INVALID_VALUE;
+  }
   g.split_in_output = algorithm && algorithm->data[3] != 0;
   if (stand_in::orders_differ && algorithm) g.terms_together = 3 + static_cast<std::int64_t>(algorithm->data[1]) * 2;
   const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;

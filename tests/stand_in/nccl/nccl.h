@@ -37,9 +37,9 @@ inline ncclResult_t collective(const char* name, ncclComm_t comm, cudaStream_t s
       p.out = static_cast<std::byte*>(out);
     };
 #ifdef PLAIT_CUDA_STAND_IN
-    if (meets_in_streams()) return {comm, on, -1, nullptr, bytes, meet(comm, s, fill)};
+    if (meets_in_streams()) return {comm, on, -1, nullptr, bytes, in, out, meet(comm, s, fill)};
 #endif
-    return {comm, on, -1, comm->member->post(s, bytes, fill), bytes};
+    return {comm, on, -1, comm->member->post(s, bytes, fill), bytes, in, out};
   });
 }
 
@@ -57,9 +57,9 @@ inline ncclResult_t message(const char* name, ncclComm_t comm, cudaStream_t stre
       p.out = static_cast<std::byte*>(out);
     };
 #ifdef PLAIT_CUDA_STAND_IN
-    if (meets_in_streams()) return {comm, on, side, nullptr, bytes, meet(comm, side, peer, s, fill)};
+    if (meets_in_streams()) return {comm, on, side, nullptr, bytes, in, out, meet(comm, side, peer, s, fill)};
 #endif
-    return {comm, on, side, comm->member->post_message(side, peer, s, fill), bytes};
+    return {comm, on, side, comm->member->post_message(side, peer, s, fill), bytes, in, out};
   });
 }
 
@@ -140,7 +140,7 @@ inline ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
 inline ncclResult_t ncclMemFree(void* data) {
   if (plait::nccl_stand_in::in_window(nullptr, data, 1))
     return plait::nccl_stand_in::refuse(ncclInvalidUsage, "ncclMemFree: the memory is registered as a window");
-  return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  return plait::nccl_stand_in::free_memory(data);
 }
 inline ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, ncclWindow_t* window, int flags) {
   return plait::nccl_stand_in::register_window(comm, data, bytes, window, flags);

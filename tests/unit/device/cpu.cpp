@@ -192,4 +192,14 @@ TEST_CASE("scratch memory serves its owner alone, also while another is being ma
   memory.give_back(second, 0);
   CHECK(memory.scratch_bytes() == 0);
   CHECK(memory.allocate(2000) == b);
+
+  // What is still in use when its scratch memory goes serves others as soon as it is released.
+  const auto third = memory.begin_scratch();
+  void* const c = memory.allocate(5000);
+  memory.end_scratch();
+  memory.give_back(third, 0);
+  const std::size_t cached = memory.cached_bytes();
+  memory.release(c);
+  CHECK(memory.cached_bytes() > cached);
+  CHECK(memory.allocate(5000) == c);
 }

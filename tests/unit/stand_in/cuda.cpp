@@ -1,14 +1,12 @@
 // The stand-in CUDA runtime: kernels, and the mistakes in them that it ends a program for.
 #include <doctest/doctest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "stand_in/cuda/cuda_runtime.h"
+#include "support/last_words.hpp"
 
 namespace {
 
@@ -17,30 +15,7 @@ constexpr run_order orders[] = {run_order::forward, run_order::reverse, run_orde
 
 void set_order(run_order order) { stand_in::executor::instance().set_order(order); }
 
-/// What a child process that runs `body` writes to its error stream before it is ended; empty if it ends well.
-template <class Body>
-std::string last_words(Body body) {
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    signal(SIGABRT, SIG_DFL);
-    dup2(ends[1], 2);
-    close(ends[0]);
-    if (!freopen("/dev/null", "w", stdout)) _exit(0);
-    body();
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n = 0; (n = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? "" : "ended: " + text;
-}
+using plait::test::last_words;
 #define CHECK_DIES(text, ...) CHECK(last_words([&] __VA_ARGS__).find(text) != std::string::npos)
 
 template <class... Parameters, class... Arguments>

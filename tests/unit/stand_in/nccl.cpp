@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/last_words.hpp"
+
 namespace {
 
 const bool configured = setenv("PLAIT_STAND_IN_NCCL", "late", 1) == 0;
@@ -170,3 +172,67 @@ TEST_CASE("ranks that call different things at one place are told so, and an abo
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
   });
 }
+
+#ifndef STAND_IN_THREAD_SANITIZER  // which does not follow a fork
+TEST_CASE("memory and windows that go under a collective in flight end the program, and a finalized one waits for it") {
+  using plait::test::last_words;
+  const auto alone = [](const auto& body) {
+    return last_words([&] {
+      ncclUniqueId id;
+      ncclGetUniqueId(&id);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      place p;
+      ncclResult_t state = ncclInProgress;
+      cudaSetDevice(0);
+      ncclCommInitRankConfig(&p.first, 1, id, 0, &config);
+      while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
+      cudaStreamCreateWithFlags(&p.one, cudaStreamNonBlocking);
+      ncclMemAlloc(reinterpret_cast<void**>(&p.data), count * sizeof(float));
+      p.fill(1);
+      body(p);
+    });
+  };
+  const auto window_of = [](const place& p) {
+    ncclWindow_t window = nullptr;
+    if (ncclCommWindowRegister(p.first, p.data, count * sizeof(float), &window, 0) != ncclSuccess || window == nullptr)
+      std::abort();
+    return window;
+  };
+  CHECK(alone([](const place& p) {
+          p.sum(p.first, p.one), ncclMemFree(p.data);
+        }).find("ncclMemFree frees 16 bytes that an operation in flight uses: an operation of NCCL's") !=
+        std::string::npos);
+  CHECK(alone([](const place& p) {
+          p.sum(p.first, p.one);
+          cudaStreamSynchronize(p.one);
+          ncclMemFree(p.data);
+        }) == "");
+  CHECK(alone([&](const place& p) {
+          const ncclWindow_t window = window_of(p);
+          p.sum(p.first, p.one);
+          ncclCommWindowDeregister(p.first, window);
+        }).find("ncclCommWindowDeregister: an operation in flight uses the window") != std::string::npos);
+  CHECK(alone([&](const place& p) {  // memory elsewhere is none of the window's concern
+          float* other = nullptr;
+          cudaMalloc(&other, count * sizeof(float));
+          cudaMemset(other, 0, count * sizeof(float));
+          const ncclWindow_t window = window_of(p);
+          ncclAllReduce(other, other, count, ncclFloat, ncclSum, p.first, p.one);
+          ncclCommWindowDeregister(p.first, window);
+        }) == "");
+  CHECK(alone([](const place& p) {
+          p.sum(p.first, p.one);
+          ncclResult_t state = ncclInProgress;
+          if (ncclCommFinalize(p.first) != ncclInProgress) std::abort();
+          while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
+          if (state != ncclSuccess || ncclMemFree(p.data) != ncclSuccess) std::abort();
+        }) == "");
+  CHECK(alone([&](const place& p) {  // an abort leaves nothing in flight, and no window
+          window_of(p);
+          p.sum(p.first, p.one);
+          ncclCommAbort(p.first);
+          if (ncclMemFree(p.data) != ncclSuccess) std::abort();
+        }) == "");
+}
+#endif

@@ -13,8 +13,8 @@ namespace plait::nccl {
 
 /// Device memory that NCCL moves without copies through its own buffers: allocated by NCCL, and from NCCL 2.27 on
 /// registered as a window of the communicator's symmetric memory, where the hardware has it. Making it is collective;
-/// every rank asks for the same number of bytes. The communicator must outlive it, and what uses it must have been
-/// waited for.
+/// every rank asks for the same number of bytes. The communicator must outlive it. Its end waits until the GPU has done
+/// what this communicator was called for, and what is in the main stream.
 class communication_memory {
  public:
   communication_memory(communicator& comm, std::size_t bytes) : comm_(comm), bytes_(bytes) {
@@ -37,11 +37,10 @@ class communication_memory {
   communication_memory& operator=(const communication_memory&) = delete;
   ~communication_memory() {
     if (data_ == nullptr) return;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     detail::state& s = comm_.shared_state();
-    if (window_ != nullptr) {
-      static_cast<void>(s.home->guarded([&] { return ncclCommWindowDeregister(s.link.comm, window_); }));
-    }
+    if (!s.finish()) return;  // it is left to what still uses it
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    if (window_ != nullptr) s.deregister(window_);
 #endif
     ncclMemFree(data_);
   }

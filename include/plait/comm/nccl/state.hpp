@@ -50,12 +50,8 @@ struct state {
   state(const state&) = delete;
   state& operator=(const state&) = delete;
   ~state() {
-    // While an exception unwinds this rank, the others may never call what is in flight.
-    if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0) {
-      home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
-    }
+    fail_if_leaving();
     deregister();
-    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);  // what it holds is finished all the same
     if (link.comm == nullptr) return;
     home->remove(&link);
     if (!link.owned || link.aborted) return;
@@ -97,8 +93,8 @@ struct state {
   /// own for each that was split off, so that a message that comes late holds up no other communicator.
   cuda::stream beside() {
     if (!is_split) return home->side;
-    if (own_side_ == nullptr) own_side_ = cuda::make_urgent_stream();
-    return cuda::stream(own_side_);
+    if (own_side_ == nullptr) own_side_ = plait::detail::make_urgent_stream();
+    return cuda::stream(own_side_.get());
   }
 
   /// Puts the main stream behind what was started on this communicator and nobody has waited for: NCCL runs a
@@ -144,6 +140,26 @@ struct state {
 #endif
   }
 
+  /// Returns when nothing that was called on this communicator uses memory any more, because it is over or, where the
+  /// ranks have failed, aborted; false where it may, as a communicator of the caller's is not aborted here. For
+  /// destructors of memory that NCCL knows.
+  bool finish() {
+    team& ranks = home->ranks();
+    if (!ranks.failed() && !is_idle()) fail_if_leaving();
+    if (!ranks.failed()) await_streams();
+    if (!ranks.failed()) return true;
+    ranks.await_aborts();
+    if (!link.owned) return is_idle();
+    await_streams();
+    return true;
+  }
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  /// Takes a window from the communicator, of memory that nothing uses any more.
+  void deregister(ncclWindow_t window) {
+    static_cast<void>(settled(home->guarded([&] { return ncclCommWindowDeregister(link.comm, window); })));
+  }
+#endif
+
   std::shared_ptr<operation> begin(const char* name, std::uint64_t bytes) {
     auto op = home->begin(name, label, sequence++, bytes);
     if (!home->ranks().failed()) return op;
@@ -152,13 +168,32 @@ struct state {
   }
 
  private:
+  std::vector<cudaStream_t> streams() const {
+    std::vector<cudaStream_t> all{home->main.handle(), home->side.handle()};
+    if (own_side_ != nullptr) all.push_back(own_side_.get());
+    return all;
+  }
+  void await_streams() const {
+    for (const cudaStream_t stream : streams()) cudaStreamSynchronize(stream);
+  }
+  bool is_idle() const {
+    const relaxed_capture relaxed;
+    bool idle = true;
+    for (const cudaStream_t stream : streams()) idle = cudaStreamQuery(stream) == cudaSuccess && idle;
+    static_cast<void>(cudaGetLastError());  // not ready
+    return idle;
+  }
+  /// While an exception unwinds this rank, the others may never call what is in flight: they end.
+  void fail_if_leaving() {
+    if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0)
+      home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
+  }
   /// Before the communicator goes, and the memory after it: what uses either must be over.
   void deregister() {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     if (window_ == nullptr || link.aborted || home->ranks().failed()) return;
-    for (const cudaStream_t stream : {home->main.handle(), home->side.handle(), own_side_})
-      if (stream != nullptr) cudaStreamSynchronize(stream);
-    static_cast<void>(settled(home->guarded([&] { return ncclCommWindowDeregister(link.comm, window_); })));
+    static_cast<void>(finish());
+    if (!home->ranks().failed()) deregister(window_);  // else it goes with the communicator
 #endif
   }
   /// Waits, at the end, for a call that is in progress.
@@ -172,7 +207,7 @@ struct state {
     return now;
   }
 
-  cudaStream_t own_side_ = nullptr;
+  plait::detail::owned_stream own_side_;  ///< what it holds at its end is finished all the same
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   ncclWindow_t window_{};
 #endif

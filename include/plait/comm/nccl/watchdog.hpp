@@ -90,6 +90,11 @@ class team {
     aborted_.wait(lock, [this] { return !aborting_; });
     std::erase(sessions_, s);
   }
+  /// Returns when what is being aborted is: until then NCCL's kernels may touch memory, though the team has failed.
+  void await_aborts() {
+    std::unique_lock lock(mutex_);
+    aborted_.wait(lock, [this] { return !aborting_; });
+  }
   /// Ends all communicators of the team that it owns. Only the first reason counts; `leaving` is a rank that an
   /// exception unwinds, whose reason is known later.
   void fail(const std::string& why, int leaving = -1);
@@ -146,8 +151,8 @@ class session {
       : main(main_stream), side(side_stream), settings(chosen), team_(std::move(ranks)) {
     plait::detail::cuda_check(cudaGetDevice(&device_), "asking for the GPU");
     if (side_stream == nullptr) {
-      own_side_ = cuda::make_urgent_stream();
-      side = cuda::stream(own_side_);
+      own_side_ = plait::detail::make_urgent_stream();
+      side = cuda::stream(own_side_.get());
     }
     plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
     plait::detail::cuda_check(cudaMemset(barrier_word_, 0, sizeof(int)), "zeroing a word");
@@ -157,7 +162,6 @@ class session {
   session& operator=(const session&) = delete;
   ~session() {
     team_->remove(this);
-    if (own_side_ != nullptr) cudaStreamDestroy(own_side_);
     cudaFree(barrier_word_);
   }
 
@@ -320,7 +324,7 @@ class session {
   double since_ = 0;
   cudaError_t lost_ = cudaSuccess;  ///< what a query failed with: nothing that is in flight will end
   int device_ = 0;
-  cudaStream_t own_side_ = nullptr;
+  plait::detail::owned_stream own_side_;
   int* barrier_word_ = nullptr;
 };
 

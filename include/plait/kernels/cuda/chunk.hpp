@@ -90,7 +90,8 @@ static __global__ void map_kernel(std::int64_t n, F f, Out* y, const In*... in) 
   }
 }
 
-/// y[i] = f(in_0[i], in_1[i], ...), computed in the `arithmetic` of the inputs; y may be one of the inputs.
+/// y[i] = f(in_0[i], in_1[i], ...), computed in the `arithmetic` of the inputs; y may be one of the inputs. No call of
+/// CUB's `DeviceTransform`: memory bounds both, and CUB belongs in no header (kernels/cuda/sort_pairs.hpp says why).
 template <class F, class Out, class... In>
 void map(cuda& device, std::int64_t n, F f, Out* y, const In*... in) {
   if (n <= 0) return;

@@ -1,5 +1,6 @@
 // Sums over the rows of a matrix on a GPU, in two steps and always in the same order: groups of rows into a scratch
-// array, then the groups. It makes one sum for each column; those for each row are in kernels/cuda/rows.hpp.
+// array, then the groups. It makes one sum for each column; those for each row are in kernels/cuda/rows.hpp. CUB has no
+// such sums: it adds elements that follow one another, and computes no terms of several sums in one pass.
 #pragma once
 
 #include <algorithm>

@@ -122,7 +122,7 @@ __device__ inline S warp_max(S value) {
 }
 
 /// The sum over a block of at most 1024 threads, a multiple of 32, on every thread. `scratch` is shared memory for 32
-/// values; it may be used again at once.
+/// values; it may be used again at once. (CUB's `BlockReduce` gives the sum to one thread, and is in no header here.)
 template <class S>
 __device__ inline S block_sum(S value, S* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;

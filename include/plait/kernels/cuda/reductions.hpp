@@ -14,7 +14,8 @@
 
 namespace plait::kernels {
 
-/// *out = the sum of n elements.
+/// *out = the sum of n elements. These sums are no calls of CUB's `DeviceReduce`: its order of sums follows the number
+/// of the GPU's multiprocessors, and it takes one array a call, where gradients are hundreds.
 template <class S>
 void sum(cuda& device, const S* x, std::int64_t n, double* out);
 

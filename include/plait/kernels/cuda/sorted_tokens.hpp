@@ -56,6 +56,7 @@ __global__ static void rows_of_tokens(const Id* ids, std::int64_t tokens, std::i
   order[token] = static_cast<int>(token);
 }
 
+/// Not CUB's `DeviceRunLengthEncode`, whose runs would have to be spread over the rows by another kernel.
 static __global__ void bounds_of_rows(std::int64_t tokens, sorted_tokens s) {
   const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (place >= tokens || s.row[place] == s.rows) return;

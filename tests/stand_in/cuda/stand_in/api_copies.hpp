@@ -38,6 +38,7 @@ inline cudaError_t copy(runtime& r, copy_box b, cudaMemcpyKind kind, cudaStream_
   if (waits) {
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
   }
+  for (const void* p : {static_cast<const void*>(b.to), b.from}) r.will_use(p, "a copy");
   // All of the host's memory is read when the stream gets there, as by a GPU that can read pageable memory itself.
   if (const auto error = r.enqueue(s, [b] { copy_now(b); }, {work::copy, static_cast<double>(b.width * b.height)}))
     return error;
@@ -76,6 +77,7 @@ inline cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std
     if (!s) return cudaErrorInvalidResourceHandle;
     if (width == 0 || height == 0) return cudaSuccess;
     if (!stand_in::arena::instance().contains(to) && !r.is_pinned(to)) return cudaErrorInvalidValue;
+    r.will_use(to, "a fill");
     const auto fill = [=] {
       for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
     };

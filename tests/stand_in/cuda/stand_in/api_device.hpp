@@ -221,6 +221,13 @@ void check_argument(runtime& r, const T& value, std::string_view kernel) {
     if (p && !arena::instance().contains(p) && !r.is_pinned(p)) {
       die("a kernel is handed a pointer to host memory: " + std::string(kernel));
     }
+    r.will_use(p, kernel);
+  } else if constexpr (std::is_class_v<T> && std::is_trivially_copyable_v<T> && sizeof(T) >= sizeof(void*)) {
+    for (std::size_t at = 0; at + sizeof(void*) <= sizeof(T); at += sizeof(void*)) {
+      const void* p = nullptr;
+      std::memcpy(&p, reinterpret_cast<const char*>(&value) + at, sizeof p);
+      r.may_use(p, kernel);
+    }
   }
 }
 

@@ -85,7 +85,7 @@ inline cudaError_t record_if_capturing(cudaStream_t stream, std::function<bool(c
     if (!s) return cudaErrorInvalidResourceHandle;
     if (!s->captured_by) return cudaSuccess;
     *recorded = true;
-    return r.record(s, {nullptr, std::move(issue), {}, s.get(), {}});
+    return r.record(s, {nullptr, std::move(issue), {}, s.get(), {}, {}});
   });
 }
 
@@ -127,6 +127,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
       if (!s) return cudaErrorInvalidResourceHandle;
       s->at = times.of(node.stream);
       if (node.issue) return s->captured_by ? cudaErrorNotSupported : cudaSuccess;
+      r.will_use_again(node.memory);
       const cudaError_t error = r.enqueue(s, node.run, node.what);
       times.of(node.stream) = s->at;
       return error;

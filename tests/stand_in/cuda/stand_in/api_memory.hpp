@@ -48,6 +48,14 @@ inline void release(void* p) {
   }
   memory.release(p);
 }
+/// Frees memory of cudaMalloc at once, whatever is in flight.
+inline void release_now(void* p, const char* who) {
+  runtime& r = runtime::instance();
+  r.must_be_unused(static_cast<const char*>(p), arena::instance().find(p)->bytes, who);
+  arena::instance().open();
+  release(p);
+  arena::instance().close();
+}
 inline cudaMemPool_t default_pool(runtime& r, int device) {
   cudaMemPool_t& pool = r.default_pools[device];
   if (!pool) {
@@ -83,9 +91,9 @@ inline cudaError_t cudaFree(void* p) {
     if (!a || a->freeing) return cudaErrorInvalidValue;
     if (const auto error = r.refuse_while_capturing(nullptr)) return error;
     r.finish_all();
-    stand_in::arena::instance().open();
-    stand_in::release(p);
-    stand_in::arena::instance().close();
+    stand_in::stream_ptr user;  // of an operation that waits for other ranks
+    while (r.user_of(static_cast<const char*>(p), a->bytes, &user)) r.settle(user);
+    stand_in::release_now(p, "cudaFree");
     return cudaSuccess;
   });
 }
@@ -143,7 +151,10 @@ inline cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
     if (!a || a->freeing) return cudaErrorInvalidValue;
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
     a->freeing = true;
-    return r.enqueue(s, [p] { stand_in::release(p); });
+    return r.enqueue(s, [p, &r, bytes = a->bytes] {
+      r.must_be_unused(static_cast<const char*>(p), bytes, "cudaFreeAsync");
+      stand_in::release(p);
+    });
   });
 }
 
@@ -301,13 +312,14 @@ inline cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) {
 inline cudaError_t cudaMallocHost(void** p, std::size_t bytes, unsigned flags = cudaHostAllocDefault) {
   return cudaHostAlloc(p, bytes, flags);
 }
-/// Does not wait: copies that still need the memory are the caller's mistake.
+/// Does not wait: an operation that still needs the memory ends the process.
 inline cudaError_t cudaFreeHost(void* p) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!p) return cudaSuccess;
     if (const auto error = r.refuse_unsafe()) return error;
     const auto held = r.pinned.find(static_cast<const char*>(p));
     if (held == r.pinned.end()) return cudaErrorInvalidValue;
+    r.must_be_unused(held->first, held->second, "cudaFreeHost");
     std::memset(p, 0xff, held->second);
     r.pinned.erase(held);
     ::operator delete(p, std::align_val_t{256});

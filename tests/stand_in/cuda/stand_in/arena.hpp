@@ -27,7 +27,8 @@ class arena {
     std::size_t block = 0;  // with guards
     int device = 0;
     void* pool = nullptr;
-    bool freeing = false;  // its stream-ordered release is queued
+    bool freeing = false;      // its stream-ordered release is queued
+    std::uint64_t number = 0;  // which allocation it is, of all that there ever were
   };
 
   static arena& instance() {
@@ -64,7 +65,7 @@ class arena {
     }
     used_ += bytes;
     char* p = base_ + offset + guard;
-    allocations_.emplace(p, allocation{bytes, block, device, pool});
+    allocations_.emplace(p, allocation{bytes, block, device, pool, false, ++number_});
     return p;
   }
 
@@ -82,6 +83,15 @@ class arena {
   allocation* find(const void* p) {
     const auto it = allocations_.find(static_cast<char*>(const_cast<void*>(p)));
     return it == allocations_.end() ? nullptr : &it->second;
+  }
+  /// The allocation that holds the address, or that ends there, with its start; null where there is none.
+  const allocation* with_end(const void* p, const char** start) const {
+    auto* c = static_cast<char*>(const_cast<void*>(p));
+    auto it = allocations_.upper_bound(c);
+    if (it == allocations_.begin()) return nullptr;
+    --it;
+    *start = it->first;
+    return c <= it->first + it->second.bytes ? &it->second : nullptr;
   }
   /// The allocation that holds the address, or null.
   const allocation* around(const void* p, std::size_t* offset = nullptr) const {
@@ -228,6 +238,7 @@ class arena {
   char* base_ = nullptr;
   std::size_t capacity_ = 0, reserved_ = 0, top_ = 0, visible_ = 0, used_ = 0;
   int opened_ = 0;
+  std::uint64_t number_ = 0;
   std::map<std::size_t, std::size_t> free_;
   std::map<char*, allocation> allocations_;
   struct sigaction previous_ {};

@@ -26,94 +26,7 @@
 #include "arena.hpp"
 #include "block.hpp"
 #include "clock.hpp"
-
-namespace stand_in {
-
-using stream_ptr = std::shared_ptr<CUstream_st>;
-
-/// How far every stream of a capture had come.
-using capture_clock = std::map<const CUstream_st*, std::uint64_t>;
-
-/// What a graph does at one place: it puts `run` into the stream, or, where the host has a part in it, calls `issue`
-/// with the stream at every launch. Libraries record themselves so; a launch fails where `issue` does.
-struct graph_node {
-  std::function<void()> run;
-  std::function<bool(cudaStream_t)> issue;
-  task what;
-  const CUstream_st* stream = nullptr;  ///< that was recorded
-  graph_moment moment;
-};
-
-struct capture {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
-  CUstream_st* origin = nullptr;
-  bool invalid = false, ended = false;
-  std::vector<graph_node> operations;                  // in the order of the calls, which respects every dependency
-  std::map<const CUstream_st*, std::uint64_t> issued;  // operations of each stream
-  std::size_t events = 0;                              // that were recorded, while the clock is on
-};
-
-struct dependency {
-  stream_ptr stream;
-  std::uint64_t count = 0;
-};
-
-/// Work that streams of several host threads do together, as a collective's kernels do: it is done once, when every
-/// part has been put into a stream and all of these streams have come to theirs. A stream that gets there earlier
-/// waits, and the host goes on.
-struct meeting {
-  std::size_t missing = 0;         ///< parts that are in no stream yet
-  std::vector<dependency> before;  ///< of each part that is: what its stream does first
-  std::function<void()> run;
-  std::function<bool()> given_up;                  ///< whether the parts that miss will never come: nobody waits then
-  std::function<void(const std::string&)> refuse;  ///< told of streams that wait for each other
-  bool done = false;
-};
-
-struct operation {
-  std::function<void()> run;
-  std::vector<dependency> after;
-  std::vector<std::shared_ptr<meeting>> meetings;
-};
-using event_time = std::chrono::steady_clock::time_point;
-
-}  // namespace stand_in
-
-struct CUstream_st {
-  int device = 0, priority = 0, polls = 0;
-  bool blocking = true;  // waits for the legacy stream, and is waited for
-  bool destroyed = false;
-  std::uint64_t enqueued = 0, executed = 0;
-  std::deque<stand_in::operation> queue;
-  bool under_way = false;  // the first of them waits for other streams
-  std::shared_ptr<stand_in::capture> captured_by;
-  stand_in::capture_clock seen;  // while captured
-  double at = 0;                 // the clock's time, at the end of what is enqueued
-};
-
-struct CUevent_st {
-  int device = 0, polls = 0;
-  bool recorded = false, timing = true;
-  stand_in::dependency point;
-  std::shared_ptr<stand_in::event_time> time;
-  std::shared_ptr<stand_in::capture> captured_by;
-  stand_in::capture_clock seen;
-  double at = 0;             // the clock's time
-  std::size_t captured = 0;  // its number in the capture
-};
-
-struct CUgraph_st {
-  std::vector<stand_in::graph_node> operations;
-};
-struct CUgraphExec_st {
-  std::vector<stand_in::graph_node> operations;
-};
-struct CUmemPoolHandle_st {
-  int device = 0;
-  bool destroyed = false;  // goes when its last allocation does
-  std::set<int> peers;     // other devices that may use its memory
-  std::uint64_t release_threshold = 0, kept = 0, used = 0, used_high = 0, follow = 1, opportunistic = 1, internal = 1;
-};
+#include "operations.hpp"
 
 namespace stand_in {
 
@@ -200,9 +113,57 @@ class runtime {
     return c < it->first + it->second;
   }
 
+  /// The next operation that is put into a stream, or recorded, uses what lies at `p`. Memory that is free, or about to
+  /// be, ends the process.
+  void will_use(const void* p, std::string_view who) {
+    next_.who = who;
+    if (is_pinned(p)) return next_.of.push_back({static_cast<const char*>(p), 0});
+    if (!arena::instance().contains(p)) return;
+    const char* start = nullptr;
+    const arena::allocation* const a = arena::instance().with_end(p, &start);
+    if (!a || a->freeing) die(std::string(who) + " is handed device memory that was freed, or never allocated");
+    next_.of.push_back({start, a->number});
+  }
+  /// The same for what may be an address: a word of an argument.
+  void may_use(const void* p, std::string_view who) {
+    const char* start = nullptr;
+    if (!arena::instance().contains(p)) return;
+    next_.who = who;
+    if (const auto* a = arena::instance().with_end(p, &start)) next_.of.push_back({start, a->number});
+  }
+  /// The same for a node of a graph, whose memory must be there at every launch.
+  void will_use_again(const uses& memory) {
+    for (const use& u : memory.of) {
+      const char* start = nullptr;
+      const arena::allocation* const a = u.number ? arena::instance().with_end(u.at, &start) : nullptr;
+      if (u.number ? !a || a->number != u.number || a->freeing : !is_pinned(u.at))
+        die("a graph is launched whose memory was freed: " + std::string(memory.who));
+    }
+    next_ = memory;
+  }
+  void forget_uses() { next_ = {}; }
+  /// The first operation in flight that uses memory in a range, and its stream; null where there is none.
+  const operation* user_of(const char* begin, std::size_t bytes, stream_ptr* where = nullptr) const {
+    for (const auto& [handle, s] : streams) {
+      for (const operation& o : s->queue) {
+        const auto inside = [&](const use& u) { return u.at >= begin && u.at < begin + bytes; };
+        if (!o.touches() || std::none_of(o.memory.of.begin(), o.memory.of.end(), inside)) continue;
+        if (where) *where = s;
+        return &o;
+      }
+    }
+    return nullptr;
+  }
+  /// Ends the process where memory goes that an operation in flight uses.
+  void must_be_unused(const char* begin, std::size_t bytes, const char* freeing) const {
+    if (const operation* const o = user_of(begin, bytes))
+      die(std::string(freeing) + " frees " + std::to_string(bytes) +
+          " bytes that an operation in flight uses: " + std::string(o->memory.who));
+  }
+
   cudaError_t enqueue(const stream_ptr& s, std::function<void()> run, const task& what = {},
                       std::vector<dependency> after = {}) {
-    if (s->captured_by) return record(s, {std::move(run), nullptr, what, s.get(), {}});
+    if (s->captured_by) return record(s, {std::move(run), nullptr, what, s.get(), {}, {}});
     const stream_ptr old = legacy(s->device);
     if (s == old) {
       for (auto& [handle, other] : streams) {
@@ -216,7 +177,7 @@ class runtime {
     } else if (s->blocking && old->executed < old->enqueued) {
       after.push_back({old, old->enqueued});
     }
-    s->queue.push_back({std::move(run), std::move(after), {}});
+    s->queue.push_back({std::move(run), std::move(after), {}, std::exchange(next_, {})});
     ++s->enqueued;
     if (clock.on()) take_time(s, what);
     return cudaSuccess;
@@ -226,6 +187,7 @@ class runtime {
   cudaError_t record(const stream_ptr& s, graph_node node) {
     capture& c = *s->captured_by;
     if (c.invalid) return cudaErrorStreamCaptureInvalidated;
+    node.memory = std::exchange(next_, {});
     c.operations.push_back(std::move(node));
     s->seen[s.get()] = ++c.issued[s.get()];
     return cudaSuccess;
@@ -233,7 +195,7 @@ class runtime {
 
   /// Adds an event that is recorded or waited for, which no node of a graph stands for: for the clock alone.
   void note(const stream_ptr& s, const graph_moment& m) {
-    if (!s->captured_by->invalid) s->captured_by->operations.push_back({nullptr, nullptr, {}, s.get(), m});
+    if (!s->captured_by->invalid) s->captured_by->operations.push_back({nullptr, nullptr, {}, s.get(), m, {}});
   }
 
   /// Puts a part of each of `meetings` into a stream. All of them begin together when the stream gets there.
@@ -412,6 +374,7 @@ class runtime {
   }
 
   std::map<int, stream_ptr> legacy_;
+  uses next_;            // of the next operation
   bool circle_ = false;  // an operation waits for a later one of its stream
   std::minstd_rand random_{seed_from_environment()};
 };
@@ -424,6 +387,7 @@ cudaError_t call(Body body) {
   if (device_count() == 0) return fail(cudaErrorNoDevice);
   if (!device_chosen) ++calls_without_device;
   if (r.executing) return fail(cudaErrorNotPermitted);
+  r.forget_uses();
   const cudaError_t error = body(r);
   r.run_some();
   return fail(error);

@@ -54,14 +54,20 @@ struct ncclComm {
   bool may_share = false;           ///< made with splitShare
   ncclComm* shares_with = nullptr;  ///< the communicator whose resources it uses; null: its own
   std::atomic<bool> ended{false}, finalized{false};
+  std::atomic<bool> being_asked{false};  ///< whether a thread asks for its state
   std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
   int calls = 0;             ///< of a communicator that does not block
   /// Where its ranks meet in streams, and this rank's part in it: the collectives and messages that it has posted.
   std::shared_ptr<plait::nccl_stand_in::meetings> met;
   std::uint64_t collectives = 0;
-  /// By stream: whether what was called last has not been executed. Of the communicator's own thread.
-  std::map<cudaStream_t, std::function<bool()>> in_flight;
-  std::string error;  ///< guarded by the registry
+  /// A call whose stream has perhaps not come to its end, and the memory that it uses.
+  struct flight {
+    std::function<bool()> pending;  ///< false once it is over
+    std::function<void()> run_on;   ///< has its stream come as far as it can
+    const void *in, *out;
+  };
+  std::vector<flight> in_flight;  ///< guarded by the CUDA runtime's lock
+  std::string error;              ///< guarded by the registry
   ncclResult_t failure = ncclSuccess;
 };
 

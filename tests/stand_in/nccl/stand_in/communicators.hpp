@@ -100,11 +100,7 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
   if (const ncclResult_t ready = usable("ncclCommSplit", comm); ready != ncclSuccess) return ready;
   if (group().depth > 0) return group().failure = refuse(ncclInvalidUsage, "ncclCommSplit inside a group");
 #ifdef PLAIT_CUDA_STAND_IN
-  {
-    const std::lock_guard lock(::stand_in::runtime::instance().mutex);
-    for (const auto& [stream, pending] : comm->in_flight)
-      if (pending()) return refuse(ncclInvalidUsage, "ncclCommSplit: the communicator has operations in flight");
-  }
+  if (is_in_flight(comm)) return refuse(ncclInvalidUsage, "ncclCommSplit: the communicator has operations in flight");
 #endif
   try {
     auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
@@ -143,10 +139,22 @@ inline ncclResult_t finalize(ncclComm_t comm) {
       return ncclInvalidUsage;
     }
   }
-  if (ready == ncclSuccess) comm->finalized = true;
+  if (ready != ncclSuccess) return ready;
+  comm->finalized = true;
+#ifdef PLAIT_CUDA_STAND_IN
+  if (!comm->blocking && is_in_flight(comm)) return ncclInProgress;  // until all of it is over
+  while (is_in_flight(comm) && !comm->ranks->world->failed()) {
+    run_on(comm);
+    std::this_thread::yield();
+  }
+#endif
   return ready;
 }
 inline ncclResult_t destroy(ncclComm_t comm) {
+#ifdef PLAIT_CUDA_STAND_IN
+  if (comm != nullptr && !comm->blocking && is_in_flight(comm))
+    ::stand_in::die("ncclCommDestroy: operations are in flight, as ncclCommFinalize would have told");
+#endif
   if (comm != nullptr && comm->finalized) comm->finalized = false;
   if (const ncclResult_t ready = usable("ncclCommDestroy", comm); ready != ncclSuccess) return ready;
   comm->ended = true;
@@ -165,6 +173,14 @@ inline ncclResult_t abort(ncclComm_t comm) {
   while (::stand_in::aborts_begun < ::stand_in::aborts_together) std::this_thread::yield();
 #endif
   comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
+#ifdef PLAIT_CUDA_STAND_IN
+  run_on(comm);  // its kernels are gone when it returns
+#endif
+  {
+    auto& r = registry::get();
+    const std::lock_guard lock(r.mutex);
+    std::erase_if(r.windows, [&](const auto& w) { return w.second.comm == comm; });
+  }
   registry::get().changed.notify_all();
   close(comm);
   return ncclSuccess;
@@ -172,16 +188,34 @@ inline ncclResult_t abort(ncclComm_t comm) {
 
 inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
   auto& r = registry::get();
-  const std::lock_guard lock(r.mutex);
-  if (comm == nullptr || r.all.count(comm) == 0 || comm->ended) {
-    thread_error() = "ncclCommGetAsyncError: the communicator is null, or was destroyed or aborted";
-    return ncclInvalidArgument;
+  {
+    const std::lock_guard lock(r.mutex);
+    if (comm == nullptr || r.all.count(comm) == 0 || comm->ended) {
+      thread_error() = "ncclCommGetAsyncError: the communicator is null, or was destroyed or aborted";
+      return ncclInvalidArgument;
+    }
   }
+  bool finishing = false;
+#ifdef PLAIT_CUDA_STAND_IN
+  if (!comm->blocking && comm->being_asked.exchange(true))
+    ::stand_in::die("ncclCommGetAsyncError: two threads at a time ask for the state of a communicator");
+  struct end_of_question {
+    ncclComm_t comm;
+    ~end_of_question() { comm->being_asked = false; }
+  } const end{comm};
+  std::this_thread::yield();  // so that another one comes
+  if (comm->finalized) {
+    run_on(comm);
+    finishing = is_in_flight(comm);
+  }
+#endif
+  const std::lock_guard lock(r.mutex);
   if (comm->failure != ncclSuccess || comm->ranks->world->failed()) {
     if (comm->error.empty()) comm->error = comm->ranks->world->cause();
     *state = comm->failure != ncclSuccess ? comm->failure : ncclRemoteError;
   } else {
-    *state = !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0) ? ncclInProgress : ncclSuccess;
+    const bool in_progress = finishing || !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0);
+    *state = in_progress ? ncclInProgress : ncclSuccess;
   }
   return ncclSuccess;
 }

@@ -25,6 +25,7 @@ struct issued {
   int side;
   threads::detail::operation* op;  ///< null where the ranks meet in streams
   std::size_t bytes;               ///< of one rank's block
+  const void *in, *out;
   std::shared_ptr<rendezvous> late = nullptr;
 };
 /// A call that is made on a stream: the caller's, or the one that a graph which recorded it is launched in.
@@ -43,6 +44,17 @@ inline open_group& group() {
   thread_local open_group g;
   return g;
 }
+
+/// While it lives, the thread does what libraries may: record events of other GPUs.
+struct inside_library {
+#ifdef PLAIT_CUDA_STAND_IN
+  inside_library() { ::stand_in::is_library = true; }
+  ~inside_library() { ::stand_in::is_library = false; }
+#else
+  inside_library() {}
+#endif
+  inside_library(const inside_library&) = delete;
+};
 
 inline void finish(const issued& i) {
   if (i.op == nullptr) return;
@@ -108,18 +120,43 @@ inline void join_streams(const std::vector<issued>& open) {
   for (auto& [stream, meetings] : parts) {
     const auto s = r.find(stream);
     if (s == nullptr) fail({"a call on a stream that was destroyed"});
+    r.forget_uses();
+    for (const issued& i : open)
+      for (const void* const p : {i.in, i.out})
+        if (i.late != nullptr && i.stream == stream && p != nullptr) r.will_use(p, "an operation of NCCL's");
     r.join(s, std::move(meetings));
   }
 }
 #endif
 
 #ifdef PLAIT_CUDA_STAND_IN
+/// Whether a call of the communicator is not over, of those that use memory in a range (null: of all).
+inline bool is_in_flight(ncclComm_t comm, const char* begin = nullptr, std::size_t bytes = 0) {
+  const std::lock_guard lock(::stand_in::runtime::instance().mutex);
+  for (const auto& one : comm->in_flight) {
+    const auto inside = [&](const void* p) {
+      return begin == nullptr || (static_cast<const char*>(p) >= begin && static_cast<const char*>(p) < begin + bytes);
+    };
+    if (one.pending() && (inside(one.in) || inside(one.out))) return true;
+  }
+  return false;
+}
+/// Has the streams of what is in flight come as far as they can.
+inline void run_on(ncclComm_t comm) {
+  const std::lock_guard lock(::stand_in::runtime::instance().mutex);
+  const auto all = comm->in_flight;
+  for (const auto& one : all)
+    if (one.pending()) one.run_on();
+}
 inline void note_in_flight(const std::vector<issued>& open) {
   auto& r = ::stand_in::runtime::instance();
   const std::lock_guard lock(r.mutex);
   for (const issued& i : open) {
     const auto s = r.find(i.stream);
-    if (s != nullptr) i.comm->in_flight[i.stream] = [s, until = s->enqueued] { return s->executed < until; };
+    auto& all = i.comm->in_flight;
+    std::erase_if(all, [](const auto& one) { return !one.pending(); });
+    if (s == nullptr) continue;
+    all.push_back({[s, until = s->enqueued] { return s->executed < until; }, [s, &r] { r.finish(s); }, i.in, i.out});
   }
 }
 #endif
@@ -128,12 +165,7 @@ inline void note_in_flight(const std::vector<issued>& open) {
 inline ncclResult_t make(const char* name, const std::vector<call_of>& calls, cudaStream_t stream) {
   std::vector<issued> open;
   ncclComm_t now = nullptr;
-#ifdef PLAIT_CUDA_STAND_IN
-  struct library {
-    library() { ::stand_in::is_library = true; }
-    ~library() { ::stand_in::is_library = false; }
-  } const inside;
-#endif
+  const inside_library inside;
   group_times times;
   try {
     for (const call_of& c : calls) {

@@ -39,6 +39,7 @@ inline void note_windows(ncclComm_t comm, std::size_t count, const void* in, con
 inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t bytes, ncclWindow_t* window, int) {
   *window = nullptr;
   if (const ncclResult_t ready = usable("ncclCommWindowRegister", comm); ready != ncclSuccess) return ready;
+  const inside_library inside;
   try {
     comm->engine->set_streams(nullptr, nullptr);  // the last call's may be gone
     comm->member->finish(comm->member->post({.what = action::barrier, .count = bytes}, 0, [](auto&) {}), -1);
@@ -55,6 +56,7 @@ inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t byt
   }
   return outcome(comm);
 }
+/// Ends the process where an operation in flight uses the window.
 inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
   if (const ncclResult_t ready = usable("ncclCommWindowDeregister", comm); ready != ncclSuccess) return ready;
   {
@@ -65,9 +67,27 @@ inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
       thread_error() = "ncclCommWindowDeregister: this is no window of the communicator";
       return ncclInvalidArgument;
     }
+#ifdef PLAIT_CUDA_STAND_IN
+    if (is_in_flight(comm, found->second.begin, found->second.bytes))
+      ::stand_in::die("ncclCommWindowDeregister: an operation in flight uses the window");
+#endif
     r.windows.erase(found);
   }
   return outcome(comm);
+}
+
+/// Unmaps memory, and waits for nothing, unlike cudaFree.
+inline ncclResult_t free_memory(void* data) {
+#ifdef PLAIT_CUDA_STAND_IN
+  const auto now = [&](::stand_in::runtime&) {
+    if (data != nullptr && ::stand_in::arena::instance().find(data) == nullptr) return cudaErrorInvalidValue;
+    if (data != nullptr) ::stand_in::release_now(data, "ncclMemFree");
+    return cudaSuccess;
+  };
+  return ::stand_in::call(now) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+#else
+  return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+#endif
 }
 
 }  // namespace plait::nccl_stand_in

@@ -1,0 +1,36 @@
+// A CUDA stream with an owner, for the streams that plait makes. Handles without one are `cuda::stream`, in
+// device/cuda.hpp.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <type_traits>
+
+#include "plait/core/macros_off.hpp"
+#include "plait/device/cuda_check.hpp"
+
+namespace plait::detail {
+
+struct stream_destroyer {
+  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+};
+/// What the stream holds at its end runs all the same.
+using owned_stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, stream_destroyer>;
+
+inline owned_stream make_stream(int priority = 0) {
+  cudaStream_t made = nullptr;
+  cuda_check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority), "making a stream");
+  return owned_stream(made);
+}
+/// Makes a stream of the highest priority on the calling thread's GPU, for communication: what waits for it is idle
+/// otherwise.
+inline owned_stream make_urgent_stream() {
+  int least = 0, greatest = 0;
+  cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+  return make_stream(greatest);
+}
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,2 @@
+#include "attention_cp_reference.cpp"
+#include "attention_reference.cpp"
