@@ -64,11 +64,15 @@ against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 -
 against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
 against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --data-parallel zero3 --reshard-after-forward off \
   --recompute selective
-# Chunks of what linears send change no bit of the weights, and no byte of what is sent.
+# Chunks of what linears send change no byte of what is sent, and no bit of the weights where oneDNN's products of fewer
+# rows have the bits of whole ones, as with AVX-512.
+equal=bytes_sent
+grep -q avx512bw /proc/cpuinfo && equal="bytes_sent weights_hash"
 for chunked in f_sp:dp=2,tp=2:sp f_tp:dp=2,tp=2:tp; do
   base=${chunked%%:*} rest=${chunked#*:}
   train "${base}_chunked" --sample 0 --mesh "${rest%:*}" --strategy "${rest#*:}" --tensor-overlap 3
-  for value in weights_hash bytes_sent; do
+  logs same "$base.jsonl" "${base}_chunked.jsonl" 1e-5
+  for value in $equal; do
     [ "$(logs get "${base}_chunked.jsonl" $value)" = "$(logs get "$base.jsonl" $value)" ] ||
       fail "--tensor-overlap 3 changes the $value of $base"
   done
