@@ -34,8 +34,19 @@ void in_range(const char* knob, double value, double low, double below) {
 void check_inputs(const options& opt, const given_option& given) {
   one_of("--device", opt.device, {"cpu", "cuda"});
   one_of("--backend", opt.backend, {"threads", "mpi", "nccl"});
-  for (const auto& [knob, folder] : {std::pair{"--init-from", &opt.init_from}, {"--export-hf", &opt.export_hf}})
-    if (given(knob) && folder->empty()) plait::fail(fmt::format("{} is empty; name a folder, or leave it out", knob));
+  // Empty is what a shell makes of a variable that is not set.
+  const auto not_empty = [&](const char* knob, const std::string& value, const char* what) {
+    if (given(knob) && value.empty()) plait::fail(fmt::format("{} is empty; name {}, or leave it out", knob, what));
+  };
+  not_empty("--init-from", opt.init_from, "a folder");
+  not_empty("--export-hf", opt.export_hf, "a folder");
+  not_empty("--checkpoint-dir", opt.checkpoint_dir, "a folder");
+  not_empty("--log", opt.log, "a file");
+  not_empty("--plot", opt.plot, "a file");
+  not_empty("--trace", opt.trace, "a file");
+  not_empty("--timeline", opt.timeline, "a file");
+  not_empty("--products", opt.products, "a file");
+  not_empty("--cluster", opt.cluster, "hardware");
   one_of("--plan", opt.plan, {"given", "auto"});
   one_of("--weights-order", opt.weights_order, {"hugging-face", "megatron", "meta"});
   one_of("--export-order", opt.export_order, {"hugging-face", "megatron", "meta"});

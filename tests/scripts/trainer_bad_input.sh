@@ -146,7 +146,18 @@ refused "--model: unknown model 'llama-9'; presets are tiny, small, .*config.jso
 refused "there is no option --nosuch" --nosuch 3
 refused "there is no option --lrate=3" --lrate=3
 refused "there is no option -lr" -lr 3
+refused "there is no option --gradient; did you mean --gradients?" --gradient bf16
+refused "there is no option --data_parallel=zero1; did you mean --data-parallel?" --data_parallel=zero1
 refused "extra" extra
+
+# What a shell makes of a variable that is not set.
+for option in --checkpoint-dir --init-from --export-hf; do
+  refused "$option is empty; name a folder, or leave it out" $option ''
+done
+for option in --log --plot --trace --timeline --products; do
+  refused "$option is empty; name a file, or leave it out" $option ''
+done
+refused '--cluster is empty; name hardware, or leave it out' --cluster ''
 
 # Numbers.
 refused '--steps is -1; at least 0' --steps -1
