@@ -112,6 +112,7 @@ class planned_blocks {
     while (next_ < pieces_.size() && (out.pieces.empty() || !alone)) {
       piece_of_box& p = pieces_[next_];
       if (p.file() != out.which_file || p.begin >= limit) break;
+      if (!out.pieces.empty() && p.begin < out.pieces.front().begin) break;  // it overlaps one that was cut
       if (!out.pieces.empty() && (p.begin > end + bytes / most_gap || goes_straight(p) != nullptr)) break;
       std::uint64_t to = p.end;
       if (to > limit) {  // at the end of an element
