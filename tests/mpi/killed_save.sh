@@ -1,0 +1,46 @@
+#!/bin/sh
+# Kills one rank of four (SIGKILL) at points of a save, by the program killed_save, whose path is $1: the newest step is
+# then the one before, or, once the new one has its name, that; it is whole, another mesh goes on from it, and the others
+# end in words, whoever ends them: the launcher, or, where it lets them go on, the deadline of the next collective.
+program=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+status=0
+round=0
+killed() { # killed RANK POINT STEP TEXT OPTIONS...: at that point, the newest step afterwards, what is said
+  who=$1 point=$2 step=$3 text=$4
+  shift 4
+  round=$((round + 1))
+  steps=$folder/$round
+  begun=$(date +%s)
+  out=$(timeout 60 mpirun --allow-run-as-root --oversubscribe "$@" -n 4 "$program" save "$steps" "$who" "$point" 2>&1)
+  code=$?
+  took=$(($(date +%s) - begun))
+  if [ "$code" -eq 0 ] || [ "$took" -gt 30 ] || ! printf '%s' "$out" | grep -q -e "$text" ||
+    printf '%s' "$out" | grep -q 'not reached'; then
+    echo "rank $who killed at $point $*: exit code $code after $took s, expected a failure with the text: $text"
+    printf '%s\n' "$out"
+    status=1
+  fi
+  checked=$(timeout 60 mpirun --allow-run-as-root --oversubscribe -n 2 "$program" check "$steps" "$step" 2>&1)
+  if [ "$checked" != whole ]; then
+    echo "rank $who killed at $point $*: the steps are not what they should be:"
+    printf '%s\n' "$checked"
+    ls -R "$steps"
+    status=1
+  fi
+}
+signal='exited on signal 9 (Killed)'
+killed 2 create 1 "$signal"
+killed 2 write 1 "$signal"
+killed 1 sync 1 "$signal"
+killed 3 note 1 "$signal"
+killed 0 manifest 1 "$signal"
+killed 0 commit 1 "$signal"
+killed 0 name 1 "$signal"
+killed 0 named 2 "$signal"
+deadline='did not finish within its deadline of 3'
+killed 1 write 1 "$deadline" --enable-recovery
+killed 0 named 2 "$deadline" --enable-recovery
+[ "$status" -eq 0 ] && echo 'killed_save: ok'
+exit "$status"
