@@ -1,0 +1,45 @@
+// The state of the process and its threads: last errors, current devices, captures, and what a test has asked for.
+// Streams are in stream.hpp.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "api_types.hpp"
+#include "operations.hpp"
+
+namespace stand_in {
+
+inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local int current_device = 0;
+inline thread_local bool device_chosen = false;   ///< whether the thread has called cudaSetDevice
+inline std::atomic<int> calls_without_device{0};  ///< of threads that have not: on a GPU, a context on device 0
+inline std::atomic<cudaError_t> lost_device{cudaSuccess};  ///< a test's: what queries of events fail with
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+inline thread_local std::vector<std::shared_ptr<capture>> captures_of_thread;
+
+/// Whether this thread does what drivers and libraries may: record an event of another device than the stream's.
+inline thread_local bool is_library = false;
+
+inline std::atomic<double> abort_seconds{0};  ///< a test's: what an abort of a communicator takes
+inline std::atomic<int> aborts_together{0};   ///< a test's: none ends before so many have begun
+inline std::atomic<int> aborts_begun{0};
+
+inline cudaError_t fail(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
+
+inline int device_count() {
+  static const int count = [] {
+    const char* text = std::getenv("PLAIT_STAND_IN_DEVICES");
+    return text ? std::atoi(text) : 1;
+  }();
+  return count;
+}
+
+enum class stream_order { late, eager, random };
+
+}  // namespace stand_in
