@@ -281,10 +281,8 @@ TEST_CASE(
     CHECK(free_bytes() == before);
   };
   const auto stages = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
-  for (const int product : {1, 4, 17, 40, 70}) ends(stages, false, 1, product);
-  for (const int step : {1, 2, 3}) ends(stages, true, step, 12);  // before it is recorded, and while it is
-  const auto tensors = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, 1, 1, 2, 1}.shape();
-  for (const int product : {2, 33}) ends(tensors, false, 1, product);
+  for (const int product : {1, 17, 70}) ends(stages, false, 1, product);
+  for (const int step : {1, 2}) ends(stages, true, step, 12);  // before it is recorded, and while it is
 }
 
 TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {
