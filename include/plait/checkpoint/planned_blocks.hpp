@@ -32,7 +32,7 @@ struct wanted_box {
 
 namespace detail {
 
-/// What a wanted box and a stored one have in common, on its way to memory.
+/// The part that a wanted box and a stored one have in common, on its way to memory.
 struct common_box {
   common_box(const wanted_box& w, std::uint32_t stored_box_index, const box& stored_whole, const box& both)
       : for_whom(w), index(stored_box_index), whole(stored_whole), common(both) {
@@ -54,7 +54,7 @@ struct common_box {
     }
     return {place_in(whole, at), place_in(for_whom.wanted, at)};
   }
-  /// The same of its first byte in the file.
+  /// Returns the place of its first byte in the file.
   std::uint64_t position(std::int64_t i) const {
     return stored().stored.position + static_cast<std::uint64_t>(places(i).first) * width();
   }
@@ -145,7 +145,7 @@ class planned_blocks {
   }
 
  private:
-  /// What lies between two boxes is read with them where it is at most so small a part of what is wanted before it.
+  /// A gap between two boxes is read with them where it is at most so small a part of what is wanted before it.
   static constexpr std::uint64_t most_gap = 16;
 
   /// Returns where a piece can be read to straight away, or nothing.

@@ -15,7 +15,7 @@ namespace plait::detail {
 struct stream_destroyer {
   void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
 };
-/// What the stream holds at its end runs all the same.
+/// Operations that the stream holds at its end run all the same.
 using owned_stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, stream_destroyer>;
 
 inline owned_stream make_stream(int priority = 0) {

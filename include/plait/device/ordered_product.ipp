@@ -20,7 +20,7 @@ template <class E>
 struct product_tile {
   static constexpr std::int64_t rows = 6, columns = 64 / static_cast<std::int64_t>(sizeof(E));
 };
-/// What stays in the second cache: rows of A, and then columns of B, of packed copies at 256 terms.
+/// Rows of A, and then columns of B, whose packed copies of 256 terms stay in the second cache.
 inline constexpr std::int64_t rows_at_a_time = 96, columns_at_a_time = 512;
 
 /// c = a b, or c + a b, of `Rows` rows and all columns of a tile. `a` is [k][Rows] and `b` [k][columns].

@@ -108,7 +108,7 @@ class embedding {
     if (width_ != used.global[1] || !resolve_.planned().to.partial.empty())
       fail({name, ": canonical numerics (deterministic) have no order for a table whose rows are cut"});
     terms_ = &table_->add_terms(token_leaves(ctx.numerics, layout_v<input>, ctx.ranks.shape(), ctx.sizes,
-                                                      ctx.ranks.rank(), token_grain::coarse, name));
+                                             ctx.ranks.rank(), token_grain::coarse, name));
   }
 
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids) {

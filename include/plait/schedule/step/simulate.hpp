@@ -210,8 +210,7 @@ class step_clock {
         if (arrived[rank] < 0) {
           double there = r.now;
           for (const step_entry& other : program)
-            if (other.unit >= 0 && other.op == s_.last_reduction(other.unit) &&
-                !finish_reduction(r, other.unit, there))
+            if (other.unit >= 0 && other.op == s_.last_reduction(other.unit) && !finish_reduction(r, other.unit, there))
               return false;
           arrived[rank] = there;
         }
