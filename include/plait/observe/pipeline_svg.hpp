@@ -89,10 +89,10 @@ class pipeline_drawing {
   }
   static std::vector<step_op> lanes_of(const pipeline_timeline& t) {
     std::vector<step_op> lanes;
-    for (const step_op lane : {step_op::gather, step_op::reduce, step_op::update})
+    for (const step_op own : {step_op::gather, step_op::reduce, step_op::update})
       if (std::any_of(lane_ops.begin(), lane_ops.end(),
-                      [&](step_op op) { return lane_of(op) == lane && has_lane(t, op); }))
-        lanes.push_back(lane);
+                      [&](step_op op) { return lane_of(op) == own && has_lane(t, op); }))
+        lanes.push_back(own);
     return lanes;
   }
 
