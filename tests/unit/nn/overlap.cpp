@@ -218,14 +218,16 @@ void check_blocks() {
   sizes.set(dim_of<head_dim>, 16);
   sizes.set(dim_of<ffn>, 128);
   const auto mlp = [&]<class Strategy>() {
-    return run_on(mesh, sizes, [](const auto& ctx) {
+    const auto make = [](const auto& ctx) {
       return swiglu_mlp<float, Strategy, device_of<decltype(ctx)>>(ctx, "mlp", {0, 0.2}, true);
-    });
+    };
+    return run_on(mesh, sizes, make, {}, on_fixed_order);
   };
   const auto attention = [&]<class Strategy>() {
-    return run_on(mesh, sizes, [](const auto& ctx) {
+    const auto make = [](const auto& ctx) {
       return self_attention<float, Strategy, device_of<decltype(ctx)>>(ctx, "attention", {.qkv_bias = true});
-    });
+    };
+    return run_on(mesh, sizes, make, {}, on_fixed_order);
   };
   check_same(mlp.template operator()<S>(), mlp.template operator()<chunked<S, 3>>());
   check_same(attention.template operator()<S>(), attention.template operator()<chunked<S, 3>>());
