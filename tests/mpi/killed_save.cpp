@@ -3,6 +3,9 @@
 // Saves step 1, and dies of SIGKILL on one rank at some point of saving step 2: mpirun -n 4 killed_save save DIRECTORY
 // RANK POINT. Looks at what there is then, and goes on from it on another mesh: mpirun -n 2 killed_save check DIRECTORY
 // STEP.
+#define DOCTEST_CONFIG_IMPLEMENT  // for the headers' sake: this is a plain program, whose checks are its own
+#include <doctest/doctest.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
