@@ -46,7 +46,7 @@ def layout(draw: random.Random, t: dict) -> list[str]:
     layers, kv = t["config"]["num_hidden_layers"], t["config"]["num_key_value_heads"]
     while True:
         dp, pp, cp, tp = (draw.choice(extents) for extents in ([1, 2, 2, 4], [1, 2, 2, 4], [1, 1, 2], [1, 1, 2, 4]))
-        if dp * pp * cp * tp <= 8 and tp <= kv: break
+        if dp * pp * cp * tp <= 8 and tp <= kv and pp <= layers: break
     micro = draw.choice([m for m in (1, 2, 4, 8) if BATCH % (m * dp) == 0])
     microbatches = BATCH // (micro * dp)
     words = ["--mesh", f"dp={dp},pp={pp},cp={cp},tp={tp}", "--micro-batch", str(micro)]
