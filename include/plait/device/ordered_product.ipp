@@ -27,7 +27,7 @@ inline constexpr std::int64_t rows_at_a_time = 96, columns_at_a_time = 512;
 template <int Rows, class E>
 void multiply_tile(std::int64_t k, const E* a, const E* b, bool adds, E* c, std::int64_t ldc) {
   constexpr std::int64_t columns = product_tile<E>::columns;
-  E sums[Rows][columns] = {};
+  E sums[std::size_t{Rows}][std::size_t{columns}] = {};
   for (std::int64_t l = 0; l < k; ++l)
     for (int i = 0; i < Rows; ++i)
       for (std::int64_t j = 0; j < columns; ++j) sums[i][j] = std::fma(a[l * Rows + i], b[l * columns + j], sums[i][j]);
@@ -50,19 +50,16 @@ struct avx2_doubles {
 template <int Rows>
 PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const float* a, const float* b, bool adds, float* c,
                                        std::int64_t ldc) {
-  avx2_floats sums[Rows];
-#pragma GCC unroll 6
+  avx2_floats sums[std::size_t{Rows}];
   for (int i = 0; i < Rows; ++i) sums[i] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   for (std::int64_t l = 0; l < k; ++l) {
     const __m256 x = _mm256_loadu_ps(b + l * 16), y = _mm256_loadu_ps(b + l * 16 + 8);
-#pragma GCC unroll 6
     for (int i = 0; i < Rows; ++i) {
       const __m256 f = _mm256_broadcast_ss(a + l * Rows + i);
       sums[i].x = _mm256_fmadd_ps(f, x, sums[i].x);
       sums[i].y = _mm256_fmadd_ps(f, y, sums[i].y);
     }
   }
-#pragma GCC unroll 6
   for (int i = 0; i < Rows; ++i) {
     float* const row = c + i * ldc;
     _mm256_storeu_ps(row, adds ? _mm256_add_ps(_mm256_loadu_ps(row), sums[i].x) : sums[i].x);
@@ -72,19 +69,16 @@ PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const float* a, const flo
 template <int Rows>
 PLAIT_FOR_AVX2 void multiply_tile_avx2(std::int64_t k, const double* a, const double* b, bool adds, double* c,
                                        std::int64_t ldc) {
-  avx2_doubles sums[Rows];
-#pragma GCC unroll 6
+  avx2_doubles sums[std::size_t{Rows}];
   for (int i = 0; i < Rows; ++i) sums[i] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
   for (std::int64_t l = 0; l < k; ++l) {
     const __m256d x = _mm256_loadu_pd(b + l * 8), y = _mm256_loadu_pd(b + l * 8 + 4);
-#pragma GCC unroll 6
     for (int i = 0; i < Rows; ++i) {
       const __m256d f = _mm256_broadcast_sd(a + l * Rows + i);
       sums[i].x = _mm256_fmadd_pd(f, x, sums[i].x);
       sums[i].y = _mm256_fmadd_pd(f, y, sums[i].y);
     }
   }
-#pragma GCC unroll 6
   for (int i = 0; i < Rows; ++i) {
     double* const row = c + i * ldc;
     _mm256_storeu_pd(row, adds ? _mm256_add_pd(_mm256_loadu_pd(row), sums[i].x) : sums[i].x);
@@ -157,7 +151,7 @@ void multiply_in_order(const gemm_problem& p, const In* a, const In* b, bool add
             multiply(p.k, of_a, of_b, adds, to, p.ldc);
             continue;
           }
-          E tile[tile_rows * columns];
+          E tile[std::size_t{tile_rows * columns}];
           multiply(p.k, of_a, of_b, false, tile, columns);
           for (std::int64_t x = 0; x < rows; ++x)
             for (std::int64_t y = 0; y < count; ++y) {
