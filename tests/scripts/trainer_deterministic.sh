@@ -2,7 +2,7 @@
 # --deterministic: one hash of the weights, and the same losses and norms in every digit, on every mesh, schedule,
 # attention, level of data parallelism, number of microbatches and backend, in float and bf16, with AdamW and Muon, also
 # where a run stops and goes on elsewhere; another hash where sums have other leaves; and its refusals.
-# timeout: 400
+# timeout: 600
 . "$(dirname "$0")/lib/common.sh"
 
 cat >config.json <<'JSON'
