@@ -3,6 +3,7 @@
 // Collectives of the NCCL communicator recorded in a CUDA graph and replayed.
 #include <doctest/doctest.h>
 
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -286,7 +287,8 @@ TEST_CASE(
 }
 
 TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {
-  const std::string text = text_of(2, {.deadline = 2}, [](rank_comm& comm, cuda& device) {
+  std::barrier both(2);
+  const std::string text = text_of(2, {.deadline = 2}, [&](rank_comm& comm, cuda& device) {
     step s{device, comm};
     s.start(1.0f);
     s.run();
@@ -294,14 +296,23 @@ TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight")
     graph.record([&] { s.run(); });
     device.synchronize();
     comm.barrier();
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the other rank is past the barrier, too
+    // The watch of both ranks has seen that all operations before the replay are done.
+    const auto is_open = [&] {
+      return comm.shared_state().home->last_operations().find(" started") != std::string::npos;
+    };
+    while (is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    both.arrive_and_wait();
     stand_in::lost_device = cudaErrorIllegalAddress;
     graph.launch();
     any_communicator(comm).watch("replayed step");
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
-    stand_in::lost_device = cudaSuccess;
-    comm.all_gather(s.x.data(), s.all.data(), 0, dtype::f32);
+    // Until the watch has ended the ranks, which this call says.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      comm.all_gather(s.x.data(), s.all.data(), 0, dtype::f32);
+    }
   });
+  stand_in::lost_device = cudaSuccess;
   CHECK(text.find("at replayed step #") != std::string::npos);
 }
 #endif
