@@ -2,8 +2,8 @@
 # consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
 #   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
-#   nvcc_warnings  the headers for GPUs and a program on them, with all warnings of nvcc's and its host compiler's as errors
-#   nvcc      a program on GPUs by the README's line, and what other compilers say of its layers
+#   nvcc      a program on GPUs by the README's line, with all warnings of nvcc's and its host compiler's as errors, and what
+#             other compilers say of its layers
 #   openmp    a program with OpenMP threads of its own, which stay its own
 #   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
 #   language  a compiler in C++17 mode gets one message, and one without exceptions another
@@ -40,31 +40,14 @@ case "$way" in
     ;;
   warnings)
     all="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror"
-    headers | sed 's/.*/#include "&"/' >"$work/headers.cpp"
+    # The program comes after all headers in one unit, so that they are read once.
+    { headers | sed 's/.*/#include "&"/' && echo "#include \"$PLAIT_SOURCE/examples/quickstart.cpp\""; } >"$work/all.cpp"
     for compiler in "$CXX" ${CLANG:-}; do
-      for source in "$work/headers.cpp" "$PLAIT_SOURCE"/examples/quickstart.cpp; do
-        "$compiler" -std=c++20 -O0 -c -o "$work/object" $all -I"$include" $openblas "$source" || fails "$compiler $source"
-      done
+      "$compiler" -std=c++20 -fsyntax-only $all -I"$include" $openblas "$work/all.cpp" || fails "$compiler, all headers"
     done
     # What the flags are for: a header with such a warning does not pass.
-    echo 'inline int narrowed(long n) { return n; }' >"$work/bad.cpp"
+    echo 'template <class T> int narrowed(T n) { return n; } int main() { return narrowed(0L); }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
-    ;;
-  nvcc_warnings)
-    [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
-    # Without -Wpedantic: what nvcc hands to the host compiler has GNU line directives and designated initialisers.
-    all="-Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion,-Wsign-conversion,-Werror --Werror=all-warnings"
-    arch=$(sed -n 's/.*`nvcc .*\(-arch=sm_[0-9]*\) .*/\1/p' "$PLAIT_SOURCE/README.md")
-    "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all -I"$include" "$here/nvcc/app.cu" ||
-      fails "nvcc $here/nvcc/app.cu"
-    echo 'template <int N> struct held { int at[N]; };' >"$work/bad.cu"
-    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
-      fails "a warning of the host compiler passed"
-    fi
-    printf '%s\n' 'int host();' '__global__ void kernel() { int unused; }' >"$work/bad.cu"
-    if "$NVCC" -std=c++20 $arch -ccbin "$CXX" -c -o "$work/object" $all "$work/bad.cu" 2>/dev/null; then
-      fails "a warning of nvcc passed"
-    fi
     ;;
   nvcc)
     [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
@@ -72,8 +55,18 @@ case "$way" in
     [ -n "$line" ] || fails "the README has no line of nvcc's for app.cu"
     cp "$here/nvcc/app.cu" "$work/app.cu"
     ln -s "$include" "$work/include"
-    (cd "$work" && "$NVCC" $line -o app) || fails "nvcc $line"
+    # Without -Wpedantic: what nvcc hands to the host compiler has GNU line directives and designated initialisers.
+    all="-Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion,-Wsign-conversion,-Werror --Werror=all-warnings"
+    (cd "$work" && "$NVCC" $line -o app -ccbin "$CXX" $all) || fails "nvcc $line"
     "$work/app" || fails "app.cu"
+    # What the flags are for: neither the host compiler's warnings pass nor nvcc's.
+    echo 'template <int N> struct held { int at[N]; };' >"$work/host.cu"
+    printf '%s\n' 'int host();' '__global__ void kernel() { int unused; }' >"$work/device.cu"
+    for bad in host device; do
+      if "$NVCC" -std=c++20 -ccbin "$CXX" -c -o "$work/object" $all "$work/$bad.cu" 2>/dev/null; then
+        fails "a warning passed: $bad.cu"
+      fi
+    done
     # Another compiler is told so first, of whatever header it took the device and the layers from; and that file may use
     # layers of the processor beside a GPU, and layers of GPUs where they are compiled elsewhere.
     toolkit=$(dirname "$(readlink -f "$NVCC")")/../include

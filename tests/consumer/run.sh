@@ -60,7 +60,7 @@ case "$way" in
     ;;
   fetch_content | add_subdirectory)
     must configure app "$here/$way" -DPLAIT_SOURCE="$PLAIT_SOURCE"
-    if [ "$way" = fetch_content ]; then  # the targets are those of add_subdirectory, whose test compiles everything
+    if [ "$way" = fetch_content ]; then  # the targets are those of add_subdirectory, whose test links with them
       must build_and_run app algebra
     else
       must build_and_run app app algebra

@@ -1,11 +1,14 @@
-# The same two programs in every consumer: `app` includes every header in two translation units and links with all that
-# there is; `algebra` needs plait::plait alone.
+# The same two programs in every consumer: `app` includes every header, or those of `app_headers`, in two translation units
+# and links with all that there is; `algebra` needs plait::plait alone.
 get_target_property(include plait::plait INTERFACE_INCLUDE_DIRECTORIES)
 string(REGEX REPLACE ".*BUILD_INTERFACE:([^>;]*)>.*" "\\1" include "${include}")
 
 file(GLOB_RECURSE headers RELATIVE "${include}" "${include}/plait/*.hpp")
 if(NOT headers)
   message(FATAL_ERROR "no headers below '${include}'")
+endif()
+if(app_headers)
+  set(headers ${app_headers})
 endif()
 set(all "")
 foreach(header IN LISTS headers)
