@@ -2,7 +2,6 @@
 // Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
 #include <doctest/doctest.h>
 
-#include <ctime>
 #include <fstream>
 #include <map>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "plait/comm/launch/rendezvous.hpp"
+#include "support/meeting_places.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -17,7 +17,10 @@ using namespace plait;
 
 namespace {
 
+using plait::test::free_port;
 using plait::test::has;
+using plait::test::outcomes;
+using plait::test::places;
 
 using variables = std::map<std::string, std::string>;
 
@@ -52,39 +55,6 @@ variables with(variables set, const char* name, const char* value) {
 variables without(variables set, const char* name) {
   set.erase(name);
   return set;
-}
-
-/// A port that was free a moment ago.
-int free_port() {
-  const nccl::detail::tcp_socket s = nccl::detail::listener(0);
-  sockaddr_in6 address{};
-  socklen_t length = sizeof address;
-  REQUIRE(::getsockname(s.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  return ntohs(address.sin6_port);  // the port stands at the same place for both families
-}
-
-/// What each rank got, or the text of its error after "error: ".
-std::vector<std::string> outcomes(std::vector<nccl::launch_place> ranks, double deadline, int late_ms = 0) {
-  std::vector<std::string> out(ranks.size());
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        if (ranks[i].rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
-        out[i] = nccl::share(ranks[i], ranks[i].rank == 0 ? std::string("id\0of rank 0", 12) : "", deadline);
-      } catch (const error& e) {
-        out[i] = std::string("error: ") + e.what();
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  return out;
-}
-
-std::vector<nccl::launch_place> places(int size, int port) {
-  std::vector<nccl::launch_place> out;
-  for (int r = 0; r < size; ++r) out.push_back({r, size, r, "127.0.0.1", port});
-  return out;
 }
 
 }  // namespace
@@ -200,44 +170,6 @@ TEST_CASE("the job's token comes from the launcher and from its user") {
   CHECK(has(complaint(with(torchrun, "PLAIT_TOKEN", std::string(300, 'x').c_str())), "at most 200 are legal"));
 }
 
-TEST_CASE("strangers of every kind harm nobody while the ranks join") {
-  const int port = free_port();
-  auto ranks = places(3, port);
-  for (auto& r : ranks) r.token = "job:secret";
-  nccl::launch_place guess = ranks[1];
-  std::vector<std::string> greetings{"", "GET / HTTP/1.1\r\n\r\n", "plaitid1" + std::string(8, '\0'),
-                                     nccl::detail::hello_of(ranks[1]).substr(0, 12),
-                                     nccl::detail::hello_of(ranks[1]) + "!"};
-  for (const char* token : {"", "job:secreT", "job:secret and more"}) {  // 16 bytes more than the first two have
-    for (const int size : {3, 4}) {
-      guess.token = token;
-      guess.size = size;
-      greetings.push_back(nccl::detail::hello_of(guess));
-    }
-  }
-  std::vector<std::string> zero, rest;
-  std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
-  std::vector<nccl::detail::tcp_socket> open;
-  std::string problem;
-  const double until = comm_clock() + 5;
-  for (const std::string& text : greetings) {
-    nccl::detail::tcp_socket s;
-    while (!(s = nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem)) && comm_clock() < until)
-      std::this_thread::yield();
-    REQUIRE(s);
-    s.send_all(text, until);
-    open.push_back(std::move(s));
-  }
-  for (int i = 0; i < 400; ++i)
-    open.push_back(nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem));  // and say nothing
-  const double cpu = static_cast<double>(std::clock());
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  CHECK((static_cast<double>(std::clock()) - cpu) / CLOCKS_PER_SEC < 0.3);  // rank 0 waits, and does not spin
-  rest = outcomes({ranks[1], ranks[2]}, 20);
-  first.join();
-  for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == std::string("id\0of rank 0", 12));
-}
-
 TEST_CASE("a rank with another token is named as missing, and one that comes too late learns why") {
   auto ranks = places(3, free_port());
   for (auto& r : ranks) r.token = "job";
@@ -271,35 +203,6 @@ TEST_CASE("rank 0 listens where it is told") {
   CHECK(has(text, "cannot listen on port "));
   CHECK(has(text, "of 203.0.113.7"));
   CHECK(has(text, "PLAIT_BIND_ADDRESS"));
-}
-
-TEST_CASE("strangers on the port are sent away, and a taken port is said") {
-  const int port = free_port();
-  std::thread stranger([&] {
-    nccl::launch_place p{1, 2, 1, "127.0.0.1", port};
-    std::string problem;
-    for (int i = 0; i < 100; ++i) {
-      const auto s = nccl::detail::connected(p.address, p.port, comm_clock() + 1, problem);
-      if (s) {
-        s.send_all("GET / HTTP/1.1\r\n\r\n", comm_clock() + 1);
-        char c = 0;
-        CHECK_FALSE(s.receive_all(&c, 1, comm_clock() + 2));
-        return;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  });
-  auto ranks = places(2, port);
-  std::vector<std::string> zero;
-  std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
-  stranger.join();
-  CHECK(outcomes({ranks[1]}, 20)[0] == std::string("id\0of rank 0", 12));
-  first.join();
-  CHECK(zero[0] == std::string("id\0of rank 0", 12));
-
-  const auto taken = nccl::detail::listener(port);
-  CHECK(has(outcomes({ranks[0]}, 1)[0],
-            "rank 0 cannot listen on port " + std::to_string(port) + " of 127.0.0.1: Address already"));
 }
 
 TEST_CASE("processes whose group torch.distributed has made meet beside its store") {

@@ -34,9 +34,13 @@ namespace detail {
 inline constexpr std::string_view hello_magic = "plaitid2";
 inline constexpr std::size_t hello_head = 20;
 inline constexpr std::size_t longest_answer = 1 << 16;
-inline constexpr std::size_t most_newcomers = 256;  ///< connections that have not said who they are
-inline constexpr double newcomer_seconds = 5;       ///< until a connection must have said it
-inline constexpr double farewell_seconds = 3;       ///< for which rank 0 tells latecomers why it has given up
+inline constexpr double farewell_seconds = 3;  ///< for which rank 0 tells latecomers why it has given up
+
+/// Bounds of what strangers take from rank 0.
+struct newcomer_limits {
+  std::size_t most = 256;  ///< connections that have not said who they are; the oldest makes room for the next
+  double seconds = 5;      ///< until a connection must have said it
+};
 
 inline void put_word(std::string& to, std::uint32_t value) {
   for (int shift = 24; shift >= 0; shift -= 8) to += static_cast<char>(value >> shift & 0xff);
@@ -78,9 +82,10 @@ inline tcp_socket listener(const launch_place& here) {
 /// The side of rank 0.
 class meeting {
  public:
-  meeting(const launch_place& here, double deadline)
+  meeting(const launch_place& here, double deadline, newcomer_limits limits = {})
       : size_(here.size),
         token_(here.token),
+        limits_(limits),
         seconds_(deadline),
         until_(comm_clock() + deadline),
         listener_(listener(here)) {
@@ -171,8 +176,8 @@ class meeting {
         if (full_ && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
         break;
       }
-      if (newcomers_.size() >= most_newcomers) newcomers_.erase(newcomers_.begin());
-      newcomers_.push_back({std::move(s), {}, comm_clock() + newcomer_seconds});
+      if (newcomers_.size() >= limits_.most) newcomers_.erase(newcomers_.begin());
+      newcomers_.push_back({std::move(s), {}, comm_clock() + limits_.seconds});
     }
   }
 
@@ -214,6 +219,7 @@ class meeting {
 
   int size_;
   std::string token_;
+  newcomer_limits limits_;
   double seconds_, until_;
   tcp_socket listener_;
   std::vector<tcp_socket> here_;  ///< by rank; empty until the rank has come
