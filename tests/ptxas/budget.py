@@ -1,13 +1,14 @@
 """budget.py TABLE NVCC LAUNCHES KERNELS [--write] FILE.ptxas...: holds what ptxas gave each kernel against a table.
 
 A line of the table is a kernel and, for each architecture, its registers a thread, its static shared memory in bytes and
-the share of a multiprocessor's warps that these allow, or `refused` where a block has less shared memory; where a kernel
-spills to local memory, the bytes. Kernels with dynamic shared memory have a column of their own for it before these: the
-warps of a block, the bytes, and the architectures, those that the table leaves out too, that refuse the launch. LAUNCHES
-is the program that prints both, and KERNELS the folder of the sources, in which no other kernel may have such memory.
+the share of a multiprocessor's warps that these allow, or `refused` where a block has less shared memory. Kernels with
+dynamic shared memory have a column of their own for it before these: the warps of a block, the bytes, and the
+architectures, those that the table leaves out too, that refuse the launch. LAUNCHES is the program that prints both, and
+KERNELS the folder of the sources, in which no other kernel may have such memory.
 
 More of any than in the table, or a smaller share, fails under the compiler whose version the table names; another
-version's are not comparable, and the test says so. --write makes the table anew.
+version's are not comparable, and the test says so. --write makes the table anew. A kernel that spills to local memory
+fails whatever the table says.
 """
 import collections
 import pathlib
@@ -113,8 +114,8 @@ def main() -> int:
         return occupancy(a, found[kernel][a][0], found[kernel][a][1] + dynamic, warps)
 
     def column(kernel: str, a: str) -> str:
-        (registers, shared, spilled), share = found[kernel][a], share_of(kernel, a)
-        return f"{a}: {registers} {shared} {f'{share}%' if share else 'refused'}" + (f" {spilled} spilled" if spilled else "")
+        (registers, shared, _), share = found[kernel][a], share_of(kernel, a)
+        return f"{a}: {registers} {shared} {f'{share}%' if share else 'refused'}"
 
     def launch(kernel: str) -> list[str]:
         if kernel not in launches:
@@ -141,8 +142,7 @@ def main() -> int:
                 expected_launches[kernel] = (int(words[1]), int(words[3]))
                 continue
             share = 0 if words[3] == "refused" else int(words[3].rstrip("%"))
-            expected[kernel][words[0].rstrip(":")] = (int(words[1]), int(words[2]), int(words[4]) if len(words) > 4 else 0,
-                                                      share)
+            expected[kernel][words[0].rstrip(":")] = (int(words[1]), int(words[2]), share)
     complaints = []
     if f"nvcc {version};" not in head:
         print(f"the table is nvcc {head.split()[2].rstrip(';')}'s, and this is {version}: nothing to compare with")
@@ -160,9 +160,11 @@ def main() -> int:
                 continue
             *most, least = expected[kernel][a]
             share = share_of(kernel, a)
+            if figures[2]:
+                complaints.append(f"{kernel} for sm_{a}: {figures[2]} bytes spilled; no kernel may spill")
             if any(figure > limit for figure, limit in zip(figures, most)):
-                complaints.append(f"{kernel} for sm_{a}: {figures[0]} registers, {figures[1]} bytes of shared memory and "
-                                  f"{figures[2]} spilled; the table has {most[0]}, {most[1]} and {most[2]}")
+                complaints.append(f"{kernel} for sm_{a}: {figures[0]} registers and {figures[1]} bytes of shared memory; "
+                                  f"the table has {most[0]} and {most[1]}")
             elif share < least:
                 complaints.append(f"{kernel} for sm_{a}: blocks of {warps} warps "
                                   + (f"occupy {share} %" if share else "are refused") + f"; the table has {least} %")

@@ -68,8 +68,9 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
     load_tile<keys, Width, tiles::threads>(value_tile, value_rows + k0 * s.v_stride, s.v_stride, s.k_len - k0,
                                            s.head_dim);
     commit_copies();
-    float scores[keys / 8][4] = {};
+    unsigned weights[keys / 16][4];  // half of the registers of the scores, for as long as keys are on their way
     if (busy) {
+      float scores[keys / 8][4] = {};
       if constexpr (tiles::keep_queries) {
         PLAIT_UNROLL
         for (int i = 0; i < Width / 16; ++i) {
@@ -141,6 +142,8 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
         PLAIT_UNROLL
         for (int e = 0; e < 4; ++e) sums[n][e] *= shrink[e / 2];
       }
+      PLAIT_UNROLL
+      for (int i = 0; i < keys / 16; ++i) result_to_a(weights[i], scores[2 * i], scores[2 * i + 1]);
     }
     wait_for_copies<0>();
     __syncthreads();
@@ -150,7 +153,11 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, forward_
                                              s.head_dim);
       commit_copies();
     }
-    if (busy) multiply_weights<Width, keys, Width>(sums, scores, value_tile);
+    if (busy) {
+      PLAIT_UNROLL
+      for (int i = 0; i < keys / 16; ++i)
+        multiply_fragment<Width, Width>(sums, weights[i], value_tile + 16 * i * pitch);
+    }
     wait_for_copies<0>();
     __syncthreads();
   }

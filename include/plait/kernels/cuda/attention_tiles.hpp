@@ -202,23 +202,29 @@ __device__ inline void multiply_by_rows(row_of<float[4], Columns / 8>& scores, c
   }
 }
 
+/// sums[:, :] += A B for 16 rows and 16 columns of A, given as a fragment, and `Columns` columns of `b_tile`.
+template <int Width, int Columns>
+__device__ inline void multiply_fragment(row_of<float[4], Columns / 8>& sums, const unsigned (&a)[4],
+                                         const bf16* b_tile) {
+  PLAIT_UNROLL
+  for (int n = 0; n < Columns; n += 16) {
+    unsigned b[4];
+    load_b_rows(b, b_tile + n, tile_pitch<Width>);
+    mma_16x8x16(sums[n / 8], a, b[0], b[1]);
+    mma_16x8x16(sums[n / 8 + 1], a, b[2], b[3]);
+  }
+}
+
 /// sums[:, :] += P B for 16 rows of P, given as fragments of a result with `Depth` columns, and `Columns` columns of
 /// `b_tile` with `Depth` rows.
 template <int Width, int Depth, int Columns>
 __device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, const row_of<float[4], Depth / 8>& weights,
                                         const bf16* b_tile) {
-  constexpr int pitch = tile_pitch<Width>;
   PLAIT_UNROLL
   for (int k = 0; k < Depth; k += 16) {
     unsigned a[4];
     result_to_a(a, weights[k / 8], weights[k / 8 + 1]);
-    PLAIT_UNROLL
-    for (int n = 0; n < Columns; n += 16) {
-      unsigned b[4];
-      load_b_rows(b, b_tile + k * pitch + n, pitch);
-      mma_16x8x16(sums[n / 8], a, b[0], b[1]);
-      mma_16x8x16(sums[n / 8 + 1], a, b[2], b[3]);
-    }
+    multiply_fragment<Width, Columns>(sums, a, b_tile + k * tile_pitch<Width>);
   }
 }
 
