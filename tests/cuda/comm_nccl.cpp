@@ -28,19 +28,17 @@ using rank_comm = nccl::communicator;
 
 namespace {
 
+using plait::test::careful;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::small;
 using plait::test::text_of;
-
-const cuda::options small{.workspace_bytes = 4096};
 
 #ifdef PLAIT_CUDA_STAND_IN  // where streams do nothing that nobody waits for
 const bool nothing_unasked = stand_in::runtime::instance().order == stand_in::stream_order::late;
 #else
 constexpr bool nothing_unasked = false;
 #endif
-
-const nccl::options careful{.deadline = 60, .check_pointers = true};
 
 }  // namespace
 
@@ -192,6 +190,10 @@ TEST_CASE("nccl: symmetric memory, and a communicator of the caller's") {
       rank_comm mine = nccl::attach(comm.get(), device, careful);
       mine.abort("for a test");
       test::expect_refused([&] { mine.barrier(); }, "called abort: for a test");
+      test::expect_refused([&] { mine.watch("replayed step"); }, "called abort: for a test");
+      bool called = false;  // NCCL, whose communicators are gone
+      CHECK(mine.shared_state().home->guarded([&] { return called = true, ncclSuccess; }) == ncclRemoteError);
+      CHECK_FALSE(called);
     }
     test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // still the caller's
   }));

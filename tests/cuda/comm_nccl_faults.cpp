@@ -32,14 +32,12 @@ using rank_comm = nccl::communicator;
 
 namespace {
 
+using plait::test::careful;
 using plait::test::devices;
 using plait::test::has;
 using plait::test::last_words;
+using plait::test::small;
 using plait::test::text_of;
-
-const cuda::options small{.workspace_bytes = 4096};
-
-const nccl::options careful{.deadline = 60, .check_pointers = true};
 
 }  // namespace
 

@@ -20,11 +20,10 @@
 using namespace plait;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::small;
 using plait::test::text_of;
 
 namespace {
-
-const cuda::options small{.workspace_bytes = 4096};
 
 /// Ordinary memory that counts as registered, for a device without a communicator.
 registered_memory some(cuda& device, std::size_t bytes) {

@@ -3,6 +3,8 @@
 // operation in flight uses it ends the program.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -23,12 +25,12 @@ using rank_comm = nccl::communicator;
 
 namespace {
 
+using plait::test::careful;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::small;
 using plait::test::text_of;
 
-const cuda::options small{.workspace_bytes = 4096};
-const nccl::options careful{.deadline = 60};
 constexpr std::size_t n = 5000;
 
 void fill(cuda& device, void* to, float value) {
@@ -245,6 +247,60 @@ TEST_CASE("nccl: an exception that is caught leaves a communicator that goes on"
             if (!holds(device, y.data(), 4)) fail("the sum is wrong");
           }
           comm.barrier();
+        }) == "");
+}
+
+TEST_CASE("nccl: a group that cannot be started sends nothing") {
+  CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
+          auto x = make_buffer<float>(device, n), y = make_buffer<float>(device, n);
+          fill(device, x.data(), 1);
+          fill(device, y.data(), 0);
+          std::vector<float> host(n);
+          const int other = 1 - comm.rank();
+          comm_group refused(comm);
+          refused.send(x.data(), n, dtype::f32, other);
+          refused.receive(host.data(), n, dtype::f32, other);
+          CHECK_THROWS_WITH_AS(refused.start(), doctest::Contains("a pointer to the host's memory"), error);
+          comm_group sent(comm);
+          sent.send(x.data(), n, dtype::f32, other);
+          sent.receive(y.data(), n, dtype::f32, other);
+          sent.end();
+          if (!holds(device, y.data(), 1)) fail("the message has not come");
+          comm.barrier();
+        }) == "");
+}
+
+TEST_CASE("nccl: a request is that of its own operation, however many are started while somebody holds it") {
+  CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
+          auto x = make_buffer<float>(device, n);
+          fill(device, x.data(), 1);
+          request first = start(comm, x.data());
+          device.synchronize();
+          std::vector<request> later;  // so many that what is over is forgotten, and its place taken again
+          for (int i = 0; i < 50; ++i) later.push_back(start(comm, x.data()));
+          if (!first.done()) fail("an operation that is over is in flight again");
+          for (request& r : later) r.wait();
+          comm.barrier();
+        }) == "");
+}
+
+TEST_CASE("nccl: a barrier returns when every rank has called it and its GPU has done what came before") {
+  std::atomic<int> came{0};
+  CHECK(end_of(careful, [&](rank_comm& comm, cuda& device) {
+          auto x = make_buffer<float>(device, n);
+          float* pinned = nullptr;
+          if (cudaMallocHost(&pinned, sizeof(float)) != cudaSuccess) fail("no pinned memory");
+          *pinned = 0;
+          fill(device, x.data(), 3);
+          cudaMemcpyAsync(pinned, x.data(), sizeof(float), cudaMemcpyDeviceToHost, device.main_stream().handle());
+          if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          ++came;
+          comm.barrier();
+          const bool all = came == 2, copied = *pinned == 3;
+          device.synchronize();
+          cudaFreeHost(pinned);
+          if (!all) fail("the other rank has not come yet");
+          if (!copied) fail("the copy is not over yet");
         }) == "");
 }
 

@@ -202,4 +202,16 @@ TEST_CASE("scratch memory serves its owner alone, also while another is being ma
   memory.release(c);
   CHECK(memory.cached_bytes() > cached);
   CHECK(memory.allocate(5000) == c);
+
+  // So is what is older and released meanwhile: work that is being recorded may have used it.
+  void* const d = memory.allocate(7000);
+  const auto fourth = memory.begin_scratch();
+  memory.release(d);
+  memory.end_scratch();
+  CHECK(fourth->bytes() >= 7000);
+  CHECK(memory.scratch_bytes() == fourth->bytes());
+  CHECK(memory.allocate(7000) != d);
+  memory.give_back(fourth, 0);
+  CHECK(memory.scratch_bytes() == 0);
+  CHECK(memory.allocate(7000) == d);
 }
