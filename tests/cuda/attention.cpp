@@ -239,8 +239,11 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   CHECK(attention_backend_for(automatic, usual, {.float_output = true}) == attention_backend::cudnn);
   CHECK(attention_backend_for(automatic, usual, {.gradients = true, .has_output = false}) == attention_backend::own);
   CHECK(attention_backend_for({attention_backend::own, &library}, usual) == attention_backend::own);
-  CHECK_THROWS_WITH_AS(attention_backend_for({attention_backend::cudnn, nullptr}, usual),
-                       "attention: cuDNN is chosen, but the device was given no attention_library", plait::error);
+  CHECK_THROWS_WITH_AS(
+      attention_backend_for({attention_backend::cudnn, nullptr}, usual),
+      "attention: cuDNN is chosen, but the device was given no attention_library; give cuda::use_attention "
+      "one, or choose attention_backend::own",
+      plait::error);
   CHECK_THROWS_WITH_AS(attention_backend_for(forced, small),
                        "attention: cuDNN is chosen, but does not support bf16, head_dim = 8, q_len = 4, k_len = 4, "
                        "offsets 0 and 0; choose attention_backend::automatic or own",

@@ -366,4 +366,15 @@ TEST_CASE("with little memory, products are computed as before, and those that w
   CHECK_NOTHROW(threads::run(2, small, body));
   CHECK(all_have);
 }
+
+TEST_CASE("a product for which cuBLASLt has no algorithm is refused, with the workspace that it was given") {
+  cuda device(small);
+  product p{device, 8};
+  stand_in::no_algorithms = true;
+  CHECK_THROWS_WITH_AS(
+      p.run(), doctest::Contains(": cuBLASLt has no algorithm for this product of float to float with "), error);
+  CHECK_THROWS_WITH_AS(p.run(), doctest::Contains(" bytes of workspace (cuda::options::workspace_bytes)"), error);
+  stand_in::no_algorithms = false;
+  CHECK(p.run() == expected(8));
+}
 #endif

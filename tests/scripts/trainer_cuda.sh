@@ -192,7 +192,7 @@ PYTHON
 }
 
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "$stand_in"
-PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute capability 7.0, must be at least 8.0' "$stand_in"
+PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute capability 7.0, must be at least 8.0; choose another by options::device' "$stand_in"
 refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process, which sees 1 GPU' "$stand_in" \
   --mesh dp=2 --backend nccl
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on

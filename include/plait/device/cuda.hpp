@@ -334,7 +334,7 @@ class cuda {
     detail::cuda_check(cudaGetDeviceProperties(&properties, device), "asking for the GPU");
     if (properties.major < 8) {
       fail({"cuda: device ", device, " (", properties.name, ") has compute capability ", properties.major, ".",
-            properties.minor, ", must be at least 8.0"});
+            properties.minor, ", must be at least 8.0; choose another by options::device"});
     }
     return properties.name;
   }

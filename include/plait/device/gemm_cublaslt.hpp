@@ -364,7 +364,7 @@ class cublaslt_gemm {
       all.count = 0;
       if (k.also == beside::row_sums) return all;
       fail({p.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
-            " with ", k.workspace, " bytes of workspace"});
+            " with ", k.workspace, " bytes of workspace (cuda::options::workspace_bytes)"});
     }
     detail::cublas_check(status, p, "choosing an algorithm");
     return all;

@@ -51,7 +51,9 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
   if (choice.backend == attention_backend::own) return attention_backend::own;
   const bool forced = choice.backend == attention_backend::cudnn;
   if (forced && choice.library == nullptr) {
-    fail("attention: cuDNN is chosen, but the device was given no attention_library");
+    fail(
+        "attention: cuDNN is chosen, but the device was given no attention_library; give cuda::use_attention one, or "
+        "choose attention_backend::own");
   }
   std::string alone;
   if (!request.has_output) alone += ", gradients without the output";
