@@ -204,16 +204,33 @@ void check_chain(context<cuda>& ctx) {
   }
 }
 
+/// A linear without a bias and one with it, an input of both, and a gradient of their outputs.
+template <class Precision>
+struct two_linears {
+  using T = activation_of<Precision>;
+  using output = typename up_policy<gathered, false>::output;
+
+  explicit two_linears(context<cuda>& ctx)
+      : bare(ctx, "bare"),
+        biased(ctx, "biased"),
+        x(random_tensor<gathered, T>(ctx, 1)),
+        dy(random_tensor<dual_t<output>, T>(ctx, 2)) {
+    fill(ctx, bare);
+    fill(ctx, biased);
+  }
+
+  linear<Precision, up_policy<gathered, false>, cuda> bare;
+  linear<Precision, up_policy<gathered, true>, cuda> biased;
+  tensor<T, gathered, cuda> x;
+  tensor<T, dual_t<output>, cuda> dy;
+};
+
 template <class Precision>
 void check_linear(context<cuda>& ctx) {
   using T = activation_of<Precision>;
-  linear<Precision, up_policy<gathered, false>, cuda> bare(ctx, "bare");
-  linear<Precision, up_policy<gathered, true>, cuda> biased(ctx, "biased");
-  fill(ctx, bare);
-  fill(ctx, biased);
-  const auto x = random_tensor<gathered, T>(ctx, 1);
-  const auto dy = random_tensor<dual_t<typename up_policy<gathered, false>::output>, T>(ctx, 2);
-  const auto first = random_tensor<typename up_policy<gathered, false>::output, T>(ctx, 3);
+  two_linears<Precision> two(ctx);
+  auto& [bare, biased, x, dy] = two;
+  const auto first = random_tensor<typename two_linears<Precision>::output, T>(ctx, 3);
   const auto other = random_tensor<dual_t<gathered>, T>(ctx, 4);
   linear_saved<cuda> kept;
   const auto forward = nodes(ctx.device, [&] { bare.forward(ctx, x); });
@@ -244,14 +261,9 @@ void check_linear(context<cuda>& ctx) {
 /// over the sums for others, or by passes over dy.
 template <class Precision>
 void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
-  using T = activation_of<Precision>;
   using G = gradient_of<Precision>;
-  linear<Precision, up_policy<gathered, false>, cuda> bare(ctx, "bare");
-  linear<Precision, up_policy<gathered, true>, cuda> biased(ctx, "biased");
-  fill(ctx, bare);
-  fill(ctx, biased);
-  const auto x = random_tensor<gathered, T>(ctx, 1);
-  const auto dy = random_tensor<dual_t<typename up_policy<gathered, false>::output>, T>(ctx, 2);
+  two_linears<Precision> two(ctx);
+  auto& [bare, biased, x, dy] = two;
   weight_work later;
   microbatch<cuda> mb = ctx;
   if (defer) mb.deferred = &later;

@@ -117,8 +117,6 @@ class cuda {
         name_(select(options_.device)),
         pool_(options_.device, options_.peers, options_.memory),
         allocator_(pool_) {
-    detail::cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options_.device),
-                       "asking for the GPU");
     if (options_.main == nullptr) own_main_ = detail::make_stream();
     main_ = stream(options_.main == nullptr ? own_main_.get() : options_.main);
     own_side_ = detail::make_urgent_stream();
@@ -147,7 +145,6 @@ class cuda {
 
   int index() const { return options_.device; }
   const std::string& name() const { return name_; }
-  int multiprocessors() const { return multiprocessors_; }
   /// Returns the bytes of shared memory that a kernel may ask for.
   std::size_t shared_bytes_per_block() const {
     int bytes = 0;
@@ -361,7 +358,6 @@ class cuda {
   cublaslt_gemm gemm_;
   attention_choice attention_;
   stream main_, side_;
-  int multiprocessors_ = 0;
   void* workspace_ = nullptr;
   device_fault* faults_ = nullptr;
   std::size_t own_bytes_ = 0;

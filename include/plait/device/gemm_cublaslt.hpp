@@ -110,8 +110,6 @@ class cublaslt_gemm {
     entries_.clear();
   }
 
-  std::size_t cached_problems() const { return entries_.size(); }
-
   /// From now on, each problem that is met for the first time has so many proposed algorithms timed, three times each,
   /// into scratch memory of the size of C; where there is none, or the stream is being recorded, it is left out, and
   /// `choices().unmeasured()` has it. The results go on to be the first algorithm's, so that ranks which measure
