@@ -34,7 +34,6 @@ namespace {
 using plait::test::devices;
 using plait::test::text_of;
 
-const cuda::options small{.workspace_bytes = 4096};
 constexpr std::size_t n = 37;
 
 /// Arrays of one rank, and a step that uses every kind of collective, direct and started.
@@ -145,22 +144,26 @@ TEST_CASE("nccl in a graph: what the host would have to wait for is refused") {
 
 namespace {
 
+struct training_size {
+  std::int64_t layers = 4, microbatches = 4;
+};
 /// What happens to a training beside its steps.
 struct disturbance {
-  bool weights_set = false;  ///< all weights are set anew before the fifth step
+  bool weights_set = false;  ///< all weights are set anew before the fourth step
   int failing_step = -1;     ///< in which rank 1 fails,
   int failing_product = 0;   ///< at this product
 };
 
-/// The losses of six steps of a small Llama as a pipeline, and the weights of each rank after them.
+/// The losses of five steps of a small Llama as a pipeline, and the weights of each rank after them.
 template <class Policy>
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
+                                                                          const training_size& size,
                                                                           const pipeline_options& options = {},
                                                                           const disturbance& disturbed = {}) {
   using S = megatron_sp;
   using model_type = llama<float, S, cuda>;
-  const llama_config config{.vocab = 32, .hidden = 16, .layers = 5, .heads = 2, .kv_heads = 2, .ffn = 32};
-  constexpr std::int64_t microbatches = 6, seq = 8;
+  const llama_config config{.vocab = 32, .hidden = 16, .layers = size.layers, .heads = 2, .kv_heads = 2, .ffn = 32};
+  const std::int64_t microbatches = size.microbatches, seq = 8;
   const schedule plan = make_schedule<Policy>(static_cast<int>(shape.extent(axis_of<pp>)), microbatches);
   std::vector<double> losses;
   std::vector<std::uint64_t> hashes(static_cast<std::size_t>(shape.size()));
@@ -169,7 +172,8 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
               pipeline_world ranks(shape, any_communicator(comm));
               const mesh_shape& stage = ranks.stage().shape();
               const context<cuda> ctx{device, ranks.stage(), llama_sizes<S>(config, stage, 4, seq), 7};
-              const auto parts = split_layers({std::vector<double>(5, 1.0), 0.2, 0.7}, plan.shape.stages());
+              const auto parts = split_layers(
+                  {std::vector<double>(static_cast<std::size_t>(config.layers), 1.0), 0.2, 0.7}, plan.shape.stages());
               pipeline<model_type> model(
                   ctx, ranks.along(), plan, parts,
                   [&](stage_layers part, model_type* first) {
@@ -181,8 +185,8 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
               training_step step(ctx, model, optimizer, 1.0);
               std::optional<graph_step<decltype(step)>> replayed;
               if (as_graph) replayed.emplace(ctx, step);
-              for (std::int64_t i = 0; i < 6; ++i) {
-                if (disturbed.weights_set && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
+              for (std::int64_t i = 0; i < 5; ++i) {
+                if (disturbed.weights_set && i == 3) model.visit([&](auto& p) { p.initialize(ctx); });
 #ifdef PLAIT_CUDA_STAND_IN
                 if (comm.rank() == 1 && i == disturbed.failing_step)
                   stand_in::failing_product = disturbed.failing_product;
@@ -208,13 +212,13 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
 }
 
 template <class Policy>
-std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const pipeline_options& options = {},
-                                            const disturbance& disturbed = {}) {
+std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const training_size& size,
+                                            const pipeline_options& options = {}, const disturbance& disturbed = {}) {
   if (devices(static_cast<int>(shape.size())).empty()) return {};
   CAPTURE(describe(shape));
   CAPTURE(static_cast<int>(options.parallel.level));
-  const auto plain = train_pipeline<Policy>(shape, false, options, disturbed),
-             graph = train_pipeline<Policy>(shape, true, options, disturbed);
+  const auto plain = train_pipeline<Policy>(shape, false, size, options, disturbed),
+             graph = train_pipeline<Policy>(shape, true, size, options, disturbed);
   CHECK(plain.first.front() != plain.first.back());
   CHECK(graph.first == plain.first);
   CHECK(graph.second == plain.second);
@@ -227,32 +231,34 @@ TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed 
   const auto shape = [](std::int64_t p, std::int64_t t) {
     return mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, p, 1, t, 1}.shape();
   };
-  check_recorded_pipeline<one_f_one_b>(shape(2, 1));
-  check_recorded_pipeline<one_f_one_b>(shape(2, 2));
-  check_recorded_pipeline<zb_v>(shape(2, 1));
+  const training_size two_layers{.layers = 2}, four_layers{.layers = 4};  // one for each part
+  check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers);
+  check_recorded_pipeline<one_f_one_b>(shape(2, 2), two_layers);
+  check_recorded_pipeline<zb_v>(shape(2, 1), four_layers);
   // Values that somebody sets between replays are those of the next step, on every stage and where they lie in pieces.
-  check_recorded_pipeline<one_f_one_b>(shape(2, 1), {}, {.weights_set = true});
+  check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers, {}, {.weights_set = true});
   const auto pieces = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
   pipeline_options options;
   options.parallel.level = zero_level::parameters;
-  check_recorded_pipeline<one_f_one_b>(pieces, options, {.weights_set = true});
+  check_recorded_pipeline<one_f_one_b>(pieces, two_layers, options, {.weights_set = true});
 }
 
 TEST_CASE(
     "nccl in a graph: every policy of data parallelism is recorded, and has the losses of replicated parameters") {
   const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 2, 1}.shape();
+  const training_size little{.layers = 2, .microbatches = 2};
   std::vector<double> replicated;
   for (const zero_level level :
        {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
     pipeline_options options;
     options.parallel.level = level;
-    const std::vector<double> losses = check_recorded_pipeline<one_f_one_b>(shape, options);
+    const std::vector<double> losses = check_recorded_pipeline<one_f_one_b>(shape, little, options);
     if (level == zero_level::replicated) replicated = losses;
     for (std::size_t i = 0; i < losses.size(); ++i) CHECK(std::abs(losses[i] - replicated[i]) <= 1e-5 * replicated[i]);
   }
   pipeline_options delayed;
   delayed.parallel = {.level = zero_level::gradients, .delayed_norm = true};
-  check_recorded_pipeline<one_f_one_b>(shape, delayed);
+  check_recorded_pipeline<one_f_one_b>(shape, little, delayed);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
@@ -273,7 +279,7 @@ TEST_CASE(
     CAPTURE(product);
     std::string text;
     try {
-      train_pipeline<one_f_one_b>(shape, as_graph, options, {.failing_step = step, .failing_product = product});
+      train_pipeline<one_f_one_b>(shape, as_graph, {}, options, {.failing_step = step, .failing_product = product});
     } catch (const error& e) {
       text = e.what();
     }
