@@ -73,7 +73,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
     });
     optimizer.begin_step(ctx, s.learning_rate);
     step.run(ctx);
-    out.steps.push_back(step.result(ctx));
+    if (s.asks_after(i)) out.steps.push_back(step.result(ctx));
     out.measured = stage.ledger();
     if (i == 0) out.first_gradients = gather_gradients(ctx, model);
   }

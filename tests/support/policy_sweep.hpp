@@ -116,6 +116,7 @@ class policy_sweep {
     s.batch = 16 * s.microbatches;
     s.clip = k.clip == clipping::none ? 0.0 : 1.0;
     s.config.tie_embeddings = k.tied;
+    s.late_results = k.clip == clipping::delayed && k.microbatches == 2;
     // AdamW divides a gradient by its own size, so that it enlarges what is rounded in small ones: not with this
     // epsilon.
     if (sizeof(T) == 4) s.optimizer = adamw_options{.epsilon = 1e-2};

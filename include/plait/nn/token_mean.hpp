@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
+#include "plait/comm/request.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/rules.hpp"
@@ -118,9 +120,20 @@ class token_mean {
     complete_count(ctx);
     complete_sum_.run(ctx.device, sum_.data(), total_.data(), dtype::f64);
   }
+  /// Likewise, but the sum over ranks is under way when it returns, until `wait`; the next step may begin meanwhile.
+  void start_finish(const context<Device>& ctx) {
+    const std::optional<lone_collective> only = complete_sum_.lone();
+    if (!only || only->kind != transition_kind::all_reduce) return finish(ctx);  // on one rank
+    complete_count(ctx);
+    ctx.device.copy(total_.data(), sum_.data(), sizeof(double), ctx.device.main_stream());
+    summing_ = only->comm->start_all_reduce(total_.data(), total_.data(), 1, dtype::f64, reduce_op::sum);
+  }
+  /// Waits for the sum of the loss; asks no rank for anything.
+  void wait() { summing_.wait(); }
 
   /// The sum over all tokens, and their number, in the device's memory.
   const double* loss_sum() const { return total_.data(); }
+  double* loss_sum() { return total_.data(); }
   const double* tokens() const { return all_.data(); }
 
  private:
@@ -148,6 +161,7 @@ class token_mean {
   tensor<double, complete_spec, Device> total_;
   seed_type seed_;
   executor complete_count_, complete_sum_;
+  request summing_;       ///< the loss; after what it sums: a request that goes waits
   bool counted_ = false;  ///< by all ranks
 };
 

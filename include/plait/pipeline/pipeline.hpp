@@ -153,9 +153,6 @@ class pipeline {
   void sum_over_stages(const context<device>&, double* value) {
     if (shape_.ranks > 1) executor_->along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
-  void sum_over_stages(std::int64_t* values, std::size_t count) {
-    if (shape_.ranks > 1) executor_->along().all_reduce(values, values, count, dtype::i64, reduce_op::sum);
-  }
 
   /// Calls f(parameter) for each that this rank has.
   template <class F>

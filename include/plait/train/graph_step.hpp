@@ -40,10 +40,12 @@ class graph_step {
       ++runs_;
       return step_.run(ctx);
     }
+    step_.settle(ctx);  // what the step before has left under way, if that was no replay
     if (!graph_)
       graph_.record([&] {
         step_.run(ctx);
-        step_.model().settle();  // what a recording starts, it waits for
+        step_.settle(ctx);  // what a recording starts, it waits for
+        step_.model().settle();
       });
     graph_.launch();
     ctx.ranks.root().watch("replayed step");

@@ -62,7 +62,10 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 /// clips by the norm of the step before, but the first, which clips by its own; updates then begin before it is known
 /// that all gradients are finite, so that where they are not, `result` throws, on all ranks alike: the weights are
 /// spoilt. Where nothing is clipped, with a limit of 0, that is no other algorithm: no update, and none of the first
-/// step, waits for anything but its own gradient.
+/// step, waits for anything but its own gradient. Such a step ends with the sums of its norm and loss under way: the
+/// first update of the next step waits for them, or whoever asks for the result before. Stages of a pipeline wait for
+/// the sums over their own ranks, and leave those over the stages, for which they have a communicator of their own, so
+/// that a step is made on all stages together.
 ///
 /// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
 /// the caller's `adamw`, `muon` or any other that models the concept.
@@ -115,13 +118,14 @@ class training_step {
   void run(const context<device>& ctx) {
     mean_.begin_late(ctx);
     by_last_norm_ = delays_norm() && (has_norm_ || !clips());
-    if (by_last_norm_ && clips()) optimizer_.clip_by(ctx, clipped_.template data<kernels::clip_numbers>());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
   }
 
+  /// The numbers of the last run. Waits for its sums, and asks no rank for anything.
   step_result result(const context<device>& ctx) {
+    settle(ctx);
     double sum = 0, counted = 0;
     kernels::clip_numbers clipped;
     ctx.device.synchronize();
@@ -138,11 +142,29 @@ class training_step {
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
+  /// Waits for what the last run has left under way beside gathers: with `data_parallel::delayed_norm` the sums of the
+  /// norm and the loss. Nothing where there is none; asks no rank for anything.
+  void settle(const context<device>& ctx) {
+    if (!norm_) return;
+    if (stages_.size() == 1) collect_squares(ctx);
+    mean_.wait();
+    loss_over_stages_.wait();
+    squares_over_stages_.wait();
+    double* const squares = squares_.template data<double>();
+    if constexpr (has_canonical_products<device>) {
+      if (ctx.numerics.canonical()) kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins_), squares);
+    }
+    kernels::clip(ctx.device, squares, clip_, clipped_.template data<kernels::clip_numbers>());
+    norm_.reset();
+    if (norm_ends_) norm_ends_();
+  }
+
   /// From here on every run calls `begin` when its gradients are reduced and their norm is about to be, and `end` when
   /// that is known. Neither may touch what a step works on. Between the two stands what the ranks of a program ask each
   /// other in every step, beside collectives that all of them wait for: where one connection carries all, as over TCP,
   /// whoever asks after the step waits for the gathers that follow the updates, which the next forward pass was to
-  /// hide. With `data_parallel::delayed_norm` the norm, and so both calls, come last. Not for steps that are recorded.
+  /// hide. With `data_parallel::delayed_norm` the norm, and so `begin`, comes last, and `end` when this rank waits for
+  /// it: in `settle`, `result` or the next run. Not for steps that are recorded.
   void around_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);
@@ -155,13 +177,15 @@ class training_step {
   /// Returns the numbers by which the next step clips if they are of the norm of a step before
   /// (`data_parallel::delayed_norm`), for whoever saves them; nothing otherwise, and before the first step. Waits for
   /// the device.
-  std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) const {
+  std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) {
     if (!delays_norm() || !has_norm_ || !clips()) return {};
+    settle(ctx);
     kernels::clip_numbers clipped;
     ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
     return clipped;
   }
   void keep_norm(const context<device>& ctx, const kernels::clip_numbers& clipped) {
+    settle(ctx);
     ctx.device.upload(clipped_.data(), &clipped, sizeof clipped, ctx.device.main_stream());
     has_norm_ = true;
   }
@@ -176,33 +200,70 @@ class training_step {
     training_step& step;
     const context<device>& ctx;
     bool has_norm = false;  ///< of this step
+    bool clips = false;     ///< whether the optimizer has the numbers by which this step clips
 
     void norm(std::span<const reduced> gradients) {
+      step.settle(ctx);  // the step before, where no update has waited for it
+      if (step.by_last_norm_ && step.clips() && !clips) clip();
       if (step.norm_begins_) step.norm_begins_();
-      step.model_.sum_over_stages(ctx, step.mean_.pending_sum());
-      step.mean_.finish(ctx);
-      gradient_norm<precision, device> norm;
-      for (const reduced& gradient : gradients) norm.add(ctx, gradient);
-      double* const squares = step.squares_.template data<double>();
-      auto* const clipped = step.clipped_.template data<kernels::clip_numbers>();
-      if (ctx.numerics.canonical()) {
-        if constexpr (has_canonical_products<device>) {
-          std::int64_t* const bins = norm.exact_squares(ctx);
-          step.model_.sum_over_stages(bins, kernels::exact_squares::words);
-          kernels::sum_of_bins(ctx.device, static_cast<const std::int64_t*>(bins), squares);
-        }
-      } else {
-        ctx.device.copy(squares, norm.squares(ctx), sizeof(double), ctx.device.main_stream());
-        step.model_.sum_over_stages(ctx, squares);
-      }
-      kernels::clip(ctx.device, squares, step.clip_, clipped);
-      if (!step.by_last_norm_) step.optimizer_.clip_by(ctx, clipped);
+      step.start_sums(ctx, gradients, step.by_last_norm_);
       step.has_norm_ = has_norm = true;
-      if (step.norm_ends_) step.norm_ends_();
+      if (!step.by_last_norm_) clip();
     }
     bool may_update() const { return !step.delays_norm() || step.by_last_norm_ || has_norm; }
-    void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
+    void update(std::span<reduced> gradients) {
+      if (step.clips() && !clips) clip();
+      step.optimizer_.update(ctx, gradients);
+    }
+    /// Clips by the newest norm that there is.
+    void clip() {
+      step.settle(ctx);
+      step.optimizer_.clip_by(ctx, step.clipped_.template data<kernels::clip_numbers>());
+      clips = true;
+    }
   };
+
+  /// Sums the loss, and the squares of gradients, over all ranks. With `later` the last of the sums are under way when
+  /// it returns, for `settle`: over the ranks of the stage, or over the stages, where there are several.
+  void start_sums(const context<device>& ctx, std::span<const reduced> gradients, bool later) {
+    const bool one_stage = stages_.size() == 1;
+    if (later && one_stage)
+      mean_.start_finish(ctx);
+    else
+      mean_.finish(ctx);
+    sum_over_stages(mean_.loss_sum(), 1, dtype::f64, later, loss_over_stages_);
+    norm_.emplace();
+    for (const reduced& gradient : gradients) norm_->add(ctx, gradient);
+    if constexpr (has_canonical_products<device>) {
+      if (ctx.numerics.canonical()) {
+        norm_->start_exact_squares(ctx, later && one_stage);
+        if (one_stage) return;
+        collect_squares(ctx);
+        return sum_over_stages(bins_, kernels::exact_squares::words, dtype::i64, later, squares_over_stages_);
+      }
+    }
+    norm_->start_squares(ctx, later && one_stage);
+    if (one_stage) return;
+    collect_squares(ctx);
+    sum_over_stages(squares_.data(), 1, dtype::f64, later, squares_over_stages_);
+  }
+  /// Waits for the squares of this stage.
+  void collect_squares(const context<device>& ctx) {
+    if constexpr (has_canonical_products<device>) {
+      if (ctx.numerics.canonical()) {
+        bins_ = norm_->finish_exact_squares();
+        return;
+      }
+    }
+    ctx.device.copy(squares_.data(), norm_->finish_squares(ctx), sizeof(double), ctx.device.main_stream());
+  }
+  void sum_over_stages(void* values, std::size_t count, dtype type, bool later, request& under_way) {
+    if (stages_.size() == 1) return;
+    if (later)
+      under_way = stages_.start_all_reduce(values, values, count, type, reduce_op::sum);
+    else
+      stages_.all_reduce(values, values, count, type, reduce_op::sum);
+  }
 
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
                 optimizer_ref<precision, device> optimizer, double clip)
@@ -216,7 +277,10 @@ class training_step {
         clip_(clip),
         mean_(ctx),
         squares_(make_buffer<double>(ctx.device, 1)),
-        clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)) {
+        clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)),
+        stages_(model.along()) {
+    // Or the next step's messages would come behind a norm for which all stages have to have ended theirs.
+    if (delays_norm() && stages_.size() > 1) stages_ = stages_.split(0, stages_.rank(), stages_.label());
     if (!model.executor().step().policy.clip)
       fail(
           "training step: data_parallel::clip = 0 leaves out the norm, by which a step knows that its gradients are "
@@ -242,6 +306,10 @@ class training_step {
   std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
   typename pipeline_type::mean mean_;
   buffer<device> squares_, clipped_;
+  any_communicator stages_;                               ///< over which norms are summed
+  std::optional<gradient_norm<precision, device>> norm_;  ///< from its sums' start until they are there
+  std::int64_t* bins_ = nullptr;                          ///< its squares under canonical numerics
+  request loss_over_stages_, squares_over_stages_;        // after what they sum: a request that goes waits
 };
 
 template <class Stage, class... Rest>

@@ -62,6 +62,24 @@ TEST_CASE("with the norm of the step before, updates hide the last reductions") 
   CHECK(first_update < last_reduction);  // even before it begins
 }
 
+TEST_CASE("the sums of a delayed norm hide behind the next step, until its first update") {
+  data_parallel delayed;
+  delayed.delayed_norm = true;
+  const step_schedule s = step_of("gpipe", 1, 1, delayed, 4);
+  step_costs costs = costs_of(s, 1000);
+  costs.updates.assign(4, 1.0);
+  const double without = simulate(s, costs).period;
+  costs.norm = 2;  // while the next step's forward pass takes 4
+  CHECK(simulate(s, costs).period == doctest::Approx(without));
+  costs.norm = 50;
+  CHECK(simulate(s, costs).period > without + 30);
+  const step_schedule exact = step_of("gpipe", 1, 1, plain, 4);
+  costs.norm = 0;
+  const double waits = simulate(exact, costs).period;
+  costs.norm = 2;
+  CHECK(simulate(exact, costs).period == doctest::Approx(waits + 2));
+}
+
 TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {
   // ZeRO 1 over 2 ranks: each reduction and each gather sends 50 bytes.
   const step_schedule one = step_of("gpipe", 1, 1, zero1, 4);

@@ -1,10 +1,14 @@
 // program: training_step
 // Clipping by the norm of the step before: equal to one rank that does so by hand, under every policy; and what happens
 // to gradients that are not finite.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "plait/train/optim/gradient_norm.hpp"
@@ -110,6 +114,7 @@ struct watched {
   O of;
   world& ranks;
   std::vector<std::uint64_t> reductions{};
+  std::function<void(std::size_t)> before_update{};
 
   void begin_step(const context<cpu>& ctx, double rate) { of.begin_step(ctx, rate); }
   void clip_by(const context<cpu>& ctx, const kernels::clip_numbers* n) { of.clip_by(ctx, n); }
@@ -117,6 +122,7 @@ struct watched {
   std::int64_t step() const { return of.step(); }
   void prepare(const context<cpu>& ctx, const parameter<double, cpu>& p) { of.prepare(ctx, p); }
   void update(const context<cpu>& ctx, std::span<reduced_gradient<double, cpu>> gradients) {
+    if (before_update) before_update(reductions.size());
     reductions.push_back(ranks.ledger().total("dp", collective::reduce_scatter).calls);
     of.update(ctx, gradients);
   }
@@ -158,6 +164,49 @@ TEST_CASE("where nothing is clipped, owners of Muon's matrices update them while
   // Units: the embedding, two blocks and the head, of which each has one reduction.
   CHECK(at[0] == std::vector<std::uint64_t>{4, 4, 4, 4});
   CHECK(at[1] == std::vector<std::uint64_t>{2, 3, 4, 4});
+}
+
+TEST_CASE("whoever has made its updates goes on, and a norm that nobody asks for is there for the next step's") {
+  const scenario s = clipped();
+  const reference by_hand = train_by_hand(s, false);
+  std::atomic<bool> first_is_through = false;
+  std::vector<step_result> last(2);
+  threads::run(2, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 20260};
+    one_llama model(ctx, s.config);
+    watched<adamw<double>> optimizer{adamw<double>(), w};
+    training_step step(ctx, model, optimizer, 1, s.clip, s.parallel);
+    step.model().visit([&](auto& p) { p.initialize(ctx); });
+    int begun = 0, ended = 0;
+    step.around_norm([&] { ++begun; }, [&] { ++ended; });
+    for (std::int64_t i = 0; i < s.steps; ++i) {
+      step.load(ctx, i * s.batch,
+                [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, i * s.batch, ids, labels); });
+      optimizer.begin_step(ctx, s.learning_rate);
+      optimizer.reductions.clear();
+      // The last of the four units' updates, when all reductions are on their way: rank 1 ends its step after rank 0.
+      if (i == 1 && w.rank() == 1)
+        optimizer.before_update = [&](std::size_t update) {
+          for (int patience = 0; update == 3 && !first_is_through && patience < 2000; ++patience)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          if (update == 3) CHECK(first_is_through);
+        };
+      step.run(ctx);
+      if (i == 1 && w.rank() == 0) first_is_through = true;
+      optimizer.before_update = {};
+      CHECK(begun == i + 1);
+      CHECK(ended == (i == 0 ? 1 : i));  // the first step's own, and then each in the next step
+    }
+    last[static_cast<std::size_t>(w.rank())] = step.result(ctx);
+    CHECK(ended == s.steps);
+    check_tensors(gather_values(ctx, step.model()), by_hand.weights, 1e-10, "weight after the last step");
+  });
+  for (const step_result& r : last) {
+    CHECK(std::abs(r.gradient_norm - by_hand.norms.back()) <= 1e-10 * by_hand.norms.back());
+    CHECK(r.loss > 0.1);
+  }
 }
 
 TEST_CASE("a training step without a norm is refused") {
