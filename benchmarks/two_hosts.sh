@@ -6,7 +6,9 @@
 #
 # For each rate (as tc writes them) and micro-batch: tokens per second, the share of a step that a rank waits in
 # communication, and tokens per second over what the longer of computing (two hosts without a limit and without
-# communication) and sending allows. PYTHON is an interpreter with torch and transformers, for PyTorch's
+# communication) and sending allows ("of limit"), and over what is left of that where the processor also works for TCP
+# ("with TCP"): a host has one core here, which copies what it sends and receives. How long it does for a byte, two
+# Python programs measure that only send to each other. PYTHON is an interpreter with torch and transformers, for PyTorch's
 # DistributedDataParallel and FSDP2 over Gloo on the same hosts.
 set -eu
 
@@ -92,7 +94,43 @@ pytorch() {  # pytorch BATCH OPTIONS...
 print(json.loads(open(sys.argv[1]).read().strip().splitlines()[-1])["tokens_per_second_median"], "nan")' "$work/torch0"
 }
 
-printf '%-9s %5s  %-28s %8s %7s %9s\n' link batch policy tok/s waited 'of limit'
+# Seconds of a processor for each byte that a host sends while it receives one: of two hosts that do nothing else.
+cat >"$work/tcp.py" <<'PYTHON'
+import resource, socket, sys, threading, time
+serves, count = sys.argv[1] == "serve", 100_000_000
+if serves:
+    with socket.create_server(("10.209.7.1", 29573)) as door:
+        link = door.accept()[0]
+else:
+    for _ in range(100):
+        try:
+            link = socket.create_connection(("10.209.7.1", 29573))
+            break
+        except OSError:
+            time.sleep(0.1)
+data, into = memoryview(bytes(1 << 20)), bytearray(1 << 20)
+def send():
+    left = count
+    while left:
+        left -= link.send(data[:min(left, len(data))])
+thread = threading.Thread(target=send)
+begin = resource.getrusage(resource.RUSAGE_SELF)
+thread.start()
+left = count
+while left:
+    left -= link.recv_into(into, min(left, len(into)))
+thread.join()
+end = resource.getrusage(resource.RUSAGE_SELF)
+print((end.ru_utime - begin.ru_utime + end.ru_stime - begin.ru_stime) / count)
+PYTHON
+tcp_seconds() {
+  ip netns exec "$one" python3 "$work/tcp.py" serve >"$work/tcp" &
+  ip netns exec "$two" python3 "$work/tcp.py" join >/dev/null
+  wait
+  cat "$work/tcp"
+}
+
+printf '%-9s %5s  %-28s %8s %7s %9s %9s\n' link batch policy tok/s waited 'of limit' 'with TCP'
 for batch in $batches; do
   # What each host computes alone: two runs without a mesh, one on each, at one time.
   for number in 1 2; do
@@ -106,6 +144,7 @@ for batch in $batches; do
     for host in "$one" "$two"; do
       ip netns exec "$host" tc qdisc replace dev veth1 root tbf rate "$rate" burst 512kb latency 200ms
     done
+    tcp=$(tcp_seconds)
     for policy in 'replicated --overlap off' replicated 'zero1 --overlap off' zero1 zero2 zero3 \
       ${python:+'PyTorch DDP' 'PyTorch FSDP2'}; do
       # shellcheck disable=SC2086  # a list of options
@@ -114,15 +153,16 @@ for batch in $batches; do
         *FSDP2) found=$(pytorch "$batch" --fsdp) ;;
         *) found=$(train "$batch" --mesh dp=2 --data-parallel $policy) ;;
       esac
-      python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" <<'PYTHON'
+      python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" "$tcp" <<'PYTHON'
 import sys
-rate, batch, policy, found, alone, parameters = sys.argv[1:]
+rate, batch, policy, found, alone, parameters, tcp = sys.argv[1:]
 speed, waited = (float(x) for x in found.split())
 unit = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
 moved = 4 * float(parameters) * (1.5 if policy.startswith("zero3") or "FSDP" in policy else 1)  # each way, of two ranks
 tokens = 2 * int(batch) * 256
-limit = tokens / max(tokens / (2 * float(alone)), moved / (float(rate[:-4]) * unit))
-print(f"{rate:<9} {batch:>5}  {policy:<28} {speed:8.0f} {waited:7.3f} {speed / limit:9.3f}")
+computing, sending = tokens / (2 * float(alone)), moved / (float(rate[:-4]) * unit)
+limits = [tokens / max(work, sending) for work in (computing, computing + moved * float(tcp))]
+print(f"{rate:<9} {batch:>5}  {policy:<28} {speed:8.0f} {waited:7.3f}", *(f"{speed / limit:9.3f}" for limit in limits))
 PYTHON
     done
   done
