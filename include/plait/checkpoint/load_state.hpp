@@ -24,8 +24,8 @@
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/loaded_state.hpp"
 #include "plait/checkpoint/part_boxes.hpp"
-#include "plait/checkpoint/read_boxes.hpp"
 #include "plait/checkpoint/reads_ahead.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/checkpoint/step_list.hpp"
 #include "plait/checkpoint/sums_of_parts.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
@@ -71,15 +71,15 @@ class state_loader {
     try {
       saved_ = read_step(files, path_);
       for (const stored_tensor& t : saved_.tensors) by_name_[t.name] = &t;
-      reader_.emplace(files, path_, saved_);
-      for (const stored_blob& b : saved_.blobs) blobs_.emplace_back(b.name, reader_->read(b));
+      data_.emplace(files, path_, saved_);
+      for (const stored_blob& b : saved_.blobs) blobs_.emplace_back(b.name, data_->read(b));
     } catch (const std::exception& e) {
       problem = e.what();
     }
     complain(problem);
   }
 
-  loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, reader_->bytes(), passed_over_}; }
+  loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
 
   /// Returns how many steps the optimizer had made. Throws `error_of_all` where the step has no optimizer.
   std::int64_t optimizer_steps() const {
@@ -119,7 +119,7 @@ class state_loader {
         slots.push_back(in_place(held[i], reads[i]) ? own_place(held[i]) : shares.data() + begin[i]);
         add_wanted(held[i], reads[i], slots[i], i, wanted);
       }
-      ahead.emplace(saved_, *reader_, std::move(wanted), rules_.read_ahead);
+      ahead.emplace(saved_, *data_, std::move(wanted), rules_.read_ahead);
     });
     share_exchange<Device> exchange(ctx_, rules_.exchange_bytes);
     for (std::size_t i = 0; i < held.size(); ++i) {
@@ -134,8 +134,7 @@ class state_loader {
     sums.gather(ctx_, ranks_);
     if (!sums.empty())  // on all ranks or on none
       attempt([&] {
-        sums.compare(saved_, *reader_, static_cast<std::size_t>(ranks_.rank()),
-                     static_cast<std::size_t>(ranks_.size()));
+        sums.compare(saved_, *data_, static_cast<std::size_t>(ranks_.rank()), static_cast<std::size_t>(ranks_.size()));
       });
     for (std::size_t i = 0; i < held.size(); ++i)
       if (by_rows(reads[i])) exchange.add_rows(held[i], reads[i], slots[i], share_bytes(held[i]));
@@ -272,7 +271,7 @@ class state_loader {
     const bool large = !reads.empty() && slot_bytes(h, reads) >= std::size_t{64} * page;
     if (!large || safetensors_dtype_of(h.type) != t.dtype) return (64 - end % 64) % 64;
     const std::size_t first = by_rows(reads) ? 0 : static_cast<std::size_t>(reads[0].own.at) * h.element_bytes();
-    return (reader_->boxes().place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
+    return (data_->boxes().place_of(t, reads[0].read()) + 2 * page - first % page - end % page) % page;
   }
   /// Returns what this rank reads for a tensor. No file is opened.
   std::vector<planned_read> plan(const held_tensor& h) {
@@ -286,7 +285,7 @@ class state_loader {
     for (std::int64_t i = 0; i < ranks; ++i)
       shares.push_back(boxes_of_part(h.part_across(i), begin, end, h.shape, h.name));
     return plan_reads(shares, static_cast<std::size_t>(mesh.index_in(ctx_.ranks.rank(), h.across)),
-                      [&](const box& b) { return reader_->boxes().has_short_runs(t, b); });
+                      [&](const box& b) { return data_->boxes().has_short_runs(t, b); });
   }
   /// Adds what is planned for a tensor, each box where it belongs, or one after the other where some of them are for
   /// others too.
@@ -314,7 +313,7 @@ class state_loader {
       if (!h.part_across) break;
       const box part = h.part_across(i);
       for (const placed_box& b : boxes_of_part(part, 0, part.local_size(), h.shape, h.name))
-        if (reader_->boxes().has_short_runs(*by_name_.at(stored_name(h)), b.where)) return false;
+        if (data_->boxes().has_short_runs(*by_name_.at(stored_name(h)), b.where)) return false;
     }
     return true;
   }
@@ -327,7 +326,7 @@ class state_loader {
   std::vector<std::pair<std::string, std::string>> blobs_;
   manifest saved_;
   std::map<std::string, const stored_tensor*> by_name_;
-  std::optional<box_reader> reader_;
+  std::optional<step_data> data_;
   std::vector<axis_list> apart_;  ///< along which each rank reads for itself
 };
 

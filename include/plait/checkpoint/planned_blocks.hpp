@@ -26,8 +26,8 @@ struct wanted_box {
   const stored_tensor* tensor = nullptr;
   box wanted;
   std::byte* out = nullptr;
-  dtype type{};           ///< of the elements there
-  std::size_t owner = 0;  ///< a number that the caller knows it by; those of a list do not fall
+  std::optional<dtype> type{};  ///< of the elements there; none: that of the saved ones, whatever it is
+  std::size_t owner = 0;        ///< a number that the caller knows it by; those of a list do not fall
 };
 
 namespace detail {
@@ -43,7 +43,7 @@ struct common_box {
   const stored_tensor& tensor() const { return *for_whom.tensor; }
   const stored_box& stored() const { return tensor().boxes[index]; }
   std::size_t width() const { return size_of(tensor().dtype); }
-  bool converts() const { return safetensors_dtype_of(for_whom.type) != tensor().dtype; }
+  bool converts() const { return for_whom.type && safetensors_dtype_of(*for_whom.type) != tensor().dtype; }
   bool is_whole() const { return common.local_size() == whole.local_size(); }
   /// Returns where the i-th run begins in the stored and in the wanted box, in elements.
   std::pair<std::int64_t, std::int64_t> places(std::int64_t i) const {

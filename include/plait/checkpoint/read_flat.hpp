@@ -1,5 +1,5 @@
 // Reads the tensors of a saved step from end to end in row-major order, some elements at a time, whatever boxes they
-// were written in: memory for a chunk does for a tensor of any size. Parts of any shape: checkpoint/read_boxes.hpp.
+// were written in: memory for a chunk does for a tensor of any size. Parts of any shape: checkpoint/reads_ahead.hpp.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/read_boxes.hpp"
+#include "plait/checkpoint/reads_ahead.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/file_system.hpp"
@@ -53,21 +54,25 @@ void each_chunk(const stored_tensor& tensor, std::uint64_t chunk_bytes, F&& f) {
 class flat_reader {
  public:
   /// `path` is the step's directory, whose manifest must outlive this.
-  flat_reader(file_system& files, std::string path, const manifest& saved) : reader_(files, std::move(path), saved) {}
+  flat_reader(file_system& files, std::string path, const manifest& saved)
+      : saved_(saved), data_(files, std::move(path), saved) {}
 
   /// Reads the next elements of a tensor into `out`, from `begin` on, up to `end`; with the last of them, the checksums
   /// of all its boxes have been compared. Throws `error` that names the tensor, box, file and position where they
-  /// differ, and as `box_reader::read` does; or if the elements are not the next ones.
+  /// differ, and as `reads_ahead::finish` does; or if the elements are not the next ones.
   void read(const stored_tensor& tensor, std::int64_t begin, std::int64_t end, std::byte* out) {
     if (begin == 0) begin_tensor(tensor);
     if (tensor_ != &tensor || begin != next_) fail({"the elements of '", tensor.name, "' are read out of order"});
     stored_box all;
     std::copy(tensor.shape.begin(), tensor.shape.end(), all.extent.begin());
+    std::vector<wanted_box> wanted;
     for (const box& part : boxes_of_flat_range(tensor.box_of(all), begin, end)) {
-      reader_.read(tensor, part, out);
+      wanted.push_back({&tensor, part, out});
       out += static_cast<std::uint64_t>(part.local_size()) * size_of(tensor.dtype);
     }
-    for (const partly_read& part : reader_.take_partly_read()) {
+    reads_ahead ahead(saved_, data_, std::move(wanted), {});
+    ahead.finish();
+    for (const auto& [owner, part] : ahead.take_partly_read()) {
       const auto found = sums_.try_emplace(part.box, 0u).first;
       found->second ^= part.sum;
     }
@@ -75,7 +80,7 @@ class flat_reader {
     if (end == elements_of(tensor)) end_tensor();
   }
   /// Reads a blob whole. Throws `error` as for tensors.
-  std::string read(const stored_blob& blob) { return reader_.read(blob); }
+  std::string read(const stored_blob& blob) { return data_.read(blob); }
 
  private:
   void begin_tensor(const stored_tensor& tensor) {
@@ -87,12 +92,13 @@ class flat_reader {
   void end_tensor() {
     for (const auto& [box, sum] : sums_) {
       const stored_box& stored = tensor_->boxes[box];
-      if (sum != stored.stored.crc32c) reader_.damaged(*tensor_, stored);
+      if (sum != stored.stored.crc32c) data_.damaged(*tensor_, stored);
     }
     tensor_ = nullptr;
   }
 
-  box_reader reader_;
+  const manifest& saved_;
+  step_data data_;
   const stored_tensor* tensor_ = nullptr;  ///< the one that is being read
   std::int64_t next_ = 0;
   std::map<std::uint32_t, std::uint32_t> sums_;  ///< by box, of those that are read in parts

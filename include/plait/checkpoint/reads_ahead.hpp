@@ -1,6 +1,6 @@
 // Reads many boxes of the tensors of a saved step in the background, in large blocks of its files, compares checksums
-// and puts the elements where they belong, of whatever type. It knows no ranks: checkpoint/load_state.hpp does. A box
-// at a time, by the caller: checkpoint/read_boxes.hpp.
+// and puts the elements where they belong, of whatever type. It knows no ranks: checkpoint/load_state.hpp does. Tensors
+// from end to end: checkpoint/read_flat.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 #include "plait/checkpoint/convert.hpp"
 #include "plait/checkpoint/planned_blocks.hpp"
-#include "plait/checkpoint/read_boxes.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/read_ahead.hpp"
@@ -39,9 +39,9 @@ inline std::string fault_of(const read_sizes& s, const std::string& threads, con
 /// Boxes on their way to memory. The caller waits for those of one owner after the other.
 class reads_ahead {
  public:
-  /// Begins to read. `reader` is of the step whose manifest is `saved`; it is not used by others until `finish` has
+  /// Begins to read. `data` is of the step whose manifest is `saved`; it is not used by others until `finish` has
   /// returned, or this is destroyed. No file is opened by this thread. The sizes are legal.
-  reads_ahead(const manifest& saved, box_reader& reader, std::vector<wanted_box> wanted, read_sizes sizes) {
+  reads_ahead(const manifest& saved, step_data& data, std::vector<wanted_box> wanted, read_sizes sizes) {
     std::uint64_t all = 0;
     for (const wanted_box& w : wanted)
       all += static_cast<std::uint64_t>(w.wanted.local_size()) * size_of(w.tensor->dtype);
@@ -49,7 +49,7 @@ class reads_ahead {
     sizes.bytes = static_cast<std::size_t>(std::min<std::uint64_t>(sizes.bytes, std::max<std::uint64_t>(all, 64)));
     const std::uint64_t blocks = (all + sizes.bytes - 1) / sizes.bytes;
     sizes.threads = static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(sizes.threads), blocks));
-    source_.emplace(saved, reader, std::move(wanted), sizes.bytes);
+    source_.emplace(saved, data, std::move(wanted), sizes.bytes);
     ahead_.emplace(*source_, sizes.threads, sizes.bytes + 2 * detail::planned_blocks::page);
   }
 
@@ -72,12 +72,12 @@ class reads_ahead {
   struct source {
     using block = detail::planned_blocks::block;
 
-    source(const manifest& saved, box_reader& r, std::vector<wanted_box> wanted, std::size_t bytes)
-        : reader(r), blocks(saved, r.boxes(), std::move(wanted), bytes) {}
+    source(const manifest& saved, step_data& d, std::vector<wanted_box> wanted, std::size_t bytes)
+        : data(d), blocks(saved, d.boxes(), std::move(wanted), bytes) {}
 
     std::optional<block> next() {
       std::optional<block> one = blocks.next();
-      if (one) one->file = reader.hold(one->which_file);
+      if (one) one->file = data.hold(one->which_file);
       return one;
     }
     void use(block& one, std::span<const std::byte> bytes) const {
@@ -88,7 +88,7 @@ class reads_ahead {
       }
     }
     void used(block& one) {
-      reader.add_bytes(one.bytes);
+      data.add_bytes(one.bytes);
       for (const detail::piece_of_box& p : one.pieces) {
         detail::common_box& from = *p.from;
         from.sum ^= p.sum;
@@ -98,13 +98,13 @@ class reads_ahead {
           const auto bytes = static_cast<std::uint64_t>(from.common.local_size()) * from.width();
           partly.emplace_back(from.for_whom.owner, partly_read{&from.tensor(), from.index, from.sum, bytes});
         } else if (from.sum != from.stored().stored.crc32c) {
-          reader.damaged(from.tensor(), from.stored());
+          data.damaged(from.tensor(), from.stored());
         }
         blocks.has_read(from);
       }
     }
 
-    box_reader& reader;
+    step_data& data;
     detail::planned_blocks blocks;
     std::vector<std::pair<std::size_t, partly_read>> partly;
   };
@@ -112,9 +112,10 @@ class reads_ahead {
   /// Copies or converts elements to their place in the wanted box, unless they were read to it.
   static void put(const detail::common_box& from, std::int64_t at, std::span<const std::byte> bytes) {
     const wanted_box& w = from.for_whom;
-    std::byte* const out = w.out + static_cast<std::size_t>(at) * size_of(w.type);
+    const std::size_t width = from.converts() ? size_of(*w.type) : from.width();
+    std::byte* const out = w.out + static_cast<std::size_t>(at) * width;
     if (from.converts())
-      convert_saved(from.tensor().dtype, w.type, bytes.data(), out,
+      convert_saved(from.tensor().dtype, *w.type, bytes.data(), out,
                     static_cast<std::int64_t>(bytes.size() / from.width()), from.tensor().name);
     else if (out != bytes.data())
       std::memcpy(out, bytes.data(), bytes.size());

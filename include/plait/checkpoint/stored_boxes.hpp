@@ -1,5 +1,5 @@
 // Which boxes of a saved tensor a wanted one overlaps, and how the elements of both lie in the file. Nothing is read
-// here: checkpoint/read_boxes.hpp and checkpoint/reads_ahead.hpp do.
+// here: checkpoint/step_data.hpp and checkpoint/reads_ahead.hpp do.
 #pragma once
 
 #include <cstddef>

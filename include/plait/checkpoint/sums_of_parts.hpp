@@ -12,7 +12,7 @@
 #include "plait/checkpoint/agree.hpp"
 #include "plait/checkpoint/held_state.hpp"
 #include "plait/checkpoint/manifest.hpp"
-#include "plait/checkpoint/read_boxes.hpp"
+#include "plait/checkpoint/step_data.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
@@ -44,16 +44,16 @@ class sums_of_parts {
   }
   /// Compares, after `gather`, and reads what nobody needed of the rest of a box, in turns with the other ranks. Throws
   /// `error` that names the box whose checksum is another.
-  void compare(const manifest& saved, box_reader& reader, std::size_t rank, std::size_t ranks) const {
+  void compare(const manifest& saved, step_data& data, std::size_t rank, std::size_t ranks) const {
     std::size_t turn = 0;
     for (const auto& [key, sum] : sums_) {
       const stored_tensor& t = saved.tensors[key.first >> 32];
       const auto box = static_cast<std::uint32_t>(key.first);
       const stored_box& b = t.boxes[box];
       if (sum.bytes == b.stored.bytes) {
-        if (sum.sum != b.stored.crc32c) reader.damaged(t, b);
+        if (sum.sum != b.stored.crc32c) data.damaged(t, b);
       } else if (turn++ % ranks == rank) {
-        reader.verify(t, box);
+        data.verify(t, box);
       }
     }
   }

@@ -100,7 +100,7 @@ struct wanted_list {
   std::size_t wrong() const {
     std::size_t n = 0;
     for (std::size_t i = 0; i < all.size(); ++i)
-      n += *memory[i] != hand_made_step::elements(all[i].wanted, all[i].type, 0) ? 1 : 0;
+      n += *memory[i] != hand_made_step::elements(all[i].wanted, *all[i].type, 0) ? 1 : 0;
     return n;
   }
   std::vector<wanted_box> all;
@@ -148,11 +148,11 @@ TEST_CASE("any boxes of any tensors, of any type, come to their places, whatever
         if (random() % 2 == 0) wanted.add(t, whole_of(t), types[random() % 3]);
         wanted.add(t, random_box(t, random), types[random() % 3]);
       }
-      box_reader reader(files, step.path, step.saved);
+      step_data reader(files, step.path, step.saved);
       reads_ahead ahead(step.saved, reader, wanted.all, {threads, bytes});
       for (std::size_t i = 0; i < wanted.all.size(); ++i) {
         CHECK(ahead.wait(i));
-        CHECK(*wanted.memory[i] == hand_made_step::elements(wanted.all[i].wanted, wanted.all[i].type, 0));
+        CHECK(*wanted.memory[i] == hand_made_step::elements(wanted.all[i].wanted, *wanted.all[i].type, 0));
       }
       ahead.finish();
       CHECK(wanted.wrong() == 0);
@@ -174,7 +174,7 @@ TEST_CASE("what is read of a box in parts has its checksum when it is put togeth
       b.local[1] = 10;
       wanted.add(step.saved.tensors[0], b, dtype::f32);
     }
-    box_reader reader(files, step.path, step.saved);
+    step_data reader(files, step.path, step.saved);
     reads_ahead ahead(step.saved, reader, wanted.all, {3, bytes});
     ahead.finish();
     CHECK(wanted.wrong() == 0);
@@ -204,7 +204,7 @@ TEST_CASE("neighbours of one file are read in one go, and what lies far between 
     wanted_list wanted;
     for (std::size_t i = 0; i < 100; i += every)
       wanted.add(step.saved.tensors[i], whole_of(step.saved.tensors[i]), dtype::f32);
-    box_reader reader(files, step.path, step.saved);
+    step_data reader(files, step.path, step.saved);
     const std::size_t before = files.operations();
     reads_ahead ahead(step.saved, reader, wanted.all, {2, bytes});
     ahead.finish();
@@ -225,7 +225,7 @@ TEST_CASE("damage is named, and so is a file that ends too early, and nothing el
   wanted_list wanted;
   for (const stored_tensor& t : step.saved.tensors) wanted.add(t, whole_of(t), dtype::f32);
   const auto read = [&](std::size_t bytes) {
-    box_reader reader(files, step.path, step.saved);
+    step_data reader(files, step.path, step.saved);
     reads_ahead ahead(step.saved, reader, wanted.all, {1, bytes});
     CHECK_FALSE(ahead.wait(49));
     CHECK_FALSE(ahead.wait(0));
@@ -289,7 +289,7 @@ TEST_CASE("large blocks lie on pages, in memory for one block a thread, however 
   wanted_list wanted;
   for (const stored_tensor& t : step.saved.tensors) wanted.add(t, whole_of(t), dtype::f32);
   constexpr std::size_t bytes = std::size_t{300} << 10, page = 4096;
-  box_reader reader(files, step.path, step.saved);
+  step_data reader(files, step.path, step.saved);
   reads_ahead ahead(step.saved, reader, wanted.all, {2, bytes});
   ahead.finish();
   CHECK(wanted.wrong() == 0);
@@ -326,7 +326,7 @@ TEST_CASE("a large box is read to where it goes, if that lies behind a page as i
     wanted.memory.push_back(nullptr);
     wanted.add(step.saved.tensors[2], whole_of(step.saved.tensors[2]), dtype::f32);
     files.reads.clear();
-    box_reader reader(files, step.path, step.saved);
+    step_data reader(files, step.path, step.saved);
     reads_ahead ahead(step.saved, reader, wanted.all, {2, std::size_t{1} << 20});
     ahead.finish();
     const std::string expected = hand_made_step::elements(whole_of(large), dtype::f32, 0);
