@@ -202,9 +202,11 @@ void check_saving(const options& opt, const given_option& given) {
     if (given("--keep-every")) needs("--keep-every");
     if (given("--keep-best")) needs("--keep-best");
     if (given("--checkpoint-io")) needs("--checkpoint-io");
+    if (given("--checkpoint-staging")) needs("--checkpoint-staging");
     if (opt.resume == "auto") needs("--resume auto");
   }
   one_of("--checkpoint-io", opt.checkpoint_io, {"auto", "uring", "threads"});
+  one_of("--checkpoint-staging", opt.checkpoint_staging, {"pinned", "pageable"});
   if (opt.save_every < 0) plait::fail(fmt::format("--save-every is {}; at least 0 is legal", opt.save_every));
   if (opt.keep < 1) plait::fail(fmt::format("--keep is {}; at least 1 is legal", opt.keep));
   if (opt.keep_every < 0) plait::fail(fmt::format("--keep-every is {}; at least 0 is legal", opt.keep_every));
@@ -255,6 +257,9 @@ void check_device(const options& opt) {
   if (opt.backend == "nccl")
     plait::fail("--backend nccl moves the memory of GPUs: give --device cuda, or --backend threads or mpi");
   if (opt.tf32) plait::fail("--tf32 needs --device cuda; the CPU computes float in full");
+  if (opt.checkpoint_staging != "pinned")
+    plait::fail("--checkpoint-staging " + opt.checkpoint_staging +
+                " is for --device cuda; on the CPU no memory is pinned: leave it out");
   if (opt.graph == "on") plait::fail("--graph on needs --device cuda; on the CPU, auto and off are legal");
   if (!opt.products.empty())
     plait::fail("--products needs --device cuda; the libraries of the CPU choose their algorithms themselves");

@@ -242,6 +242,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "how steps are written: uring (io_uring), threads (ordinary calls), or auto, which is the first where "
                  "it is there")
       ->capture_default_str();
+  app.add_option("--checkpoint-staging", opt.checkpoint_staging,
+                 "on cuda: the host's memory that a save copies to, twice a rank's share: pinned, or pageable, for "
+                 "which training waits longer")
+      ->capture_default_str();
   app.add_option(
          "--resume", opt.resume,
          "what to go on from: none, a saved step or a folder of them, or auto (the newest in --checkpoint-dir, if "

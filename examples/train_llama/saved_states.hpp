@@ -1,9 +1,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -110,13 +112,16 @@ class saved_states {
     }
     plait::agree_on(ctx_.device, ranks_, problem, "");
     try {
-      saver_.emplace(ctx_.device, ranks_,
-                     plait::saver_options{.directory = s_.opt.checkpoint_dir,
-                                          .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
-                                                   .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
-                                          .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " +
-                                                    s_.opt.schedule + ", " + precision_text(s_.opt)},
-                     *files);
+      saver_.emplace(
+          ctx_.device, ranks_,
+          plait::saver_options{
+              .directory = s_.opt.checkpoint_dir,
+              .keep = {.last = static_cast<std::uint64_t>(s_.opt.keep),
+                       .every = static_cast<std::uint64_t>(s_.opt.keep_every)},
+              .layout = s_.opt.mesh + ", " + s_.opt.data_parallel + ", schedule " + s_.opt.schedule + ", " +
+                        precision_text(s_.opt),
+              .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0},
+          *files);
     } catch (const plait::error_of_all& e) {
       throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
     }

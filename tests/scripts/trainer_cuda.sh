@@ -35,6 +35,10 @@ refused '--attention-sums any needs --device cuda' "$trainer" --attention-sums a
 refused '--offload optimizer: with --device cpu the optimizer.s state is in the host.s memory' "$trainer" --offload optimizer \
   --device cpu
 refused "--offload 'all' is unknown; legal are none, optimizer" "$trainer" --offload all
+refused '--checkpoint-staging pageable is for --device cuda; on the CPU no memory is pinned' "$trainer" --device cpu \
+  --checkpoint-dir none --checkpoint-staging pageable
+refused "--checkpoint-staging 'x' is unknown; legal are pinned, pageable" "$trainer" --checkpoint-dir none --checkpoint-staging x
+refused '--checkpoint-staging needs --checkpoint-dir' "$trainer" --checkpoint-staging pageable
 refused '--peak-tflops is -1' "$trainer" --peak-tflops -1 --device cpu
 
 # A program that cannot use a GPU says why.
@@ -121,6 +125,10 @@ gpu="--device cuda --held-out 0.001"
   hash_of() { logs get "$1.jsonl" weights_hash; }
   train saving --device cuda --precision bf16 --sample 0 --graph on --checkpoint-dir states --save-every 3
   [ "$(hash_of saving)" = "$(hash_of plain)" ] || fail "saving changes the training"
+  train paged --device cuda --precision bf16 --sample 0 --graph on --checkpoint-dir paged --save-every 3 \
+    --checkpoint-staging pageable
+  cmp states/step-00000003/data/w00000.safetensors paged/step-00000003/data/w00000.safetensors ||
+    fail "pageable staging saves other bytes"
   for how in "--graph on" "--graph off" "--graph on --offload optimizer"; do
     rm -f onwards.jsonl
     train onwards --device cuda --precision bf16 --sample 0 $how --resume states/step-00000003

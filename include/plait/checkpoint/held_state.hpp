@@ -25,6 +25,14 @@
 
 namespace plait {
 
+/// Whether a device copies to pinned memory of the host while the host does something else (`cuda::start_download`).
+template <class D>
+concept downloads_later = requires(const D& device, void* to, const void* from, std::size_t bytes) {
+  D::memory_for_downloads();
+  device.start_download(to, from, bytes, device.main_stream());
+  device.waiter(device.main_stream());
+};
+
 /// The part of a tensor that a rank holds: elements [begin, end), counted row-major, of a box. It refers to the model,
 /// the optimizer and the context that it was made from.
 struct held_tensor {
@@ -36,7 +44,8 @@ struct held_tensor {
   axis_list across{};  ///< axes over which rows are cut: those that shard a dim behind the leading one
   bool counts = true;  ///< whether they hold them for a checkpoint: of two stages that share a parameter, one does
   dtype type{};        ///< of its elements in a checkpoint
-  /// Copies [from, to) of the part's elements; `copy_past_cache` is what a program's own in the host's memory take.
+  /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which
+  /// the caller waits; `copy_past_cache` is what a program's own in the host's memory take.
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
   std::function<void(const std::byte* in)> write;  ///< all of them
   /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
@@ -97,11 +106,14 @@ bool keeps_on_host(const Device& device) {
   return false;
 }
 
-/// Copies bytes of the device to those of a save, which nobody reads soon.
+/// Copies bytes of the device to those of a save, which nobody reads soon: of a GPU's not before its main stream gets
+/// there, if `out` is pinned.
 template <compute_device Device>
 void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, std::size_t bytes) {
   if constexpr (std::is_same_v<Device, cpu>)
     copy_past_cache(out, static_cast<const std::byte*>(from), bytes);
+  else if constexpr (downloads_later<Device>)
+    ctx.device.start_download(out, from, bytes, ctx.device.main_stream());
   else
     ctx.device.download(out, from, bytes, ctx.device.main_stream());
 }

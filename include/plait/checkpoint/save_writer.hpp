@@ -44,7 +44,8 @@ struct save_job {
   std::optional<step_in_progress> directory;  ///< on rank 0
   std::size_t arena = 0;
   staged_share share;
-  clock::time_point staged;
+  std::function<void()> copies_end{};  ///< waits until the device has filled the arena; none: it is filled
+  clock::time_point begin, staged;     ///< of `save`; when the arena was filled, as far as is known
   double stall = 0, background = 0;
   std::string failure, warning;
   std::vector<stored_bytes> written{};  ///< the parts of this rank's file
@@ -245,6 +246,11 @@ class save_writer {
     const auto writer = static_cast<std::uint32_t>(rank_);
     const std::string name = writer_name(writer);
     try {
+      if (j.copies_end) {
+        goes_on(j, "waiting for the device's copies");
+        std::exchange(j.copies_end, nullptr)();
+        j.staged = clock::now();
+      }
       written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
       j.written = ranges_of(done);
       done.read_again = takes_the_place_of_all(j) && is_whole(j) ? j.step : read_again_;

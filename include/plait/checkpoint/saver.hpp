@@ -3,12 +3,14 @@
 // checkpoint/step_directory.hpp.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +24,7 @@
 #include "plait/checkpoint/save_writer.hpp"
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -35,6 +38,10 @@ struct saver_options {
   std::string layout{};    ///< in words, for people who look at a step; empty: the extents of the mesh
   double deadline = 1800;  ///< seconds that rank 0 waits for the files of the others, from its own on, and that a call
                            ///< of the file system may take on any rank
+  /// On a GPU: how many bytes of the host's memory this rank may pin for its two staging arenas, each as large as its
+  /// share; a save that needs more is refused. With 0 they are pageable: a driver copies to its own pinned memory
+  /// first, and the host waits for every tensor.
+  std::size_t pinned_bytes = std::numeric_limits<std::size_t>::max();
 };
 
 /// Saves steps of a job. Every member but the destructor is collective over `ranks`.
@@ -76,8 +83,16 @@ class checkpoint_saver {
   ~checkpoint_saver() { writer_->finish(); }
 
   /// Copies the state of this moment: the model's weights, what `optimizer` keeps of them, and `extras`. Throws
-  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), the step is there already, its
-  /// directory cannot be made, or a save before it is stuck. Returns the saves that it had to wait for.
+  /// `error_of_all` where the ranks' parts do not fit together (`agree_on_plan`), there is no memory for the copy, the
+  /// step is there already, its directory cannot be made, or a save before it is stuck. Returns the saves that it had
+  /// to wait for.
+  ///
+  /// On a GPU the copies go to pinned memory in the main stream, so that whatever the program puts there afterwards,
+  /// the next update above all, finds them done: the host returns at once and prepares the next step, the GPU begins
+  /// with it when the last byte has left, and `finished_save::stall` counts until then. Copies in a stream of their own
+  /// could hide behind the next forward pass only if each of whatever writes states in place waited for them, a
+  /// replayed graph, a load and the allocator among these: one that forgot would spoil a save that no checksum finds.
+  /// Moments in 8 bits are decoded by the host, which waits for those.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {
@@ -97,11 +112,12 @@ class checkpoint_saver {
       throw error_of_all(cat(
           {"checkpoint: step ", step, " is not saved: a save before it is stuck in a call of the ", "file system"}));
     auto next = std::make_shared<detail::save_job>();
+    next->begin = begin;
     next->step = step;
     next->keep = options_.keep;
     next->scalars = std::move(extras.scalars);
     next->layout = options_.layout.empty() ? layout_text(ctx.ranks.shape()) : options_.layout;
-    const share_plan plan = agreed_plan(ctx, step, extras);
+    const share_plan plan = agreed_plan(ctx, step, extras, *next);
     std::string answer;  // the directory, or, after a blank, why there is none
     try {
       if (ranks_.rank() == 0) {
@@ -115,7 +131,13 @@ class checkpoint_saver {
     if (answer.starts_with(' '))
       throw error_of_all(cat({"checkpoint: step ", step, " is not saved: ", answer.substr(1)}));
     next->path = answer;
-    stage(plan, extras, *next);
+    try {
+      stage(plan, extras, *next);
+    } catch (...) {  // the arena stays until the device has made the copies before
+      ctx.device.main_stream().synchronize();
+      throw;
+    }
+    if constexpr (downloads_later<Device>) next->copies_end = ctx.device.waiter(ctx.device.main_stream());
     next->staged = clock::now();
     next->stall = std::chrono::duration<double>(next->staged - begin).count();
     jobs_.push_back(next);
@@ -163,13 +185,15 @@ class checkpoint_saver {
     return text;
   }
 
-  /// Plans what this rank writes, which fits what the others plan: a difference is told before anything is written.
+  /// Plans what this rank writes, which fits what the others plan, and makes room for it: a difference is told before
+  /// anything is written.
   template <compute_device Device>
-  share_plan agreed_plan(const context<Device>& ctx, std::uint64_t step, saved_extras& extras) {
+  share_plan agreed_plan(const context<Device>& ctx, std::uint64_t step, saved_extras& extras, detail::save_job& next) {
     share_plan plan;
     std::string problem;
     try {
       plan = plan_share(ctx, extras.tensors);
+      make_room<Device>(plan.bytes, extras, next);
     } catch (const std::exception& e) {
       problem = e.what();
     }
@@ -177,11 +201,9 @@ class checkpoint_saver {
     return plan;
   }
 
-  /// Copies this rank's share into an arena that no save uses.
-  void stage(const share_plan& plan, const saved_extras& extras, detail::save_job& next) {
-    next.share.boxes = plan.boxes;
-    std::size_t bytes = plan.bytes;
-    const std::size_t tensors = bytes;
+  /// Gives a save an arena that no other uses, for a rank's tensors and, on rank 0, the blobs.
+  template <compute_device Device>
+  void make_room(std::size_t bytes, const saved_extras& extras, detail::save_job& next) {
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {
         next.share.blobs.emplace_back(name, text.size());
@@ -190,16 +212,34 @@ class checkpoint_saver {
     }
     next.arena = jobs_.empty() ? 0 : 1 - jobs_.front()->arena;
     byte_buffer& arena = writer_->arena(next.arena);
-    arena.grow(bytes);
+    if constexpr (downloads_later<Device>) {
+      if (options_.pinned_bytes > 0) {
+        const std::size_t all = std::max(bytes, arena.size()) + writer_->arena(1 - next.arena).size();
+        if (all > options_.pinned_bytes)
+          fail({"to stage ", bytes, " bytes, this rank would have ", all, " bytes of pinned memory, and ",
+                "saver_options::pinned_bytes is ", options_.pinned_bytes,
+                "; allow it more, or 0, with which saves are staged in pageable memory and wait longer"});
+        arena.grow(bytes, Device::memory_for_downloads());
+      } else {
+        arena.grow(bytes);
+      }
+    } else {
+      arena.grow(bytes);
+    }
+    next.share.bytes = std::span<const std::byte>(arena.data(), bytes);
+  }
+  /// Copies this rank's share into its arena.
+  void stage(const share_plan& plan, const saved_extras& extras, detail::save_job& next) {
+    next.share.boxes = plan.boxes;
+    byte_buffer& arena = writer_->arena(next.arena);
     for (const share_plan::copy& c : plan.copies) c.from->read(c.begin, c.end, arena.data() + c.to);
-    std::size_t at = tensors;
+    std::size_t at = plan.bytes;
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {
         std::memcpy(arena.data() + at, text.data(), text.size());
         at += text.size();
       }
     }
-    next.share.bytes = std::span<const std::byte>(arena.data(), bytes);
   }
 
   // ---- where ranks meet ---------------------------------------------------------------------------------------------
@@ -241,10 +281,10 @@ class checkpoint_saver {
   /// The saves under way, of which none will be waited for any more.
   template <compute_device Device>
   std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
-    const std::string why =
-        said_by_one(device, !stuck_at.empty(),
-                    cat({"it has been ", stuck_at, " for more than ", options_.deadline,
-                         " s in one call of the file system, which does not answer (saver_options::deadline)"}));
+    const std::string why = said_by_one(
+        device, !stuck_at.empty(),
+        cat({"it has been ", stuck_at, " for more than ", options_.deadline,
+             " s in one call of the file system or the device, which does not answer ", "(saver_options::deadline)"}));
     std::vector<finished_save> all;
     for (; !jobs_.empty(); jobs_.pop_front()) {
       all.push_back(outcome_of(*jobs_.front(), false));
@@ -265,7 +305,10 @@ class checkpoint_saver {
   /// Leaves out what the writer may still change, unless the job has `ended`.
   static finished_save outcome_of(const detail::save_job& j, bool ended) {
     finished_save out{.step = j.step, .bytes = j.share.bytes.size(), .stall = j.stall};
-    if (ended) out.background = j.background, out.warning = j.warning;
+    if (!ended) return out;
+    out.background = j.background;
+    out.warning = j.warning;
+    out.stall = std::max(j.stall, std::chrono::duration<double>(j.staged - j.begin).count());
     return out;
   }
   template <compute_device Device>

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,7 @@
 #include "plait/device/pinned_memory.hpp"
 #include "plait/device/registered_memory.hpp"
 #include "plait/device/upload_ring.hpp"
+#include "plait/io/byte_buffer.hpp"
 
 namespace plait {
 
@@ -208,10 +210,18 @@ class cuda {
   }
   void download(void* to_host, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0) return;
-    if (capturing(s)) fail("cuda: a download inside a captured stream; download after the graph was launched");
-    detail::cuda_check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, s.handle()), "downloading");
+    start_download(to_host, from, bytes, s);
     s.synchronize();
   }
+  /// As `download`, to `memory_for_downloads`; the bytes are there when a `waiter` of the stream has waited.
+  void start_download(void* to_pinned, const void* from, std::size_t bytes, stream s) const {
+    if (bytes == 0) return;
+    if (capturing(s)) fail("cuda: a download inside a captured stream; download after the graph was launched");
+    detail::cuda_check(cudaMemcpyAsync(to_pinned, from, bytes, cudaMemcpyDefault, s.handle()), "downloading");
+  }
+  static host_memory memory_for_downloads() { return detail::pinned_staging(); }
+  /// Returns a function that waits, in any thread, until all that the stream holds now has been done.
+  std::function<void()> waiter(stream s) const { return detail::waiter_for(s.handle(), options_.device); }
 
   /// As `options::peers`, for memory that was allocated before as well.
   void open_to(const std::vector<int>& peers) { pool_.open_to(peers); }

@@ -1,6 +1,8 @@
 // The runtime's functions on memory: device and pinned allocations, pools. Copies and fills are in api_copies.hpp.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -303,6 +305,9 @@ inline cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) {
     if (const auto error = r.refuse_unsafe()) return error;
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
+    if (bytes / static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) >=
+        static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)))
+      return cudaErrorMemoryAllocation;  // each page of it is one that the machine has
     *p = ::operator new(bytes, std::align_val_t{256});
     std::memset(*p, 0xff, bytes);
     r.pinned.emplace(static_cast<const char*>(*p), bytes);
