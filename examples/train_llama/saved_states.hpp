@@ -129,8 +129,12 @@ class saved_states {
 
   /// Loads the state of the newest step in `path`, or of `path` itself.
   void load(const std::string& path) {
-    const plait::loaded_state loaded =
-        plait::load_state(ctx_, ranks_, model_, optimizer_, path, {.in_place = true});  // an error ends the run
+    plait::loaded_state loaded;
+    try {
+      loaded = plait::load_state(ctx_, ranks_, model_, optimizer_, path, {.in_place = true});  // an error ends the run
+    } catch (const plait::error_of_all& e) {
+      throw plait::error_of_all(plait::cat({"--resume: ", e.what()}));
+    }
     ctx_.ranks.ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
       std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);

@@ -251,7 +251,9 @@ step=ck1/step-00000003
 refused '--save-every needs --checkpoint-dir' --save-every 3
 refused '--keep is 0; at least 1' --checkpoint-dir x --keep 0
 refused '--resume auto needs --checkpoint-dir' --resume auto
-refused "there is no 'absent'" --resume absent
+refused "--resume: .*there is no 'absent'; legal are a saved step and a folder of them" --resume absent
+refused "there is no 'ck1/step-00000099'; there are step-00000006, step-00000003$" --resume ck1/step-00000099/
+refused "'ck1/step-00000003/data' is no saved step, and no folder that has one" --resume ck1/step-00000003/data
 refused "'config.json' is a file; legal are a saved step" --resume config.json
 refused "--seed is 2, and '.*' was saved with 1" --resume "$step" --seed 2
 refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
@@ -320,14 +322,26 @@ damage "$file"
 refused "'$file' is damaged: tensor '.*' box \[.* another checksum" --resume ck1 --mesh dp=2,tp=2
 refused "'$file' is damaged" --resume ck1 --mesh pp=2
 truncate -s 1000 "$file"
-refused "$file" --resume ck1
+refused "'$file' is truncated: it ends at byte 1000 and should have .*; an older step is 'ck1/step-00000003'" --resume ck1
 rm "$file"
-refused "$file" --resume ck1
+refused "cannot open '$file': No such file or directory; an older step is 'ck1/step-00000003'" --resume ck1
 damage ck1/step-00000006/manifest.json
 train older --steps 6 --sample 0 --resume ck1
 grep -q '^goes on from step 3$' older.out || fail "a step without its manifest is not passed over: $(cat older.out)"
 grep -q "^train_llama: --resume passes over 'ck1/step-00000006': " older.err || fail "nothing is said of it: $(cat older.err)"
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 0 ] || fail "reading changes the directory"
+
+# A step that has been renamed, or was never finished, is no step, and the text says why.
+cp -r copied renamed
+mv renamed/step-00000003 renamed/step-00000007
+text_of_name="'renamed/step-00000007' holds step 3: it was renamed, or copied; a step is loaded under its own name, step-00000003"
+refused "$text_of_name" --resume renamed/step-00000007
+refused "'renamed' has no step that is whole; 'renamed/step-00000007': $text_of_name" --resume renamed
+mv renamed/step-00000007 renamed/best
+refused "'renamed/best' is no step by its name, which would be like step-00000100; give a step that was renamed its name back" --resume renamed/best
+mv renamed/best renamed/step-00000003
+rm renamed/step-00000003/COMMIT
+refused "'renamed/step-00000003' has no COMMIT: it was never finished" --resume renamed/step-00000003
 train again6 --steps 6 --sample 0 --resume auto --checkpoint-dir ck1
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 1 ] || fail "the damaged step is not put aside"
 train after6 --steps 6 --sample 0 --resume ck1

@@ -41,25 +41,13 @@ namespace plait {
 
 namespace detail {
 
-/// The directory of a step: `path` itself, or the newest one in it.
-inline std::string step_path(file_system& files, const std::string& path, std::vector<invalid_step>& passed_over) {
-  const auto kind = files.kind_of(path);
-  if (!kind) fail({"there is no '", path, "'"});
-  if (kind != file_kind::directory) fail({"'", path, "' is a file; legal are a saved step and a folder of them"});
-  if (files.kind_of(path + "/COMMIT")) return path;
-  if (const auto newest = newest_step(files, path, &passed_over)) return newest->path;
-  std::string why = passed_over.empty() ? "" : " that is whole";
-  for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
-  fail({"'", path, "' is no saved step and has none", why});
-}
-
 /// Reads and exchanges what the ranks hold.
 template <compute_device Device>
 class state_loader {
  public:
   state_loader(const context<Device>& ctx, any_communicator& ranks, file_system& files, const std::string& path,
                load_rules rules)
-      : ctx_(ctx), ranks_(ranks), rules_(std::move(rules)) {
+      : ctx_(ctx), ranks_(ranks), files_(files), rules_(std::move(rules)) {
     std::string problem;
     try {
       if (ranks.rank() == 0) path_ = step_path(files, path, passed_over_);
@@ -128,12 +116,12 @@ class state_loader {
       exchange.add_copies(held[i], slots[i], in_place(held[i], reads[i]));
     }
     exchange.finish_copies();
-    attempt([&] { ahead->finish(); });
+    attempt_to_read([&] { ahead->finish(); });
     sums_of_parts sums;
     for (const auto& [i, part] : ahead->take_partly_read()) sums.add(saved_, held[i], part);
     sums.gather(ctx_, ranks_);
     if (!sums.empty())  // on all ranks or on none
-      attempt([&] {
+      attempt_to_read([&] {
         sums.compare(saved_, *data_, static_cast<std::size_t>(ranks_.rank()), static_cast<std::size_t>(ranks_.size()));
       });
     for (std::size_t i = 0; i < held.size(); ++i)
@@ -156,6 +144,18 @@ class state_loader {
       problem = e.what();
     }
     complain(problem);
+  }
+  /// Does what reads the step's data, as `attempt`, and names an older step where it fails.
+  template <class Work>
+  void attempt_to_read(Work&& work) {
+    attempt([&] {
+      try {
+        work();
+      } catch (const std::exception& e) {
+        const auto older = older_step(files_, path_);
+        fail({e.what(), older ? cat({"; an older step is '", older->path, "'"}) : ""});
+      }
+    });
   }
 
   std::string stored_name(const held_tensor& h) const {
@@ -320,6 +320,7 @@ class state_loader {
 
   const context<Device>& ctx_;
   any_communicator& ranks_;
+  file_system& files_;
   load_rules rules_;
   std::string path_;
   std::vector<invalid_step> passed_over_;

@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -85,19 +86,21 @@ class safetensors_directory {
                  : std::string()}));
   }
   [[noreturn]] void no_weights() const {
-    std::string shards;
+    std::vector<std::string> shards;
     bool pickled = false;
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) {
       const std::string name = entry.path().filename().string();
-      if (name.ends_with(".safetensors")) shards += (shards.empty() ? "'" : "', '") + name;
+      if (name.ends_with(".safetensors")) shards.push_back(name);
       pickled = pickled || (name.starts_with("pytorch_model") && name.ends_with(".bin"));
     }
-    bad(cat({"has neither ", safetensors_file_name, " nor ", safetensors_index_name,
-             shards.empty() ? "" : cat({"; it has '", shards.substr(1), "', and no index that says what is in them"}),
-             pickled ? "; its pytorch_model.bin can run any code when it is read: save the model again with "
-                       "transformers, which writes safetensors"
-                     : ""}));
+    std::sort(shards.begin(), shards.end());
+    bad(cat(
+        {"has neither ", safetensors_file_name, " nor ", safetensors_index_name,
+         shards.empty() ? "" : cat({"; it has ", detail::quoted(shards), ", and no index that says what is in them"}),
+         pickled ? "; its pytorch_model.bin can run any code when it is read: save the model again with "
+                   "transformers, which writes safetensors"
+                 : ""}));
   }
 
   void open(const std::string& name) {

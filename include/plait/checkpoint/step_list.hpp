@@ -79,6 +79,15 @@ inline std::string commit_text(std::uint64_t step, std::string_view manifest) {
               " bytes, CRC-32C ", sum, "\n"});
 }
 
+/// Returns the step that a manifest says it is of; nothing where it is none.
+inline std::optional<std::uint64_t> step_of_manifest(const std::string& text) {
+  try {
+    return parse_manifest(text, "").step;
+  } catch (const error&) {
+    return std::nullopt;
+  }
+}
+
 /// Returns the text of a step's manifest after a look at its COMMIT; throws `error` if that does not fit.
 inline std::string committed_manifest(file_system& files, const std::string& path, std::uint64_t step) {
   const std::string commit = path_in(path, commit_file), manifest = path_in(path, manifest_file);
@@ -87,17 +96,24 @@ inline std::string committed_manifest(file_system& files, const std::string& pat
   const std::string found = read_whole(files, commit);
   std::string text = read_whole(files, manifest);
   const std::string expected = commit_text(step, text);
-  if (found != expected) {
-    fail({"'", commit, "' is not that of its directory and manifest: it reads '",
-          std::string_view(found).substr(0, 200), "', and they take '", expected, "'"});
-  }
-  return text;
+  if (found == expected) return text;
+  if (const auto other = step_of_manifest(text); other && found == commit_text(*other, text))
+    fail({"'", path, "' holds step ", *other, ": it was renamed, or copied; a step is loaded under its own name, ",
+          step_name(*other)});
+  const auto in_one_line = [](std::string_view lines) {
+    std::string line;
+    for (const char c : lines.substr(0, 200)) line += c == '\n' ? ';' : c;
+    return line;
+  };
+  fail({"'", commit, "' is not that of its directory and manifest: it reads '", in_one_line(found),
+        "', and they take '", in_one_line(expected), "'"});
 }
 
 inline std::uint64_t step_of_path(const std::string& path) {
   const std::string_view name = std::string_view(path).substr(path.find_last_of('/') + 1);
   if (const auto step = step_called(name)) return *step;
-  fail({"'", path, "' is no step of a checkpoint; its name would be like ", step_name(100)});
+  fail({"'", path, "' is no step by its name, which would be like ", step_name(100),
+        "; give a step that was renamed its name back"});
 }
 
 /// Returns the directories of a root that have the name of a step, newest first.
@@ -156,6 +172,50 @@ inline std::optional<committed_step> newest_step(file_system& files, const std::
     std::string fault = detail::commit_fault(files, step);
     if (fault.empty()) return step;
     if (passed_over != nullptr) passed_over->push_back({step.path, std::move(fault)});
+  }
+  return std::nullopt;
+}
+
+namespace detail {
+
+/// Returns the directory of a step: `path` itself, or the newest one in it that is whole, newer ones being added to
+/// `passed_over`. Throws `error` that says what is there instead.
+inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& passed_over) {
+  constexpr std::string_view legal = "; legal are a saved step and a folder of them";
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const auto kind = files.kind_of(path);
+  if (!kind) {
+    const std::size_t slash = path.rfind('/');
+    const std::string name = path.substr(slash == path.npos ? 0 : slash + 1);
+    const std::string folder = slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+    std::string others;
+    if (step_called(name) && files.kind_of(folder) == file_kind::directory)
+      for (const committed_step& step : steps_by_name(files.list(folder), folder))
+        append(others, {others.empty() ? "; there are " : ", ", step_name(step.step)});
+    fail({"there is no '", path, "'", others.empty() ? std::string(legal) : others});
+  }
+  if (kind != file_kind::directory) fail({"'", path, "' is a file", legal});
+  if (files.kind_of(path_in(path, commit_file))) return path;
+  if (const auto newest = newest_step(files, path, &passed_over)) return newest->path;
+  if (files.kind_of(path_in(path, manifest_file)))
+    fail({"'", path, "' has no ", commit_file, ": it was never finished"});
+  std::string why;
+  for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
+  if (!why.empty()) fail({"'", path, "' has no step that is whole", why});
+  fail({"'", path, "' is no saved step, and no folder that has one"});
+}
+
+}  // namespace detail
+
+/// Returns the newest committed step that is older than the one at `path`, in the same root; nothing where there is
+/// none, or nothing can be seen.
+inline std::optional<committed_step> older_step(file_system& files, const std::string& path) {
+  try {
+    const std::size_t slash = path.rfind('/');
+    const std::uint64_t step = detail::step_of_path(path);
+    for (const committed_step& other : list_steps(files, slash == path.npos ? "." : path.substr(0, slash)).committed)
+      if (other.step < step) return other;
+  } catch (const error&) {  // the caller has worse to tell
   }
   return std::nullopt;
 }

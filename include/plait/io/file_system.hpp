@@ -3,6 +3,7 @@
 // checkpoint/step_directory.hpp. Single small files are written by io/atomic_file.hpp.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -49,7 +50,8 @@ class file_handle {
     const std::uint64_t end = offset + bytes.size();
     while (!bytes.empty()) {
       const std::size_t got = read_some(offset, bytes);
-      if (got == 0) fail({"'", path_, "' is truncated: it ends at byte ", offset, " and should have ", end});
+      if (got == 0)
+        fail({"'", path_, "' is truncated: it ends at byte ", std::min(offset, size()), " and should have ", end});
       offset += got;
       bytes = bytes.subspan(got);
     }

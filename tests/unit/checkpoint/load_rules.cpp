@@ -150,11 +150,14 @@ TEST_CASE("missing, unexpected and misshapen tensors are listed together, on all
     if (ranks.rank() == 1) one[1].name = "hole";
     CHECK_ERROR(load(one), "the model needs 'hole', which it has not");
     CHECK(other == own_tensors(ctx, 9));
-    CHECK_ERROR(load_tensors(ctx, ranks, "none", {.tensors = other.held()}, files), "there is no 'none'");
+    CHECK_ERROR(load_tensors(ctx, ranks, "none", {.tensors = other.held()}, files),
+                "there is no 'none'; legal are a saved step and a folder of them");
+    CHECK_ERROR(load_tensors(ctx, ranks, "steps/step-00000009", {.tensors = other.held()}, files),
+                "there is no 'steps/step-00000009'; there are step-00000001");
     CHECK_ERROR(load_tensors(ctx, ranks, "steps/step-00000001/COMMIT", {.tensors = other.held()}, files),
                 "is a file; legal are a saved step and a folder of them");
     CHECK_ERROR(load_tensors(ctx, ranks, "steps/step-00000001/data", {.tensors = other.held()}, files),
-                "is no saved step and has none");
+                "'steps/step-00000001/data' is no saved step, and no folder that has one");
   });
 }
 

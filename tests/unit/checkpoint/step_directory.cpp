@@ -139,7 +139,9 @@ TEST_CASE("what is invalid is named with its reason, and the newest whole step i
   CHECK(plait::newest_step(files, "r")->step == 2);
   REQUIRE(found.invalid.size() == 6);
   CHECK(found.invalid[0].path == "r/step-00000033");
-  CHECK(contains(found.invalid[0].reason, "step 3\n"));
+  CHECK(
+      found.invalid[0].reason ==
+      "'r/step-00000033' holds step 3: it was renamed, or copied; a step is loaded under its own name, step-00000003");
   CHECK(contains(found.invalid[1].reason, "'r/step-00000008' has no COMMIT"));
   CHECK(contains(found.invalid[2].reason, "'r/step-00000007' has no manifest.json"));
   CHECK(contains(found.invalid[3].reason, "'r/step-00000006/COMMIT' is not that of its directory and manifest"));

@@ -130,7 +130,11 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   std::filesystem::remove(dir / "model.safetensors.index.json");
   CHECK_ERROR(open_files(folder), "has neither model.safetensors nor model.safetensors.index.json",
               "it has 'model-1.safetensors', and no index");
-  std::filesystem::remove(dir / "model-1.safetensors");
+  for (const char* name : {"c.safetensors", "a.safetensors", "b.safetensors"}) dir.write(name, "");
+  CHECK_ERROR(open_files(folder),
+              "it has 'a.safetensors', 'b.safetensors', 'c.safetensors', 'model-1.safetensors', and");
+  for (const char* name : {"a.safetensors", "b.safetensors", "c.safetensors", "model-1.safetensors"})
+    std::filesystem::remove(dir / name);
   dir.write("pytorch_model.bin", "pickle");
   CHECK_ERROR(open_files(folder), "pytorch_model.bin can run any code");
   write_file(dir / "model.safetensors", {{"a", {2, 1}}});
