@@ -32,7 +32,8 @@ BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
 # The sizes by which a sweep is of one model; MHA and GQA are two.
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "part", "fits")
+ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "part", "fits", "setting",
+         "left_out")
 
 
 def of_part(machine, part):
@@ -128,33 +129,44 @@ def fitting(rows):
 
 
 def leave_one_out(program, rows, machines, folder):
-    """Fits without one source after the other and reports on the one left out."""
+    """Fits without one source after the other and reports on the one left out, whose rows keep what is predicted then;
+    and on all of them together."""
     print(f"{'left out':18} {'rows':>5} {'median %':>9} {'p90 %':>7} {'worst %':>8}")
+
+    def report(name, found):
+        relative = [abs(math.expm1(e)) * 100 for _, _, e in found]
+        print(f"{name:18} {len(relative):5} {quantile(relative, 0.5):9.1f} {quantile(relative, 0.9):7.1f} {max(relative):8.1f}")
+
+    everything = []
     for gpu, machine in machines.items():
         within = {r["source"] for r in rows if r["gpu"] == gpu and (r["source"] not in APART or r["source"] in FITTED[gpu])}
         for source in sorted(within):
             others = [r for r in rows if r["gpu"] == gpu and r["source"] in within - {source}]
             found, _ = fit(program, others, machine, SHARES[gpu], folder)
             mine = [r for r in rows if r["source"] == source]
-            relative = [abs(math.expm1(e)) * 100 for _, _, e in errors(mine, price(program, mine, found, folder))]
-            print(f"{source:18} {len(relative):5} {quantile(relative, 0.5):9.1f} {quantile(relative, 0.9):7.1f} "
-                  f"{max(relative):8.1f}")
+            here = errors(mine, price(program, mine, found, folder))
+            for row, seconds, _ in here:
+                row["left_out"] = seconds
+            report(source, here)
+            everything += here
+    report("all, left out", everything)
 
 
 def ranks(results):
-    """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model that
-    on one kind of GPU that has five layouts or more and spreads by more than a tenth. A layout that was measured several times counts once, by
-    the median: how its repetitions differ is noise, which no prediction can rank."""
+    """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model with
+    one version of a program on one kind of GPU and network that has five layouts or more and spreads by more than a tenth. A layout
+    that was measured several times counts once, by the median: how its repetitions differ is noise, which no prediction
+    can rank. A sweep below 0.9 is named."""
     sweeps = {}
     for row, seconds, _ in results:
         gpus = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
         scale = gpus / (int(row["batch"]) * int(row["seq"]))
         part = {k: v for k, v in row.get("part", {}).items() if k != "levels"}
-        key = (row["source"], row.get("precision", "bf16"), json.dumps(part), *(row[k] for k in SHAPE))
+        key = (row["source"], row.get("precision", "bf16"), json.dumps(part), row.get("setting", ""), *(row[k] for k in SHAPE))
         layout = tuple(sorted((k, str(v)) for k, v in row.items() if k not in ASIDE))
         sweeps.setdefault(key, {}).setdefault(layout, []).append((row["published"] * scale, seconds * scale))
-    by_source = {}
-    for (source, *_), layouts in sweeps.items():
+    by_source, below = {}, []
+    for (source, _, part, setting, hidden, layers, *_), layouts in sweeps.items():
         pairs = [tuple(map(statistics.median, zip(*repeated))) for repeated in layouts.values()]
         published_times = [a for a, _ in pairs]
         if len(pairs) >= 5 and max(published_times) > 1.1 * min(published_times):
@@ -162,9 +174,15 @@ def ranks(results):
             mean = (len(pairs) - 1) / 2
             a, b = ([x - mean for x in order] for order in orders)
             norm = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
-            by_source.setdefault(source, []).append(sum(x * y for x, y in zip(a, b)) / norm if norm else 0)
+            found = sum(x * y for x, y in zip(a, b)) / norm if norm else 0
+            by_source.setdefault(source, []).append(found)
+            if found < 0.9:
+                below.append(f"  {source}, hidden {hidden}, layers {layers}{', ' + setting if setting else ''}"
+                             f"{', ' + part if part != '{}' else ''}: {found:.2f} of {len(pairs)} layouts, whose slowest "
+                             f"takes {max(published_times) / min(published_times):.1f} times the fastest")
     for source, all_ in sorted(by_source.items()):
         print(f"{source:18} {len(all_):3} sweeps, Spearman median {quantile(all_, 0.5):.2f}, least {min(all_):.2f}")
+    print("\n".join(sorted(below)))
 
 
 def memory(program, folder_of_tables, machine, folder):
@@ -295,11 +313,13 @@ def main():
     if args.out:
         with open(args.out, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["source", "configuration", "published_s", "predicted_s", "error_percent", "fitted", "fits",
-                             "convention"])
+            writer.writerow(["source", "configuration", "published_s", "predicted_s", "error_percent",
+                             "left_out_error_percent", "fitted", "fits", "convention"])
             for row, seconds, e in results:
                 writer.writerow([row["source"], row["name"], f"{row['published']:.4g}", f"{seconds:.4g}",
-                                 f"{100 * math.expm1(e):.1f}", "yes" if row["source"] in fitted else "no",
+                                 f"{100 * math.expm1(e):.1f}",
+                                 f"{100 * (row['left_out'] / row['published'] - 1):.1f}" if "left_out" in row else "",
+                                 "yes" if row["source"] in fitted else "no",
                                  "yes" if row["fits"] == "1" else "no", row["convention"]])
 
 

@@ -248,9 +248,21 @@ def internevo(folder):
                "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} seq={seq} zero1={r['zero1']}"}
 
 
+def whole_rate(r):
+    """The rate of an all-reduce over all ranks that a job of nanotron's sweep measured, in GB/s."""
+    return float(r["nccl_allreduce_gbs"] or 0)
+
+
 def ultrascale(folder, ran=True):
     """Nanotron's sweep: with `ran`, the rows with times; else those reported out of memory as well, for memory."""
-    for r in read(folder, "hf_ultrascale_sweep"):
+    table = list(read(folder, "hf_ultrascale_sweep"))
+    # A network is sound where it reached half of what the best tenth of jobs on as many machines did.
+    rates = {}
+    for r in table:
+        if r["status"] == "Success" and r["step_s_derived"]:
+            rates.setdefault(r["nodes"], []).append(whole_rate(r))
+    sound = {nodes: sorted(all_)[int(0.9 * (len(all_) - 1))] / 2 for nodes, all_ in rates.items()}
+    for r in table:
         out_of_memory = r["status"] == "OOM"
         if (r["status"] != "Success" or not r["step_s_derived"]) and (ran or not out_of_memory):
             continue
@@ -268,6 +280,10 @@ def ultrascale(folder, ran=True):
                "zero": whole(r["zero_stage"], 0), "sequence_parallel": 1 if r["tp_mode"] == "REDUCE_SCATTER" else 0,
                "part": {"levels": levels},
                "convention": "time printed; NVLink as the job measured it; a floor of 4.4 ms for a microbatch and layer",
+               # The sweep was measured with two versions of the program, of which only the second had a pipeline, and on
+               # networks of which one in three had a fraction of the others' rate.
+               "setting": f"version {2 if r['after_pp_fix'] == 'True' else 1}, "
+                          f"{'sound' if whole_rate(r) >= sound.get(r['nodes'], 0) else 'slow'} network",
                "reserved_gb": r["mem_reserved_gb"], "out_of_memory": int(out_of_memory),
                "name": f"{r['model']} dp={dp} tp={tp} pp={pp} mbs={r['mbs']}"}
 
