@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 
 #include "plait/plan/block_time.hpp"
 #include "plait/plan/pipeline_time.hpp"
@@ -97,56 +99,87 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   return kept;
 }
 
-/// The memory of one rank of the pipeline.
+/// The load of a rank of the pipeline: what it holds whatever is cut of the state over the data ranks, and how much
+/// state there is.
+struct rank_load {
+  double parameters = 0, experts = 0;  ///< trained values
+  double layer = 0;                    ///< those of a block, its experts included
+  memory_split passes;                 ///< activations, logits, working memory and messages
+
+  rank_load(const training_job& job, const training_layout& l, std::int64_t rank)
+      : parameters(rank_parameters(job, l, rank)),
+        experts(rank_experts(job, l, rank)),
+        layer(rank_layer_parameters(job, l)) {
+    const software& program = job.program;
+    const rank_sizes z(job, l);
+    const double e = program.activation_bytes();
+    const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
+    const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
+    const double everything = block_kept_bytes(job, l, plait::recompute::none);
+    const double by_policy = l.recompute == plait::recompute::none ? everything : block_kept_bytes(job, l, l.recompute);
+    const double kept = everything - (everything - by_policy) / static_cast<double>(l.recompute_every);
+    passes.activations = in_flight * layers * kept;
+    const double whole = e * z.hidden * z.tokens;
+    passes.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
+    if (l.recompute != plait::recompute::none) passes.working += everything - by_policy;
+    // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
+    if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
+      passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
+    if (rank == last_rank(l)) passes.logits = z.tokens * z.vocab * program.logit_bytes;
+    if (l.pp > 1) passes.buffers += 4 * e * z.hidden * z.cut_tokens;
+    // A ring has a block of keys and values at hand and one under way, and backward their gradients.
+    if (l.cp > 1 && l.context == context_kind::ring) passes.buffers += 4 * 2 * e * z.kv * z.tokens;
+  }
+};
+
+/// The memory of a rank of the pipeline, given what its passes hold.
 inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
-                                std::int64_t rank) {
+                                const rank_load& load) {
   const software& program = job.program;
-  const rank_sizes z(job, l);
-  const double e = program.activation_bytes();
-  const double parameters = rank_parameters(job, l, rank), pieces = static_cast<double>(l.pieces());
-  const auto layers = static_cast<double>(layers_of_rank(l, {job.model.layers, l.stages()}, rank));
-  const double experts = rank_experts(job, l, rank), one_layer = rank_layer_parameters(job, l);
-  const auto expert_copies = static_cast<double>(l.expert_copies().extent);
-  memory_split out;
+  const auto pieces = static_cast<double>(l.pieces()), expert_copies = static_cast<double>(l.expert_copies().extent);
+  memory_split out = load.passes;
   const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && pieces > 1;
   // A level shares out what it cuts over dp and cp, or those of them that hold no copies, and experts over the ranks
   // that have the same ones.
   const auto held = [&](zero_level from) {
     const bool cut = l.zero >= from && l.zero != zero_level::replicated;
-    return parameters / (cut ? pieces : 1.0) + experts / (cut ? expert_copies : 1.0);
+    return load.parameters / (cut ? pieces : 1.0) + load.experts / (cut ? expert_copies : 1.0);
   };
   out.weights = masters_alone ? 0 : held(zero_level::parameters) * program.weight_bytes;
   out.gradients = held(zero_level::gradients) * program.gradient_bytes;
   out.optimizer = held(zero_level::optimizer) * program.optimizer_bytes;
-
-  const double in_flight = microbatches_in_flight(l, l.microbatches(job), rank);
-  const double everything = block_kept_bytes(job, l, plait::recompute::none);
-  const double kept =
-      everything - (everything - block_kept_bytes(job, l, l.recompute)) / static_cast<double>(l.recompute_every);
-  out.activations = in_flight * layers * kept;
-  const double whole = e * z.hidden * z.tokens;
-  out.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
-  if (l.recompute != plait::recompute::none) out.working += everything - block_kept_bytes(job, l, l.recompute);
-  // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
-  if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
-    out.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
-  if (rank == last_rank(l)) out.logits = z.tokens * z.vocab * program.logit_bytes;
-  if (l.pp > 1) out.buffers += 4 * e * z.hidden * z.cut_tokens;
-  // A ring has a block of keys and values at hand and one under way, and backward their gradients.
-  if (l.cp > 1 && l.context == context_kind::ring) out.buffers += 4 * 2 * e * z.kv * z.tokens;
   if (pieces > 1) {
-    if (l.zero == zero_level::parameters) out.buffers += 2 * one_layer * program.weight_bytes;
+    if (l.zero == zero_level::parameters) out.buffers += 2 * load.layer * program.weight_bytes;
     // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
     // is reduced, nothing is added to them before, so that they are as wide as they travel.
     if (l.zero >= zero_level::gradients)
-      out.buffers += program.reduces_each_microbatch ? one_layer * program.reduced_bytes
-                     : l.microbatches(job) == 1      ? one_layer * program.gradient_bytes
-                                                     : (parameters + experts) * program.gradient_bytes;
+      out.buffers += program.reduces_each_microbatch ? load.layer * program.reduced_bytes
+                     : l.microbatches(job) == 1      ? load.layer * program.gradient_bytes
+                                                     : (load.parameters + load.experts) * program.gradient_bytes;
   }
   out.fragmentation = h.fragmentation * out.allocated();
   out.reserved = h.reserved;
   return out;
 }
+
+/// The memory of one rank of the pipeline.
+inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                std::int64_t rank) {
+  return rank_memory(h, job, l, rank_load(job, l, rank));
+}
+
+/// The loads of the ranks of which one is the fullest: what is kept falls from rank to rank, so that only the first
+/// two, which may have a layer more, and the last matter.
+struct pipeline_loads {
+  std::array<std::int64_t, 3> ranks{};
+  std::array<std::optional<rank_load>, 3> loads{};
+
+  pipeline_loads(const training_job& job, const training_layout& l) : ranks{0, 1, l.pp - 1} {
+    loads[0].emplace(job, l, 0);
+    if (l.pp > 1) loads[1].emplace(job, l, 1);
+    if (l.pp > 2) loads[2].emplace(job, l, l.pp - 1);
+  }
+};
 
 /// The fullest rank of the pipeline, and what it holds.
 struct fullest_rank {
@@ -154,16 +187,18 @@ struct fullest_rank {
   memory_split memory;
 };
 
-inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l) {
-  fullest_rank out{0, rank_memory(h, job, l, 0)};
-  const auto look = [&](std::int64_t rank) {
-    const memory_split here = rank_memory(h, job, l, rank);
-    if (here.total() > out.memory.total()) out = {rank, here};
-  };
-  // What is kept falls from rank to rank, so that only the first two, which may have a layer more, and the last matter.
-  if (l.pp > 1) look(1);
-  if (l.pp > 2) look(l.pp - 1);
+inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l,
+                                const pipeline_loads& of) {
+  fullest_rank out{0, rank_memory(h, job, l, *of.loads[0])};
+  for (std::size_t i = 1; i < of.loads.size() && of.loads[i]; ++i) {
+    const memory_split here = rank_memory(h, job, l, *of.loads[i]);
+    if (here.total() > out.memory.total()) out = {of.ranks[i], here};
+  }
   return out;
+}
+
+inline fullest_rank most_memory(const hardware& h, const training_job& job, const training_layout& l) {
+  return most_memory(h, job, l, pipeline_loads(job, l));
 }
 
 }  // namespace plait::planner

@@ -5,9 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
@@ -63,6 +68,13 @@ inline std::vector<std::int64_t> useful_chunks(std::int64_t layers, std::int64_t
   return out;
 }
 
+/// The part of a price that layouts share which differ in what is cut over the data ranks: what passes keep, and their
+/// time, which differs by whether gradients are added up elsewhere as they are cut.
+struct shared_price {
+  std::optional<pipeline_loads> loads{};
+  std::optional<passes_price> passes[2]{};
+};
+
 /// Collects prices: the fastest, and the front of time and memory.
 class price_collector {
  public:
@@ -73,24 +85,43 @@ class price_collector {
   bool refused(const training_layout& l) {
     layout_refusal here = refusal_of(l, job_);
     if (here.why.empty()) return false;
-    if (out_.nearest.why.empty() || here.passed > out_.nearest.passed) out_.nearest = std::move(here);
+    keep_refusal(std::move(here));
     return true;
   }
 
-  /// Returns whether the layout is legal and fits. Its passes are those of others before, if `passes` has them.
-  bool consider(const training_layout& l, std::optional<passes_price>& passes) {
+  /// Keeps why a layout is no candidate, where nothing is kept yet: then no candidate may follow that says it.
+  void passed_over(const training_layout& l) {
+    if (out_.nearest.why.empty() && out_.legal == 0) out_.nearest = refusal_of(l, job_);
+  }
+  /// Keeps that the product of extents does not divide the accelerators, where nothing is kept yet.
+  void passed_over(const training_layout& l, std::int64_t accelerators) {
+    if (out_.nearest.why.empty())
+      out_.nearest = {-1, cat({"tp = ", l.tp, ", cp = ", l.cp, " and pp = ", l.pp, " are ", l.tp * l.cp * l.pp,
+                               " ranks, which must divide the ", accelerators, "; the nearest are ",
+                               nearest_divisors(accelerators, l.tp * l.cp * l.pp)})};
+  }
+
+  /// Returns whether a layout, of a mesh and a schedule that are legal, is legal and fits. It shares its passes and
+  /// what they keep with others that are cut in other ways.
+  bool consider(const training_layout& l, const stage_times& times, shared_price& shared) {
     ++out_.candidates;
-    if (refused(l)) return false;
+    if (layout_refusal here = refusal_of_data(l, job_); !here.why.empty()) return keep_refusal(std::move(here)), false;
     ++out_.legal;
     // Memory first: most of what does not fit is never timed.
-    const fullest_rank fullest = most_memory(h_, job_, l);
+    if (!shared.loads) shared.loads.emplace(job_, l);
+    const fullest_rank fullest = most_memory(h_, job_, l, *shared.loads);
     const double total = fullest.memory.total();
     if (out_.legal == 1 || total < out_.smallest.memory.total()) out_.smallest = price(h_, job_, l);
     if (total > h_.memory) return false;
     ++out_.fitting;
-    if (!passes) passes = price_passes(h_, job_, l);
-    priced_.push_back(price_around(h_, job_, l, *passes, fullest));
-    if (priced_.size() >= 2 * keep_) compact();
+    std::optional<passes_price>& passes = shared.passes[l.zero >= zero_level::gradients];
+    if (!passes) passes = price_passes(h_, job_, l, times);
+    // Whatever else a step does, it takes as long as its passes.
+    if (useless(passes->seconds.total(), total)) return true;
+    layout_price p = price_around(h_, job_, l, *passes, fullest);
+    if (useless(p.step(), total)) return true;
+    priced_.push_back(std::move(p));
+    if (priced_.size() / 2 >= std::max(keep_, options_.most)) compact();
     return true;
   }
 
@@ -102,7 +133,20 @@ class price_collector {
   }
 
  private:
-  static constexpr std::size_t keep_ = 4096;
+  static constexpr std::size_t keep_ = 128;
+
+  void keep_refusal(layout_refusal here) {
+    if (out_.nearest.why.empty() || here.passed > out_.nearest.passed) out_.nearest = std::move(here);
+  }
+
+  /// Whether a layout of at least so many seconds is neither among the fastest nor on the front. What is as good as it
+  /// came before it, and stays.
+  bool useless(double seconds, double bytes) const {
+    if (seconds < slowest_) return false;
+    const auto above = std::upper_bound(front_.begin(), front_.end(), bytes,
+                                        [](double b, const layout_price& p) { return b < p.memory.total(); });
+    return above != front_.begin() && std::prev(above)->step() <= seconds;
+  }
 
   /// Keeps the fastest and the front of all so far. Layouts of equal price are in the order of candidates.
   void compact() {
@@ -117,7 +161,9 @@ class price_collector {
     front_.clear();
     for (layout_price& p : all)
       if (front_.empty() || p.step() < front_.back().step()) front_.push_back(std::move(p));
-    if (priced_.size() > options_.most) priced_.resize(options_.most);
+    if (priced_.size() < options_.most) return;
+    priced_.resize(options_.most);
+    slowest_ = priced_.empty() ? 0 : priced_.back().step();
   }
 
   const hardware& h_;
@@ -125,6 +171,7 @@ class price_collector {
   const search_options& options_;
   search_result& out_;
   std::vector<layout_price> priced_{}, front_{};
+  double slowest_ = std::numeric_limits<double>::infinity();  ///< of the fastest that are known
 };
 
 }  // namespace detail
@@ -154,11 +201,11 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   const bool plain = asked(replication::none), over_cp = asked(replication::over_cp);
   const bool over_dp = asked(replication::over_dp), over_parts = asked(replication::over_part_of_dp);
   std::vector<std::int64_t> parts;  // of dp, at the mesh that is looked at
-  const auto all_hybrids = [&](training_layout l, std::optional<passes_price>& passes) {
-    if (plain && !prices.consider(l, passes)) return;
+  const auto all_hybrids = [&](training_layout l, const stage_times& times, detail::shared_price& shared) {
+    if (plain && !prices.consider(l, times, shared)) return;
     const auto with = [&](replication over, std::int64_t copies) {
       l.replicate = over, l.dp_copies = copies;
-      return prices.consider(l, passes);
+      return prices.consider(l, times, shared);
     };
     // Where nothing else is asked for, what is not legal says why.
     const bool cuts = l.zero != zero_level::replicated && job.model.experts == 0;
@@ -171,16 +218,29 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   std::vector<std::int64_t> powers;
   for (std::int64_t b = 1; b <= 64; b *= 2) powers.push_back(b);
   const auto microbatches = choices(options.microbatch, powers);
+  // A stage's passes do not depend on how many stages there are, nor on how they take turns.
+  std::map<std::tuple<std::int64_t, std::int64_t, context_kind, plait::recompute>, stage_times> times;
+  const auto times_of = [&](const training_layout& l) -> const stage_times& {
+    const std::tuple key(l.ep, l.microbatch, l.context, l.recompute);
+    const auto known = times.find(key);
+    return known != times.end() ? known->second : times.emplace(key, stage_times(h, job, l)).first->second;
+  };
   const auto all_policies = [&](training_layout l) {
-    // Passes differ by what is recomputed, and, as gradients are added up elsewhere then, by whether those are cut.
-    std::optional<passes_price> passes[2][recompute_modes];
+    if (prices.refused(l)) {
+      ++out.candidates;
+      return;
+    }
+    detail::shared_price shared[recompute_modes];
     for (const zero_level zero : zeros) {
       if (zero != zero_level::replicated && l.dp * l.cp == 1 && zeros.size() > 1) continue;  // the same as replicated
-      if (zero == zero_level::parameters && l.pp > 1) continue;
       l.zero = zero;
+      if (zero == zero_level::parameters && l.pp > 1) {
+        prices.passed_over(l);
+        continue;
+      }
       for (const plait::recompute policy : recomputes) {
         l.recompute = policy;
-        all_hybrids(l, passes[zero >= zero_level::gradients][static_cast<std::size_t>(policy)]);
+        all_hybrids(l, times_of(l), shared[static_cast<std::size_t>(policy)]);
       }
     }
   };
@@ -190,10 +250,17 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
       l.schedule = kind;
       l.chunks = kind == schedule_kind::zb_v ? 2 : 1;
       if (kind != schedule_kind::interleaved) {
-        if (l.stages() <= job.model.layers) all_policies(l);
+        if (l.stages() <= job.model.layers)
+          all_policies(l);
+        else
+          prices.passed_over(l);
         continue;
       }
-      if (l.microbatches(job) % l.pp != 0) continue;
+      l.chunks = 2;
+      if (l.microbatches(job) % l.pp != 0 || l.stages() > job.model.layers) {
+        prices.passed_over(l);
+        continue;
+      }
       for (const std::int64_t v : choices(options.chunks, detail::useful_chunks(job.model.layers, l.pp))) {
         l.chunks = v;
         all_policies(l);
@@ -213,12 +280,16 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
     }
   };
   for (const std::int64_t tp : choices(options.tp, detail::divisors_up_to(accelerators, 64)))
-    for (const std::int64_t cp : choices(options.cp, detail::divisors_up_to(accelerators, 64)))
+    for (const std::int64_t cp : choices(options.cp, detail::divisors_up_to(accelerators, 64))) {
+      times.clear();
       for (const std::int64_t pp : choices(options.pp, detail::divisors_up_to(accelerators, job.model.layers))) {
         training_layout l;
         l.tp = tp, l.cp = cp, l.pp = pp;
         l.sequence_parallel = options.sequence_parallel;
-        if (accelerators % (tp * cp * pp) != 0) continue;
+        if (accelerators % (tp * cp * pp) != 0) {
+          prices.passed_over(l, accelerators);
+          continue;
+        }
         l.dp = accelerators / (tp * cp * pp);
         parts.clear();
         for (const std::int64_t copies : detail::divisors_up_to(l.dp, l.dp / 2))
@@ -228,7 +299,10 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
           for (const std::int64_t b : microbatches) {
             l.ep = ep;
             l.microbatch = b;
-            if (b > 1 && job.global_batch % (l.dp * b) != 0) continue;
+            if (b > 1 && job.global_batch % (l.dp * b) != 0) {
+              prices.passed_over(l);
+              continue;
+            }
             for (const context_kind context : contexts) {
               if (cp == 1 && context != contexts.front()) continue;
               l.context = context;
@@ -240,6 +314,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
             }
           }
       }
+    }
   prices.finish();
   return out;
 }

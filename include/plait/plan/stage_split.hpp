@@ -11,11 +11,12 @@ namespace plait::planner {
 /// An even split of layers over stages. What does not divide goes to the stages in the middle, then to the first and
 /// last to the last one, which have an embedding and an output projection beside their layers.
 struct stage_split {
-  std::int64_t layers = 1, stages = 1;
+  std::int64_t stages = 1, base = 1, rest = 0;
+
+  constexpr stage_split(std::int64_t layers, std::int64_t n) : stages(n), base(layers / n), rest(layers % n) {}
 
   /// Layers of one stage.
   constexpr std::int64_t of_stage(std::int64_t stage) const {
-    const std::int64_t rest = layers % stages, base = layers / stages;
     if (stage == stages - 1) return base;  // the rest is less than the number of stages
     if (stage == 0) return base + (rest == stages - 1 && stages > 1 ? 1 : 0);
     return base + (stage <= rest ? 1 : 0);

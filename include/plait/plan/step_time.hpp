@@ -181,20 +181,27 @@ struct passes_price {
   pipeline_costs costs;
 };
 
-inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l) {
+inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l,
+                                 const stage_times& times) {
   passes_price out;
-  const stage_times times(h, job, l);
   const stage_split split{job.model.layers, l.stages()};
   const std::int64_t m = l.microbatches(job);
   pipeline_costs& costs = out.costs;
   part_time busiest;
   double accumulation = 0;
+  part_time here;
+  std::int64_t before = -1;  // layers of the rank before, where it has neither the embedding nor the head
+  double parameters = 0, experts = 0, adding = 0, all = 0;
   for (std::int64_t r = 0; r < l.pp; ++r) {
     const std::int64_t layers = layers_of_rank(l, split, r);
-    const part_time here = times.of(layers, r == 0, r == last_rank(l));
-    const double parameters = rank_parameters(job, l, r), experts = rank_experts(job, l, r);
-    const double adding = detail::accumulation_seconds(h, job, l, parameters + experts);
-    const double all = here.forward.sum() + here.backward() + adding;
+    const bool ends = r == 0 || r == last_rank(l);
+    if (ends || layers != before) {
+      here = times.of(layers, r == 0, r == last_rank(l));
+      parameters = rank_parameters(job, l, r), experts = rank_experts(job, l, r);
+      adding = detail::accumulation_seconds(h, job, l, parameters + experts);
+      all = here.forward.sum() + here.backward() + adding;
+    }
+    before = ends ? -1 : layers;
     costs.sum += all;
     costs.forward += here.forward.sum() / static_cast<double>(l.pp);
     costs.input += (here.input.sum() + here.again.sum()) / static_cast<double>(l.pp);
@@ -221,6 +228,10 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
   s.bubble = pipeline_seconds(l, m, costs) - rounds * costs.busiest;
   out.forward = busiest.forward.sum(), out.backward = busiest.backward();
   return out;
+}
+
+inline passes_price price_passes(const hardware& h, const training_job& job, const training_layout& l) {
+  return price_passes(h, job, l, stage_times(h, job, l));
 }
 
 /// The price of a layout whose passes and memory are known.

@@ -145,6 +145,15 @@ inline std::string why_no_hybrid(const training_layout& l, const training_job& j
 
 }  // namespace detail
 
+/// The checks that levels of ZeRO and copies of a hybrid may fail, where a mesh and a schedule pass all others.
+inline layout_refusal refusal_of_data(const training_layout& l, const training_job& job) {
+  if (l.zero == zero_level::parameters && l.pp > 1)
+    return {18,
+            "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1"};
+  if (std::string e = detail::why_no_hybrid(l, job); !e.empty()) return {19, e};
+  return {};
+}
+
 /// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan/memory.hpp.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
@@ -209,11 +218,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
     return {17, cat({"interleaved needs microbatches in multiples of pp = ", l.pp, " and a rank has ", m_count,
                      "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
                      " and ", (m_count / l.pp + 1) * l.pp * share})};
-  if (l.zero == zero_level::parameters && l.pp > 1)
-    return {18,
-            "zero is 3 and pp above 1: every microbatch would gather the parameters again; use zero 1 or 2, or pp = 1"};
-  if (std::string e = detail::why_no_hybrid(l, job); !e.empty()) return {19, e};
-  return {};
+  return refusal_of_data(l, job);
 }
 
 /// Returns why a layout cannot train `job`, naming the knob and the nearest legal values; empty where it can.

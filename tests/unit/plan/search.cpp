@@ -3,12 +3,17 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plait/models/llama_plan.hpp"
 #include "plait/plan/explain.hpp"
 #include "plait/plan/hardware_table.hpp"
+#include "plait/plan/software_table.hpp"
 
 namespace {
 
@@ -35,7 +40,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   options.replicate = {pp::replication::none};
   const pp::search_result found = pp::search_layouts(h, job, 64, options);
   double best = std::numeric_limits<double>::infinity(), smallest = best;
-  std::int64_t fitting = 0;
+  std::vector<std::pair<double, double>> fitting;  // bytes and seconds
   for (std::int64_t tp = 1; tp <= 64; ++tp)
     for (std::int64_t cp = 1; tp * cp <= 64; ++cp)
       for (std::int64_t ranks = 1; tp * cp * ranks <= 64; ++ranks)
@@ -54,14 +59,27 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
                 const pp::layout_price p = pp::price(h, job, l);
                 smallest = std::min(smallest, p.memory.total());
                 if (!p.fits) continue;
-                ++fitting;
+                fitting.emplace_back(p.memory.total(), p.step());
                 best = std::min(best, p.step());
               }
   REQUIRE(!found.best.empty());
   CHECK(found.best.front().step() == best);
   CHECK(found.smallest.memory.total() == smallest);
-  CHECK(found.fitting == fitting);
+  CHECK(found.fitting == std::ssize(fitting));
   CHECK(found.front.back().step() == best);
+  // All of the front, and the ten fastest.
+  std::sort(fitting.begin(), fitting.end());
+  std::vector<std::pair<double, double>> front, of_search;
+  for (const auto& [bytes, seconds] : fitting)
+    if (front.empty() || seconds < front.back().second) front.emplace_back(bytes, seconds);
+  for (const pp::layout_price& p : found.front) of_search.emplace_back(p.memory.total(), p.step());
+  CHECK(of_search == front);
+  std::vector<double> seconds, fastest;
+  for (const auto& [bytes, s] : fitting) seconds.push_back(s);
+  std::sort(seconds.begin(), seconds.end());
+  seconds.resize(options.most);
+  for (const pp::layout_price& p : found.best) fastest.push_back(p.step());
+  CHECK(fastest == seconds);
 }
 
 TEST_CASE("the hybrids of a search are all that fit, and the best of them is the best that is priced one by one") {
@@ -136,6 +154,27 @@ TEST_CASE("what a search returns fits, is in order, and its front has no better 
   CHECK(pp::price(h, job, theirs).step() >= found.best.front().step());
 }
 
+TEST_CASE("what a search shares between layouts is what each of them has") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  for (const char* program : {"plait", "llm-foundry", "internevo"}) {
+    CAPTURE(program);
+    pp::training_job job = llama_job("llama-3-8b", 128);
+    job.program = pp::software_called(program, "x");
+    job.program.reduced_bytes = 4;  // with which LLM Foundry packs more bytes than others add
+    pp::search_result found = pp::search_layouts(h, job, 32, {.most = 1000});
+    CHECK(found.best.size() == 1000);
+    found.best.insert(found.best.end(), found.front.begin(), found.front.end());
+    int cut = 0, differ = 0;
+    for (const pp::layout_price& p : found.best) {
+      const pp::layout_price alone = pp::price(h, job, p.layout);
+      if (p.step() != alone.step() || p.memory.total() != alone.memory.total()) ++differ;
+      if (p.layout.zero >= plait::zero_level::gradients) ++cut;
+    }
+    CHECK(differ == 0);
+    CHECK(cut > 0);
+  }
+}
+
 TEST_CASE("extents that are asked for are the only ones") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::search_options options;
@@ -180,6 +219,27 @@ TEST_CASE("where no layout is legal, the refusal is that of the candidate that p
   CHECK(pp::why_nothing(h, odd, 96, none, options) ==
         "no layout of 96 accelerators is legal: batch is 7 sequences and dp 96 ranks take microbatches of 1; the "
         "nearest legal batches are 96");
+}
+
+TEST_CASE("where no extents or policies that are asked for are candidates, the search says why") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-70b", 128);
+  const auto why = [&](std::int64_t accelerators, const pp::search_options& options) {
+    return pp::why_nothing(h, job, accelerators, pp::search_layouts(h, job, accelerators, options), options);
+  };
+  CHECK(why(64, {.tp = {3}}) ==
+        "no layout of 64 accelerators is legal: tp = 3, cp = 1 and pp = 1 are 3 ranks, which must divide the 64; the "
+        "nearest are 2 and 4");
+  CHECK(why(96, {.pp = {96}}) ==
+        "no layout of 96 accelerators is legal: pp is 96 with 1 chunks on a rank: 96 stages for 80 layers; use at most "
+        "80 stages");
+  CHECK(why(64, {.microbatch = {256}}) ==
+        "no layout of 64 accelerators is legal: batch is 128 sequences and dp 64 ranks take microbatches of 256; the "
+        "nearest legal batches are 16384");
+  CHECK(why(64, {.pp = {4}, .zero = {plait::zero_level::parameters}})
+            .starts_with("no layout of 64 accelerators is legal: zero is 3 and pp above 1"));
+  CHECK(why(64, {.pp = {64}, .schedules = {pp::schedule_kind::interleaved}})
+            .starts_with("no layout of 64 accelerators is legal: pp is 64 with 2 chunks on a rank: 128 stages for 80"));
 }
 
 TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequences where it is told") {

@@ -203,6 +203,9 @@ TEST_CASE("gathers of cut parameters on slow and shared links are waited for, an
   const double step = on_links(slow, job, text);
   CHECK(step > 2.8 * gathers);  // two gathers and a reduction, but for the layer at the turn
   CHECK(step < 3.1 * gathers);
+  pp::hardware half = slow;
+  half.data_hidden = 0.5;  // beside a pass collectives have half of the links
+  CHECK(on_links(half, job, text) > step);
   job.program.reduced_bytes = 4;
   CHECK(on_links(slow, job, text) > step + 0.9 * gathers);
   // A head that is the embedding is gathered for itself, and reduced with it.
@@ -221,6 +224,12 @@ TEST_CASE("gathers that begin late are waited for in backward passes, and broadc
   CHECK(on_links(h, job, "dp=32,zero=3") > early);
   CHECK(on_links(h, job, "dp=32,zero=3") == doctest::Approx(priced(h, job, "dp=32,zero=3").step()).epsilon(0.02));
   job.program.reduces_whole = job.program.broadcasts_pieces = true;
+  // Whole sums cross machines where pieces are summed within one.
+  const pp::training_layout hybrid = pp::parse_layout("tp=2,pp=2,dp=16,zero=1,replicate=dp:4", "x");
+  CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 1);
+  job.program.reduces_whole = false;
+  CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 0);
+  job.program.reduces_whole = true;
   job.program.overlaps_data = false;
   for (const char* text : {"dp=64,zero=1", "dp=64,zero=1,replicate=dp:8"}) {
     CAPTURE(text);

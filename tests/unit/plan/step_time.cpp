@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -173,12 +175,42 @@ TEST_CASE("facts about a program's data parallelism change its price as they say
   const double whole = pp::collective_seconds(h, all, all_reduce, 2 * n);
   CHECK(split("dp=64,zero=1").data == doctest::Approx(whole + pp::broadcasts_seconds(h, all, 2 * n)));
   CHECK(split("dp=64,zero=1,replicate=dp:8").data == doctest::Approx(whole + pp::broadcasts_seconds(h, node, 2 * n)));
+  // Broadcasts end before the next step begins: a pass hides sums, and none of them.
+  job.program.overlaps_data = true;
+  const pp::training_layout cut = pp::parse_layout("dp=64,zero=1", "x");
+  CHECK(pp::detail::data_seconds(h, job, cut, pp::detail::data_groups(h, cut), n, layers, 1e9, 1e9) ==
+        doctest::Approx(whole / layers + pp::broadcasts_seconds(h, all, 2 * n)));
   // A thousand owners take turns, each for a way around the ring.
   const pp::group_place many = pp::place_group(h, {1024, 1});
   const auto& levels = h.levels;
   CHECK(pp::broadcasts_seconds(h, many, 0) ==
         doctest::Approx(1024 * (levels[1].launch + (1024 - 128) * levels[0].latency + 127 * levels[1].latency)));
   CHECK(pp::broadcasts_seconds(h, pp::place_group(h, {1, 1}), 1e9) == 0);
+}
+
+TEST_CASE("a pipeline's passes are those of all its ranks, each with layers of its own") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  for (const char* text : {"pp=4,tp=8", "pp=4,tp=8,schedule=interleaved:2", "pp=4,tp=8,schedule=zb_v", "pp=16,tp=8"})
+    for (const std::int64_t layers : {32, 33, 34, 35, 126}) {
+      pp::training_job job = large_job(64);
+      job.model.layers = layers;
+      const pp::training_layout l = pp::parse_layout(text, "x");
+      const pp::stage_times times(h, job, l);
+      double sum = 0, busiest = 0;
+      for (std::int64_t r = 0; r < l.pp; ++r) {
+        const std::int64_t mine = pp::layers_of_rank(l, {layers, l.stages()}, r);
+        const pp::part_time here = times.of(mine, r == 0, r == pp::last_rank(l));
+        const double parameters = pp::rank_parameters(job, l, r) + pp::rank_experts(job, l, r);
+        const double all =
+            here.forward.sum() + here.backward() + pp::detail::accumulation_seconds(h, job, l, parameters);
+        sum += all, busiest = std::max(busiest, all);
+      }
+      CAPTURE(text);
+      CAPTURE(layers);
+      const pp::passes_price price = pp::price_passes(h, job, l);
+      CHECK(price.costs.sum == doctest::Approx(sum).epsilon(1e-12));
+      CHECK(price.costs.busiest == doctest::Approx(busiest).epsilon(1e-12));
+    }
 }
 
 TEST_CASE("what a program gathers again for its backward pass is waited for, and fused norms pass fewer bytes") {
