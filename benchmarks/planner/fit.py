@@ -230,6 +230,28 @@ def experts(program, folder_of_tables):
               f"{100 * (ours['step_seconds'] / theirs['step_seconds'] - 1):+.1f} %: {ours['layout']}")
 
 
+def blackwell(program):
+    """Steps on machines that nothing was fitted on, and with one share of their products in fp8 fitted for each."""
+    everything = {"as described": [], "one share fitted": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for system in ("B200", "GB200"):
+            rows = list(published.blackwell(system))
+            machine = json.loads(subprocess.run([program, "--print-hardware", system.lower()], check=True,
+                                                capture_output=True, text=True).stdout)
+            scaled, _ = fit(program, rows, machine, ("product_share.fp8",), pathlib.Path(folder))
+            for how, of in zip(everything, (machine, scaled)):
+                found = errors(rows, price(program, rows, of, pathlib.Path(folder)))
+                everything[how] += found
+                for row, seconds, e in found:
+                    print(f"{system:6} {how:16} {row['name']:36} {row['published']:8.3f} {seconds:8.3f} "
+                          f"{100 * math.expm1(e):6.1f} %")
+                print(f"{system} {how}: product_share.fp8 {of['product_share']['fp8']}")
+    for how, found in everything.items():
+        relative = [abs(math.expm1(e)) * 100 for _, _, e in found]
+        print(f"Blackwell, {how}: {len(relative)} rows, median {quantile(relative, 0.5):.1f} %, "
+              f"p90 {quantile(relative, 0.9):.1f} %, worst {max(relative):.1f} %")
+
+
 def peaks(results_with_memory):
     """Predicted beside published peak memory, by source; what a process cannot allocate does not count."""
     by_source = {}
@@ -253,10 +275,14 @@ def main():
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--experts", action="store_true")
+    parser.add_argument("--blackwell", action="store_true")
     parser.add_argument("--show", nargs="*", default=[], help="print every row of these sources")
     args = parser.parse_args()
     if args.experts:
         experts(args.program, args.tables)
+        return
+    if args.blackwell:
+        blackwell(args.program)
         return
     rows = published.all_rows(args.tables)
     results, machines = [], {}

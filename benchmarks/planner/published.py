@@ -315,6 +315,20 @@ def experts(folder):
                    "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} ep={r['ep']} mbs={r['mbs']} {r.get('release', '')}"}
 
 
+def blackwell(system):
+    """Llamas on B200 and GB200 (blackwell.csv beside this file): NVIDIA-NeMo/Megatron-Bridge, docs/, at 0a25f911."""
+    for r in read(pathlib.Path(__file__).parent, "blackwell"):
+        if r["system"] != system:
+            continue
+        tp, pp, cp, gpus, batch = (whole(r[k]) for k in ("tp", "pp", "cp", "gpus", "gbs"))
+        yield {**model(r["model"]), "source": system, "program": "nemo", "precision": "fp8", "seq": r["seq"],
+               "published": batch * whole(r["seq"]) / (float(r["tokens_s_gpu"]) * gpus), "batch": batch, "tp": tp, "pp": pp,
+               "cp": cp, "dp": gpus // (tp * pp * cp), "microbatch": r["mbs"], "schedule": schedule(pp, whole(r["vp"])),
+               "recompute": "none", "zero": 3 if whole(r["fsdp"]) > 1 else 1,
+               "convention": "time from tokens per second",
+               "name": f"{r['model']} {r['precision']} gpus={gpus} {r['release']}"}
+
+
 READERS = (megatron_sc21, korthikanti, zero_bubble, dgxc, nemo_2407, bridge, megatron_core, torchtitan, llm_foundry,
            internevo, ultrascale, experts)
 

@@ -92,14 +92,18 @@ inline hardware gh200() {
   return h;
 }
 
-/// Nothing of Blackwell is fitted on step times: its shares are Hopper's, those of products in proportion to the best
-/// products that are measured on both (bf16 0.776 and 0.803 of the peak, fp8 0.763 and 0.709; ml-engineering).
+/// Nothing of Blackwell is fitted on step times. What its power allows for long is far below what its best products
+/// reach: products in bf16 have the share of 420 large ones that were measured one after the other (SimuMax; half of
+/// them between 0.47 and 0.55), and those in fp8 less by as much, from Hopper's in proportion to the best products of
+/// both (0.763 and 0.709 of the peak; ml-engineering). All else is Hopper's.
 inline hardware b200() {
   hardware h = hopper();
   h.name = "B200";
   h.peak = {80e12, 2250e12, 4500e12};
   h.memory = 183359 * mebi;
-  h.product_share = {0.70, 0.68, 0.73};
+  h.product_share = {0.70, 0.51, 0.56};
+  h.attention_share = 0.50;  // these two: 0.41 of the peak at 4096 tokens and 0.49 at 32768, both passes (SimuMax)
+  h.attention_block = 900;
   h.memory_bandwidth = 8e12;
   h.product_area = 2.0e6;
   // 8 B200 on NVSwitch: 700 GB/s for rings, 850 with NVLS (NVIDIA's slides).
@@ -108,11 +112,14 @@ inline hardware b200() {
   return h;
 }
 
-/// B200 with more power, 72 of them on NVLink.
+/// B200 with more power, 72 of them on NVLink. Its shares are B200's in proportion to the best products (bf16 0.729 and
+/// 0.776 of the peak, fp8 0.723 and 0.763; ml-engineering).
 inline hardware gb200() {
   hardware h = b200();
   h.name = "GB200";
   h.peak = {80e12, 2500e12, 5000e12};
+  h.product_share = {0.70, 0.48, 0.53};
+  h.attention_share = 0.47;
   h.memory = 189471 * mebi;
   h.levels[0].ranks = 72;
   return h;

@@ -306,6 +306,18 @@ TEST_CASE("published steps of H100 in bf16 are within 8 %") {
   CHECK(seconds(h, job, "cp=2,dp=4") == doctest::Approx(9.33).epsilon(0.08));
 }
 
+TEST_CASE("published steps of B200 and GB200 in fp8, of which nothing is fitted, are within 12 %") {
+  // NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, 25.09 and 25.11, from tokens per second
+  const pp::hardware b200 = pp::hardware_called("b200", "x"), gb200 = pp::hardware_called("gb200", "x");
+  pp::training_job job = large_job(64), small = large_job(128), large = large_job(1536);
+  small.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  for (pp::training_job* of : {&job, &small, &large}) of->program.products = pp::number_kind::fp8;
+  CHECK(seconds(b200, small, "dp=8,microbatch=2") == doctest::Approx(4.28).epsilon(0.12));
+  CHECK(seconds(b200, job, "tp=4,cp=2,pp=8,dp=2,schedule=interleaved:8") == doctest::Approx(6.20).epsilon(0.12));
+  CHECK(seconds(gb200, small, "dp=8,microbatch=2") == doctest::Approx(4.16).epsilon(0.12));
+  CHECK(seconds(gb200, large, "tp=4,pp=16,dp=4,schedule=interleaved:4") == doctest::Approx(60.5).epsilon(0.12));
+}
+
 TEST_CASE("formulas of pipelines are near the simulated schedules") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* schedule :
