@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "plait/core/error.hpp"
+#include "plait/mesh/parse.hpp"
+#include "plait/schedule/parse.hpp"
 #include "recompute.hpp"
 
 namespace {
@@ -69,6 +71,22 @@ void check_inputs(const options& opt, const given_option& given) {
     plait::fail("--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation");
 }
 
+/// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
+void check_pipeline(const options& opt, const given_option& given) {
+  using user_mesh =
+      plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
+  if (opt.schedule.ends_with(".csv") || plait::parse_mesh<user_mesh>(opt.mesh).extent(plait::axis_of<plait::pp>) > 1)
+    return;
+  static_cast<void>(plait::parse_schedule(opt.schedule, 1, 4));  // whether there is one of that name
+  if (opt.schedule != "1f1b")
+    plait::fail(
+        "--schedule " + opt.schedule +
+        " orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp");
+  if (given("--split"))
+    plait::fail("--split " + opt.split +
+                " shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out");
+}
+
 /// How the model, its data and its parameters are cut.
 void check_layout(const options& opt, const given_option& given) {
   one_of("--strategy", opt.strategy, {"sp", "tp"});
@@ -97,6 +115,7 @@ void check_layout(const options& opt, const given_option& given) {
     plait::fail("--replicate-over " + opt.replicate_over +
                 " is for --data-parallel zero1 to zero3; replicated cuts nothing");
   one_of("--split", opt.split, {"flops", "measured", "even"});
+  if (opt.plan != "auto" && (given("--split") || given("--schedule"))) check_pipeline(opt, given);
   one_of("--attention", opt.attention,
          {"ring", "ring:zigzag", "ring:contiguous", "all_gather_kv", "all_gather_kv:zigzag", "all_gather_kv:contiguous",
           "ulysses", "ulysses:zigzag", "ulysses:contiguous"});

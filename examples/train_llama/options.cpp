@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <numeric>
 #include <utility>
 
+#include "../reading_error.hpp"
 #include "check_options.hpp"
 #include "number_lists.hpp"
 #include "plait/schedule/parse.hpp"
@@ -50,51 +50,6 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
     all.emplace_back(o->get_name(), value.empty() ? "''" : std::move(value));
   }
   return all;
-}
-
-/// Returns how many letters must be added, removed or changed to make one text the other (Levenshtein 1966).
-std::size_t edits_between(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row[b.size()];
-}
-
-/// "; did you mean --gradients?" of --gradient, or nothing where no option is like it.
-std::string like(const CLI::App& app, const std::string& name) {
-  std::string likest;
-  std::size_t fewest = 3;
-  for (const CLI::Option* o : app.get_options())
-    if (const std::size_t edits = edits_between(o->get_name(), name); edits < fewest)
-      fewest = edits, likest = o->get_name();
-  return likest.empty() ? "" : "; did you mean " + likest + "?";
-}
-
-/// Returns the error of a command line that CLI11 cannot read, by the option that is meant.
-std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const std::vector<std::string>& words) {
-  const std::string why = e.what(), unread = "Could not convert: ", name = why.substr(0, why.find(" = "));
-  if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
-    for (const std::string& word : words)  // the first that looks like an option and is none
-      if (word.size() > 1 && word[0] == '-' && word.find_first_of("0123456789.") != 1 &&
-          app.get_option_no_throw(word.substr(0, word.find('='))) == nullptr)
-        return "there is no option " + word + like(app, word.substr(0, word.find('=')));
-  }
-  if (dynamic_cast<const CLI::ConversionError*>(&e) != nullptr && name.starts_with(unread)) {
-    if (const CLI::Option* const o = app.get_option_no_throw(name.substr(unread.size()))) {
-      const std::string type = o->get_type_name();
-      return o->get_name() + " is '" + (o->results().empty() ? std::string() : o->results().back()) + "', which is " +
-             (type == "INT"     ? "no whole number, or too large a one"
-              : type == "FLOAT" ? "no number"
-                                : "neither true nor false");
-    }
-  }
-  return why;
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ refused '--mesh dp=-1: "dp=-1" is not' --mesh dp=-1
 refused '--mesh dp=two: "dp=two" is not' --mesh dp=two
 refused '--mesh dp=2.5: "dp=2.5" is not' --mesh dp=2.5
 refused '--mesh dp: "dp" is not' --mesh dp
+refused '--mesh 2,2: "2" names no axis; legal is a list of AXIS=EXTENT, as in dp=2,tp=4, of the axes dp, pp, cp, tp' --mesh 2,2
+refused '--mesh tp=2 dp=2: "tp=2 dp=2" has a space in it; axes are separated by commas' --mesh 'tp=2 dp=2'
+refused "'dp=2' belongs to no option: --mesh takes one word, and has 'tp=2'; a list is one word with commas, as in --mesh tp=2,dp=2" --mesh tp=2 dp=2
 refused '--mesh dp=2,: a comma without' --mesh dp=2,
 refused '--mesh dp=99999999999999999999: .*beyond' --mesh dp=99999999999999999999
 refused '--mesh dp=100000: 100000 ranks; one process .* at most 1024' --mesh dp=100000
@@ -274,6 +277,9 @@ refused "--schedule none: unknown schedule; legal are gpipe, 1f1b, interleaved:V
 refused "--schedule interleaved: interleaved needs the number of chunks per rank, 2 to 255" --schedule interleaved
 refused "--schedule dualpipe_v: with 2 pipeline ranks and 2 microbatches: .*nearest legal number of microbatches is 4" --mesh pp=2 --schedule dualpipe_v --global-batch 8
 refused "--schedule missing.csv: the file cannot be read" --schedule missing.csv
+refused "--schedule interleaved:2 orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp" \
+  --schedule interleaved:2
+refused "--split measured shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out" --split measured
 printf '0F0,0B0\n1B0,1F0\n' >deadlock.csv
 refused "--schedule deadlock.csv: .*" --mesh pp=2 --schedule deadlock.csv --micro-batch 8
 refused "--seq is 36, which is not divisible by 2 x cp, the pieces of a sequence in zigzag order, = 8; the nearest that are: 32 and 40" --mesh cp=4 --seq 36

@@ -65,6 +65,8 @@ done
 # What is given stays.
 chosen kept --cluster machine.json:4 --mesh pp=2,tp=2 --schedule gpipe --micro-batch 2 --recompute selective
 has '^--mesh dp=1,pp=2,cp=1,tp=2 --schedule gpipe --data-parallel replicated --micro-batch 2 --recompute selective$' kept.plan
+chosen alone --cluster machine.json:4 --mesh dp=4 --schedule interleaved:2 --split even
+grep -q -- --schedule alone.plan && fail "a plan without a pipeline has a schedule: $(cat alone.plan)"
 chosen zero --cluster machine.json:4 --data-parallel zero2
 has ' --data-parallel zero2 ' zero.plan
 

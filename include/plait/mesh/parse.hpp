@@ -46,6 +46,8 @@ inline std::int64_t parse_extent(std::string_view text, std::string_view item, s
   const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), extent);
   if (problem == std::errc::result_out_of_range)
     bad_mesh(text, cat({"\"", item, "\" has an extent beyond the number of ranks of any machine"}));
+  if (value.find(' ') != value.npos)
+    bad_mesh(text, cat({"\"", item, "\" has a space in it; axes are separated by commas, as in dp=2,tp=4"}));
   if (problem != std::errc{} || end != value.data() + value.size() || extent < 1)
     bad_mesh(text, cat({"\"", item, "\" is not AXIS=EXTENT with a positive whole number, as in tp=4"}));
   return extent;
@@ -63,6 +65,9 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
     const std::size_t equals = item.find('=');
     const std::string name(trimmed(item.substr(0, equals)));
     const int i = find_axis(known, name);
+    if (i < 0 && equals == std::string_view::npos)
+      bad_mesh(text, cat({"\"", item, "\" names no axis; legal is a list of AXIS=EXTENT, as in dp=2,tp=4, of the axes ",
+                          list_axes(known)}));
     if (i < 0) bad_mesh(text, cat({"unknown axis \"", name, "\"; the axes of this mesh are ", list_axes(known)}));
     const std::size_t at = static_cast<std::size_t>(i);
     if (written[at] != 0) bad_mesh(text, cat({"axis \"", name, "\" is given twice"}));

@@ -43,6 +43,13 @@ TEST_CASE("a negative number of ranks is not compared") { CHECK(parse_mesh<train
 
 TEST_CASE("every mistake names the option, the value and what is legal") {
   refuses("tp=4,xx=2", -1, "--mesh tp=4,xx=2: unknown axis \"xx\"; the axes of this mesh are dp, cp=2 (fixed), tp");
+  for (const char* item : {"2", "xx", "tp2", "tp:2"})
+    refuses(item, -1,
+            (std::string("--mesh ") + item + ": \"" + item +
+             "\" names no axis; legal is a list of AXIS=EXTENT, as in dp=2,tp=4, of the axes dp, cp=2 (fixed), tp")
+                .c_str());
+  refuses("tp=2 dp=2", -1,
+          "--mesh tp=2 dp=2: \"tp=2 dp=2\" has a space in it; axes are separated by commas, as in dp=2,tp=4");
   refuses("tp=4,tp=2", -1, "--mesh tp=4,tp=2: axis \"tp\" is given twice");
   for (const char* item : {"tp=0", "tp=-1", "tp=", "tp", "tp=2x", "tp=2.5", "tp=0x4"})
     refuses(item, -1,
