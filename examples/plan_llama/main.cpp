@@ -4,15 +4,20 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "../reading_error.hpp"
 #include "measure.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/plan/hardware_json.hpp"
 #include "plait/plan/parse_layout.hpp"
+#include "plait/plan/software_table.hpp"
 #include "plait/plan/step_on_links.hpp"
 #include "report.hpp"
 #include "rows.hpp"
@@ -57,7 +62,7 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--pp", opt.pp, "the same of pp")->delimiter(',');
   app.add_option("--microbatch", opt.microbatch, "the microbatches to search, in sequences")->delimiter(',');
   app.add_option("--schedule", opt.schedules,
-                 "the schedules to search: gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v, automatic")
+                 "the schedules to search: gpipe, 1f1b, interleaved (or interleaved:V), zb_h1, zb_h2, zb_v, automatic")
       ->delimiter(',');
   app.add_option("--recompute", opt.recompute, "the policies to search: none, selective, full")->delimiter(',');
   app.add_option("--zero", opt.zero, "the levels to search: 0, 1, 2, 3")->delimiter(',');
@@ -68,7 +73,7 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--context", opt.context, "of attention over cp: ring, all_gather_kv, ulysses")->delimiter(',');
   app.add_option("--top", opt.most, "how many layouts to show")->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--train-tokens", opt.train_tokens, "tokens to train on, as in 15T, for days and cost");
-  app.add_option("--hour-price", opt.hour_price, "of one accelerator, in any currency")->check(CLI::NonNegativeNumber);
+  app.add_option("--hour-price", opt.hour_price, "of one accelerator, in any currency");
   app.add_option("--jitter", opt.jitter, "simulates every pipeline with passes that vary by up to this share")
       ->check(CLI::Range(0.0, 0.5));
   app.add_option("--slow-rank", opt.slow_rank, "... and one rank that is so many times slower than the others")
@@ -86,24 +91,66 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--print-hardware", opt.print_hardware, "prints a machine's description, to start a file from");
 }
 
+/// Refuses options that say nothing beside `option`, where that is given.
+void alone(const CLI::App& app, const char* option, const char* what, std::initializer_list<std::string_view> beside) {
+  if (app.count(option) == 0) return;
+  for (const CLI::Option* o : app.get_options())
+    if (o->count() > 0 && o->get_name() != option &&
+        std::find(beside.begin(), beside.end(), o->get_name()) == beside.end())
+      plait::fail({option, " ", what, ", and ", o->get_name(), " would say nothing; leave one of them out"});
+}
+
+/// Refuses options without a value, and those that would do nothing.
+void check_given(const CLI::App& app, const options& opt) {
+  for (const CLI::Option* o : app.get_options())
+    for (const std::string& value : o->results())
+      if (value.empty()) plait::fail({o->get_name(), " is empty; give it a value, or leave it out"});
+  alone(app, "--print-hardware", "prints a description and ends", {});
+  alone(app, "--calibrate", "measures a machine and ends", {"--ranks", "--backend"});
+  alone(app, "--layouts", "prices the rows of a file",
+        {"--model", "--cluster", "--program", "--precision", "--seq", "--batch", "--batch-tokens"});
+  if (app.count("--layout") > 0)
+    for (const char* searched : {"--tp", "--cp", "--pp", "--microbatch", "--schedule", "--recompute", "--zero",
+                                 "--replicate", "--context", "--top"})
+      if (app.count(searched) > 0)
+        plait::fail({"--layout prices one layout, and ", searched, " is for a search; leave one of them out"});
+  if (app.count("--ranks") + app.count("--backend") > 0 && opt.calibrate.empty())
+    plait::fail("--ranks and --backend are for --calibrate, which names the file of a description to write");
+  if (!(opt.hour_price >= 0 && opt.hour_price < 1e30))
+    plait::fail(fmt::format("--hour-price is {}; legal is 0 or more", opt.hour_price));
+  if (app.count("--hour-price") > 0 && opt.train_tokens.empty())
+    plait::fail("--hour-price needs --train-tokens, as in 15T: a cost is that of a whole training");
+}
+
 double token_count(const std::string& text) {
   if (text.empty()) return 0;
   const bool tera = text.back() == 'T', giga = text.back() == 'B';
   const std::string digits = tera || giga ? text.substr(0, text.size() - 1) : text;
-  return static_cast<double>(pp::parse_count(digits, "--train-tokens")) * (tera ? 1e12 : giga ? 1e9 : 1);
+  try {
+    return static_cast<double>(pp::parse_count(digits, "--train-tokens")) * (tera ? 1e12 : giga ? 1e9 : 1);
+  } catch (const plait::error&) {
+    plait::fail({"--train-tokens: '", text, "' is not a whole number from 1 on, which B or T may follow, as in 1500B"});
+  }
 }
 
 pp::search_options search_of(const options& opt) {
   pp::search_options out;
   out.tp = opt.tp, out.cp = opt.cp, out.pp = opt.pp, out.microbatch = opt.microbatch, out.most = opt.most;
-  for (const auto* extents : {&opt.tp, &opt.cp, &opt.pp, &opt.microbatch})
-    for (const std::int64_t extent : *extents)
-      if (extent < 1) plait::fail({"an extent to search is ", extent, "; legal is 1 or more"});
+  const std::pair<const char*, const std::vector<std::int64_t>*> extents[] = {
+      {"--tp", &opt.tp}, {"--cp", &opt.cp}, {"--pp", &opt.pp}, {"--microbatch", &opt.microbatch}};
+  for (const auto& [knob, values] : extents)
+    for (const std::int64_t extent : *values)
+      if (extent < 1) plait::fail({knob, " is ", extent, "; legal is 1 or more"});
   pp::training_layout l;
+  bool any_chunks = false;
   for (const std::string& name : opt.schedules) {
     pp::set_layout_key(l, "schedule", name == "interleaved" ? "interleaved:2" : name, "--schedule");
-    out.schedules.push_back(l.schedule);
+    if (std::find(out.schedules.begin(), out.schedules.end(), l.schedule) == out.schedules.end())
+      out.schedules.push_back(l.schedule);
+    if (name == "interleaved") any_chunks = true;
+    if (l.schedule == pp::schedule_kind::interleaved) out.chunks.push_back(l.chunks);
   }
+  if (any_chunks) out.chunks.clear();
   for (const std::string& name : opt.recompute) {
     pp::set_layout_key(l, "recompute", name, "--recompute");
     if (l.recompute_every > 1) plait::fail("--recompute: every:K is priced with --layout, and not searched");
@@ -127,6 +174,22 @@ pp::search_options search_of(const options& opt) {
   return out;
 }
 
+/// The fastest layouts in all precisions but the one that is asked for.
+std::vector<in_precision> in_other_precisions(const request& asked, pp::search_options search) {
+  std::vector<in_precision> out;
+  search.most = 1;
+  for (int i = 0; i < pp::number_kinds; ++i) {
+    const auto kind = static_cast<pp::number_kind>(i);
+    if (kind == asked.job.program.products || asked.machine.peak_of(kind) == 0) continue;
+    pp::training_job job = asked.job;
+    job.program = pp::software_called(job.program.name, "--program");
+    pp::set_products(job.program, kind);
+    const pp::search_result found = pp::search_layouts(asked.machine, job, asked.accelerators, search);
+    if (!found.best.empty()) out.push_back({kind, found.best.front()});
+  }
+  return out;
+}
+
 /// The layout that is asked for, or the best ones.
 findings find(const options& opt, const request& asked) {
   findings f;
@@ -139,12 +202,14 @@ findings find(const options& opt, const request& asked) {
       plait::fail({"--layout has ", l.ranks(), " ranks and --cluster ", asked.accelerators,
                    " accelerators; they must be equal"});
     f.found.best = {pp::price(asked.machine, asked.job, l)};
+    if (!f.found.best.front().fits) f.too_large = pp::why_too_large(asked.machine, asked.job, f.found.best.front());
   } else {
     f.searched = true;
     const pp::search_options search = search_of(opt);
     f.found = pp::search_layouts(asked.machine, asked.job, asked.accelerators, search);
     if (f.found.best.empty())
       plait::fail(pp::why_nothing(asked.machine, asked.job, asked.accelerators, f.found, search));
+    f.precisions = in_other_precisions(asked, search);
     f.thumb = pp::rule_of_thumb(asked.machine, asked.job, asked.accelerators);
     f.neighbours = pp::alternatives(asked.machine, asked.job, f.found.best.front());
   }
@@ -171,14 +236,13 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    plait::fail({e.what(), " (--help lists the options)"});
+    plait::fail(reading_error(app, e, {argv + 1, argv + argc}) + " (--help lists the options)");
   }
+  check_given(app, opt);
   if (!opt.calibrate.empty()) {
     calibrate_to(opt.calibrate, opt.ranks, opt.backend, argc, argv);
     return 0;
   }
-  if (app.count("--ranks") + app.count("--backend") > 0)
-    plait::fail("--ranks and --backend are for --calibrate, which names the file of a description to write");
   if (!opt.print_hardware.empty()) {
     fmt::print("{}", pp::hardware_text(pp::load_hardware(opt.print_hardware, "--print-hardware")));
     return 0;

@@ -138,6 +138,7 @@ std::string text_report(const findings& f) {
   for (const auto& [name, value] : pp::memory_parts(best.memory))
     if (value > 0) out += fmt::format(" {} {:.1f} GB,", name, value / 1e9);
   out.back() = '\n';
+  if (!f.too_large.empty()) out += f.too_large + "\n";
   if (f.simulated)
     out += fmt::format("with the schedule simulated: {} ({:+.1f} %)\n", duration(*f.simulated),
                        100 * (*f.simulated / best.step() - 1));
@@ -152,6 +153,13 @@ std::string text_report(const findings& f) {
   if (!f.neighbours.empty()) {
     out += "one step away:\n";
     for (const pp::alternative& a : f.neighbours) out += fmt::format("  {} {}\n", a.change, a.effect);
+  }
+  if (!f.precisions.empty()) out += "in another precision:\n";
+  for (const in_precision& p : f.precisions) {
+    const double longer = p.price.step() / best.step() - 1;
+    out += fmt::format("  {} {:.1f} % {}: {} and {:.1f} GB, {}\n", pp::name_of(p.kind), 100 * std::abs(longer),
+                       longer < 0 ? "faster" : "slower", duration(p.price.step()), p.price.memory.total() / 1e9,
+                       pp::layout_text(p.price.layout));
   }
   if (f.searched && !f.found.front.empty()) {
     out += "less memory, more time:\n";
@@ -183,7 +191,18 @@ std::string json_report(const findings& f) {
     out.add("front", front);
   }
   out.add("layouts", best).add("binds", pp::what_binds(first)).add("alternatives", neighbours);
+  if (f.searched) {
+    std::vector<plait::json_object> others;
+    for (const in_precision& p : f.precisions)
+      others.push_back(plait::json_object()
+                           .add("precision", pp::name_of(p.kind))
+                           .add("layout", pp::layout_text(p.price.layout))
+                           .add("step_seconds", p.price.step())
+                           .add("memory_bytes", p.price.memory.total()));
+    out.add("precisions", others);
+  }
   if (f.thumb) out.add("rule_of_thumb", layout_json(f, *f.thumb));
+  if (!f.too_large.empty()) out.add("too_large", f.too_large);
   if (f.simulated) out.add("simulated_seconds", *f.simulated);
   if (f.on_links) out.add("on_links_seconds", *f.on_links);
   if (f.disturbed) out.add("disturbed_share", *f.disturbed);

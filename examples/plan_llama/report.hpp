@@ -13,6 +13,12 @@ struct purpose {
   double hour_price = 0;  ///< of an accelerator's hour
 };
 
+/// The fastest layout with products in another precision.
+struct in_precision {
+  plait::planner::number_kind kind;
+  plait::planner::layout_price price;
+};
+
 /// Everything that is said of a job: of a search, or of one layout that was given.
 struct findings {
   request asked;
@@ -20,7 +26,9 @@ struct findings {
   bool searched = false;
   plait::planner::search_result found;                  ///< of a search; else `found.best` is the given layout alone
   std::optional<plait::planner::layout_price> thumb;    ///< the rule of thumb
+  std::vector<in_precision> precisions{};               ///< all others that the machine has and in which one fits
   std::vector<plait::planner::alternative> neighbours;  ///< of the best
+  std::string too_large{};                              ///< why the given layout does not fit; empty: it fits
   std::optional<double> simulated;                      ///< seconds of the best with its schedule simulated
   std::optional<double> on_links;   ///< seconds of the best with messages and collectives sharing links
   std::optional<double> disturbed;  ///< how much longer its pipelines take with jitter and slow ranks

@@ -184,8 +184,16 @@ std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, con
 
 void set_property(request& r, const std::string& name, const std::string& value, const std::string& knob) {
   if (name == "model") {
-    const pp::transformer_shape* large = plait::find_large_llama(value);
-    r.job.model = large != nullptr ? *large : plait::plan_shape(plait::load_llama_config(value, knob));
+    if (const pp::transformer_shape* large = plait::find_large_llama(value); large != nullptr) {
+      r.job.model = *large;
+    } else if (plait::find_llama_preset(value) != nullptr || value.find('/') != value.npos ||
+               value.ends_with(".json")) {
+      r.job.model = plait::plan_shape(plait::load_llama_config(value, knob));
+    } else {
+      std::string names = plait::llama_preset_names();
+      for (const plait::named_shape& one : plait::large_llamas) names += ", " + std::string(one.name);
+      plait::fail({knob, ": unknown model '", value, "'; presets are ", names, "; or give the path of a config.json"});
+    }
   } else if (name == "cluster") {
     std::tie(r.machine, r.accelerators) = parse_cluster(value, knob);
   } else if (name == "program") {
@@ -193,6 +201,9 @@ void set_property(request& r, const std::string& name, const std::string& value,
   } else if (name == "seq") {
     r.job.seq = pp::parse_count(value, knob, 1, true);
   } else if (name == "batch") {
+    if (value.find_last_not_of("0123456789") + 1 == value.size() && value.size() > 1)
+      plait::fail({knob, ": '", value, "' is not a whole number of sequences; a number of tokens, as in 16M, is for ",
+                   knob.starts_with("--batch") ? "--batch-tokens" : "batch_tokens"});
     r.job.global_batch = pp::parse_count(value, knob);
   } else if (name == "batch_tokens") {
     const std::int64_t tokens = pp::parse_count(value, knob, 1, true);
@@ -203,7 +214,10 @@ void set_property(request& r, const std::string& name, const std::string& value,
                    (tokens / r.job.seq + 1) * r.job.seq});
     r.job.global_batch = tokens / r.job.seq;
   } else if (!set_size(r.job.model, name, value, knob) && !set_fact(r.job.program, name, value, knob)) {
-    if (std::string_view(pp::layout_keys).find(name) == std::string_view::npos)
+    // ", tp, cp and order, " has each key between a separator and another.
+    std::string keys = plait::cat({", ", pp::layout_keys, ", "});
+    keys.replace(keys.find(" and "), 5, ", ");
+    if (keys.find(plait::cat({", ", name, ", "})) == keys.npos)
       plait::fail({knob, ": unknown column; legal are note, model and its sizes (", names_of(size_columns(r.job.model)),
                    ", ", names_of(kind_columns(r.job.model)),
                    "), cluster, seq, batch, batch_tokens, program and its facts (precision, attention, ",
@@ -230,6 +244,14 @@ std::string price_rows(const std::string& path, const request& common) {
     std::vector<std::string> cells = cells_of(line, where);
     if (columns.empty()) {
       columns = std::move(cells);
+      for (std::string& column : columns) {
+        column.erase(0, column.find_first_not_of(' '));
+        column.erase(column.find_last_not_of(' ') + 1);
+      }
+      for (std::size_t i = 0; i < columns.size(); ++i)
+        for (std::size_t k = 0; k < i; ++k)
+          if (columns[i] == columns[k] && columns[i] != "note")
+            plait::fail({where, ": the column ", columns[i], " is there twice; leave one out"});
       for (std::size_t i = 0; i < columns.size(); ++i) order.push_back(i);
       std::stable_sort(order.begin(), order.end(),
                        [&](std::size_t a, std::size_t b) { return turn(columns[a]) < turn(columns[b]); });

@@ -1,6 +1,6 @@
 #!/bin/sh
 # plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the knob's name.
-# timeout: 120
+# timeout: 240
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -15,10 +15,22 @@ plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch-tokens 1M --train-
 for line in '^70.6 B parameters, 128 sequences of 8192 tokens in a step (1.05 M tokens), in bf16, 64 H100$' \
   ' candidates, .* legal, .* fit in 85.5 GB' '^   3 .* GB ' '^rule .*tp=8' 'days *cost' \
   '% of the step is computing; the largest loss is' 'with the schedule simulated: ' 'with shared links simulated, stragglers apart: ' 'one step away:' \
+  '^in another precision:$' '^  fp8 [0-9.]* % faster: .* s and .* GB, tp=' '^  f32 [0-9.]* % slower: ' \
   'less memory, more time:' '^using mesh = pl::mesh<pl::axis<pl::pp, [248]>, pl::axis<pl::dp, ' \
   '^train_llama --mesh pp=[248],dp='; do
   lacks "$line" table.txt
 done
+
+# A layout that is too large says by how much, and what would do; one number of chunks is the only one that is searched.
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --layout tp=8,dp=8 >large.txt || fail "a layout that does not fit"
+lacks '^it does not fit: rank 0 of the pipeline needs 116.8 GB, 31.3 GB more than a H100 has; with recompute=full it would, in 1.3[0-9] times its time$' large.txt
+plan --model llama-3-405b --cluster h100:64 --seq 8192 --batch 128 --layout tp=8,dp=8 >larger.txt || fail "a model that does not fit"
+lacks ' more than a H100 has; no layout fits: the smallest, .* 128 accelerators would do, as in ' larger.txt
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --layout tp=1,dp=64,zero=0 >other.txt || fail "a layout that no change makes fit"
+lacks ' more than a H100 has; the fastest that fits is tp=[0-9].*, in [0-9.]* times its time$' other.txt
+plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --schedule interleaved:4,zb_h1 --pp 4 --tp 8 --top 40 >chunks.txt || fail "chunks"
+lacks ' tp=8,.*schedule=interleaved:4,' chunks.txt
+grep 'schedule=interleaved:' chunks.txt | grep -qv 'interleaved:4' && fail "other chunks were searched: $(cat chunks.txt)"
 
 # A hybrid: priced, with its axes as types and as the trainer's options; and searched.
 plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 64 --layout cp=2,dp=32,zero=1,replicate=cp >hybrid.txt || fail "a hybrid"
@@ -69,7 +81,9 @@ assert abs(mfu / layout["mfu"] - 1) < 1e-3, (mfu, layout["mfu"])
 disturbed = json.load(open("slow_rank.json"))["disturbed_share"]
 assert abs(one["on_links_seconds"] / one["simulated_seconds"] - 1) < 0.06, one
 assert 0.05 < disturbed < 0.14, disturbed  # of one rank a tenth slower, and the others at most 2 %
-assert not one["searched"] and found["searched"]
+assert not one["searched"] and found["searched"] and "precisions" not in one
+assert [p["precision"] for p in found["precisions"]] == ["f32"], found["precisions"]  # A100 has no fp8
+assert found["precisions"][0]["step_seconds"] > found["layouts"][0]["step_seconds"]
 steps = [l["step_seconds"] for l in found["layouts"]]
 assert steps == sorted(steps) and len(steps) == 10
 assert all(l["fits"] and l["tp"] * l["cp"] * l["pp"] * l["dp"] == 16 for l in found["layouts"])
@@ -144,6 +158,9 @@ refuses() {
   lacks "$text" errors.txt
 }
 printf 'tensor\n8\n' >bad.csv
+printf 'p\n8\n' >part.csv
+printf 'tp,dp, tp\n8,8,8\n' >twice.csv
+printf 'tp, dp\n8,x\n' >word.csv
 job="--model llama-3-70b --seq 8192 --batch 128"
 # shellcheck disable=SC2086  # lists of options
 {
@@ -159,14 +176,41 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--layout: replicate is dp:3 and dp 8, which it must divide; the nearest are 2 and 4" $job --cluster h100:64 --layout tp=8,dp=8,replicate=dp:3
   refuses "--replicate: dp:R is priced with --layout, and not searched; dp searches all of dp and its parts" $job --cluster h100:64 --replicate dp:2
   refuses "--precision: A100 has no products in fp8" $job --cluster a100:64 --precision fp8
+  refuses "--hour-price is -3; legal is 0 or more" $job --cluster h100:64 --hour-price -3 --train-tokens 2T
+  refuses "--hour-price needs --train-tokens, as in 15T" $job --cluster h100:64 --hour-price 3
+  refuses "--train-tokens: '2X' is not a whole number from 1 on, which B or T may follow, as in 1500B" $job --cluster h100:64 --train-tokens 2X
+  refuses "--batch: '16M' is not a whole number of sequences; a number of tokens, as in 16M, is for --batch-tokens" \
+    --model llama-3-70b --seq 8192 --batch 16M --cluster h100:64
+  refuses "--layout is empty; give it a value, or leave it out" $job --cluster h100:64 --layout ''
+  refuses "--layout: 'tp=8 dp=8' has a space in it; keys are separated by commas" $job --cluster h100:64 --layout 'tp=8 dp=8'
+  refuses "--layout prices one layout, and --tp is for a search; leave one of them out" $job --cluster h100:64 --layout tp=8,dp=8 --tp 4
+  refuses "--layouts prices the rows of a file, and --json would say nothing" $job --cluster h100:64 --layouts layouts.csv --json
+  refuses "--calibrate measures a machine and ends, and --model would say nothing" $job --calibrate here.json --ranks 2
+  refuses "--tp is 0; legal is 1 or more" $job --cluster h100:64 --tp 4,0
+  refuses "--tp is '8x', which is no whole number, or too large a one" $job --cluster h100:64 --tp 8x
+  refuses "'8' belongs to no option: --seq takes one word, and has '8192'" --model llama-3-70b --batch 8 --seq 8192 8 --cluster h100:64
+  refuses "there is no option --bach; did you mean --batch?" --model llama-3-70b --bach 8
+  refuses "no layout of 64 accelerators is legal: tp = 3, cp = 1 and pp = 1 are 3 ranks, which must divide the 64; the nearest are 2 and 4" \
+    $job --cluster h100:64 --tp 3
+  refuses "no layout of 96 accelerators is legal: pp is 96 with 1 chunks on a rank: 96 stages for 80 layers; use at most 80 stages" \
+    $job --cluster h100:96 --pp 96
+  refuses "no layout of 64 accelerators is legal: batch is 128 sequences and dp 64 ranks take microbatches of 256; the nearest legal batches are 16384" \
+    $job --cluster h100:64 --microbatch 256
+  refuses "no layout of 64 accelerators is legal: zero is 3 and pp above 1" $job --cluster h100:64 --pp 4 --zero 3
+  refuses "no layout of 64 accelerators is legal: pp is 64 with 2 chunks on a rank: 128 stages for 80 layers" \
+    $job --cluster h100:64 --pp 64 --schedule interleaved
+  refuses "--schedule: unknown value 'dualpipe_v'; legal are gpipe, 1f1b, interleaved:V" $job --cluster h100:64 --schedule dualpipe_v
   refuses "--model is missing" --cluster h100:8 --seq 8192 --batch 8
-  refuses "--model: unknown model 'llama-9'" --model llama-9 --cluster h100:8 --seq 8192 --batch 8
+  refuses "--model: unknown model 'llama-9'; presets are .*llama-3-8b, .*llama-3-405b, .*; or give the path of a config.json" --model llama-9 --cluster h100:8 --seq 8192 --batch 8
   refuses "line 2: tensor: unknown column; legal are note, .* (.*experts, .*window, .*tied), .* (.*reduced_bytes, .*keeps_fp8, .*), tp, " \
     $job --cluster h100:8 --layouts bad.csv
+  refuses "line 2: p: unknown column; legal are note, " $job --cluster h100:8 --layouts part.csv
+  refuses "'twice.csv' line 1: the column tp is there twice; leave one out" $job --cluster h100:8 --layouts twice.csv
+  refuses "'word.csv' line 2: dp: 'x' is not a whole number from 1 on" $job --cluster h100:8 --layouts word.csv
   refuses "--ranks is 1; legal are 2 to 1024" --calibrate alone.json --ranks 1
   refuses "--ranks is 0; legal are 2 to 1024" --calibrate alone.json
   refuses "--ranks and --backend are for --calibrate" $job --cluster h100:64 --ranks 4
   refuses "--calibrate: cannot write '/nosuch/here.json'" --calibrate /nosuch/here.json --ranks 2
   refuses "--backend: nccl not in {threads,mpi}" --calibrate here.json --ranks 2 --backend nccl
-  refuses "The following argument was not expected: --what" --what
+  refuses "there is no option --what" --what
 }

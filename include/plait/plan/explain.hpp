@@ -195,6 +195,45 @@ inline std::string why_nothing(const hardware& h, const training_job& job, std::
   return out + "; more accelerators of this kind do not help: use a shorter sequence, a smaller model or more memory";
 }
 
+/// By how much a layout is too large, and what would make it fit: one change of it, or the fastest layout of as many
+/// accelerators that fits, or more of them.
+inline std::string why_too_large(const hardware& h, const training_job& job, const layout_price& p) {
+  const memory_split& m = p.memory;
+  std::string out = cat({"it does not fit: rank ", p.fullest, " of the pipeline needs ", detail::gigabytes(m.total()),
+                         ", ", detail::gigabytes(m.total() - h.memory), " more than a ", h.name, " has"});
+  const training_layout& l = p.layout;
+  std::optional<layout_price> best;
+  std::string change;
+  const auto consider = [&](const std::string& text, const training_layout& other) {
+    if (!why_illegal(other, job).empty()) return;
+    const layout_price here = price(h, job, other);
+    if (here.fits && (!best || here.step() < best->step())) best = here, change = text;
+  };
+  for (const plait::recompute policy : {plait::recompute::selective, plait::recompute::full}) {
+    training_layout other = l;
+    other.recompute = policy, other.recompute_every = 1;
+    if (policy != l.recompute) consider(cat({"recompute=", plait::name_of(policy)}), other);
+  }
+  for (int level = 1; level <= 3; ++level) {
+    training_layout other = l;
+    other.zero = static_cast<zero_level>(level);
+    if (other.zero != l.zero && l.dp * l.cp > 1) consider(cat({"zero=", level}), other);
+  }
+  for (std::int64_t b = l.microbatch / 2; b >= 1; b /= 2) {
+    training_layout other = l;
+    other.microbatch = b;
+    consider(cat({"microbatch=", b}), other);
+  }
+  if (best)
+    return out +
+           cat({"; with ", change, " it would, in ", detail::rounded(best->step() / p.step(), 2), " times its time"});
+  const search_result found = search_layouts(h, job, l.ranks(), {.most = 1});
+  if (!found.best.empty())
+    return out + cat({"; the fastest that fits is ", layout_text(found.best.front().layout), ", in ",
+                      detail::rounded(found.best.front().step() / p.step(), 2), " times its time"});
+  return out + "; " + why_nothing(h, job, l.ranks(), found);
+}
+
 }  // namespace plait::planner
 
 #include "plait/core/macros_on.hpp"

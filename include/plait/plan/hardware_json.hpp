@@ -26,7 +26,8 @@ class members_reader {
   members_reader(const nlohmann::json& object, std::string source, std::string path)
       : object_(object), source_(std::move(source)), path_(std::move(path)) {
     if (!object.is_object())
-      fail({source_, ": ", path_.empty() ? "the file" : path_, " is ", object.type_name(), "; legal is an object"});
+      fail({source_, ": ", path_.empty() ? "the file" : path_.substr(0, path_.size() - 1), " is of type ",
+            object.type_name(), "; legal is an object"});
   }
 
   void number(const char* key, double& value, bool needed = true) {
@@ -121,7 +122,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   top.number("cores", h.cores, false);
   top.number("turn", h.turn, false);
   if (const nlohmann::json* levels = top.find("levels", needed)) {
-    if (!levels->is_array()) fail({source, ": levels is ", levels->type_name(), "; legal is a list"});
+    if (!levels->is_array()) fail({source, ": levels is of type ", levels->type_name(), "; legal is a list"});
     h.levels.clear();
     for (std::size_t i = 0; i < levels->size(); ++i) {
       network_level& level = h.levels.emplace_back();

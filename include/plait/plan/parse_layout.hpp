@@ -38,7 +38,9 @@ inline std::int64_t parse_count(std::string_view text, const std::string& knob, 
 
 /// Sets one key of a layout. Throws `error` naming `knob`, the key and what is legal.
 inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& knob) {
-  const std::string where = cat({knob, ": ", key});
+  // An option or a column may have the key's name.
+  const bool named = knob.ends_with(cat({"-", key})) || knob.ends_with(cat({" ", key}));
+  const std::string where = named ? knob : cat({knob, ": ", key});
   const auto one_of = [&](std::string_view legal) {
     fail({where, ": unknown value '", value, "'; legal are ", legal});
   };
@@ -120,9 +122,13 @@ inline training_layout parse_layout(std::string_view text, const std::string& kn
   training_layout l;
   std::set<std::string_view> seen;
   while (!text.empty()) {
-    const std::string_view pair = text.substr(0, text.find(','));
+    std::string_view pair = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), pair.size() + 1));
+    while (pair.starts_with(' ')) pair.remove_prefix(1);
+    while (pair.ends_with(' ')) pair.remove_suffix(1);
     const std::size_t equal = pair.find('=');
+    if (pair.find(' ') != pair.npos)
+      fail({knob, ": '", pair, "' has a space in it; keys are separated by commas, as in tp=8,pp=2"});
     if (equal == pair.npos || equal == 0)
       fail({knob, ": '", pair, "' is not key=value, as in tp=8; keys are ", layout_keys});
     if (!seen.insert(pair.substr(0, equal)).second) fail({knob, ": ", pair.substr(0, equal), " is given twice"});

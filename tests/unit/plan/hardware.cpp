@@ -96,7 +96,9 @@ TEST_CASE("what a description cannot mean is refused by its key") {
   CHECK(refusal_of(with(R"("levels": [{"name": "a", "ranks": 2.5, "bandwidth": 1, "latency": 0}])")) ==
         "my.json: levels[0].ranks is 2.5; legal is an integer");
   CHECK(refusal_of(R"({"name": "m"})") == "my.json: peak is missing");
-  CHECK(refusal_of("[]") == "my.json: the file is array; legal is an object");
+  CHECK(refusal_of("[]") == "my.json: the file is of type array; legal is an object");
+  CHECK(refusal_of(with(R"("peak": 5)")) == "my.json: peak is of type number; legal is an object");
+  CHECK(refusal_of(with(R"("levels": {})")) == "my.json: levels is of type object; legal is a list");
   CHECK(refusal_of(R"({"like": "h100"})") == "my.json: name is missing");
   CHECK(refusal_of(R"({"like": "h900", "name": "m"})")
             .starts_with("my.json: like: unknown hardware 'h900'; known are a100, "));

@@ -48,12 +48,15 @@ TEST_CASE("a layout's text reads back as it was") {
     CHECK(pp::parse_layout(pp::layout_text(l), "x") == l);
   }
   CHECK(pp::parse_layout("schedule=zb_v,pp=2", "x").chunks == 2);
+  CHECK(pp::parse_layout(" tp=2 , pp=4 ", "x") == pp::parse_layout("tp=2,pp=4", "x"));
 }
 
 TEST_CASE("a text that is no layout is refused by its key") {
   CHECK(refusal("tp=0") == "--layout: tp: '0' is not a whole number from 1 on");
   CHECK(refusal("tp=8x") == "--layout: tp: '8x' is not a whole number from 1 on");
   CHECK(refusal("tp=8,tp=4") == "--layout: tp is given twice");
+  CHECK(refusal("tp=8 pp=2") ==
+        "--layout: 'tp=8 pp=2' has a space in it; keys are separated by commas, as in tp=8,pp=2");
   CHECK(refusal("tensor=8").starts_with("--layout: unknown key 'tensor'; legal are tp, cp, pp, dp, "));
   CHECK(refusal("tp").starts_with("--layout: 'tp' is not key=value, as in tp=8; keys are tp, "));
   CHECK(refusal("schedule=gpip") ==
@@ -66,6 +69,13 @@ TEST_CASE("a text that is no layout is refused by its key") {
         "--layout: schedule: 'zb_v:2': only interleaved has a number of chunks to choose");
   CHECK(refusal("recompute=some") ==
         "--layout: recompute: unknown value 'some'; legal are none, selective, full and every:K");
+  for (const char* knob : {"--zero", "rows.csv line 2: zero"})  // named once
+    CHECK_THROWS_WITH_AS(
+        [&] {
+          pp::training_layout l;
+          pp::set_layout_key(l, "zero", "4", knob);
+        }(),
+        (std::string(knob) + ": unknown value '4'; legal are 0, 1, 2 and 3").c_str(), plait::error);
   CHECK(refusal("zero=4") == "--layout: zero: unknown value '4'; legal are 0, 1, 2 and 3");
   CHECK(refusal("replicate=tp") == "--layout: replicate: unknown value 'tp'; legal are none, dp, cp and dp:R");
   CHECK(refusal("replicate=dp:1") ==

@@ -242,6 +242,21 @@ TEST_CASE("where no extents or policies that are asked for are candidates, the s
             .starts_with("no layout of 64 accelerators is legal: pp is 64 with 2 chunks on a rank: 128 stages for 80"));
 }
 
+TEST_CASE("a layout that is too large says by how much, and what would make it fit") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const auto why = [&](const char* model, const char* text) {
+    const pp::training_job job = llama_job(model, 128);
+    return pp::why_too_large(h, job, pp::price(h, job, pp::parse_layout(text, "x")));
+  };
+  const std::string one = why("llama-3-70b", "tp=8,dp=8");
+  CHECK(
+      one.starts_with("it does not fit: rank 0 of the pipeline needs 116.8 GB, 31.3 GB more than a H100 has; with "
+                      "recompute=full it would, in 1."));
+  CHECK(one.ends_with(" times its time"));
+  CHECK(why("llama-3-70b", "dp=64,zero=0").find("; the fastest that fits is tp=") != std::string::npos);
+  CHECK(why("llama-3-405b", "tp=8,dp=8").find("; no layout fits: the smallest, ") != std::string::npos);
+}
+
 TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequences where it is told") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
