@@ -47,9 +47,11 @@ cat >slow.json <<'JSON'
 JSON
 plan --model llama-3-8b --cluster slow.json:64 --seq 8192 --batch 128 --zero 3 --cp 1 --microbatch 1 --json >cut.json || fail "a search of ZeRO-3"
 plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 128 --zero 3 --cp 2 --replicate dp,cp --json >only.json || fail "a search of hybrids"
+plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 128 --zero 3 --cp 1 --replicate dp --json >parts.json || fail "a search of parts of dp"
 python3 - <<'PYTHON' || fail "hybrids that are searched"
 import json
-cut, only = (json.load(open(name)) for name in ("cut.json", "only.json"))
+cut, only, parts = (json.load(open(name)) for name in ("cut.json", "only.json", "parts.json"))
+assert all(l["replicate"].startswith("dp:") for l in parts["layouts"])
 best = cut["layouts"][0]
 assert best["replicate"] == "dp:8" and "dp_copies, 8>" in cut["mesh"], best
 assert abs(cut["on_links_seconds"] / best["step_seconds"] - 1) < 0.05, cut["on_links_seconds"]  # cut parameters, simulated
