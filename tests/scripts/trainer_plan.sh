@@ -62,6 +62,10 @@ for other in "--mesh dp=4" "--mesh dp=2,tp=2" "--mesh dp=4 --micro-batch 1" "--m
     fail "$(cat best.plan) is predicted to be slower than $other"
 done
 
+# A mesh is priced as the trainer's lies, stages beside each other.
+dry --cluster machine.json:4 --mesh dp=2,pp=2 --micro-batch 1 >order.out || fail "dp=2,pp=2"
+has ',order=tp-cp-pp-dp"' order.out
+
 # What is given stays.
 chosen kept --cluster machine.json:4 --mesh pp=2,tp=2 --schedule gpipe --micro-batch 2 --recompute selective
 has '^--mesh dp=1,pp=2,cp=1,tp=2 --schedule gpipe --data-parallel replicated --micro-batch 2 --recompute selective$' kept.plan
