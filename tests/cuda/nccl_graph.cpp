@@ -259,8 +259,8 @@ TEST_CASE(
   pipeline_options delayed;
   delayed.parallel = {.level = zero_level::gradients, .delayed_norm = true};
   check_recorded_pipeline<one_f_one_b>(shape, little, delayed);
-  check_recorded_pipeline<one_f_one_b>(mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape(),
-                                       little, delayed);
+  check_recorded_pipeline<one_f_one_b>(
+      mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape(), little, delayed);
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
