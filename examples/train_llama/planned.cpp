@@ -177,7 +177,6 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.mesh = fmt::format("dp={},pp={},cp={},tp={}", l.dp, l.pp, l.cp, l.tp);
     // What was given for a pipeline holds where the plan has one.
     o.schedule = pp::schedule_text(l);
-    if (l.pp == 1) o.schedule = "1f1b";
     o.data_parallel = levels[static_cast<int>(l.zero)];
     o.replicate_over = pp::replicate_text(l);
     o.micro_batch = l.microbatch;
