@@ -219,7 +219,7 @@ class cuda {
     if (capturing(s)) fail("cuda: a download inside a captured stream; download after the graph was launched");
     detail::cuda_check(cudaMemcpyAsync(to_pinned, from, bytes, cudaMemcpyDefault, s.handle()), "downloading");
   }
-  static host_memory memory_for_downloads() { return detail::pinned_staging(); }
+  static host_memory memory_for_downloads() { return detail::pinned_staging::functions(); }
   /// Returns a function that waits, in any thread, until all that the stream holds now has been done.
   std::function<void()> waiter(stream s) const { return detail::waiter_for(s.handle(), options_.device); }
 

@@ -41,15 +41,17 @@ struct pinned_memory {
 };
 
 /// Pinned memory that saves copy to, of no device object.
-inline host_memory pinned_staging() {
-  return {[](std::size_t bytes) {
-            return static_cast<std::byte*>(allocate_pinned(
-                bytes, "saver_options::pinned_bytes",
-                "set it to 0, so that saves are staged in pageable memory and wait longer (the trainer's "
-                "--checkpoint-staging pageable), save on more ranks"));
-          },
-          [](std::byte* memory) { cudaFreeHost(memory); }};
-}
+struct pinned_staging {
+  static std::byte* allocate(std::size_t bytes) {
+    return static_cast<std::byte*>(
+        allocate_pinned(bytes, "saver_options::pinned_bytes",
+                        "set it to 0, so that saves are staged in pageable memory and wait longer (the trainer's "
+                        "--checkpoint-staging pageable), save on more ranks"));
+  }
+  static void release(std::byte* memory) { cudaFreeHost(memory); }
+  /// Functions with names, because what nvcc makes of lambdas as pointers g++ does not compile.
+  static host_memory functions() { return {allocate, release}; }
+};
 
 }  // namespace plait::detail
 
