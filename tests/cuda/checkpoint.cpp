@@ -1,4 +1,5 @@
 // program: training
+// timeout: 300
 // A training state that a GPU saves is what it loads, also between replays of a graph and where optimizers use the
 // host's memory: the steps from there on have the same bits.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // program: training
+// timeout: 300
 // A recorded training step: the same numbers as the step itself, and what cannot be replayed is refused.
 #include <cstdlib>
 #include <optional>

@@ -1,4 +1,5 @@
 // program: training
+// timeout: 300
 // What optimizers alone use, in the host's memory: the same bits, and so many bytes fewer on the device.
 #include <doctest/doctest.h>
 
