@@ -116,7 +116,7 @@ class price_collector {
     ++out_.fitting;
     std::optional<passes_price>& passes = shared.passes[l.zero >= zero_level::gradients];
     if (!passes) passes = price_passes(h_, job_, l, times);
-    // Whatever else a step does, it takes as long as its passes.
+    // A step takes at least as long as its passes.
     if (useless(passes->seconds.total(), total)) return true;
     layout_price p = price_around(h_, job_, l, *passes, fullest);
     if (useless(p.step(), total)) return true;
