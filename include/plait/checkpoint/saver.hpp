@@ -212,6 +212,7 @@ class checkpoint_saver {
     }
     next.arena = jobs_.empty() ? 0 : 1 - jobs_.front()->arena;
     byte_buffer& arena = writer_->arena(next.arena);
+    host_memory from{};
     if constexpr (downloads_later<Device>) {
       if (options_.pinned_bytes > 0) {
         const std::size_t all = std::max(bytes, arena.size()) + writer_->arena(1 - next.arena).size();
@@ -219,13 +220,10 @@ class checkpoint_saver {
           fail({"to stage ", bytes, " bytes, this rank would have ", all, " bytes of pinned memory, and ",
                 "saver_options::pinned_bytes is ", options_.pinned_bytes,
                 "; allow it more, or 0, with which saves are staged in pageable memory and wait longer"});
-        arena.grow(bytes, Device::memory_for_downloads());
-      } else {
-        arena.grow(bytes);
+        from = Device::memory_for_downloads();
       }
-    } else {
-      arena.grow(bytes);
     }
+    arena.grow(bytes, from);
     next.share.bytes = std::span<const std::byte>(arena.data(), bytes);
   }
   /// Copies this rank's share into its arena.
@@ -284,7 +282,7 @@ class checkpoint_saver {
     const std::string why = said_by_one(
         device, !stuck_at.empty(),
         cat({"it has been ", stuck_at, " for more than ", options_.deadline,
-             " s in one call of the file system or the device, which does not answer ", "(saver_options::deadline)"}));
+             " s in one call of the file system or the device, which does not answer (saver_options::deadline)"}));
     std::vector<finished_save> all;
     for (; !jobs_.empty(); jobs_.pop_front()) {
       all.push_back(outcome_of(*jobs_.front(), false));
