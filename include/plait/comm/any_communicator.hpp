@@ -41,7 +41,7 @@ class any_communicator : public verbs<any_communicator> {
   bool serves_groups() const { return held().serves_groups(); }
 
   void run(const call& c);
-  request start(const call& c);
+  [[nodiscard]] request start(const call& c);
 
   /// A split is counted in the same books, under the subgroup's label.
   any_communicator split(int color, int key, std::string_view label = {});

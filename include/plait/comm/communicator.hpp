@@ -34,7 +34,7 @@ class verbs {
   void all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
-  request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+  [[nodiscard]] request start_all_reduce(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     return self().start({.kind = collective::all_reduce, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
 
@@ -42,7 +42,7 @@ class verbs {
   void all_gather(const void* in, void* out, std::size_t n, dtype t) {
     self().run({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
   }
-  request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
+  [[nodiscard]] request start_all_gather(const void* in, void* out, std::size_t n, dtype t) {
     return self().start({.kind = collective::all_gather, .in = in, .out = out, .count = n, .type = t});
   }
 
@@ -50,7 +50,7 @@ class verbs {
   void reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     self().run({.kind = collective::reduce_scatter, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
-  request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
+  [[nodiscard]] request start_reduce_scatter(const void* in, void* out, std::size_t n, dtype t, reduce_op op) {
     return self().start({.kind = collective::reduce_scatter, .in = in, .out = out, .count = n, .type = t, .op = op});
   }
 
@@ -58,7 +58,7 @@ class verbs {
   void all_to_all(const void* in, void* out, std::size_t n, dtype t) {
     self().run({.kind = collective::all_to_all, .in = in, .out = out, .count = n, .type = t});
   }
-  request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
+  [[nodiscard]] request start_all_to_all(const void* in, void* out, std::size_t n, dtype t) {
     return self().start({.kind = collective::all_to_all, .in = in, .out = out, .count = n, .type = t});
   }
 
@@ -69,8 +69,8 @@ class verbs {
                     counts receive_offsets, dtype t) {
     self().run(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
   }
-  request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
-                             counts receive_offsets, dtype t) {
+  [[nodiscard]] request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out,
+                                           counts receive_counts, counts receive_offsets, dtype t) {
     return self().start(ragged(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
   }
 
@@ -78,7 +78,7 @@ class verbs {
   void broadcast(void* data, std::size_t n, dtype t, int root) {
     self().run({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
   }
-  request start_broadcast(void* data, std::size_t n, dtype t, int root) {
+  [[nodiscard]] request start_broadcast(void* data, std::size_t n, dtype t, int root) {
     return self().start({.kind = collective::broadcast, .in = data, .out = data, .count = n, .type = t, .peer = root});
   }
 
@@ -87,13 +87,13 @@ class verbs {
   void send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     self().run({.kind = collective::send, .in = data, .count = n, .type = t, .peer = peer, .tag = tag});
   }
-  request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+  [[nodiscard]] request start_send(const void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     return self().start({.kind = collective::send, .in = data, .count = n, .type = t, .peer = peer, .tag = tag});
   }
   void receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     self().run({.kind = collective::receive, .out = data, .count = n, .type = t, .peer = peer, .tag = tag});
   }
-  request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
+  [[nodiscard]] request start_receive(void* data, std::size_t n, dtype t, int peer, int tag = 0) {
     return self().start({.kind = collective::receive, .out = data, .count = n, .type = t, .peer = peer, .tag = tag});
   }
 

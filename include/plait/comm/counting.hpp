@@ -49,7 +49,7 @@ class counting_communicator : public verbs<counting_communicator> {
   int size() const { return size_; }
   const std::string& label() const { return label_; }
   void run(const call& c) { write(c, false); }
-  request start(const call& c) {
+  [[nodiscard]] request start(const call& c) {
     write(c, true);
     return {};
   }

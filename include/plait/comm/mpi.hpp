@@ -83,7 +83,7 @@ class communicator : public verbs<communicator> {
   const flight_recorder& flight() const { return *self().flight; }
 
   void run(const call& c) { operation(post(true, c), false).wait(); }
-  request start(const call& c) {
+  [[nodiscard]] request start(const call& c) {
     pending p = post(false, c);
     const bool moved = p.bytes >= large && self().size > 1;
     return started(std::make_shared<operation>(std::move(p), moved));

@@ -73,7 +73,7 @@ class communicator : public verbs<communicator> {
   }
 
   /// Beside the main stream, behind what is in it now, and behind what this communicator started before.
-  request start(const call& c) {
+  [[nodiscard]] request start(const call& c) {
     detail::state& s = self();
     if (s.open_groups > 0 && (c.kind == collective::send || c.kind == collective::receive)) {
       check_call(c, false);

@@ -39,7 +39,7 @@ class communicator : public verbs<communicator> {
   bool enqueues() const { return self().on_device(); }
 
   void run(const call& c) { self().finish(self().post(c), detail::side_of(c)); }
-  request start(const call& c) {
+  [[nodiscard]] request start(const call& c) {
     const int side = detail::side_of(c);
     return request(side < 0    ? detail::request_table<-1>
                    : side == 0 ? detail::request_table<0>

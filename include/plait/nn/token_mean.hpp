@@ -126,9 +126,7 @@ class token_mean {
     if (!only || only->kind != transition_kind::all_reduce) return finish(ctx);  // on one rank
     complete_count(ctx);
     ctx.device.copy(total_.data(), sum_.data(), sizeof(double), ctx.device.main_stream());
-    // To nvcc 13 an assignment is a request that is dropped.
-    static_cast<void>(summing_ =
-                          only->comm->start_all_reduce(total_.data(), total_.data(), 1, dtype::f64, reduce_op::sum));
+    summing_ = only->comm->start_all_reduce(total_.data(), total_.data(), 1, dtype::f64, reduce_op::sum);
   }
   /// Waits for the sum of the loss; asks no rank for anything.
   void wait() { summing_.wait(); }

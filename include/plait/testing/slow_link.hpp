@@ -46,7 +46,7 @@ class slow_communicator : public verbs<slow_communicator> {
   std::string label() const { return std::string(inner_.label()); }
   bool enqueues() const { return inner_.enqueues(); }
 
-  request start(const call& c) {
+  [[nodiscard]] request start(const call& c) {
     const double bytes = static_cast<double>(c.wire(rank(), size())) / (c.kind == collective::send ? 1 : size());
     auto mine = std::make_shared<operation>();
     mine->through = (*link_)(c, bytes, comm_clock());

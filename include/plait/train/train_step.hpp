@@ -259,8 +259,8 @@ class training_step {
   }
   void sum_over_stages(void* values, std::size_t count, dtype type, bool later, request& under_way) {
     if (stages_.size() == 1) return;
-    if (later)  // to nvcc 13 an assignment is a request that is dropped
-      static_cast<void>(under_way = stages_.start_all_reduce(values, values, count, type, reduce_op::sum));
+    if (later)
+      under_way = stages_.start_all_reduce(values, values, count, type, reduce_op::sum);
     else
       stages_.all_reduce(values, values, count, type, reduce_op::sum);
   }

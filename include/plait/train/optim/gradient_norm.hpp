@@ -99,8 +99,8 @@ class gradient_norm {
   };
   static void sum(any_communicator& ranks, void* values, std::size_t count, dtype type, bool later,
                   request& under_way) {
-    if (later)  // to nvcc 13 an assignment is a request that is dropped
-      static_cast<void>(under_way = ranks.start_all_reduce(values, values, count, type, reduce_op::sum));
+    if (later)
+      under_way = ranks.start_all_reduce(values, values, count, type, reduce_op::sum);
     else
       ranks.all_reduce(values, values, count, type, reduce_op::sum);
   }
