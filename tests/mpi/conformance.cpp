@@ -19,13 +19,18 @@ int main(int argc, char** argv) {
     plait::test::check_types(counted);
     plait::test::check_interleaved(counted);
 
-    // Large ones that are started go by messages, in place or not.
-    for (const std::size_t n : {std::size_t{9001}, std::size_t{100000}})
-      for (const plait::test::how h : {plait::test::how::started, plait::test::how::started_in_place}) {
-        plait::test::check_all_reduce<float>(world, n, plait::reduce_op::sum, h, 3);
-        plait::test::check_all_reduce<double>(world, n, plait::reduce_op::max, h, 4);
-        plait::test::check_reduce_scatter<float>(world, n, plait::reduce_op::sum, h, 5);
-      }
+    // Large ones that are started go by messages, in place or not, in pieces as between hosts, or not as within one.
+    auto as_far = world.split(0, world.rank(), "as between hosts");
+    as_far.set_piece(60 << 10);
+    for (plait::mpi::communicator comm : {world, as_far, as_far.split(0, -world.rank())})
+      for (const std::size_t n : {std::size_t{9001}, std::size_t{100000}})
+        for (const plait::test::how h : {plait::test::how::started, plait::test::how::started_in_place}) {
+          plait::test::check_all_reduce<float>(comm, n, plait::reduce_op::sum, h, 3);
+          plait::test::check_all_reduce<double>(comm, n, plait::reduce_op::max, h, 4);
+          plait::test::check_reduce_scatter<float>(comm, n, plait::reduce_op::sum, h, 5);
+          plait::test::check_all_gather<double>(comm, n, h, 6);
+          plait::test::check_all_gather<plait::bf16>(comm, n + 7383, h, 7);  // a piece, and one element
+        }
 
     // Several under way, whose phases meet in another order on each rank, and that are asked before they are waited
     // for.
@@ -48,9 +53,39 @@ int main(int argc, char** argv) {
         if (x != static_cast<float>(n * (n + 1) / 2 + static_cast<int>(i) * n)) plait::fail({"a sum is ", x});
     }
 
+    // Gathers and a reduction under way together on two communicators, in many pieces each, waited for from the last
+    // on.
+    auto first = world.split(0, world.rank(), "first"), beside = world.split(0, -world.rank(), "beside");
+    first.set_piece(60 << 10);
+    beside.set_piece(10001);
+    const auto ranks = static_cast<std::size_t>(world.size());
+    std::vector<std::vector<float>> all(6, std::vector<float>(150001 * ranks));
+    std::vector<float> added(150001, 1.0f);
+    std::vector<plait::request> gathers;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      plait::mpi::communicator& comm = i % 2 == 0 ? first : beside;
+      float* const own = all[i].data() + 150001 * static_cast<std::size_t>(comm.rank());
+      for (std::size_t k = 0; k < 150001; ++k)
+        own[k] = static_cast<float>(comm.rank() * 1000003 % 4096) + static_cast<float>((k + i) % 8191);
+      gathers.push_back(comm.start_all_gather(own, all[i].data(), 150001, plait::dtype::f32));
+      if (i == 2)
+        gathers.push_back(
+            first.start_all_reduce(added.data(), added.data(), added.size(), plait::dtype::f32, plait::reduce_op::sum));
+    }
+    for (; !gathers.empty(); gathers.pop_back()) gathers.back().wait();
+    for (std::size_t i = 0; i < all.size(); ++i)
+      for (std::size_t r = 0; r < ranks; ++r)
+        for (std::size_t k = 0; k < 150001; ++k)
+          if (const float x = all[i][r * 150001 + k];
+              x != static_cast<float>(static_cast<int>(r) * 1000003 % 4096) + static_cast<float>((k + i) % 8191))
+            plait::fail({"gather ", i, ": element ", k, " of rank ", r, " is ", x});
+    for (const float x : added)
+      if (x != static_cast<float>(world.size())) plait::fail({"a sum beside gathers is ", x});
+
     auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
     small.set_limit(100);
     plait::test::check_types(small);
+    plait::test::check_all_gather<float>(small, 9001, plait::test::how::started, 8);
     plait::test::check_random(small, 5, 40);
 
     auto attached = plait::mpi::communicator::attach(MPI_COMM_WORLD);

@@ -16,8 +16,9 @@
 #include <utility>
 
 #include "plait/comm/communicator.hpp"
+#include "plait/comm/mpi/exchange.hpp"
+#include "plait/comm/mpi/hosts.hpp"
 #include "plait/comm/mpi/pending.hpp"
-#include "plait/comm/reduce.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 
@@ -49,8 +50,8 @@ class environment {
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
 /// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
 /// names it. The order of a reduction is the MPI library's choice, but for large ones that are started: those go by
-/// messages, added in the order of the ranks, while a thread of this class has the library move them. All ranks use the
-/// same form of a collective, the direct one or the started one: MPI does not match the two.
+/// messages, as large gathers do, added in the order of the ranks, while a thread of this class has the library move
+/// them. All ranks use the same form of a collective, the direct one or the started one: MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -65,6 +66,7 @@ class communicator : public verbs<communicator> {
     return communicator(copy, true, "world");
   }
   /// A communicator of the caller's, which is not freed here and must not be used for other things at the same time.
+  /// Collective over it.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
   }
@@ -80,6 +82,10 @@ class communicator : public verbs<communicator> {
   /// The most elements that one MPI call is given (INT_MAX unless told); larger counts are cut, or wrapped in a type.
   /// It must be the same on all ranks. Splits inherit it.
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
+  /// The most bytes that one message of a large started collective has; 0, unless told: 60 KiB over links between hosts
+  /// below 3 Gbit/s, as measured when the first communicator is made, and all elsewhere (comm/mpi/exchange.hpp). It
+  /// must be the same on all ranks. Splits inherit it.
+  void set_piece(std::size_t bytes) { self().piece = bytes; }
   const flight_recorder& flight() const { return *self().flight; }
 
   void run(const call& c) { operation(post(true, c), false).wait(); }
@@ -96,6 +102,7 @@ class communicator : public verbs<communicator> {
     communicator out(child, true, label.empty() ? cat({self().label, ".", color}) : std::string(label), state_.get());
     out.set_deadline(self().deadline);
     out.set_limit(self().limit);
+    out.set_piece(self().piece);
     return out;
   }
 
@@ -103,7 +110,7 @@ class communicator : public verbs<communicator> {
 
  private:
   static constexpr int reserved_tag = 32767;  // the largest that every MPI library offers; of all_to_all_v
-  static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of reductions by messages, where there are
+  static constexpr int exchange_tag = 1 << 15, exchange_tags = 1 << 19;  // of collectives by messages, where there are
   static constexpr std::size_t large = 1 << 15;  // bytes from which a started operation is moved while a rank computes
 
   communicator(MPI_Comm comm, bool owned, std::string_view label, const detail::state* parent = nullptr)
@@ -119,6 +126,8 @@ class communicator : public verbs<communicator> {
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
+    state_->slow = parent ? detail::ranks_over_slow_link(comm, state_->size, parent->comm, parent->slow)
+                          : detail::ranks_over_slow_link(comm, state_->rank, state_->size);
   }
 
   detail::state& self() const {
@@ -153,15 +162,13 @@ class communicator : public verbs<communicator> {
   }
 
   std::size_t ranks() const { return static_cast<std::size_t>(self().size); }
-  static std::byte* at(void* p, std::size_t bytes) { return static_cast<std::byte*>(p) + bytes; }
-  static const std::byte* at(const void* p, std::size_t bytes) { return static_cast<const std::byte*>(p) + bytes; }
+  static std::byte* at(void* p, std::size_t bytes) { return detail::at(p, bytes); }
+  static const std::byte* at(const void* p, std::size_t bytes) { return detail::at(p, bytes); }
 
   /// Calls f(first element, count) for pieces that fit one MPI call.
   template <class F>
   void pieces(std::size_t n, const F& f) const {
-    for (std::size_t first = 0; first < n; first += self().limit) {
-      f(first, static_cast<int>(std::min(self().limit, n - first)));
-    }
+    detail::in_pieces(n, self().limit, f);
   }
 
   /// Issues the MPI calls of an operation. Messages and ragged exchanges are the same in both forms.
@@ -175,17 +182,20 @@ class communicator : public verbs<communicator> {
     switch (c.kind) {
       case collective::all_reduce:
         if (!blocking && by_messages(c)) {
-          post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count);
+          detail::post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count, exchange_tags_of());
           break;
         }
         post_all_reduce(p, blocking, c);
         break;
       case collective::all_gather:
-        post_all_gather(p, blocking, c);
+        if (!blocking && by_messages(c))
+          detail::post_gather(p, c, exchange_tags_of());
+        else
+          post_all_gather(p, blocking, c);
         break;
       case collective::reduce_scatter:
         if (!blocking && by_messages(c))
-          post_reduction(p, c, c.count, c.count * ranks());
+          detail::post_reduction(p, c, c.count, c.count * ranks(), exchange_tags_of());
         else
           post_reduce_scatter(p, blocking, c);
         break;
@@ -263,61 +273,14 @@ class communicator : public verbs<communicator> {
     }
   }
 
-  /// Whether a started reduction goes by messages: libraries reduce to one rank and send from there, which takes twice
-  /// the time or more.
+  /// Whether what was started goes by messages. Libraries reduce to one rank and send from there, which takes twice the
+  /// time or more; and large gathers that were started one after another they end together.
   bool by_messages(const call& c) const {
     return c.payload(size()) >= large && size() > 1 && self().most_tag >= exchange_tag + exchange_tags;
   }
 
-  /// A reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up its
-  /// own in the order of the ranks. For an all-reduce, it then sends its sum to the others.
-  void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total) const {
-    const std::size_t size = size_of(c.type), own = static_cast<std::size_t>(rank()), n = ranks();
-    const bool for_all = c.kind == collective::all_reduce;
-    // Of each phase its own, for a rank may begin the second after it has started other reductions.
-    const int tag = exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags);
-    const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
-    const auto length = [=](std::size_t k) { return begin(k + 1) - begin(k); };
-    const std::size_t bytes = length(own) * size;
-    const auto exchange = [=, self = *this](pending& q, const auto& receive, const auto& send) {
-      for (std::size_t step = 1; step < n; ++step) receive(self, q, (own + step) % n, step - 1);
-      for (std::size_t step = 1; step < n; ++step) send(self, q, (own + step) % n);
-    };
-    p.buffer.resize(bytes * (n - 1));
-    exchange(
-        p,
-        [=](const communicator& me, pending& q, std::size_t k, std::size_t i) {
-          me.add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), tag);
-        },
-        [=](const communicator& me, pending& q, std::size_t k) {
-          me.add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), tag);
-        });
-    p.then = [=](pending& q) {
-      std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
-      plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
-        plait::detail::reduce_range<Op, T>(
-            static_cast<int>(n),
-            [&](int k) {
-              const std::size_t rank = static_cast<std::size_t>(k);
-              return rank == own ? at(c.in, begin(own) * size) : q.buffer.data() + (rank + n - own - 1) % n * bytes;
-            },
-            0, length(own),
-            [&](std::size_t first, const T* block, std::size_t count) {
-              std::memcpy(out + first * size, block, count * size);
-            });
-      });
-      q.buffer = {};
-      if (!for_all) return;
-      exchange(
-          q,
-          [=](const communicator& me, pending& r, std::size_t k, std::size_t) {
-            me.add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), tag + 1);
-          },
-          [=](const communicator& me, pending& r, std::size_t k) {
-            me.add_send(r, out, length(own), c.type, static_cast<int>(k), tag + 1);
-          });
-    };
-  }
+  /// The tag of the next collective by messages, and the one behind it.
+  int exchange_tags_of() const { return exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags); }
 
   void post_all_to_all(pending& p, bool blocking, const call& c) const {
     const void* from = c.count != 0 && c.in == c.out ? MPI_IN_PLACE : c.in;
@@ -350,24 +313,11 @@ class communicator : public verbs<communicator> {
     });
   }
 
-  // An empty message is sent too: it is a message.
   void add_send(pending& p, const void* data, std::size_t n, dtype t, int peer, int tag) const {
-    const auto call = [&](std::size_t first, int count) {
-      detail::check(
-          MPI_Isend(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
-          "MPI_Isend");
-    };
-    n == 0 ? call(0, 0) : pieces(n, call);
+    detail::add_send(p, data, n, t, peer, tag, self().limit);
   }
   void add_receive(pending& p, void* data, std::size_t n, dtype t, int peer, int tag) const {
-    const auto call = [&](std::size_t first, int count) {
-      p.expected.push_back(count);
-      detail::check(
-          MPI_Irecv(at(data, first * size_of(t)), count, detail::type_of(t), peer, tag, self().comm, p.next()),
-          "MPI_Irecv");
-    };
-    p.type = detail::type_of(t);
-    n == 0 ? call(0, 0) : pieces(n, call);
+    detail::add_receive(p, data, n, t, peer, tag, self().limit);
   }
 
   std::shared_ptr<detail::state> state_;

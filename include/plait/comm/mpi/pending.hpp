@@ -36,9 +36,11 @@ struct state {
   std::string label;
   double deadline = 600;        ///< seconds; 0: none
   std::size_t limit = INT_MAX;  ///< elements per MPI call
+  std::size_t piece = 0;        ///< bytes of a message of a large started collective; 0: by `slow`
   std::uint64_t sequence = 0;
-  std::uint64_t exchanges = 0;  ///< reductions by messages that were started
+  std::uint64_t exchanges = 0;  ///< collectives by messages that were started
   int most_tag = 0;             ///< that the library takes
+  std::vector<char> slow;       ///< of each rank, whether it is reached over a slow link
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
   std::shared_ptr<watchdog> dog;
