@@ -163,8 +163,9 @@ class training_step {
   /// that is known. Neither may touch what a step works on. Between the two stands what the ranks of a program ask each
   /// other in every step, beside collectives that all of them wait for: where one connection carries all, as over TCP,
   /// whoever asks after the step waits for the gathers that follow the updates, which the next forward pass was to
-  /// hide. With `data_parallel::delayed_norm` the norm, and so `begin`, comes last, and `end` when this rank waits for
-  /// it: in `settle`, `result` or the next run. Not for steps that are recorded.
+  /// hide. With `data_parallel::delayed_norm` the norm, and so `begin`, comes behind the updates and before those
+  /// gathers, and `end` when this rank waits for it: in `settle`, `result` or the next run. Not for steps that are
+  /// recorded.
   void around_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);

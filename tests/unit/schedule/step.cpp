@@ -33,14 +33,14 @@ TEST_CASE("the step of each policy, by hand") {
         "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update0 update1");
 }
 
-TEST_CASE("with the norm of the step before, a unit is updated while the next is reduced") {
+TEST_CASE("with the norm of the step before, a unit is updated while the next is reduced, behind all passes") {
   data_parallel policy = plain;
   policy.delayed_norm = true;
   CHECK(text_of(step_of("gpipe", 1, 1, policy, 3).programs[0]) ==
-        "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 update2 B0:0 reduce0 update1 update0 norm");
+        "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 B0:0 reduce0 update2 update1 update0 norm");
   policy.level = zero_level::gradients;
   CHECK(text_of(step_of("gpipe", 1, 2, policy, 2).programs[0]) ==
-        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 update1 gather1 update0 gather0 norm");
+        "F0:0 F0:1 F1:0 F1:1 B0:1 B0:0 B1:1 reduce1 B1:0 reduce0 update1 update0 norm gather0 gather1");
   policy.level = zero_level::parameters;
   policy.prefetch = 0;
   CHECK(text_of(step_of("gpipe", 1, 1, policy, 2).programs[0]) ==
@@ -58,12 +58,12 @@ TEST_CASE("with the norm of the step before, a unit is updated while the next is
   s = step_of("gpipe", 1, 1, policy, 3);
   s.policy.delayed_norm = false;
   CHECK(describe(verify(s)) ==
-        "rank 0, entry 7 (update of unit 2): parameters are updated before the norm by which their gradient is "
+        "rank 0, entry 9 (update of unit 2): parameters are updated before the norm by which their gradient is "
         "clipped; see entry 4 (reduction of unit 2)");
   s = step_of("gpipe", 1, 1, policy, 3);
   erase(s, 0, place_of(s, 0, step_op::norm, -1));  // the next step needs it
   CHECK(describe(verify(s)) ==
-        "rank 0, the norm: clipping needs a norm, and there is none; see entry 9 (reduction of unit 0)");
+        "rank 0, the norm: clipping needs a norm, and there is none; see entry 8 (reduction of unit 0)");
   s = step_of("gpipe", 1, 1, policy, 3);  // an update never goes without its own reduction
   move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
   CHECK(describe(verify(s)) ==

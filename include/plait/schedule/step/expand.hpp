@@ -177,13 +177,14 @@ constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<
 }
 
 /// Updates in the order in which the next step uses the units, behind the norm, each followed by the gather of what was
-/// updated. With a delayed norm, each as soon as the next unit's reduction is on its way too, those of tied units
-/// behind all others, and the norm last.
+/// updated. With a delayed norm, behind the passes, which would else wait for reductions, and spare nothing by it: in
+/// the order of reductions, each while the next is under way, those of tied units behind all others; then the norm, and
+/// the gathers in the order of use, behind all reductions, whose link they share.
 constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std::vector<step_entry>& passes,
                                                std::vector<int> order, bool clips) {
   std::vector<step_entry> out;
-  const auto update = [&](int u) {
-    out.push_back({step_op::update, u, {}, {}});
+  const auto update = [&](int u) { out.push_back({step_op::update, u, {}, {}}); };
+  const auto gather = [&](int u) {
     if (s.policy.level == zero_level::optimizer || s.policy.level == zero_level::gradients)
       out.push_back({step_op::gather, u, {}, {}});
   };
@@ -191,21 +192,29 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, const std
     out = passes;
     if (clips) out.push_back({step_op::norm, -1, {}, {}});
     std::sort(order.begin(), order.end());
-    for (const int u : order) update(u);
+    for (const int u : order) update(u), gather(u);
     return out;
   }
+  auto left = std::count_if(passes.begin(), passes.end(), [](const step_entry& e) { return e.op == step_op::pass; });
   int reducing = -1;
-  std::vector<int> ties;
+  std::vector<int> due, ties;
   for (const step_entry& e : passes) {
     out.push_back(e);
+    left -= e.op == step_op::pass;
     if (e.op == step_op::reduce_ties) ties.push_back(e.unit);
     if (e.op != (s.policy.hybrid ? step_op::reduce_copies : step_op::reduce)) continue;
-    if (reducing >= 0) update(reducing);
+    if (reducing >= 0) due.push_back(reducing);
     reducing = s.last_reduction(e.unit) == e.op ? e.unit : -1;
+    if (left > 0) continue;
+    for (const int u : due) update(u);
+    due.clear();
   }
-  if (reducing >= 0) update(reducing);
+  if (reducing >= 0) due.push_back(reducing);
+  for (const int u : due) update(u);
   for (const int u : ties) update(u);
   if (clips) out.push_back({step_op::norm, -1, {}, {}});
+  std::sort(order.begin(), order.end());
+  for (const int u : order) gather(u);
   return out;
 }
 
@@ -316,10 +325,9 @@ step_schedule expand_at_run_time(const schedule& s, std::vector<step_unit> units
 /// A step made of a pipeline's schedule: passes and messages in the schedule's order; with zero_level::parameters a
 /// gather `prefetch` uses ahead of each use and a release after it; a reduction after the last gradient of each unit,
 /// in a hybrid that of its copies after the next unit's, and behind them the sums over stages that share parameters;
-/// the norm and the updates (`data_parallel::delayed_norm` says in which order), each followed by the gather of what
-/// was updated. A schedule of forward passes alone has gathers and releases only. The schedule must be one that
-/// `verify` accepts. Throws `error` for units in another order than their stages', and for a knob that would change
-/// nothing.
+/// the norm, the updates, and the gathers of what was updated (`data_parallel::delayed_norm` says in which order). A
+/// schedule of forward passes alone has gathers and releases only. The schedule must be one that `verify` accepts.
+/// Throws `error` for units in another order than their stages', and for a knob that would change nothing.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   if (std::is_constant_evaluated()) return detail::expand_units(s, std::move(units), policy, costs);
