@@ -2,6 +2,7 @@
 #include "support/conformance.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -81,6 +82,20 @@ int main(int argc, char** argv) {
             plait::fail({"gather ", i, ": element ", k, " of rank ", r, " is ", x});
     for (const float x : added)
       if (x != static_cast<float>(world.size())) plait::fail({"a sum beside gathers is ", x});
+
+    // The rate between hosts: of two with the ranks in halves, and of two with the ranks in turns. All agree on it.
+    const int mine = world.rank(), size = world.size();
+    for (const bool in_turns : {false, true}) {
+      const auto host = [&](int r) { return in_turns ? r % 2 : 2 * r / size; };
+      std::vector<char> far;
+      for (int r = 0; r < size; ++r) far.push_back(host(r) != host(mine));
+      const double rate = plait::mpi::detail::rate_between_hosts(MPI_COMM_WORLD, mine, size, far);
+      double least = rate, most = rate;
+      world.all_reduce(&rate, &least, 1, plait::dtype::f64, plait::reduce_op::min);
+      world.all_reduce(&rate, &most, 1, plait::dtype::f64, plait::reduce_op::max);
+      if (least != most) plait::fail({"the rate between hosts is ", least, " on one rank and ", most, " on another"});
+      if (std::isfinite(rate) != (size > 1) || rate <= 0) plait::fail({"the rate between hosts is ", rate});
+    }
 
     auto small = world.split(0, world.rank(), "small pieces");  // the paths of counts that exceed an int
     small.set_limit(100);

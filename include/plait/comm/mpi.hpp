@@ -66,7 +66,7 @@ class communicator : public verbs<communicator> {
     return communicator(copy, true, "world");
   }
   /// A communicator of the caller's, which is not freed here and must not be used for other things at the same time.
-  /// Collective over it.
+  /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
   }
@@ -83,8 +83,8 @@ class communicator : public verbs<communicator> {
   /// It must be the same on all ranks. Splits inherit it.
   void set_limit(std::size_t elements) { self().limit = std::clamp<std::size_t>(elements, 1, INT_MAX); }
   /// The most bytes that one message of a large started collective has; 0, unless told: 60 KiB over links between hosts
-  /// below 3 Gbit/s, as measured when the first communicator is made, and all elsewhere (comm/mpi/exchange.hpp). It
-  /// must be the same on all ranks. Splits inherit it.
+  /// below 3 Gbit/s, as `world` and `attach` measure them, and all elsewhere (comm/mpi/exchange.hpp). It must be the
+  /// same on all ranks. Splits inherit it.
   void set_piece(std::size_t bytes) { self().piece = bytes; }
   const flight_recorder& flight() const { return *self().flight; }
 
