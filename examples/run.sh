@@ -4,6 +4,9 @@
 # context-parallel groups of two tensor-parallel ranks.
 #
 #   sh examples/run.sh [ARGUMENTS...]     arguments go to train_llama, after the ones below
+#
+# The trainer is built for floats on the CPU alone, in a quarter of the time that all of it takes, unless the arguments ask
+# for something else.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -12,8 +15,16 @@ cd "$(dirname "$0")/.."
 # shellcheck disable=SC2086  # a list of names
 install_packages $plait_build_packages
 
+precisions=float
+for argument in "$@"; do
+  case "$argument" in
+    --precision* | --gradients* | --device*) precisions=all ;;
+  esac
+done
+
 # A folder of its own: a build of everything in build/ is neither needed nor disturbed.
 cmake -S . -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_TESTS=OFF -DPLAIT_BUILD_BENCHMARKS=OFF \
+  -DPLAIT_TRAINER_PRECISIONS=$precisions \
   -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/build/bin" >/dev/null
 cmake --build build/example -j "$(plait_jobs)" --target train_llama
 

@@ -11,6 +11,7 @@
 #include "plait/mesh/parse.hpp"
 #include "plait/schedule/parse.hpp"
 #include "recompute.hpp"
+#include "strategies.hpp"
 
 namespace {
 
@@ -299,4 +300,5 @@ void check_options(const options& opt, const given_option& given) {
   check_training(opt, given);
   check_saving(opt, given);
   check_device(opt);
+  with_types(opt, []<class, class>() {});  // whether this program is built for them
 }

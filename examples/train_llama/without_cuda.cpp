@@ -4,6 +4,11 @@
 
 void check_built(const options& opt) {
   if (opt.device != "cuda") return;
+#ifdef PLAIT_TRAINER_PRECISIONS
+  plait::fail(
+      "--device cuda: this program was built for the CPU alone, as examples/run.sh does; build it with "
+      "-DPLAIT_TRAINER_PRECISIONS=all");
+#endif
   plait::fail(
       "--device cuda: this program was built without CUDA; build it where CMake finds nvcc and cuBLASLt "
       "(-DPLAIT_CUDA=ON, -DPLAIT_CUDA_ROOT=FOLDER for a toolkit in another place), or use --device cpu");

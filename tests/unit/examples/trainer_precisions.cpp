@@ -1,0 +1,35 @@
+// A trainer that is built for some precisions runs those, and says of the others what to do.
+#define PLAIT_TRAINER_PRECISIONS "float bf16_gradients "
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "../../../examples/train_llama/strategies.hpp"
+
+namespace {
+
+/// Returns the precision that the options choose.
+std::string chosen(const std::string& precision, const std::string& gradients = "full") {
+  options opt;
+  opt.precision = precision;
+  opt.gradients = gradients;
+  return with_types(opt, []<class Precision, class>() { return std::string(precision_name<Precision>); });
+}
+
+}  // namespace
+
+TEST_CASE("a trainer for some precisions runs those") {
+  CHECK(chosen("float") == "float");
+  CHECK(chosen("bf16-no-masters", "bf16") == "bf16_gradients");
+}
+
+TEST_CASE("a trainer for some precisions refuses the others") {
+  const auto refused = [](const std::string& named, const auto&... how) {
+    const std::string text = named + ": this program was built without it";
+    CHECK_THROWS_WITH_AS(static_cast<void>(chosen(how...)), doctest::Contains(text.c_str()), plait::error);
+  };
+  refused("--precision double", "double");
+  refused("--precision bf16", "bf16");
+  refused("--precision bf16-no-masters", "bf16-no-masters");
+  refused("--precision bf16 with --gradients bf16", "bf16", "bf16");
+}
