@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +16,7 @@
 #include "plait/checkpoint/planned_blocks.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/io/copy_past_cache.hpp"
 #include "plait/io/crc32c.hpp"
 #include "plait/io/read_ahead.hpp"
 
@@ -118,7 +118,7 @@ class reads_ahead {
       convert_saved(from.tensor().dtype, *w.type, bytes.data(), out,
                     static_cast<std::int64_t>(bytes.size() / from.width()), from.tensor().name);
     else if (out != bytes.data())
-      std::memcpy(out, bytes.data(), bytes.size());
+      copy_past_cache(out, bytes.data(), bytes.size());
   }
   /// Bytes are summed up and copied some at a time, so that the cache has them still.
   static void use_part_of_run(detail::piece_of_box& p, std::span<const std::byte> bytes) {

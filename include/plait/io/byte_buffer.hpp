@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -36,17 +37,18 @@ class byte_buffer {
     memory_.reset();
     size_ = 0;
     if (from.allocate != nullptr) {
-      memory_ = {from.allocate(bytes), release{from.release}};
+      memory_ = {from.allocate(bytes), release{from.release, 0}};
       size_ = bytes;
       return;
     }
-    constexpr std::size_t large = std::size_t{2} << 20;
-    const std::size_t page = bytes >= 2 * large ? large : 4096, whole = (bytes + page - 1) / page * page;
-    memory_ = {static_cast<std::byte*>(std::aligned_alloc(page, whole)), release{nullptr}};
-    if (!memory_) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    if (page == large) static_cast<void>(::madvise(memory_.get(), whole, MADV_HUGEPAGE));  // a hint
-#endif
+    if (bytes >= 2 * large) {
+      map((bytes + large - 1) / large * large);
+    } else {
+      constexpr std::size_t page = 4096;
+      memory_ = {static_cast<std::byte*>(std::aligned_alloc(page, (bytes + page - 1) / page * page)),
+                 release{nullptr, 0}};
+      if (!memory_) throw std::bad_alloc();
+    }
     size_ = bytes;
   }
 
@@ -56,10 +58,35 @@ class byte_buffer {
   std::span<std::byte> first(std::size_t bytes) { return {data(), bytes}; }
 
  private:
+  static constexpr std::size_t large = std::size_t{2} << 20;
+
   struct release {
-    void (*elsewhere)(std::byte*);  ///< null: the memory is of std::aligned_alloc
-    void operator()(std::byte* memory) const { elsewhere == nullptr ? std::free(memory) : elsewhere(memory); }
+    void (*elsewhere)(std::byte*);  ///< null: the memory is a mapping, or of std::aligned_alloc
+    std::size_t mapped;             ///< bytes of it that are a mapping
+    void operator()(std::byte* memory) const {
+      if (elsewhere != nullptr)
+        elsewhere(memory);
+      else if (mapped > 0)
+        ::munmap(memory, mapped);
+      else
+        std::free(memory);
+    }
   };
+  /// Memory of a mapping of its own. The heap would give some that small objects have used, whose pages are small: a
+  /// disk that takes 256 of them at once then reads a megabyte where it could read many.
+  void map(std::size_t bytes) {
+    void* const all = ::mmap(nullptr, bytes + large, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) throw std::bad_alloc();
+    auto* const begin = static_cast<std::byte*>(all);
+    const std::size_t before = (large - reinterpret_cast<std::uintptr_t>(all) % large) % large;
+    if (before > 0) ::munmap(begin, before);
+    if (before < large) ::munmap(begin + before + bytes, large - before);
+    memory_ = {begin + before, release{nullptr, bytes}};
+#ifdef MADV_HUGEPAGE
+    static_cast<void>(::madvise(memory_.get(), bytes, MADV_HUGEPAGE));  // a hint
+#endif
+  }
+
   std::unique_ptr<std::byte[], release> memory_;
   std::size_t size_ = 0;
 };

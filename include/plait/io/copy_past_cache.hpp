@@ -1,4 +1,5 @@
-// A copy of bytes that nobody reads soon: what a save stages. Ordinary copies are std::memcpy.
+// A copy of bytes that nobody reads soon: what a save stages, what a load puts where it belongs. Ordinary copies are
+// std::memcpy.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,11 @@ namespace plait {
 
 /// Copies `bytes` bytes between ranges that do not overlap. Many of them are written past the processor's cache, which
 /// otherwise reads every line of the destination before it is written over: a third of what the memory has to move.
+/// Nor does it matter how far apart the ranges are: where that is 16 bytes more than a number of pages, as from a page
+/// of a file to what malloc gives, std::memcpy takes five times as long on an AMD EPYC.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
-  constexpr std::size_t line = 64, many = std::size_t{256} << 10;
+  constexpr std::size_t line = 64, many = std::size_t{64} << 10;
   if (bytes >= many) {
     const std::size_t before = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
     std::memcpy(to, from, before);
