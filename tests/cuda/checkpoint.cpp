@@ -51,10 +51,14 @@ class small_run {
     out.weights = weights_hash(ctx_, model_);
     return out;
   }
+  /// Begins a save, which is under way while the run goes on, until `saved`.
   void save(const std::string& directory, std::uint64_t step) {
-    checkpoint_saver saver(ctx_.device, ctx_.ranks.root(), {.directory = directory});
-    saver.save(ctx_, model_, optimizer_, step);
-    CHECK(saver.wait(ctx_.device).at(0).failure == "");
+    saver_.emplace(ctx_.device, ctx_.ranks.root(), saver_options{.directory = directory});
+    saver_->save(ctx_, model_, optimizer_, step);
+  }
+  void saved() {
+    CHECK(saver_->wait(ctx_.device).at(0).failure == "");
+    saver_.reset();
   }
   void load(const std::string& directory) { load_state(ctx_, ctx_.ranks.root(), model_, optimizer_, directory); }
   bool replaying() const { return replayed_->replaying(); }
@@ -67,6 +71,7 @@ class small_run {
   chosen_optimizer<bf16, cuda> optimizer_;
   std::optional<training_step<small_model>> step_;
   std::optional<graph_step<training_step<small_model>>> replayed_;
+  std::optional<checkpoint_saver> saver_;
 };
 
 }  // namespace
@@ -86,6 +91,7 @@ TEST_CASE("a state goes on with the same bits in the run that saved it, replayed
             run.train(0, 4);
             run.save(folder / "steps", 4);
             through = run.train(4, 8);
+            run.saved();
             CHECK(run.replaying() == as_graph);
             run.load(folder / "steps");
             CHECK(run.train(4, 8) == through);

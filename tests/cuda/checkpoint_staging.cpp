@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
@@ -125,6 +126,47 @@ TEST_CASE("weights and an optimizer's state go to pinned memory, and stay as the
       CHECK(weights_hash(ctx, model) != before);
       load_state(ctx, ctx.ranks.root(), model, optimizer, folder / "steps");
       CHECK(weights_hash(ctx, model) == before);
+    }
+  });
+}
+
+TEST_CASE("moments in 8 bits go to pinned memory as codes, and are decoded when the copies are made") {
+  scenario s = small_scenario();
+  s.optimizer = adamw_options{.moments = moment_type::int8};
+  const temp_folder folder;
+  on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
+    small_model model(ctx, s.config, s.options);
+    chosen_optimizer<bf16, cuda> optimizer(s.optimizer);
+    const auto moments = [&] {
+      std::vector<std::vector<bf16>> all;
+      for (const held_tensor& h : held_optimizer(ctx, model, optimizer))
+        h.read(h.begin, h.end,
+               reinterpret_cast<std::byte*>(all.emplace_back(static_cast<std::size_t>(h.size())).data()));
+      return all;
+    };
+    const auto set = [&](float scale) {
+      for (const held_tensor& h : held_optimizer(ctx, model, optimizer)) {
+        std::vector<bf16> numbers;
+        for (std::int64_t i = 0; i < h.size(); ++i) numbers.push_back(to_bf16(scale * static_cast<float>(i % 97 + 1)));
+        h.write(reinterpret_cast<const std::byte*>(numbers.data()));
+      }
+    };
+    const auto same = [](const std::vector<std::vector<bf16>>& a, const std::vector<std::vector<bf16>>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+        return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(bf16)) == 0;
+      });
+    };
+    checkpoint_saver saver(ctx.device, ctx.ranks.root(), {.directory = folder / "steps"});
+    for (std::uint64_t step = 1; step <= 6; ++step) {
+      set(static_cast<float>(step));
+      const auto before = moments();
+      saver.save(ctx, model, optimizer, step);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its thread is at work
+      set(0);
+      CHECK(saver.wait(ctx.device).at(0).failure == "");
+      CHECK(!same(moments(), before));
+      load_state(ctx, ctx.ranks.root(), model, optimizer, folder / "steps");
+      CHECK(same(moments(), before));
     }
   });
 }

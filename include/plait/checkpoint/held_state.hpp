@@ -47,6 +47,9 @@ struct held_tensor {
   /// Copies [from, to) of the part's elements, at once or in the device's main stream (`downloads_later`), for which
   /// the caller waits; `copy_past_cache` is what a program's own in the host's memory take.
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
+  /// As `read`, for a save, where the elements are made from what the device has: copies that, and returns what makes
+  /// the elements there, on another thread, when the copies are made; nothing: they are there. Not needed.
+  std::function<std::function<void()>(std::int64_t from, std::int64_t to, std::byte* out)> read_raw{};
   std::function<void(const std::byte* in)> write;  ///< all of them
   /// Where on the device all of them lie one after the other, to be written there instead; where there is such a place.
   std::function<std::byte*()> target{};
@@ -67,13 +70,14 @@ struct saved_extras {
 namespace detail {
 
 /// Moments in 8 bits as numbers in bf16, which has every one of them: codes are small floating-point numbers below a
-/// scale that is a power of 2.
-inline void decode_moments(const optimizer_tensor& t, const std::uint8_t* codes, const std::uint8_t* scales,
-                           std::int64_t from, std::int64_t to, bf16* out) {
-  const bool first = t.coded == optimizer_tensor::code::first_moment;
-  for (std::int64_t i = from; i < to; ++i) {
-    const std::uint8_t code = codes[i], scale = scales[(t.place + i) / kernels::moment_block];
-    *out++ = to_bf16(first ? kernels::first_moment(code, scale) : kernels::second_moment(code, scale));
+/// scale that is a power of 2. Of `n` elements, the first of which is at `place` in the block of the first scale. The
+/// codes may be the last `n` bytes of where the numbers go.
+inline void decode_moments(optimizer_tensor::code kind, const std::uint8_t* codes, const std::uint8_t* scales,
+                           std::int64_t place, std::int64_t n, bf16* out) {
+  const bool first = kind == optimizer_tensor::code::first_moment;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint8_t code = codes[i], scale = scales[(place + i) / kernels::moment_block];
+    out[i] = to_bf16(first ? kernels::first_moment(code, scale) : kernels::second_moment(code, scale));
   }
 }
 /// The codes and scales of numbers, which are rounded to the nearest: what `decode_moments` has made keeps its value.
@@ -118,6 +122,15 @@ void read_to_host(const context<Device>& ctx, std::byte* out, const void* from, 
     ctx.device.download(out, from, bytes, ctx.device.main_stream());
 }
 
+/// Elements [from, to) of moments in 8 bits, which are in so many blocks from `first` on.
+struct coded_range {
+  coded_range(const optimizer_tensor& t, std::int64_t from, std::int64_t to)
+      : first((t.place + from) / kernels::moment_block),
+        blocks(to == from ? 0 : (t.place + to - 1) / kernels::moment_block + 1 - first),
+        place((t.place + from) % kernels::moment_block) {}
+  std::int64_t first, blocks, place;  ///< `place`: of the first element in its block
+};
+
 template <compute_device Device>
 void read_optimizer(const context<Device>& ctx, const optimizer_tensor& t, std::int64_t from, std::int64_t to,
                     std::byte* out) {
@@ -126,10 +139,27 @@ void read_optimizer(const context<Device>& ctx, const optimizer_tensor& t, std::
   if (t.coded == optimizer_tensor::code::none)
     return read_to_host(ctx, out, t.values + static_cast<std::size_t>(from) * width,
                         static_cast<std::size_t>(to - from) * width);
-  std::vector<std::uint8_t> codes(static_cast<std::size_t>(t.size)), scales(static_cast<std::size_t>(scales_of(t)));
-  ctx.device.download(codes.data(), t.values, codes.size(), stream);
-  ctx.device.download(scales.data(), t.scales, scales.size(), stream);
-  decode_moments(t, codes.data(), scales.data(), from, to, reinterpret_cast<bf16*>(out));
+  const coded_range range(t, from, to);
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(to - from)), scales(static_cast<std::size_t>(range.blocks));
+  ctx.device.download(codes.data(), t.values + from, codes.size(), stream);
+  ctx.device.download(scales.data(), t.scales + range.first, scales.size(), stream);
+  decode_moments(t.coded, codes.data(), scales.data(), range.place, to - from, reinterpret_cast<bf16*>(out));
+}
+/// Copies the codes of elements to the second half of where the elements go, and their scales to the beginning: half of
+/// their bytes. Returns what decodes them there. Few elements are decoded at once.
+template <compute_device Device>
+std::function<void()> read_codes(const context<Device>& ctx, const optimizer_tensor& t, std::int64_t from,
+                                 std::int64_t to, std::byte* out) {
+  const coded_range range(t, from, to);
+  const std::int64_t n = to - from;
+  if (range.blocks > n || n == 0) return read_optimizer(ctx, t, from, to, out), nullptr;
+  read_to_host(ctx, out + n, t.values + from, static_cast<std::size_t>(n));
+  read_to_host(ctx, out, t.scales + range.first, static_cast<std::size_t>(range.blocks));
+  return [kind = t.coded, range, n, out] {
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(out);
+    const std::vector<std::uint8_t> scales(bytes, bytes + range.blocks);
+    decode_moments(kind, bytes + n, scales.data(), range.place, n, reinterpret_cast<bf16*>(out));
+  };
 }
 template <compute_device Device>
 void write_optimizer(const context<Device>& ctx, const optimizer_tensor& t, const std::byte* in) {
@@ -220,6 +250,10 @@ std::vector<held_tensor> held_optimizer(const context<Device>& ctx, Model& model
       held.read = [&ctx, t, first = held.begin](std::int64_t from, std::int64_t to, std::byte* out) {
         detail::read_optimizer(ctx, t, from - first, to - first, out);
       };
+      if (t.coded != optimizer_tensor::code::none)
+        held.read_raw = [&ctx, t, first = held.begin](std::int64_t from, std::int64_t to, std::byte* out) {
+          return detail::read_codes(ctx, t, from - first, to - first, out);
+        };
       held.write = [&ctx, t](const std::byte* in) { detail::write_optimizer(ctx, t, in); };
       if (t.coded == optimizer_tensor::code::none && !detail::keeps_on_host(ctx.device))
         held.target = [t] { return t.values; };

@@ -44,8 +44,9 @@ struct save_job {
   std::optional<step_in_progress> directory;  ///< on rank 0
   std::size_t arena = 0;
   staged_share share;
-  std::function<void()> copies_end{};  ///< waits until the device has filled the arena; none: it is filled
-  clock::time_point begin, staged;     ///< of `save`; when the arena was filled, as far as is known
+  std::function<void()> copies_end{};         ///< waits until the device has filled the arena; none: it is filled
+  std::vector<std::function<void()>> rest{};  ///< what makes elements of what was copied
+  clock::time_point begin, staged;            ///< of `save`; when the arena was filled, as far as is known
   double stall = 0, background = 0;
   std::string failure, warning;
   std::vector<stored_bytes> written{};  ///< the parts of this rank's file
@@ -250,6 +251,10 @@ class save_writer {
         goes_on(j, "waiting for the device's copies");
         std::exchange(j.copies_end, nullptr)();
         j.staged = clock::now();
+      }
+      if (!j.rest.empty()) {
+        goes_on(j, "decoding moments");
+        for (const std::function<void()>& make : std::exchange(j.rest, {})) make();
       }
       written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });
       j.written = ranges_of(done);

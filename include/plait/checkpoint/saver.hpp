@@ -92,7 +92,7 @@ class checkpoint_saver {
   /// with it when the last byte has left, and `finished_save::stall` counts until then. Copies in a stream of their own
   /// could hide behind the next forward pass only if each of whatever writes states in place waited for them, a
   /// replayed graph, a load and the allocator among these: one that forgot would spoil a save that no checksum finds.
-  /// Moments in 8 bits are decoded by the host, which waits for those.
+  /// Moments in 8 bits are copied as they are, and decoded behind the training.
   template <compute_device Device, class Model, class Optimizer>
   std::vector<finished_save> save(const context<Device>& ctx, Model& model, Optimizer& optimizer, std::uint64_t step,
                                   saved_extras extras = {}) {
@@ -230,7 +230,13 @@ class checkpoint_saver {
   void stage(const share_plan& plan, const saved_extras& extras, detail::save_job& next) {
     next.share.boxes = plan.boxes;
     byte_buffer& arena = writer_->arena(next.arena);
-    for (const share_plan::copy& c : plan.copies) c.from->read(c.begin, c.end, arena.data() + c.to);
+    for (const share_plan::copy& c : plan.copies) {
+      std::byte* const to = arena.data() + c.to;
+      if (!c.from->read_raw)
+        c.from->read(c.begin, c.end, to);
+      else if (std::function<void()> rest = c.from->read_raw(c.begin, c.end, to))
+        next.rest.push_back(std::move(rest));
+    }
     std::size_t at = plan.bytes;
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {
