@@ -20,11 +20,15 @@ int main(int argc, char** argv) {
     plait::test::check_types(counted);
     plait::test::check_interleaved(counted);
 
-    // Large ones that are started go by messages, in place or not, in pieces as between hosts, or not as within one.
+    // Large ones that are started go by messages, in place or not, in pieces as between hosts, or not as within one;
+    // and between hosts small reductions too.
     auto as_far = world.split(0, world.rank(), "as between hosts");
     as_far.set_piece(60 << 10);
+    plait::any_communicator any_far(as_far);
+    plait::test::check_types(any_far);
+    plait::test::check_interleaved(any_far);
     for (plait::mpi::communicator comm : {world, as_far, as_far.split(0, -world.rank())})
-      for (const std::size_t n : {std::size_t{9001}, std::size_t{100000}})
+      for (const std::size_t n : {std::size_t{3}, std::size_t{1000}, std::size_t{9001}, std::size_t{100000}})
         for (const plait::test::how h : {plait::test::how::started, plait::test::how::started_in_place}) {
           plait::test::check_all_reduce<float>(comm, n, plait::reduce_op::sum, h, 3);
           plait::test::check_all_reduce<double>(comm, n, plait::reduce_op::max, h, 4);

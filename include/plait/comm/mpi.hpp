@@ -185,6 +185,10 @@ class communicator : public verbs<communicator> {
           detail::post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count, exchange_tags_of());
           break;
         }
+        if (!blocking && s.most_tag >= exchange_tag + exchange_tags && detail::reduces_small(s)) {
+          detail::post_small_reduction(p, c, exchange_tags_of());
+          break;
+        }
         post_all_reduce(p, blocking, c);
         break;
       case collective::all_gather:

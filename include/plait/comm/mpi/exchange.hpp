@@ -122,6 +122,43 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   };
 }
 
+/// Returns whether a small all-reduce that is started goes as messages too: over a slow link, and among few ranks. A
+/// library sends some of them behind the answer to others, and thus behind whatever was started meanwhile: the norm of
+/// a step behind all gathers of its update.
+inline bool reduces_small(const state& s) {
+  constexpr int few = 16;
+  const bool slow = s.piece > 0 || std::find(s.slow.begin(), s.slow.end(), 1) != s.slow.end();
+  return s.size > 1 && s.size <= few && slow;
+}
+/// Posts an all-reduce of few elements: each rank sends all of its own to every other, and adds up all in the order of
+/// the ranks.
+inline void post_small_reduction(pending& p, const call& c, int tag) {
+  const std::size_t n = static_cast<std::size_t>(p.home->size), own = static_cast<std::size_t>(p.home->rank),
+                    bytes = c.count * size_of(c.type);
+  p.buffer.resize(bytes * (n - 1));
+  exchange(
+      p,
+      [&](pending& q, std::size_t k, std::size_t i) {
+        add_receive(q, q.buffer.data() + i * bytes, c.count, c.type, static_cast<int>(k), tag, q.home->limit);
+      },
+      [&](pending& q, std::size_t k) { add_send(q, c.in, c.count, c.type, static_cast<int>(k), tag, q.home->limit); });
+  p.then = [=](pending& q) {
+    plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
+      plait::detail::reduce_range<Op, T>(
+          static_cast<int>(n),
+          [&](int k) {
+            const std::size_t rank = static_cast<std::size_t>(k);
+            return rank == own ? at(c.in, 0) : q.buffer.data() + (rank + n - own - 1) % n * bytes;
+          },
+          0, c.count,
+          [&](std::size_t first, const T* block, std::size_t count) {
+            std::memcpy(at(c.out, first * size_of(c.type)), block, count * size_of(c.type));
+          });
+    });
+    q.buffer = {};
+  };
+}
+
 }  // namespace plait::mpi::detail
 
 #include "plait/core/macros_on.hpp"
