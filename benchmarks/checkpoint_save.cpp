@@ -90,7 +90,7 @@ void forget(const std::string& directory) {
 }
 
 /// What a load on another layout cannot do without, without plait: two threads of a rank read its file in the loader's
-/// blocks, sum them up and copy them, `put` from where they were read.
+/// blocks, sum them up and copy them to `put`.
 void read_by_hand(file_system& files, const std::string& name, std::span<std::byte> put) {
   constexpr std::size_t at_once = std::size_t{4} << 20;
   const auto file = files.open(name);

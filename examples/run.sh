@@ -24,13 +24,12 @@ done
 
 # A folder of its own: a build of everything in build/ is neither needed nor disturbed.
 cmake -S . -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_TESTS=OFF -DPLAIT_BUILD_BENCHMARKS=OFF \
-  -DPLAIT_TRAINER_PRECISIONS=$precisions \
-  -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/build/bin" >/dev/null
+  -DPLAIT_TRAINER_PRECISIONS=$precisions >/dev/null
 cmake --build build/example -j "$(plait_jobs)" --target train_llama
 
 out=build/out
 mkdir -p "$out"
-build/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --model tiny --data examples/data/kjv.txt \
+build/example/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --model tiny --data examples/data/kjv.txt \
   --schedule 1f1b --attention ring:zigzag --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 \
   --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" \
   --timeline "$out/timeline.svg" --trace "$out/trace.json" "$@"

@@ -41,7 +41,7 @@ if [ "$quick" = yes ]; then
   build=build
 fi
 say "release: build"
-cmake --preset "$preset" >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+cmake --preset "$preset" -DPLAIT_BUILD_TESTS=ON -DPLAIT_BUILD_BENCHMARKS=ON >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
 rm -f build.log
 cmake --build "$build" -j "$jobs"
 

@@ -253,7 +253,7 @@ class save_writer {
         j.staged = clock::now();
       }
       if (!j.rest.empty()) {
-        goes_on(j, "decoding moments");
+        goes_on(j, "decoding what was copied");
         for (const std::function<void()>& make : std::exchange(j.rest, {})) make();
       }
       written_share done = write_share(files_, j.path, writer, j.share, [&] { goes_on(j, "writing its file"); });

@@ -185,7 +185,7 @@ class communicator : public verbs<communicator> {
           detail::post_reduction(p, c, (c.count + ranks() - 1) / ranks(), c.count, exchange_tags_of());
           break;
         }
-        if (!blocking && s.most_tag >= exchange_tag + exchange_tags && detail::reduces_small(s)) {
+        if (!blocking && has_exchange_tags() && detail::reduces_small(s)) {
           detail::post_small_reduction(p, c, exchange_tags_of());
           break;
         }
@@ -279,9 +279,8 @@ class communicator : public verbs<communicator> {
 
   /// Whether what was started goes by messages. Libraries reduce to one rank and send from there, which takes twice the
   /// time or more; and large gathers that were started one after another they end together.
-  bool by_messages(const call& c) const {
-    return c.payload(size()) >= large && size() > 1 && self().most_tag >= exchange_tag + exchange_tags;
-  }
+  bool by_messages(const call& c) const { return c.payload(size()) >= large && size() > 1 && has_exchange_tags(); }
+  bool has_exchange_tags() const { return self().most_tag >= exchange_tag + exchange_tags; }
 
   /// The tag of the next collective by messages, and the one behind it.
   int exchange_tags_of() const { return exchange_tag + static_cast<int>(2 * self().exchanges++ % exchange_tags); }

@@ -75,6 +75,26 @@ inline void post_gather(pending& p, const call& c, int tag) {
       [&](pending& q, std::size_t k) { add_send(q, c.in, c.count, c.type, static_cast<int>(k), tag, most(k)); });
 }
 
+/// Adds up `count` elements of this rank's and what the others have sent to the buffer, in the order of the ranks;
+/// `own` may be `out`. The buffer is free then.
+inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t count, std::byte* out) {
+  const std::size_t n = static_cast<std::size_t>(p.home->size), self = static_cast<std::size_t>(p.home->rank),
+                    size = size_of(c.type);
+  plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
+    plait::detail::reduce_range<Op, T>(
+        static_cast<int>(n),
+        [&](int k) {
+          const std::size_t rank = static_cast<std::size_t>(k);
+          return rank == self ? own : p.buffer.data() + (rank + n - self - 1) % n * count * size;
+        },
+        0, count,
+        [&](std::size_t first, const T* block, std::size_t some) {
+          std::memcpy(out + first * size, block, some * size);
+        });
+  });
+  p.buffer = {};
+}
+
 /// Posts a reduce-scatter of slices of `per` of `total` elements: each rank sends the others their slices, and adds up
 /// its own in the order of the ranks. For an all-reduce, it then sends its sum to the others, by the tag behind `tag`,
 /// for a rank may begin that after it has started other reductions.
@@ -97,19 +117,7 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
       });
   p.then = [=](pending& q) {
     std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
-    plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
-      plait::detail::reduce_range<Op, T>(
-          static_cast<int>(n),
-          [&](int k) {
-            const std::size_t rank = static_cast<std::size_t>(k);
-            return rank == own ? at(c.in, begin(own) * size) : q.buffer.data() + (rank + n - own - 1) % n * bytes;
-          },
-          0, length(own),
-          [&](std::size_t first, const T* block, std::size_t count) {
-            std::memcpy(out + first * size, block, count * size);
-          });
-    });
-    q.buffer = {};
+    add_up(q, c, at(c.in, begin(own) * size), length(own), out);
     if (!for_all) return;
     exchange(
         q,
@@ -122,41 +130,26 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   };
 }
 
-/// Returns whether a small all-reduce that is started goes as messages too: over a slow link, and among few ranks. A
-/// library sends some of them behind the answer to others, and thus behind whatever was started meanwhile: the norm of
-/// a step behind all gathers of its update.
+/// Returns whether small all-reduces that are started go as messages too: among few ranks, some of which are reached
+/// over a slow link; the same on all of them, since each has ranks of another host then. A library reduces them to one
+/// rank, whose answer stands behind all that was started there meanwhile: the norm of a step behind the gathers of its
+/// update.
 inline bool reduces_small(const state& s) {
   constexpr int few = 16;
-  const bool slow = s.piece > 0 || std::find(s.slow.begin(), s.slow.end(), 1) != s.slow.end();
-  return s.size > 1 && s.size <= few && slow;
+  if (s.size == 1 || s.size > few) return false;
+  return s.piece > 0 || std::find(s.slow.begin(), s.slow.end(), 1) != s.slow.end();
 }
-/// Posts an all-reduce of few elements: each rank sends all of its own to every other, and adds up all in the order of
-/// the ranks.
+/// Posts an all-reduce of few elements: each rank sends all of its own to every other, and adds up all of them.
 inline void post_small_reduction(pending& p, const call& c, int tag) {
-  const std::size_t n = static_cast<std::size_t>(p.home->size), own = static_cast<std::size_t>(p.home->rank),
-                    bytes = c.count * size_of(c.type);
-  p.buffer.resize(bytes * (n - 1));
+  const std::size_t bytes = c.count * size_of(c.type);
+  p.buffer.resize(bytes * static_cast<std::size_t>(p.home->size - 1));
   exchange(
       p,
       [&](pending& q, std::size_t k, std::size_t i) {
         add_receive(q, q.buffer.data() + i * bytes, c.count, c.type, static_cast<int>(k), tag, q.home->limit);
       },
       [&](pending& q, std::size_t k) { add_send(q, c.in, c.count, c.type, static_cast<int>(k), tag, q.home->limit); });
-  p.then = [=](pending& q) {
-    plait::detail::with_reduction(c.op, c.type, [&]<reduce_op Op, class T>() {
-      plait::detail::reduce_range<Op, T>(
-          static_cast<int>(n),
-          [&](int k) {
-            const std::size_t rank = static_cast<std::size_t>(k);
-            return rank == own ? at(c.in, 0) : q.buffer.data() + (rank + n - own - 1) % n * bytes;
-          },
-          0, c.count,
-          [&](std::size_t first, const T* block, std::size_t count) {
-            std::memcpy(at(c.out, first * size_of(c.type)), block, count * size_of(c.type));
-          });
-    });
-    q.buffer = {};
-  };
+  p.then = [c](pending& q) { add_up(q, c, at(c.in, 0), c.count, at(c.out, 0)); };
 }
 
 }  // namespace plait::mpi::detail
