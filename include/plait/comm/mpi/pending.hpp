@@ -214,24 +214,32 @@ class operation {
 };
 
 inline void mover::move() {
+  using std::chrono::microseconds;
+  constexpr microseconds shortest{50}, longest{400};  // a link of 10 Gbit/s moves 500 kB meanwhile: sockets hold more
+  microseconds pause = shortest;
   std::unique_lock lock(mutex_);
   while (!over_) {
     if (flying_.empty()) {
+      pause = shortest;
       changed_.wait(lock);
       continue;
     }
+    pause = std::min(2 * pause, longest);
     for (std::size_t i = 0; i < flying_.size();) {  // others may come or go meanwhile; none goes unseen for long
       now_ = flying_[i];
       lock.unlock();
       const bool over = now_->advance();
       lock.lock();
-      if (over) std::erase(flying_, now_);
+      if (over) {
+        std::erase(flying_, now_);
+        pause = shortest;
+      }
       i += !over;
       now_ = nullptr;
       changed_.notify_all();
     }
     lock.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::sleep_for(pause);
     lock.lock();
   }
 }
