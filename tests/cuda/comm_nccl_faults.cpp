@@ -108,6 +108,7 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
   stand_in::aborts_together = 6;  // two ranks with three communicators each
   const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
     const rank_comm one = comm.split(0, comm.rank()), two = comm.split(0, comm.rank());
+    comm.barrier();  // all six are made
     if (comm.rank() == 0) comm.abort("for a test");
     comm.barrier();
   });
@@ -123,6 +124,7 @@ TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, a
       stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // so that no busy machine takes longer to see it
       text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
         rank_comm more = comm.split(0, comm.rank());
+        comm.barrier();  // all four are made
         if (comm.rank() == 1) comm.abort("for a test");
         comm.barrier();
       });

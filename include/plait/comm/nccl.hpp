@@ -122,14 +122,13 @@ class communicator : public verbs<communicator> {
     s.settle();
     if (s.home->make_room) s.home->make_room();
     const op_ptr op = s.begin("split", 0);
-    s.issue(*op, "ncclCommSplit", [&] {
+    s.issue_late(*op, "ncclCommSplit", child, [&] {
       return ncclCommSplit(s.link.comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->link.comm, &config);
     });
-    if (child->link.comm == nullptr) {
-      s.home->over(*op);
-      return {};
-    }
-    return ready(std::move(child), op);
+    if (child->link.comm != nullptr) return ready(std::move(child), op);
+    s.home->over(*op);
+    if (color >= 0) fail({"split on '", s.label, "': NCCL made no communicator for color ", color});
+    return {};
   }
 
   /// Notes what is in the main stream by now, such as a graph that replays calls, as one operation under the deadline.

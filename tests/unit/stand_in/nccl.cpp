@@ -195,8 +195,11 @@ TEST_CASE("memory and windows that go under a collective in flight end the progr
   };
   const auto window_of = [](const place& p) {
     ncclWindow_t window = nullptr;
-    if (ncclCommWindowRegister(p.first, p.data, count * sizeof(float), &window, 0) != ncclSuccess || window == nullptr)
-      std::abort();
+    ncclResult_t state = ncclInProgress;
+    if (ncclCommWindowRegister(p.first, p.data, count * sizeof(float), &window, 0) != ncclSuccess || window != nullptr)
+      std::abort();  // it comes later
+    while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
+    if (window == nullptr) std::abort();
     return window;
   };
   CHECK(alone([](const place& p) {

@@ -33,8 +33,6 @@ namespace detail {
 
 inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncclUniqueId& id, int rank, int size,
                             const options& settings) {
-  const std::string label = "world";
-  ncclConfig_t config = detail::config_of(settings, label);
   device.bind_thread();
   auto home = std::make_shared<session>(std::move(ranks), device.main_stream().handle(), device.side_stream().handle(),
                                         settings);
@@ -43,7 +41,8 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
   home->make_room = [&device] { device.make_room(); };
   home->make_room();
   auto s = std::make_shared<state>(home);
-  s->label = label;
+  s->label = "world";
+  ncclConfig_t config = detail::config_of(settings, s->label);  // NCCL keeps the pointer to the name
   const auto op = s->begin("init", 0);
   const ncclResult_t first = ncclCommInitRankConfig(&s->link.comm, size, id, rank, &config);
   if (s->link.comm == nullptr) check(first == ncclSuccess ? ncclInternalError : first, "ncclCommInitRankConfig");

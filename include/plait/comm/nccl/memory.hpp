@@ -22,15 +22,12 @@ class communication_memory {
     detail::check(ncclMemAlloc(&data_, bytes), "ncclMemAlloc");
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     detail::state& s = comm_.shared_state();
-    const auto op = s.begin("register", bytes);
     try {
-      s.issue(*op, "ncclCommWindowRegister",
-              [&] { return ncclCommWindowRegister(s.link.comm, data_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC); });
+      window_ = s.register_window(data_, bytes_, NCCL_WIN_COLL_SYMMETRIC);
     } catch (...) {
-      ncclMemFree(data_);
+      if (s.finish()) ncclMemFree(data_);  // else it is left to what may still use it
       throw;
     }
-    s.home->over(*op);
 #endif
   }
   communication_memory(const communication_memory&) = delete;

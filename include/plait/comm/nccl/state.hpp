@@ -89,6 +89,19 @@ struct state {
     home->stop(op.text());
   }
 
+  /// The same for a call that writes to `place`, which NCCL does when the state of the communicator is success: of one
+  /// that does not block, ncclCommSplit and ncclCommWindowRegister say success at once (NVIDIA/nccl issue 1472). Where
+  /// the call fails, NCCL may write later still, so the place lives on with this communicator.
+  template <class F>
+  void issue_late(operation& op, const char* call, std::shared_ptr<void> place, const F& f) {
+    places_.push_back(std::move(place));
+    issue(op, call, [&] {
+      const ncclResult_t said = f();
+      return said == ncclSuccess ? ncclInProgress : said;
+    });
+    places_.pop_back();
+  }
+
   /// The stream for what this communicator starts: the rank's side stream for the first communicator, and one of its
   /// own for each that was split off, so that a message that comes late holds up no other communicator.
   cuda::stream beside() {
@@ -129,11 +142,7 @@ struct state {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     const registered_memory& memory = home->registered;
     if (memory.data == nullptr || size == 1) return;
-    const auto op = begin("register", memory.bytes);
-    issue(*op, "ncclCommWindowRegister", [&] {
-      return ncclCommWindowRegister(link.comm, memory.data.get(), memory.bytes, &window_, NCCL_WIN_DEFAULT);
-    });
-    home->over(*op);
+    window_ = register_window(memory.data.get(), memory.bytes, NCCL_WIN_DEFAULT);
     if (window_ != nullptr) return;
     fail({memory.option, " is ", memory.bytes, ", but NCCL cannot register memory with '", label,
           "': its ranks do not reach each other's memory, or NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0; set it to 0"});
@@ -154,6 +163,15 @@ struct state {
     return true;
   }
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  /// Returns a window of the communicator for memory, null where NCCL cannot make one. Collective.
+  ncclWindow_t register_window(void* data, std::size_t bytes, int flags) {
+    const auto op = begin("register", bytes);
+    const auto window = std::make_shared<ncclWindow_t>();
+    issue_late(*op, "ncclCommWindowRegister", window,
+               [&] { return ncclCommWindowRegister(link.comm, data, bytes, window.get(), flags); });
+    home->over(*op);
+    return *window;
+  }
   /// Takes a window from the communicator, of memory that nothing uses any more.
   void deregister(ncclWindow_t window) {
     static_cast<void>(settled(home->guarded([&] { return ncclCommWindowDeregister(link.comm, window); })));
@@ -207,7 +225,8 @@ struct state {
     return now;
   }
 
-  plait::detail::owned_stream own_side_;  ///< what it holds at its end is finished all the same
+  std::vector<std::shared_ptr<void>> places_;  ///< that NCCL writes
+  plait::detail::owned_stream own_side_;       ///< what it holds at its end is finished all the same
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   ncclWindow_t window_{};
 #endif

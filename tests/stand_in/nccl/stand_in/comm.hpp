@@ -55,8 +55,9 @@ struct ncclComm {
   ncclComm* shares_with = nullptr;  ///< the communicator whose resources it uses; null: its own
   std::atomic<bool> ended{false}, finalized{false};
   std::atomic<bool> being_asked{false};  ///< whether a thread asks for its state
-  std::atomic<int> busy{0};  ///< polls until a communicator that does not block has done what was asked of it
-  int calls = 0;             ///< of a communicator that does not block
+  std::atomic<int> busy{0};          ///< polls until a communicator that does not block has done what was asked of it
+  int calls = 0;                     ///< of a communicator that does not block
+  std::function<void()> write_late;  ///< what it writes when it has done what was asked of it; guarded by the registry
   /// Where its ranks meet in streams, and this rank's part in it: the collectives and messages that it has posted.
   std::shared_ptr<plait::nccl_stand_in::meetings> met;
   std::uint64_t collectives = 0;
@@ -196,6 +197,19 @@ inline ncclResult_t ask(ncclComm_t comm, int* answer, int value) {
   const ncclResult_t ready = usable("asking a communicator", comm);
   if (ready == ncclSuccess) *answer = value;
   return ready;
+}
+
+/// A communicator that does not block says success of a split and of a window, and writes them when it is asked for its
+/// state and has come to them, or when it is aborted: NCCL's thread may be about to.
+inline ncclResult_t written_late(ncclComm_t comm, std::function<void()> write) {
+  const std::lock_guard lock(registry::get().mutex);
+  comm->busy = 2;
+  comm->write_late = std::move(write);
+  return ncclSuccess;
+}
+/// With the registry's mutex held.
+inline void write_now(ncclComm_t comm) {
+  if (const auto write = std::exchange(comm->write_late, nullptr)) write();
 }
 
 }  // namespace plait::nccl_stand_in

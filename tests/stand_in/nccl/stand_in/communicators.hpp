@@ -102,21 +102,22 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
 #ifdef PLAIT_CUDA_STAND_IN
   if (is_in_flight(comm)) return refuse(ncclInvalidUsage, "ncclCommSplit: the communicator has operations in flight");
 #endif
+  ncclComm_t made = nullptr;
   try {
     auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
     if (member != nullptr) {
       const std::lock_guard lock(registry::get().mutex);
-      *child = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
-      keep_config(*child, config);
-      if (comm->may_share && (*child)->may_share)
-        (*child)->shares_with = comm->shares_with != nullptr ? comm->shares_with : comm;
+      made = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
+      keep_config(made, config);
+      if (comm->may_share && made->may_share)
+        made->shares_with = comm->shares_with != nullptr ? comm->shares_with : comm;
     }
   } catch (const std::exception& e) {
     return failed("ncclCommSplit", comm, e);
   }
-  if (comm->blocking) return ncclSuccess;
-  comm->busy = 2;
-  return ncclInProgress;
+  if (!comm->blocking) return written_late(comm, [made, child] { *child = made; });
+  *child = made;
+  return ncclSuccess;
 }
 
 /// Once a rank has ended all its communicators, no other may wait for it.
@@ -180,6 +181,7 @@ inline ncclResult_t abort(ncclComm_t comm) {
     auto& r = registry::get();
     const std::lock_guard lock(r.mutex);
     std::erase_if(r.windows, [&](const auto& w) { return w.second.comm == comm; });
+    write_now(comm);
   }
   registry::get().changed.notify_all();
   close(comm);
@@ -216,6 +218,7 @@ inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
   } else {
     const bool in_progress = finishing || !comm->ranks->complete() || (comm->busy > 0 && --comm->busy > 0);
     *state = in_progress ? ncclInProgress : ncclSuccess;
+    if (!in_progress) write_now(comm);
   }
   return ncclSuccess;
 }

@@ -47,14 +47,17 @@ inline ncclResult_t register_window(ncclComm_t comm, void* data, std::size_t byt
     return failed("ncclCommWindowRegister", comm, e);
   }
   auto& r = registry::get();
+  ncclWindow_t made = nullptr;
   {
     const std::lock_guard lock(r.mutex);
     if (r.has_windows) {
-      *window = reinterpret_cast<ncclWindow_t>(static_cast<std::uintptr_t>(++r.registrations));
-      r.windows.emplace(*window, nccl_stand_in::window{comm, static_cast<const char*>(data), bytes});
+      made = reinterpret_cast<ncclWindow_t>(static_cast<std::uintptr_t>(++r.registrations));
+      r.windows.emplace(made, nccl_stand_in::window{comm, static_cast<const char*>(data), bytes});
     }
   }
-  return outcome(comm);
+  if (!comm->blocking) return written_late(comm, [made, window] { *window = made; });
+  *window = made;
+  return ncclSuccess;
 }
 /// Ends the process where an operation in flight uses the window.
 inline ncclResult_t deregister_window(ncclComm_t comm, ncclWindow_t window) {
