@@ -65,6 +65,7 @@ class checkpoint_saver {
     std::string why;
     std::optional<step_root> root;
     try {
+      if (options_.keep.last < 1) fail("saver_options::keep.last is 0; legal is at least 1, the newest step");
       if (ranks_.rank() == 0) {
         root.emplace(files, options_.directory);
         root->remove_leftovers();  // of jobs that were killed

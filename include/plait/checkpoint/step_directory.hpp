@@ -197,8 +197,9 @@ class step_root {
 
   const std::string& path() const { return root_; }
 
-  /// Makes the directory of a step that is to be written. Throws `error` if the step is there already; a directory that
-  /// has its name and is no whole step is put aside, as "step-00000100.damaged-" and digits, for people to look at.
+  /// Makes the directory of a step that is to be written. Throws `error` if the step is there already, or a newer one:
+  /// that would be loaded in its place, and retention would remove it first. A directory that has its name and is no
+  /// whole step is put aside, as "step-00000100.damaged-" and digits, for people to look at.
   step_in_progress begin(std::uint64_t step) {
     const std::string final = detail::path_in(root_, step_name(step));
     if (files_->kind_of(final)) {
@@ -207,6 +208,9 @@ class step_root {
       files_->rename(final, cat({final, ".damaged-", detail::unguessable_suffix()}));
       files_->sync_directory(root_);
     }
+    if (const auto newest = newest_step(*files_, root_); newest && newest->step > step)
+      fail({"step ", newest->step, " in '", root_, "' is newer than step ", step,
+            "; discard the newer steps first, or save into another directory"});
     const std::string path = cat({final, detail::temporary_mark, detail::unguessable_suffix()});
     files_->make_directory(path);
     step_in_progress out(*files_, root_, step, path, active_);

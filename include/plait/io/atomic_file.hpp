@@ -39,8 +39,10 @@ class atomic_file {
     } else {
       if (exists) follow_link();
       static std::atomic<unsigned> count{0};
-      temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
-      descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      do {  // a killed process that had the same id, as in a container, may have left one of that name
+        temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
+        descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      } while (descriptor_ < 0 && errno == EEXIST);
     }
     if (descriptor_ < 0) {
       temporary_.clear();

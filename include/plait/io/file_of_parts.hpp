@@ -25,8 +25,10 @@ class file_of_parts {
   static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& knob) {
     file_of_parts file(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, knob);
     if (bytes == 0) return file;
-    if (const int why = ::posix_fallocate(file.descriptor_, 0, static_cast<off_t>(bytes)); why != 0)
-      fail({knob, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
+    int why = 0;
+    do why = ::posix_fallocate(file.descriptor_, 0, static_cast<off_t>(bytes));
+    while (why == EINTR);
+    if (why != 0) fail({knob, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
     return file;
   }
   /// Opens what another rank has made.

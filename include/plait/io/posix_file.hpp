@@ -123,11 +123,12 @@ class posix_file : public file_handle {
   /// Memory that lies as many bytes behind a page as its place in the file does is filled up to the next page first.
   std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
-    if (bytes.size() > direct_bytes && (address - offset) % direct_alignment == 0 && direct_descriptor() >= 0) {
+    const bool fits = bytes.size() > direct_bytes && (address - offset) % direct_alignment == 0;
+    if (const int direct = fits ? direct_descriptor() : -1; direct >= 0) {  // another thread may refuse it meanwhile
       const std::size_t part = direct_part(offset, bytes);
       if (part == 0) return pread(descriptor(), offset, bytes.first(direct_alignment - offset % direct_alignment));
       const ssize_t got =
-          uninterrupted([&] { return ::pread(direct_descriptor(), bytes.data(), part, static_cast<off_t>(offset)); });
+          uninterrupted([&] { return ::pread(direct, bytes.data(), part, static_cast<off_t>(offset)); });
       if (got >= 0) return static_cast<std::size_t>(got);
       if (errno != EINVAL) fail_file("read", path(), errno);
       refuse_direct();

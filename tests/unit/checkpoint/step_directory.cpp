@@ -74,6 +74,8 @@ TEST_CASE("a step on the disk: what is there at each point, and what is read bac
   CHECK(contains(commit, "step 100\nmanifest.json " + std::to_string(text.size()) + " bytes, CRC-32C "));
   CHECK(files.list(root + "/step-00000100").size() == 3);
   CHECK_ERROR(writer.begin(100), "step 100 is in '" + root + "' already;", "discard it first");
+  // What goes on from an older step would be taken for older than what it replaces.
+  CHECK_ERROR(writer.begin(99), "step 100 in '" + root + "' is newer than step 99; discard the newer steps first");
   CHECK_ERROR(plait::step_root(files, root), "cannot lock '" + root + "'", "another writer");
   CHECK_ERROR(plait::read_step(files, root), "checkpoints' is no step");
   CHECK_ERROR(plait::read_step(files, root + "/step-00000007"), "has no COMMIT");

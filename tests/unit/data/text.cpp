@@ -49,16 +49,27 @@ TEST_CASE("printing never sends control characters") {
 TEST_CASE("a file is replaced whole or not at all") {
   temp_folder dir;
   const std::string path = dir.write("out", "old");
+  std::string beside;
   {
     plait::atomic_file abandoned(path, "--log");
     abandoned.write("half");
     CHECK(dir.entries() == 2);
+    for (const auto& entry : std::filesystem::directory_iterator(dir / "."))
+      if (entry.path().filename() != "out") beside = entry.path().filename();
   }
   CHECK(dir.read("out") == "old");
   CHECK(dir.entries() == 1);
   plait::write_file_atomically(path, "new", "--log");
   CHECK(dir.read("out") == "new");
   CHECK(dir.entries() == 1);
+
+  // A killed process with the same id has left files of the next two names.
+  const std::size_t count = beside.rfind('-') + 1;
+  for (const int later : {2, 3})
+    dir.write(beside.substr(0, count) + std::to_string(std::stoi(beside.substr(count)) + later), "left");
+  plait::write_file_atomically(path, "newer", "--log");
+  CHECK(dir.read("out") == "newer");
+  CHECK(dir.entries() == 3);
 
   std::filesystem::create_symlink("out", dir / "link");
   plait::write_file_atomically(dir / "link", "through", "--log");
