@@ -196,7 +196,9 @@ class cuda {
 
   void copy(void* to, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0 || to == from) return;
-    detail::cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s.handle()), "copying");
+    // What the optimizer keeps may lie in the host's memory.
+    const cudaMemcpyKind kind = options_.offload_optimizer ? cudaMemcpyDefault : cudaMemcpyDeviceToDevice;
+    detail::cuda_check(cudaMemcpyAsync(to, from, bytes, kind, s.handle()), "copying");
   }
   void zero(void* to, std::size_t bytes, stream s) const {
     if (bytes != 0) detail::cuda_check(cudaMemsetAsync(to, 0, bytes, s.handle()), "zeroing");

@@ -361,11 +361,26 @@ class cublaslt_gemm {
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && all.count == 0)) {
       all.count = 0;
       if (k.also == beside::row_sums) return all;
-      fail({p.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
-            " with ", k.workspace, " bytes of workspace (cuda::options::workspace_bytes)"});
+      refuse_product(k);
     }
     detail::cublas_check(status, p, "choosing an algorithm");
+    // Of a result whose state is another, nothing else is valid.
+    const auto end = all.results.begin() + all.count;
+    const auto valid = std::remove_if(all.results.begin(), end,
+                                      [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
+    if (valid == end) return all;
+    if (most < most_candidates) {
+      all = proposed(e, k, most_candidates);
+      all.count = std::min(all.count, most);
+      return all;
+    }
+    all.count = static_cast<int>(valid - all.results.begin());
+    if (all.count == 0 && k.also != beside::row_sums) refuse_product(k);
     return all;
+  }
+  [[noreturn]] static void refuse_product(const key& k) {
+    fail({k.problem.text(), ": cuBLASLt has no algorithm for this product of ", name_of(k.in), " to ", name_of(k.out),
+          " with ", k.workspace, " bytes of workspace (cuda::options::workspace_bytes)"});
   }
 
   cublasLtHandle_t handle_ = nullptr;

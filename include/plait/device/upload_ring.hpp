@@ -45,7 +45,7 @@ class upload_ring {
     while (bytes != 0) {  // in quarters, so that the device copies one while the host writes the next
       const std::size_t n = std::min(bytes, bytes_ / 4), begin = room((n + 63) / 64 * 64);
       std::memcpy(memory_ + begin, from, n);
-      cuda_check(cudaMemcpyAsync(target, memory_ + begin, n, cudaMemcpyHostToDevice, stream), "uploading");
+      cuda_check(cudaMemcpyAsync(target, memory_ + begin, n, cudaMemcpyDefault, stream), "uploading");
       pieces_.push_back({idle_event(), begin});
       cuda_check(cudaEventRecord(pieces_.back().event, stream), "recording an event");
       from += n;

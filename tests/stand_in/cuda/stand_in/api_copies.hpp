@@ -32,8 +32,7 @@ inline cudaError_t copy(runtime& r, copy_box b, cudaMemcpyKind kind, cudaStream_
       kind == cudaMemcpyDefault || kind == (to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
                                             : from_device ? cudaMemcpyDeviceToHost
                                                           : cudaMemcpyHostToHost);
-  const bool pinned_end = (!to_device && r.is_pinned(b.to)) || (!from_device && r.is_pinned(b.from));
-  if (!kind_is_right && !pinned_end) return cudaErrorInvalidValue;
+  if (!kind_is_right) return cudaErrorInvalidValue;
   const bool waits = !to_device && !r.is_pinned(b.to);
   if (waits) {
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
