@@ -89,9 +89,9 @@ struct state {
     home->stop(op.text());
   }
 
-  /// The same for a call that writes to `place`, which NCCL does when the state of the communicator is success: of one
-  /// that does not block, ncclCommSplit and ncclCommWindowRegister say success at once (NVIDIA/nccl issue 1472). Where
-  /// the call fails, NCCL may write later still, so the place lives on with this communicator.
+  /// Issues a call that writes to `place`, which NCCL does when the state of the communicator is success: of one that
+  /// does not block, ncclCommSplit and ncclCommWindowRegister say success at once (NVIDIA/nccl issue 1472). Where the
+  /// call fails, NCCL may write later still, so the place lives on with this communicator.
   template <class F>
   void issue_late(operation& op, const char* call, std::shared_ptr<void> place, const F& f) {
     places_.push_back(std::move(place));
