@@ -96,6 +96,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     start_gather(ctx);
     finish_gather();
   }
+  void settle() override { finish_gather(); }
   /// Whether somebody has changed values since the last gather, or an optimizer has.
   bool stale() const {
     return std::any_of(members_.begin(), members_.end(), [](const member& m) {

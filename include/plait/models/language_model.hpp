@@ -95,9 +95,11 @@ class language_model {
     policies_ = std::move(policies);
   }
 
-  /// Next-token scores of the whole model; nothing is kept.
+  /// Next-token scores of the whole model, without dropout; nothing is kept.
   logits score(const microbatch<device>& mb, const tokens& ids) {
-    return forward_scores(mb, forward_layers(mb, ids, {}, nullptr));
+    microbatch<device> scored = mb;
+    scored.drops = false;
+    return forward_scores(scored, forward_layers(scored, ids, {}, nullptr));
   }
   /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null
   /// if there will be none.

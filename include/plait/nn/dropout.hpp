@@ -36,9 +36,9 @@ class dropout {
       fail({name, ": dropout of tokens in zigzag order needs their sequence_order"});
   }
 
-  /// In place.
+  /// In place; nothing where `mb.drops` is false.
   void forward(const microbatch<Device>& mb, tensor<T, Spec, Device>& x) const {
-    if (p_ == 0) return;
+    if (!drops(mb)) return;
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     each_part(mb, x.part(), [&](const box& part, std::int64_t at) {
@@ -48,7 +48,7 @@ class dropout {
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, tensor<T, Gradient, Device>& dy) const {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
-    if (p_ == 0) return;
+    if (!drops(mb)) return;
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     each_part(mb, dy.part(), [&](const box& part, std::int64_t at) {
@@ -56,6 +56,7 @@ class dropout {
     });
   }
   double probability() const { return p_; }
+  bool drops(const microbatch<Device>& mb) const { return p_ > 0 && mb.drops; }
 
  private:
   static constexpr int zigzag_at = layout_v<Spec>.find(dim_of<zseq>);

@@ -99,8 +99,7 @@ class parameter {
     return sums ? parameter_state::accumulating : parameter_state::gathered;
   }
 
-  /// Master values, for whoever changes them: the parameter is stale then. Throws where this rank has a piece only;
-  /// `fill_values` does not.
+  /// Master values, to change them: the parameter is stale then. Throws where this rank has a piece; use `fill_values`.
   master_type* value() {
     if (home_ && !home_->axes().empty())
       fail({"parameter ", info_.name, ": this rank has elements ", piece().begin, " to ", piece().end, " of ", size(),
@@ -111,6 +110,7 @@ class parameter {
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
   /// Those, for whoever changes them: the parameter is stale then.
   master_type* changed_piece() {
+    if (home_) home_->settle();  // what sends the values of before, and would call these gathered
     set_changed();
     return master();
   }

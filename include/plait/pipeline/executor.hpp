@@ -333,7 +333,14 @@ class pipeline_executor {
     static constexpr dtype type_of(const Tensor&) {
       return dtype_of<typename Tensor::value_type>;
     }
-    int tag_of(const transfer& t) const { return static_cast<int>(detail::slot_of(owner.shape(), t)); }
+    /// Tells the messages from one rank to another apart, on the communicator of their kind: small, because MPI
+    /// promises tags up to 32767 only.
+    int tag_of(const transfer& t) const {
+      const pipeline_shape& shape = owner.shape();
+      int chunk = 0;
+      while (shape.stage_of(shape.rank_of(t.from_stage), chunk) != t.from_stage) ++chunk;
+      return chunk * shape.microbatches + t.microbatch;
+    }
 
     std::size_t begin(const step_entry& step) {
       if (!owner.events) return 0;

@@ -129,7 +129,8 @@ class pipeline {
   }
   /// Waits until parameters that the last step has sent on their way have arrived.
   void settle() { units_.settle(); }
-  /// Adds the losses of all microbatches to `loss` as `run` does, without gradients.
+  /// Adds the losses of all microbatches to `loss` as `run` does, without gradients and without dropout. Options of the
+  /// loss, such as label smoothing, count here too.
   void evaluate(const context<device>& ctx, batch& data, mean& loss, std::span<const std::int32_t* const> starts = {}) {
     const auto add = [&](const microbatch<device>& mb, activation x, std::size_t i) {
       loss.add(ctx, stages_.back()->forward_loss(mb, std::move(x), data[i].second, nullptr));
@@ -137,8 +138,8 @@ class pipeline {
     run_forward(
         ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add, starts);
   }
-  /// The scores of one microbatch, on the ranks that have the last stage; empty on the others. `starts` are its
-  /// `microbatch::document_starts`, where sequences are packed from documents.
+  /// The scores of one microbatch without dropout, on the ranks that have the last stage; empty on the others. `starts`
+  /// are its `microbatch::document_starts`, where sequences are packed from documents.
   logits score(const context<device>& ctx, const tokens& ids, const std::int32_t* starts = nullptr) {
     logits scores;
     const auto take = [&](const microbatch<device>& mb, activation x, std::size_t) {
@@ -317,6 +318,7 @@ class pipeline {
       const auto i = static_cast<std::size_t>(number);
       microbatch<device> mb(ctx);
       mb.units = this->watcher;
+      mb.drops = false;
       if (!starts.empty()) mb.document_starts = starts[i];
       x = stage.forward_layers(mb, ids(i), std::move(x), nullptr);
       if (!stage.part().last) return x;
@@ -334,6 +336,8 @@ class pipeline {
   template <class Ids, class Last>
   void run_forward(const context<device>& ctx, std::size_t microbatches, Ids ids, Last last,
                    std::span<const std::int32_t* const> starts) {
+    if (!starts.empty() && starts.size() != microbatches)
+      fail({"pipeline: ", microbatches, " microbatches, and the documents of ", starts.size()});
     if (!forward_ || forward_->shape().microbatches != static_cast<int>(microbatches))
       forward_.emplace(executor_->along(),
                        step_of(forward_schedule(shape_, static_cast<int>(microbatches)), executor_->along().rank()));
@@ -354,6 +358,8 @@ class pipeline {
 
   void add_units(const context<device>& ctx, int stage, Stage& of) {
     if constexpr (announces_units<Stage>) {
+      if (of.units() < 1)
+        fail({"pipeline: units() of stage ", stage, " is ", of.units(), "; legal is 1 or more, or no units() at all"});
       for (int i = 0; i < of.units(); ++i)
         units_.add(ctx, stage, [&](auto&& f) {
           const visitor erased(f);

@@ -93,6 +93,9 @@ struct microbatch {
   std::int64_t first_sample = 0;
   /// Which microbatch of its step it is, and of how many: canonical sums over samples go by it.
   std::int64_t index = 0, count = 1;
+  /// Whether dropout drops elements: in training. `pipeline::evaluate` and all that makes scores say false; whoever
+  /// evaluates by layers of their own says it too.
+  bool drops = true;
   /// For sequences packed from documents: the position of the first token of each token's document, in the device's
   /// memory, one for each of this rank's tokens; null: none. Must not decrease along the text.
   const std::int32_t* document_starts = nullptr;

@@ -54,12 +54,12 @@ class residual<Norm, Layer> {
     const tensor_of<input>& stream = x.close(mb.ctx.device);
     const auto in = normalized.template view_as<typename Layer::input>();
     auto* const kept = keep ? &keep->inner : nullptr;
-    const bool in_product = drop_.probability() == 0 && detail::adds_in_product(inner_);
+    const bool in_product = !drop_.drops(mb) && detail::adds_in_product(inner_);
     tensor_of<output> y =
         (in_product ? detail::forward_plus(inner_, mb, in, kept, stream.template view_as<typename Layer::output>())
                     : inner_.forward(mb, in, kept))
             .template as<output>();
-    if (drop_.probability() > 0) drop_.forward(mb, y);
+    drop_.forward(mb, y);
     if (keep && mb.policy == recompute::none) keep->normalized = std::move(normalized);
     if (in_product) return stream_sum(std::move(y));
     return stream_sum(std::move(y), tensor_of<output>(mb.ctx, const_cast<value_type*>(stream.data())));
@@ -72,7 +72,7 @@ class residual<Norm, Layer> {
     if (!kept.normalized) kept.normalized = norm_.forward(mb, x, nullptr);
     const tensor_of<dual_t<output>>* into_branch = &dy;
     tensor_of<dual_t<output>> dropped;
-    if (drop_.probability() > 0) {
+    if (drop_.drops(mb)) {
       device& d = mb.ctx.device;
       dropped = tensor_of<dual_t<output>>(mb.ctx);
       d.copy(dropped.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(value_type), d.main_stream());

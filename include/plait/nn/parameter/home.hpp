@@ -40,6 +40,8 @@ class parameter_home {
 
   /// Brings the values of all its parameters to where layers read them. Collective over `axes`.
   virtual void gather(const context<Device>& ctx) = 0;
+  /// Waits for a gather that is under way. Asks no rank for anything.
+  virtual void settle() = 0;
 
   /// The axes whose ranks have a piece each; none: all of it is everywhere.
   const axis_list& axes() const { return axes_; }

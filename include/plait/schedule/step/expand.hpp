@@ -21,7 +21,7 @@ namespace detail {
 
 /// Throws `error`, which names the knob and what is legal, where units or policy are none.
 constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
-                           const data_parallel& policy) {
+                           const data_parallel& policy, bool has_gradients) {
   const int stages = shape.stages(), count = static_cast<int>(units.size());
   int stage = 0;
   for (int u = 0; u < count; ++u) {
@@ -58,7 +58,7 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
   if (policy.gradient_buffers < 0 || (policy.gradient_buffers > 0 && !shards_gradients))
     fail({"step: gradient_buffers is ", policy.gradient_buffers,
           shards_gradients ? "; legal is 0 or more" : ", but reduced gradients stay whole at this level; legal is 0"});
-  if (policy.gradient_buffers > 0 && shape.microbatches > 1)
+  if (policy.gradient_buffers > 0 && shape.microbatches > 1 && has_gradients)
     fail({"step: gradient_buffers is ", policy.gradient_buffers, ", but gradients add up over ", shape.microbatches,
           " microbatches, so each unit needs a buffer of its own; legal is 0"});
   if (policy.level == zero_level::parameters && policy.prefetch > count)
@@ -307,7 +307,7 @@ constexpr void refuse_idle_knobs(const schedule& s, const step_schedule& made,
 constexpr step_schedule expand_units(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                      const schedule_costs& costs) {
   require_legal("step", s.shape);
-  check_units(s.shape, units, policy);
+  check_units(s.shape, units, policy, trains(s));
   const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
   step_schedule out = expanded(s, std::move(units), policy, programs);
   if (policy.gradient_buffers > 0) refuse_few_buffers(out);

@@ -1,0 +1,161 @@
+// program: training_step
+// Forward passes between steps: without dropout, under every policy; and values that somebody changes between steps.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "support/llama_parity.hpp"
+#include "support/temp_folder.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using small = llama<double, megatron_sp, cpu>;
+
+scenario of_one_step() {
+  scenario s{small_config(8, 4)};
+  s.seq = 8;
+  return s;
+}
+
+/// Calls f(ctx, model) on each of `ranks` data ranks, with initial weights.
+template <class M = small, class F>
+void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f) {
+  threads::run(ranks, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+    M model(ctx, s.config, how);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    f(ctx, model);
+  });
+}
+
+/// The loss of `microbatches` that are alike, by a pipeline that trains in steps of one.
+double loss_of(const context<cpu>& ctx, pipeline<small>& model, const scenario& s, std::size_t microbatches) {
+  host_tokens ids(small::tokens(ctx).part()), labels(ids.part());
+  fill_tokens(s, 0, ids, labels);
+  pipeline<small>::batch batch;
+  for (std::size_t i = 0; i < microbatches; ++i) {
+    batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
+    upload(ctx, ids, batch.back().first);
+    upload(ctx, labels, batch.back().second);
+  }
+  std::int64_t counted = 0;
+  for (std::int64_t t = 0; t < labels.size(); ++t)
+    counted += static_cast<std::int64_t>(microbatches) * (labels.data()[t] != -100);
+  small::mean mean(ctx);
+  mean.count(ctx, counted);
+  mean.begin(ctx);
+  model.evaluate(ctx, batch, mean);
+  mean.finish(ctx);
+  return *mean.loss_sum() / *mean.tokens();
+}
+
+}  // namespace
+
+TEST_CASE("a model is evaluated and scored without dropout, and trained with it") {
+  const scenario s = of_one_step();
+  std::vector<double> losses[2], trained[2];
+  std::vector<double> scores[2];
+  for (const bool drops : {false, true}) {
+    losses[drops].resize(2), trained[drops].resize(2);
+    on_ranks(2, s, {.dropout = drops ? 0.5 : 0.0}, [&](auto& ctx, small& model) {
+      const auto r = static_cast<std::size_t>(ctx.ranks.rank());
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, 1, 1.0);
+      losses[drops][r] = loss_of(ctx, step.model(), s, 2);
+      host_tokens ids(small::tokens(ctx).part()), labels(ids.part());
+      fill_tokens(s, 0, ids, labels);
+      small::tokens on_device(ctx);
+      upload(ctx, ids, on_device);
+      const auto by_pipeline = step.model().score(ctx, on_device), by_model = model.score(ctx, on_device);
+      for (std::int64_t i = 0; i < by_model.size(); ++i) CHECK(by_model.data()[i] == by_pipeline.data()[i]);
+      if (r == 0) scores[drops].assign(by_model.data(), by_model.data() + by_model.size());
+      step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+      optimizer.begin_step(ctx, 0.0);
+      step.run(ctx);
+      trained[drops][r] = step.result(ctx).loss;
+    });
+  }
+  CHECK(losses[0] == losses[1]);
+  CHECK(scores[0] == scores[1]);
+  CHECK(std::abs(trained[0][0] - losses[0][0]) < 1e-12);
+  CHECK(std::abs(trained[1][0] - losses[1][0]) > 1e-3);
+}
+
+TEST_CASE("values that are changed while a gather is under way are gathered before they are used") {
+  const scenario s = of_one_step();
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    std::vector<double> first(2), again(2);
+    on_ranks(2, s, {}, [&](auto& ctx, small& model) {
+      adamw<double> optimizer;
+      pipeline_options how;
+      how.parallel.level = level;
+      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      const auto loss = [&] {
+        step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+        return step.result(ctx).loss;
+      };
+      const auto r = static_cast<std::size_t>(ctx.ranks.rank());
+      first[r] = loss();
+      model.visit([&](auto& p) { p.initialize(ctx); });  // not through the step's model, which waits for the gathers
+      again[r] = loss();
+    });
+    CHECK(first == again);
+  }
+}
+
+TEST_CASE("a step of one microbatch with gradient buffers evaluates any number of microbatches") {
+  const scenario s = of_one_step();
+  std::vector<double> losses[2];
+  for (const int buffers : {0, 2}) {
+    losses[buffers > 0].resize(2);
+    on_ranks(2, s, {}, [&](auto& ctx, small& model) {
+      adamw<double> optimizer;
+      pipeline_options how;
+      how.parallel.level = zero_level::gradients;
+      how.parallel.gradient_buffers = buffers;
+      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      losses[buffers > 0][static_cast<std::size_t>(ctx.ranks.rank())] = loss_of(ctx, step.model(), s, 3);
+    });
+  }
+  CHECK(losses[0] == losses[1]);
+}
+
+namespace {
+
+struct without_units : small {
+  using small::small;
+  int units() const { return 0; }
+};
+
+}  // namespace
+
+TEST_CASE("a stage that announces no unit, a limit that is no number and documents of other microbatches are refused") {
+  const scenario s = of_one_step();
+  on_ranks<without_units>(1, s, {}, [&](auto& ctx, without_units& model) {
+    adamw<double> optimizer;
+    CHECK_ERROR((training_step(ctx, model, optimizer, 1, 1.0)),
+                "pipeline: units() of stage 0 is 0; legal is 1 or more, or no units() at all");
+  });
+  on_ranks(1, s, {}, [&](auto& ctx, small& model) {
+    adamw<double> optimizer;
+    for (const double limit : {-1.0, std::nan("")})
+      CHECK_ERROR((training_step(ctx, model, optimizer, 1, limit)), "training step: the limit of the gradient norm is ",
+                  "; legal is 0 (none) or more");
+    training_step step(ctx, model, optimizer, 1, 1.0);
+    pipeline<small>::batch batch;
+    for (int i = 0; i < 2; ++i) batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
+    small::mean mean(ctx);
+    const std::int32_t* starts[] = {nullptr};
+    CHECK_ERROR(step.model().evaluate(ctx, batch, mean, starts), "pipeline: 2 microbatches, and the documents of 1");
+  });
+}
