@@ -116,29 +116,37 @@ class training_step {
   /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
+    if (first_unasked_) look_at_first(ctx);
     mean_.begin_late(ctx);
     by_last_norm_ = delays_norm() && (has_norm_ || !clips());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
+    first_unasked_ = delays_norm() && clips() && !by_last_norm_;
+    clipped_before_norm_ = clipped_before_norm_ || by_last_norm_;
   }
 
-  /// The numbers of the last run. Waits for its sums, and asks no rank for anything.
+  /// The numbers of the last run. Waits for its sums, and asks no rank for anything. Steps that were skipped since the
+  /// last call, this one or others, are taken back from the optimizer's number of steps here, once.
   step_result result(const context<device>& ctx) {
     settle(ctx);
     double sum = 0, counted = 0;
-    kernels::clip_numbers clipped;
     ctx.device.synchronize();
     ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
     ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
-    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
+    const kernels::clip_numbers clipped = this->clipped(ctx);
     const bool skipped = clipped.update == 0;
-    if (skipped && by_last_norm_)
-      fail({"training step: the gradient norm is ", clipped.norm,
+    const double skips = clipped.skips - std::exchange(skips_seen_, clipped.skips);
+    for (double i = 0; i < skips; ++i) optimizer_.forget_step();
+    const bool updates_came_first = std::exchange(clipped_before_norm_, false) || by_last_norm_;
+    const bool spoilt = skips > 0 && updates_came_first;
+    if (skipped || spoilt) has_norm_ = false;  // the next step is a first one again
+    first_unasked_ = false;
+    if (spoilt)
+      fail({"training step: the gradient norm ",
+            skipped ? cat({"is ", clipped.norm}) : "was not finite in a step before",
             ", and with delayed_norm updates came before it, so that the weights are spoilt; load the last checkpoint, "
             "or use the exact norm, with which such a step changes nothing"});
-    if (skipped) optimizer_.forget_step();
-    if (skipped) has_norm_ = false;  // the next step is a first one again
     return {counted > 0 ? sum / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped};
   }
 
@@ -181,19 +189,32 @@ class training_step {
   std::optional<kernels::clip_numbers> kept_norm(const context<device>& ctx) {
     if (!delays_norm() || !has_norm_ || !clips()) return {};
     settle(ctx);
-    kernels::clip_numbers clipped;
-    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
-    return clipped;
+    return clipped(ctx);
   }
-  void keep_norm(const context<device>& ctx, const kernels::clip_numbers& clipped) {
+  /// Clips the next step by such numbers, to the limit of this one.
+  void keep_norm(const context<device>& ctx, kernels::clip_numbers kept) {
     settle(ctx);
-    ctx.device.upload(clipped_.data(), &clipped, sizeof clipped, ctx.device.main_stream());
-    has_norm_ = true;
+    if (kept.update != 0) kept.factor = kernels::clip_factor(kept.norm, clip_);
+    ctx.device.upload(clipped_.data(), &kept, sizeof kept, ctx.device.main_stream());
+    has_norm_ = kept.update != 0;
+    skips_seen_ = kept.skips;
+    first_unasked_ = clipped_before_norm_ = false;
   }
 
  private:
   bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
   bool clips() const { return clip_ > 0; }
+  kernels::clip_numbers clipped(const context<device>& ctx) const {
+    kernels::clip_numbers found;
+    ctx.device.download(&found, clipped_.data(), sizeof found, ctx.device.main_stream());
+    return found;
+  }
+  /// The second step clips by the norm of the first, unless that was skipped: where nobody has asked, the device is.
+  void look_at_first(const context<device>& ctx) {
+    settle(ctx);
+    has_norm_ = clipped(ctx).update != 0;
+    first_unasked_ = false;
+  }
 
   using reduced = reduced_gradient<precision, device>;
   /// The work on gradients that are reduced.
@@ -280,6 +301,8 @@ class training_step {
         squares_(make_buffer<double>(ctx.device, 1)),
         clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)),
         stages_(model.along()) {
+    if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
+    ctx.device.zero(clipped_.data(), clipped_.bytes(), ctx.device.main_stream());
     // Or the next step's messages would come behind a norm for which all stages have to have ended theirs.
     if (delays_norm() && stages_.size() > 1) stages_ = stages_.split(0, stages_.rank(), stages_.label());
     if (!model.executor().step().policy.clip)
@@ -299,8 +322,11 @@ class training_step {
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
-  bool has_norm_ = false;      ///< of a step before
-  bool by_last_norm_ = false;  ///< whether the last step clipped by that
+  bool has_norm_ = false;             ///< of a step before
+  bool by_last_norm_ = false;         ///< whether the last step clipped by that
+  bool first_unasked_ = false;        ///< whether that one clipped by its own, and nobody knows whether it was skipped
+  bool clipped_before_norm_ = false;  ///< whether a step since the last `result` clipped by the one before it
+  double skips_seen_ = 0;             ///< of `clip_numbers::skips`, when they were asked for
   std::function<void()> norm_begins_, norm_ends_;
   std::int64_t first_sample_ = 0;
   typename pipeline_type::batch batch_;

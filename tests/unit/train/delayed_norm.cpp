@@ -239,50 +239,113 @@ TEST_CASE("a training step without a norm is refused") {
   });
 }
 
+namespace {
+
+/// One of two ranks in the middle of training, whose gradients can be made not finite.
+struct clipped_rank {
+  explicit clipped_rank(threads::communicator c)
+      : w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c),
+        ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1},
+        model(ctx, s.config),
+        step(ctx, model, optimizer, 1, s.clip, s.parallel) {
+    step.model().visit([&](auto& p) { p.initialize(ctx); });
+  }
+  void run() {
+    step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+    optimizer.begin_step(ctx, 1e-3);
+    step.run(ctx);
+  }
+  bool skips() { return run(), step.result(ctx).skipped; }
+  void set_last_norm(double value) {
+    step.model().visit([&](auto& p) {
+      if (p.name() == "model.norm.weight")
+        p.fill_values(ctx, [&](double* values) { std::fill_n(values, p.size(), value); });
+    });
+  }
+  void spoil() { set_last_norm(std::numeric_limits<double>::quiet_NaN()); }
+  void mend() { set_last_norm(1.0); }
+  std::uint64_t hash() { return weights_hash(ctx, step.model()); }
+  std::string complaint() {
+    try {
+      step.result(ctx);
+      return "";
+    } catch (const error& e) {
+      return e.what();
+    }
+  }
+
+  const scenario s = clipped();
+  world w;
+  cpu device;
+  const context<cpu> ctx;
+  one_llama model;
+  adamw<double> optimizer;
+  training_step<one_llama> step;
+};
+
+}  // namespace
+
 TEST_CASE("gradients that are not finite: a first step is skipped, and a later one ends training on all ranks") {
   std::vector<std::string> said(2);
   std::vector<int> skipped(2);
   threads::run(2, [&](threads::communicator c) {
-    const scenario s = clipped();
-    world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-    one_llama model(ctx, s.config);
-    adamw<double> optimizer;
-    training_step step(ctx, model, optimizer, 1, s.clip, s.parallel);
-    step.model().visit([&](auto& p) { p.initialize(ctx); });
+    clipped_rank one(c);
     const auto r = static_cast<std::size_t>(c.rank());
-    const auto run = [&] {
-      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
-      optimizer.begin_step(ctx, 1e-3);
-      step.run(ctx);
-      return step.result(ctx).skipped;
-    };
-    const auto spoil = [&](double value) {
-      step.model().visit([&](auto& p) {
-        if (p.name() == "model.norm.weight")
-          p.fill_values(ctx, [&](double* values) { std::fill_n(values, p.size(), value); });
-      });
-    };
-    const std::uint64_t before = weights_hash(ctx, step.model());
-    spoil(std::numeric_limits<double>::quiet_NaN());
-    skipped[r] += run();
-    spoil(1.0);
-    CHECK(weights_hash(ctx, step.model()) == before);
-    CHECK_FALSE(step.steady());
-    skipped[r] += run();  // the first again
-    CHECK(step.steady());
-    skipped[r] += run();
-    spoil(std::numeric_limits<double>::quiet_NaN());
-    try {
-      run();
-    } catch (const error& e) {
-      said[r] = e.what();
-    }
+    const std::uint64_t before = one.hash();
+    one.spoil();
+    skipped[r] += one.skips();
+    one.mend();
+    CHECK(one.hash() == before);
+    CHECK_FALSE(one.step.steady());
+    skipped[r] += one.skips();  // the first again
+    CHECK(one.step.steady());
+    skipped[r] += one.skips();
+    one.spoil();
+    one.run();
+    said[r] = one.complaint();
+    // The weights are loaded again, and training goes on with a first step.
+    one.step.model().visit([&](auto& p) { p.initialize(one.ctx); });
+    CHECK_FALSE(one.step.steady());
+    const std::uint64_t loaded = one.hash();
+    skipped[r] += one.skips();
+    CHECK(one.hash() != loaded);
   });
   CHECK(skipped == std::vector<int>{1, 1});
   for (const std::string& text : said) {
-    CHECK(has(text, "and with delayed_norm updates came before it, so that the weights are spoilt"));
+    CHECK(has(text, "the gradient norm is nan, and with delayed_norm updates came before it, so that the weights are"));
     CHECK(has(text, "load the last checkpoint, or use the exact norm"));
   }
+}
+
+TEST_CASE("what was not finite in a step that nobody asked about is known in the next, or told at the next question") {
+  std::vector<std::string> said(2);
+  threads::run(2, [&](threads::communicator c) {
+    clipped_rank one(c);
+    one.spoil();
+    one.run();  // nobody asks: the next is a first one all the same
+    one.mend();
+    const std::uint64_t before = one.hash();
+    CHECK_FALSE(one.skips());
+    CHECK(one.hash() != before);
+    CHECK(one.optimizer.step() == 1);
+    one.spoil();
+    one.run();  // nobody asks: its weights are spoilt
+    one.step.model().visit([&](auto& p) { p.initialize(one.ctx); });
+    one.run();  // whose own norm is finite
+    said[static_cast<std::size_t>(c.rank())] = one.complaint();
+    CHECK_FALSE(one.step.steady());
+  });
+  for (const std::string& text : said)
+    CHECK(has(text, "the gradient norm was not finite in a step before, and with delayed_norm updates came before it"));
+}
+
+TEST_CASE("a kept norm clips to the limit of the step that takes it") {
+  std::vector<double> factors(2);
+  threads::run(2, [&](threads::communicator c) {
+    clipped_rank one(c);
+    one.step.keep_norm(one.ctx, {.norm = 8.0, .factor = 0.01, .update = 1.0});
+    CHECK(one.step.steady());
+    factors[static_cast<std::size_t>(c.rank())] = one.step.kept_norm(one.ctx)->factor;
+  });
+  for (const double factor : factors) CHECK(factor == 0.5 / (8.0 + 1e-6));
 }

@@ -139,14 +139,13 @@ void fill_from(cpu& device, T* y, std::int64_t n, const double* value) {
   fill(device, y, n, *value);
 }
 
-/// norm = sqrt(*squares), factor = what clipping to `limit` multiplies gradients with: PyTorch's clip_grad_norm_,
-/// limit / (norm + 1e-6) where that is below 1 (a limit of 0 does not clip), and update = 1, or 0 where the norm is not
-/// finite: then the step must be skipped, and factor is 0.
+/// norm = sqrt(*squares), factor = `clip_factor` of it, and update = 1, or 0 where the norm is not finite: then the
+/// step must be skipped, factor is 0, and skips is one more.
 inline void clip(cpu&, const double* squares, double limit, clip_numbers* out) {
   out->norm = std::sqrt(*squares);
-  const double ratio = limit / (out->norm + 1e-6);
   out->update = std::isfinite(out->norm) ? 1.0 : 0.0;
-  out->factor = out->update == 0 ? 0.0 : limit > 0 && ratio < 1 ? ratio : 1.0;
+  out->factor = out->update == 0 ? 0.0 : clip_factor(out->norm, limit);
+  out->skips += 1 - out->update;
 }
 
 }  // namespace plait::kernels

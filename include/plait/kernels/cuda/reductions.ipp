@@ -117,11 +117,11 @@ __global__ static void fill_with(T* y, std::int64_t n, const double* value) {
 
 static __global__ void clip_numbers_of(const double* squares, double limit, clip_numbers* out) {
   const double norm = sqrt(*squares);
-  const double ratio = limit / (norm + 1e-6);
   const bool finite = norm - norm == 0;
   out->norm = norm;
-  out->factor = !finite ? 0.0 : limit > 0 && ratio < 1 ? ratio : 1.0;
+  out->factor = finite ? clip_factor(norm, limit) : 0.0;
   out->update = finite ? 1.0 : 0.0;
+  if (!finite) out->skips += 1;
 }
 
 }  // namespace detail
