@@ -2,11 +2,35 @@
 #include <mpi.h>
 
 #include <cstdio>
+#include <string>
 
 #include "plait/comm/mpi.hpp"
 #include "plait/comm/world.hpp"
 
 namespace pl = plait;
+
+/// What goes wrong in an operation that nobody waits for, the next one says. Returns the number of mistakes.
+int what_a_drop_says(pl::mpi::communicator comm) {
+  const int rank = comm.rank(), next = (rank + 1) % comm.size(), last = (rank + comm.size() - 1) % comm.size();
+  float four[4] = {}, ten[10] = {};
+  {
+    const pl::request received = comm.start_receive(ten, 10, pl::dtype::f32, last, 0);
+    comm.send(four, 4, pl::dtype::f32, next, 0);
+  }
+  try {
+    comm.barrier();
+  } catch (const pl::error& e) {
+    const std::string text = e.what();
+    if (text.find("got 4 elements, expected 10 (its request was dropped)") != text.npos) {
+      comm.barrier();
+      return 0;
+    }
+    std::printf("the next operation says: %s\n", text.c_str());
+    return 1;
+  }
+  std::printf("the next operation says nothing of a receive that got too little\n");
+  return 1;
+}
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
@@ -17,6 +41,7 @@ int main(int argc, char** argv) {
     int ranks = 0;
     MPI_Comm_size(my_comm, &ranks);
     const pl::mesh_shape shape = pl::mesh<pl::axis<pl::dp>, pl::axis<pl::tp, 2>>(ranks / 2).shape();
+    MPI_Comm_set_errhandler(my_comm, MPI_ERRORS_ARE_FATAL);
     {
       pl::world world(shape, pl::mpi::communicator::attach(my_comm));
       double sum = static_cast<double>(world.rank());
@@ -27,6 +52,10 @@ int main(int argc, char** argv) {
     int still = 1, all = 0;
     MPI_Allreduce(&still, &all, 1, MPI_INT, MPI_SUM, my_comm);  // the caller's communicator still works
     bad += all != ranks;
+    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+    MPI_Comm_get_errhandler(my_comm, &handler);
+    if (handler != MPI_ERRORS_ARE_FATAL) std::printf("the communicator has another error handler than before\n"), ++bad;
+    bad += what_a_drop_says(pl::mpi::communicator::attach(my_comm));
     MPI_Comm_free(&my_comm);
   }
   MPI_Finalize();

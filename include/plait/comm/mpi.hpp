@@ -49,9 +49,10 @@ class environment {
 
 /// A rank's handle of an MPI communicator; see communicator.hpp for what the operations mean. Every MPI call is
 /// checked. An operation that is waited for and does not finish within the deadline ends all ranks, with a text that
-/// names it. The order of a reduction is the MPI library's choice, but for large ones that are started: those go by
-/// messages, as large gathers do, added in the order of the ranks, while a thread of this class has the library move
-/// them. All ranks use the same form of a collective, the direct one or the started one: MPI does not match the two.
+/// names it. The order of a reduction is the MPI library's choice, but for those that are started and are large, or go
+/// over slow links between few ranks: those go by messages, as large gathers do, added in the order of the ranks, and a
+/// thread of this class has the library move the large ones. All ranks use the same form of a collective, the direct
+/// one or the started one: MPI does not match the two.
 class communicator : public verbs<communicator> {
   using pending = detail::pending;
   using operation = detail::operation;
@@ -65,7 +66,8 @@ class communicator : public verbs<communicator> {
     detail::check(MPI_Comm_dup(MPI_COMM_WORLD, &copy), "MPI_Comm_dup");
     return communicator(copy, true, "world");
   }
-  /// A communicator of the caller's, which is not freed here and must not be used for other things at the same time.
+  /// A communicator of the caller's, which is not freed here, must live as long as this and its copies, and must not be
+  /// used for other things at the same time. It gets its error handler back when they are gone.
   /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
@@ -123,6 +125,7 @@ class communicator : public verbs<communicator> {
     state_->most_tag = detail::most_tag();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
     state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
+    if (!owned) detail::check(MPI_Comm_get_errhandler(comm, &state_->callers), "MPI_Comm_get_errhandler");
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
@@ -138,6 +141,7 @@ class communicator : public verbs<communicator> {
   pending begin(const char* name, std::size_t bytes) {
     pending p;
     detail::state& s = self();
+    if (!s.dropped.empty()) fail({std::exchange(s.dropped, {}), " (its request was dropped)"});
     p.home = state_;
     p.name = name;
     p.bytes = bytes;
@@ -156,7 +160,8 @@ class communicator : public verbs<communicator> {
                                           [](void* owner, void*) noexcept {
                                             // While an exception unwinds this rank, others may never join; the
                                             // exception is about to end all ranks.
-                                            if (std::uncaught_exceptions() == 0) static_cast<operation*>(owner)->wait();
+                                            auto& dropped = *static_cast<operation*>(owner);
+                                            std::uncaught_exceptions() == 0 ? dropped.drop() : dropped.abandon();
                                           }};
     return request(table, std::move(o), nullptr);
   }

@@ -21,7 +21,7 @@ struct request_ops {
   /// Waits without throwing, because the buffers are about to go; used by the destructor.
   void (*drop)(void* owner, void* object) noexcept;
   /// When the operation was complete, in seconds of `comm_clock`; 0: it is not, or nobody knows. Null: nobody knows.
-  double (*completed)(void* owner, void* object) = nullptr;
+  double (*completed)(void* owner, void* object) noexcept = nullptr;
 };
 
 /// When a started operation was under way, in seconds of `comm_clock`.

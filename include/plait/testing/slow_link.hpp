@@ -74,9 +74,13 @@ class slow_communicator : public verbs<slow_communicator> {
     return o.inner.done() && o.through <= comm_clock();
   }
   static void drop(void* owner, void*) noexcept { request().swap(static_cast<operation*>(owner)->inner); }
-  static double completed(void* owner, void*) {
+  static double completed(void* owner, void*) noexcept {
     const auto& o = *static_cast<operation*>(owner);
-    return done(owner, nullptr) ? std::max(o.through, o.inner.completed_at()) : 0;
+    try {
+      return done(owner, nullptr) ? std::max(o.through, o.inner.completed_at()) : 0;
+    } catch (const std::exception&) {  // `wait` meets the same
+      return 0;
+    }
   }
   static constexpr request_ops ops{wait, done, drop, completed};
 

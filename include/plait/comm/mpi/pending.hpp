@@ -34,9 +34,11 @@ struct state {
   bool owned = false;
   int rank = 0, size = 1;
   std::string label;
-  double deadline = 600;        ///< seconds; 0: none
-  std::size_t limit = INT_MAX;  ///< elements per MPI call
-  std::size_t piece = 0;        ///< bytes of a message of a large started collective; 0: by `slow`
+  double deadline = 600;                         ///< seconds; 0: none
+  std::size_t limit = INT_MAX;                   ///< elements per MPI call
+  std::size_t piece = 0;                         ///< bytes of a message of a large started collective; 0: by `slow`
+  MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< of a communicator of the caller's
+  std::string dropped;                           ///< what went wrong where nobody waited; the next operation says it
   std::uint64_t sequence = 0;
   std::uint64_t exchanges = 0;  ///< collectives by messages that were started
   int most_tag = 0;             ///< that the library takes
@@ -51,7 +53,11 @@ struct state {
   state& operator=(const state&) = delete;
   ~state() {
     int over = 0;
-    if (owned && MPI_Finalized(&over) == MPI_SUCCESS && !over) MPI_Comm_free(&comm);
+    if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
+    if (owned) MPI_Comm_free(&comm);
+    if (callers == MPI_ERRHANDLER_NULL) return;
+    MPI_Comm_set_errhandler(comm, callers);
+    MPI_Errhandler_free(&callers);
   }
 };
 
@@ -190,6 +196,20 @@ class operation {
       std::this_thread::yield();
       if (home.deadline > 0 && comm_clock() >= until) end_all(pending_.late());
     }
+  }
+
+  /// Waits without throwing.
+  void drop() noexcept {
+    try {
+      wait();
+    } catch (const std::exception& e) {
+      pending_.home->dropped = e.what();
+    }
+  }
+  /// Nobody moves it from here on. What the library may still write to is left to it.
+  void abandon() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(over_, true)) static_cast<void>(new std::vector<std::byte>(std::move(pending_.buffer)));
   }
 
   /// Has it go on, and returns whether it is over. Any thread; errors are kept for the rank.

@@ -132,7 +132,7 @@ inline constexpr request_ops request_table = {
     [](void* owner, void* object) noexcept {
       static_cast<member*>(owner)->drop(static_cast<operation*>(object), Side);
     },
-    [](void*, void* object) { return static_cast<operation*>(object)->finished_at(); }};
+    [](void*, void* object) noexcept { return static_cast<operation*>(object)->finished_at(); }};
 
 }  // namespace detail
 }  // namespace plait::threads
