@@ -40,16 +40,16 @@ void accumulate(cpu&, const T* a, T* y, std::int64_t n) {
 
 /// y *= factor
 template <class T>
-void scale(cpu&, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
+void scale(cpu&, T* y, std::int64_t n, double factor) {
   simd::transform(
-      n, y, [=](simd::pack<T> v) { return v * factor; }, y);
+      n, y, [by = static_cast<arithmetic<T>>(factor)](simd::pack<T> v) { return v * by; }, y);
 }
 
 /// y += factor * x
 template <class T>
-void axpy(cpu&, const T* x, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
+void axpy(cpu&, const T* x, T* y, std::int64_t n, double factor) {
   simd::transform(
-      n, y, [=](simd::pack<T> v, simd::pack<T> w) { return v + factor * w; }, y, x);
+      n, y, [by = static_cast<arithmetic<T>>(factor)](simd::pack<T> v, simd::pack<T> w) { return v + by * w; }, y, x);
 }
 
 /// y = a * b

@@ -68,8 +68,8 @@
                                            std::int64_t, const vocabulary_range&, const cross_entropy_settings&))      \
   PLAIT_KERNEL(void add(cuda&, const T*, const T*, T*, std::int64_t))                                                  \
   PLAIT_KERNEL(void accumulate(cuda&, const T*, T*, std::int64_t))                                                     \
-  PLAIT_KERNEL(void scale(cuda&, T*, std::int64_t, S))                                                                 \
-  PLAIT_KERNEL(void axpy(cuda&, const T*, T*, std::int64_t, S))                                                        \
+  PLAIT_KERNEL(void scale(cuda&, T*, std::int64_t, double))                                                            \
+  PLAIT_KERNEL(void axpy(cuda&, const T*, T*, std::int64_t, double))                                                   \
   PLAIT_KERNEL(void multiply(cuda&, const T*, const T*, T*, std::int64_t))                                             \
   PLAIT_KERNEL(void fill(cuda&, T*, std::int64_t, T))                                                                  \
   PLAIT_KERNEL(void add_bias(cuda&, const T*, T*, std::int64_t, std::int64_t, std::int64_t))                           \

@@ -19,13 +19,14 @@ void add(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
 template <class T>
 void accumulate(cuda& device, const T* a, T* y, std::int64_t n);
 
-/// y *= factor
+/// y *= factor, a double whatever T is: where a template's parameters compute their types, g++, which compiles nvcc's
+/// side, and clang name the function differently, and do not link.
 template <class T>
-void scale(cuda& device, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor);
+void scale(cuda& device, T* y, std::int64_t n, double factor);
 
 /// y += factor * x
 template <class T>
-void axpy(cuda& device, const T* x, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor);
+void axpy(cuda& device, const T* x, T* y, std::int64_t n, double factor);
 
 /// y = a * b
 template <class T>

@@ -85,13 +85,15 @@ void accumulate(cuda& device, const T* a, T* y, std::int64_t n) {
 }
 
 template <class T>
-void scale(cuda& device, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
-  detail::map(device, n, detail::times_factor<arithmetic<T>>{factor}, y, static_cast<const T*>(y));
+void scale(cuda& device, T* y, std::int64_t n, double factor) {
+  detail::map(device, n, detail::times_factor<arithmetic<T>>{static_cast<arithmetic<T>>(factor)}, y,
+              static_cast<const T*>(y));
 }
 
 template <class T>
-void axpy(cuda& device, const T* x, T* y, std::int64_t n, std::type_identity_t<arithmetic<T>> factor) {
-  detail::map(device, n, detail::plus_multiple<arithmetic<T>>{factor}, y, static_cast<const T*>(y), x);
+void axpy(cuda& device, const T* x, T* y, std::int64_t n, double factor) {
+  detail::map(device, n, detail::plus_multiple<arithmetic<T>>{static_cast<arithmetic<T>>(factor)}, y,
+              static_cast<const T*>(y), x);
 }
 
 template <class T>
