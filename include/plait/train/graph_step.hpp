@@ -14,7 +14,8 @@ namespace plait {
 /// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
 /// operation. Where somebody else has changed a parameter's values since the last step, such as whoever loads a
 /// checkpoint, the step runs as it is; who changes some does so on every rank, since NCCL records on all or on none.
-/// The ranks of a pipeline each record their own stages, and launch together.
+/// The ranks of a pipeline each record their own stages, and launch together. It goes before the world does: NCCL ends
+/// no communicator while there is a graph that holds its calls.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.

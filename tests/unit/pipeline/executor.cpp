@@ -13,6 +13,7 @@
 #include "plait/pipeline/pipeline.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/schedule/verify.hpp"
+#include "plait/testing/slow_link.hpp"
 #include "support/widening_stages.hpp"
 
 using namespace plait;
@@ -37,7 +38,12 @@ result run(const schedule& plan) {
   mesh_shape whole;
   whole.add(axis_of<pp>, shape.ranks);
   threads::run(shape.ranks, [&](threads::communicator c) {
-    pipeline_world ranks(whole, any_communicator(c));
+    // MPI takes tags up to 32767 for sure: one for each message from one rank to another, and no more.
+    const testing::link_time look_at_tags = [&](const call& what, double, double now) {
+      if (what.kind == collective::send) CHECK(what.tag < shape.chunks * shape.microbatches);
+      return now;
+    };
+    pipeline_world ranks(whole, any_communicator(testing::slow_communicator(c, look_at_tags)));
     cpu device;
     context<cpu> ctx{device, ranks.stage(), {}, 1};
     pipeline_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(shape), {.clip = false}));
