@@ -180,8 +180,9 @@ class training_step {
   }
 
   pipeline_type& model() const { return model_; }
-  /// Whether the next step does what all that follow do: where it clips by a delayed norm, the first does not.
-  bool steady() const { return !delays_norm() || has_norm_ || !clips(); }
+  /// Whether the next step does what all that follow do. Where it clips by a delayed norm, the first does not, nor one
+  /// behind a first that nobody has asked about.
+  bool steady() const { return !delays_norm() || !clips() || (has_norm_ && !first_unasked_); }
 
   /// Returns the numbers by which the next step clips if they are of the norm of a step before
   /// (`data_parallel::delayed_norm`), for whoever saves them; nothing otherwise, and before the first step. Waits for
