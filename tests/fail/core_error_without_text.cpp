@@ -11,4 +11,4 @@ template <>
 inline constexpr const char* plait::error_text<my_error::forgotten> = "what was forgotten";
 #endif
 
-const char* const text = plait::detail::error_texts<my_error, my_error::forgotten>[1];
+const char* const text = plait::detail::error_texts<my_error, my_error::ok, my_error::forgotten>[1];

@@ -8,3 +8,4 @@
 #include "plait/nn/combinators.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "plait/tensor/redistribute.hpp"
+#include "plait/schedule/errors.hpp"

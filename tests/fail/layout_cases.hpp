@@ -3,6 +3,7 @@
 #include "plait/layout/boundary.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/layout/make_plan.hpp"
+#include "plait/schedule/errors.hpp"  // as in a program that trains: the texts of both are told apart
 
 /// What the cases of the layout rules share: a policy to blame, and checks as a layer makes them.
 namespace cases {

@@ -16,6 +16,9 @@ namespace plait {
 
 PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
     : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {
+  for (std::size_t i = 0; i < shape_.axes.size(); ++i)
+    if (shape_.extents[i] < 1)
+      fail({"the mesh has ", shape_.extents[i], " ranks along ", shape_.axes[i].text(), "; legal is 1 or more"});
   if (shape_.size() != root_.size())
     fail({"the mesh has ", shape_.size(), " ranks, but the communicator has ", root_.size(),
           ": the extents of the axes must multiply to the number of ranks"});

@@ -16,18 +16,27 @@ namespace plait {
 template <auto Error>
 inline constexpr const char* error_text = nullptr;
 
-/// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom.
+/// Instantiated when a check refuses. `Facts` are types that a compiler prints: where, in which states, by whom. No two
+/// errors have the same number, of whatever enumeration: clang 16 takes specialisations for both for ambiguous, and
+/// prints that in place of the text.
 template <auto Error, class... Facts>
 struct refused {};
 
 namespace detail {
 
-/// The texts of all errors of an enumeration, up to the last of them.
-template <class Error, Error Last>
+/// The texts of the errors of an enumeration, from the first to the last of them.
+template <class Error, Error First, Error Last>
 inline constexpr auto error_texts = []<std::size_t... Is>(std::index_sequence<Is...>) {
-  static_assert((error_text<static_cast<Error>(Is)> && ...), "an error has no text");
-  return std::array{error_text<static_cast<Error>(Is)>...};
-}(std::make_index_sequence<static_cast<std::size_t>(Last) + 1>{});
+  constexpr auto first = static_cast<std::size_t>(First);
+  static_assert((error_text<static_cast<Error>(first + Is)> && ...), "an error has no text");
+  return std::array{error_text<static_cast<Error>(first + Is)>...};
+}(std::make_index_sequence<static_cast<std::size_t>(Last) - static_cast<std::size_t>(First) + 1>{});
+
+template <class Error, Error First, Error Last>
+constexpr const char* text_among(Error e) {
+  if (e == Error::ok) return error_text<Error::ok>;
+  return error_texts<Error, First, Last>[static_cast<std::size_t>(e) - static_cast<std::size_t>(First)];
+}
 
 struct accepted {};
 

@@ -170,13 +170,14 @@ class parameter_units {
   }
   /// Whether reductions have a second part: pieces that other ranks hold too.
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
-  /// Waits for the reduction of a unit, and adds its reduced gradients to `out`.
+  /// Waits for the reduction of a unit, and adds its reduced gradients to `out`. Throws where it was not begun.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
+    if (!std::exchange(at(unit).reducing, false))
+      fail({"data parallelism: finish_reduction of unit ", unit, ", ", name(unit), ", without reduce before it"});
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
     for (parameter* p : at(unit).alone)
       if (p->trainable()) out.push_back(p->stages() ? p->finish_reduction() : p->reduce(ctx));
-    at(unit).reducing = false;
   }
   bool reducing(int unit) const { return at(unit).reducing; }
   /// Steps are recorded, where nobody can be asked whether something has arrived.

@@ -285,7 +285,7 @@ struct refused<layout_error::axis_unknown, Facts...> {
 
 /// The text of an error, as the `static_assert` has it.
 constexpr const char* text_of(layout_error e) {
-  return detail::error_texts<layout_error, layout_error::axis_unknown>[static_cast<std::size_t>(e)];
+  return detail::text_among<layout_error, layout_error::layers_do_not_fit, layout_error::axis_unknown>(e);
 }
 
 }  // namespace plait

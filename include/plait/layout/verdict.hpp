@@ -10,7 +10,19 @@
 namespace plait {
 
 /// Which tensor of an operation a verdict speaks of, where one is wrong by itself.
-enum class operand : std::uint8_t { none, input, weight, output, gradient, labels, residual, heads, kv_heads };
+enum class operand : std::uint8_t {
+  none,
+  input,
+  weight,
+  output,
+  gradient,
+  labels,
+  residual,
+  heads,
+  kv_heads,
+  feed_forward,
+  vocabulary,
+};
 
 constexpr const char* name_of(operand o) {
   switch (o) {
@@ -32,6 +44,10 @@ constexpr const char* name_of(operand o) {
       return "heads";
     case operand::kv_heads:
       return "kv_heads";
+    case operand::feed_forward:
+      return "feed_forward";
+    case operand::vocabulary:
+      return "vocabulary";
   }
   return "?";
 }

@@ -124,6 +124,7 @@ class llama : public detail::llama_layers<Precision, S, Device>::model {
 
   static stage_layers checked(const context<Device>& ctx, const llama_config& config, const llama_options& options,
                               const stage_layers& part) {
+    validate(config, "llama");
     if (part.begin < 0 || part.begin > part.end || part.end > config.layers)
       fail({"llama: layers ", part.begin, " to ", part.end, " of a model of ", config.layers});
     if (options.attention.documents && !documents_fit)

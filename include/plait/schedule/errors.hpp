@@ -14,7 +14,7 @@ namespace plait {
 /// Every way in which a schedule can be refused.
 enum class schedule_error : std::uint8_t {
   ok,
-  shape_illegal,
+  shape_illegal = 64,  // behind those of layouts: see `refused`
   placement_differs,
   microbatches_do_not_divide,
   too_few_microbatches,
@@ -225,7 +225,7 @@ struct refused<schedule_error::deadlock, Facts...> {
 
 /// The text of an error, as the `static_assert` has it.
 constexpr const char* text_of(schedule_error e) {
-  return detail::error_texts<schedule_error, schedule_error::deadlock>[static_cast<std::size_t>(e)];
+  return detail::text_among<schedule_error, schedule_error::shape_illegal, schedule_error::deadlock>(e);
 }
 
 }  // namespace plait

@@ -11,7 +11,8 @@ namespace plait {
 namespace detail {
 
 /// Says which members of a linear's or an embedding's policy mean nothing, or are of the wrong kind: the optional ones
-/// would be dropped in silence. A name that is near to an optional member's is refused where that member is missing.
+/// would be dropped in silence. Some names near to an optional member's are refused where that member is missing; C++
+/// cannot see what other names a class has.
 template <class P>
 struct policy_requirements {
   static constexpr bool names_bias = requires { P::bias; } || requires { typename P::bias; };

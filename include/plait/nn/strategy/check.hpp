@@ -10,8 +10,9 @@
 namespace plait {
 namespace detail {
 
-/// Says what a class lacks to be a strategy, member by member, and which members mean nothing. A name that is near to
-/// an optional member's is refused where that member is missing: the wish would be dropped in silence.
+/// Says what a class lacks to be a strategy, member by member, and which members mean nothing. Some names near to an
+/// optional member's are refused where that member is missing, since the wish would be dropped in silence; C++ cannot
+/// see what other names a class has.
 template <class S>
 struct strategy_requirements {
   static_assert(
@@ -141,11 +142,17 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
     for (axis_id axis : sharding_axes(*part))
       if (!mesh.has(axis))
         return {layout_error::axis_unknown, axis, part->sharded_by(axis), state::varying, state::varying};
-  dim_list ends_in_hidden = residual.dim_order();
-  if (!ends_in_hidden.empty()) ends_in_hidden.back() = dim_of<hidden>;
-  verdict dims = compare_dims(operand::residual, ends_in_hidden, residual.dim_order());
+  const dim_id sequence = sequence_of(residual);
+  const dim_list found = residual.dim_order();
+  dim_list in_order(found.empty() || found[0] == sequence ? dim_of<batch>
+                                                          : found[0]);  // attention goes by their places
+  in_order.push_back(sequence);
+  in_order.push_back(dim_of<hidden>);
+  verdict dims = compare_dims(operand::residual, in_order, found);
   if (dims.ok()) dims = compare_dims(operand::heads, dim_list(dim_of<plait::heads>), heads.dim_order());
   if (dims.ok()) dims = compare_dims(operand::kv_heads, dim_list(dim_of<plait::kv_heads>), kv_heads.dim_order());
+  if (dims.ok()) dims = compare_dims(operand::feed_forward, dim_list(dim_of<plait::ffn>), ffn.dim_order());
+  if (dims.ok()) dims = compare_dims(operand::vocabulary, dim_list(dim_of<plait::vocab>), vocab.dim_order());
   if (!dims.ok()) return dims;
 
   const axis_list head_axes = sharding_axes(heads), kv_axes = sharding_axes(kv_heads);
@@ -155,8 +162,6 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
   for (axis_id axis : context)
     if (head_axes.contains(axis))
       return {layout_error::one_axis_two_dims, axis, dim_of<plait::heads>, state::varying, state::varying};
-  const dim_id sequence = sequence_of(residual);
-  if (!residual.has(sequence)) return {};
   const axis_list over = residual.axes_of(sequence);
   for (std::size_t i = 0; i < context.size(); ++i)
     if (i >= over.size() || !(over[i] == context[i]))
@@ -177,7 +182,8 @@ struct strategy_value {
 /// The tags that a refused strategy may be told of.
 template <class S>
 struct strategy_tags {
-  using dims = concat<typename S::residual::dims, type_list<batch, seq, zseq, hidden, plait::heads, plait::kv_heads>,
+  using dims = concat<typename S::residual::dims,
+                      type_list<batch, seq, zseq, hidden, plait::heads, plait::kv_heads, plait::ffn, plait::vocab>,
                       typename spec<typename S::query_heads>::dims, typename spec<typename S::key_heads>::dims,
                       typename spec<typename S::feed_forward>::dims, typename spec<typename S::vocabulary>::dims>;
   using axes = concat<typename S::mesh::tags, typename S::residual::axes, typename spec<typename S::query_heads>::axes,

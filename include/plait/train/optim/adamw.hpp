@@ -2,6 +2,7 @@
 // does not compile. Next: nn/parameter.hpp for `reduce`, train/optim/gradient_norm.hpp for clipping.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -88,6 +89,8 @@ class adamw {
 
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
+    if (!(learning_rate >= 0 && std::isfinite(learning_rate)))
+      fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
     ++step_;
     moments_.begin_step();
     if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
@@ -97,6 +100,7 @@ class adamw {
   /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
   /// step changes nothing.
   void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped) {
+    if (scalars_.empty()) fail("adamw: begin_step comes before the first step is run");
     auto* const numbers = scalars_.template data<kernels::adamw_scalars>();
     const auto stream = ctx.device.main_stream();
     ctx.device.copy(&numbers->gradient_scale, &clipped->factor, sizeof(double), stream);
