@@ -41,6 +41,8 @@ void check_inputs(const options& opt, const given_option& given) {
   const auto not_empty = [&](const char* knob, const std::string& value, const char* what) {
     if (given(knob) && value.empty()) plait::fail(fmt::format("{} is empty; name {}, or leave it out", knob, what));
   };
+  if (given("--mesh") && opt.mesh.find_first_not_of(' ') == std::string::npos)
+    plait::fail("--mesh is empty; name axes and extents, as in dp=2,tp=4, or leave it out");
   not_empty("--init-from", opt.init_from, "a folder");
   not_empty("--export-hf", opt.export_hf, "a folder");
   not_empty("--checkpoint-dir", opt.checkpoint_dir, "a folder");
@@ -193,6 +195,9 @@ void check_training(const options& opt, const given_option& given) {
         "--on-nonfinite skip needs --clip-norm exact: with delayed, updates begin before all gradients are known to be "
         "finite; legal is stop");
   in_range("--weight-decay", opt.weight_decay, 0, 1e6);
+  if (given("--min-lr-ratio") && opt.lr_schedule == "constant")
+    plait::fail(
+        fmt::format("--min-lr-ratio {} changes nothing with --lr-schedule constant; leave it out", opt.min_lr_ratio));
   one_of("--optimizer", opt.optimizer, {"adamw", "muon"});
   if (opt.optimizer == "muon" && opt.precision == "bf16-no-masters")
     plait::fail(

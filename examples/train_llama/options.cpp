@@ -37,7 +37,7 @@ std::vector<std::string> last_data(int argc, char** argv) {
 std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& app) {
   std::vector<std::pair<std::string, std::string>> all;
   for (const CLI::Option* o : app.get_options()) {
-    if (o == app.get_help_ptr()) continue;
+    if (o == app.get_help_ptr() || o == app.get_version_ptr()) continue;
     if (o->get_items_expected_max() == 0) {
       if (o->count() > 0 && o->as<bool>()) all.emplace_back(o->get_name(), "");
       continue;
@@ -55,9 +55,13 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
 }  // namespace
 
 bool parse(int argc, char** argv, options& opt, bool speaks) {
-  CLI::App app{"Trains a Llama on text, on any mesh of data- and tensor-parallel ranks, and samples from it.",
-               "train_llama"};
+  CLI::App app{
+      "Trains a Llama on text, on any mesh of data-, pipeline-, context- and tensor-parallel ranks, and samples from "
+      "it.",
+      "train_llama"};
   app.get_formatter()->column_width(34);
+  app.set_version_flag("--version",
+                       fmt::format("plait {}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   auto seed = static_cast<std::int64_t>(opt.seed);
   app.add_option("--mesh", opt.mesh, "extents of the axes dp, pp, cp and tp, as in dp=2,tp=4")->capture_default_str();
@@ -282,6 +286,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
     app.parse(reversed);
+  } catch (const CLI::CallForVersion& version) {
+    if (speaks) fmt::print("{}\n", version.what());
+    return false;
   } catch (const CLI::CallForHelp&) {
     if (speaks) fmt::print("{}", app.help());
     return false;

@@ -183,6 +183,8 @@ refused "--tf32 is 'maybe', which is neither true nor false" --tf32=maybe
 refused '--warmup is 3; at most 2' --warmup 3
 refused '--warmup is -2; at least 0' --warmup -2
 refused '--min-lr-ratio: 1.5' --min-lr-ratio 1.5
+refused '--min-lr-ratio 0.5 changes nothing with --lr-schedule constant' --lr-schedule constant --min-lr-ratio 0.5
+refused '--mesh is empty; name axes and extents' --mesh ' '
 refused '--dropout is 1; legal is at least 0 and below 1' --dropout 1
 refused '--clip is -1; legal' --clip -1
 refused '--label-smoothing is nan' --label-smoothing nan
