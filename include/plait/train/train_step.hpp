@@ -213,7 +213,7 @@ class training_step {
   /// The second step clips by the norm of the first, unless that was skipped: where nobody has asked, the device is.
   void look_at_first(const context<device>& ctx) {
     settle(ctx);
-    has_norm_ = clipped(ctx).update != 0;
+    has_norm_ = clipped(ctx).skips == skips_seen_;  // as on a device that only counts, where nothing is skipped
     first_unasked_ = false;
   }
 
