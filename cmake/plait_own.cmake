@@ -17,9 +17,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(plait_own INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1500000> $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=1000>)
 endif()
-if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_options(plait_own INTERFACE -Wno-pass-failed)  # it says so where it does not vectorise a loop as asked
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # it says so where it does not vectorise a loop as asked
+  target_compile_options(plait_own INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-pass-failed>)
 endif()
+# For what takes longer to compile than to run. clang's -Og is its -O1.
+set(plait_quick_to_compile $<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O0>)
 if(PLAIT_NATIVE)
   target_compile_options(plait_own INTERFACE -march=native)
 endif()

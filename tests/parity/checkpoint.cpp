@@ -1,4 +1,4 @@
-// timeout: 300
+// timeout: 600
 // A training state that one layout has saved is, in every bit, what any other layout loads.
 #include <cmath>
 #include <string>

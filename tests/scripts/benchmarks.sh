@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every benchmark still runs: one small round each, whose times nobody looks at. (benchmarks/cuda has tests of its own.)
-# timeout: 240
+# timeout: 600
 . "$(dirname "$0")/lib/base.sh"
 [ -x "$BIN/bench_typed_vs_raw" ] || { echo "SKIPPED: the benchmarks are not built"; exit 77; }
 work=$(mktemp -d)

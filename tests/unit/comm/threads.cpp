@@ -1,3 +1,5 @@
+// timeout: 300
+// The threads backend: the conformance suite, on many ranks.
 #include "plait/comm/threads.hpp"
 
 #include <doctest/doctest.h>
