@@ -54,7 +54,10 @@ struct state {
     deregister();
     if (link.comm == nullptr) return;
     home->remove(&link);
-    if (!link.owned || link.aborted) return;
+    if (!link.owned || link.aborted) {
+      outlive_places();
+      return;
+    }
     const ncclResult_t now = home->ranks().failed() ? ncclRemoteError : settled(ncclCommFinalize(link.comm));
     now == ncclSuccess ? ncclCommDestroy(link.comm) : ncclCommAbort(link.comm);
   }
@@ -205,6 +208,15 @@ struct state {
   void fail_if_leaving() {
     if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0)
       home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
+  }
+  /// Where a call was given up, NCCL may write to its place until the communicator is aborted; one of the caller's is
+  /// not aborted here, and keeps it.
+  void outlive_places() {
+    if (places_.empty()) return;
+    if (link.owned)
+      home->ranks().await_aborts();
+    else
+      static_cast<void>(new auto(std::move(places_)));
   }
   /// Before the communicator goes, and the memory after it: what uses either must be over.
   void deregister() {
