@@ -32,6 +32,7 @@ inline constexpr auto error_texts = []<std::size_t... Is>(std::index_sequence<Is
   return std::array{error_text<static_cast<Error>(first + Is)>...};
 }(std::make_index_sequence<static_cast<std::size_t>(Last) - static_cast<std::size_t>(First) + 1>{});
 
+/// Returns the text of one of these errors, or of `ok`, which is 0 in every enumeration.
 template <class Error, Error First, Error Last>
 constexpr const char* text_among(Error e) {
   if (e == Error::ok) return error_text<Error::ok>;

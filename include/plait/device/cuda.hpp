@@ -196,7 +196,7 @@ class cuda {
 
   void copy(void* to, const void* from, std::size_t bytes, stream s) const {
     if (bytes == 0 || to == from) return;
-    // What the optimizer keeps may lie in the host's memory.
+    // An optimizer's state may lie in the host's memory.
     const cudaMemcpyKind kind = options_.offload_optimizer ? cudaMemcpyDefault : cudaMemcpyDeviceToDevice;
     detail::cuda_check(cudaMemcpyAsync(to, from, bytes, kind, s.handle()), "copying");
   }

@@ -110,7 +110,7 @@ class parameter {
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
   /// Those, for whoever changes them: the parameter is stale then.
   master_type* changed_piece() {
-    if (home_) home_->settle();  // what sends the values of before, and would call these gathered
+    if (home_) home_->settle();  // or a gather of the values before would call these gathered
     set_changed();
     return master();
   }

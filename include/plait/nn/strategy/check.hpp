@@ -144,8 +144,9 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
         return {layout_error::axis_unknown, axis, part->sharded_by(axis), state::varying, state::varying};
   const dim_id sequence = sequence_of(residual);
   const dim_list found = residual.dim_order();
-  dim_list in_order(found.empty() || found[0] == sequence ? dim_of<batch>
-                                                          : found[0]);  // attention goes by their places
+  // Attention goes by the places of samples and tokens, whatever the first is called.
+  const bool lacks_samples = found.empty() || found[0] == sequence;
+  dim_list in_order(lacks_samples ? dim_of<batch> : found[0]);
   in_order.push_back(sequence);
   in_order.push_back(dim_of<hidden>);
   verdict dims = compare_dims(operand::residual, in_order, found);
