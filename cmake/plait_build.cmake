@@ -10,7 +10,13 @@ mark_as_advanced(PLAIT_CCACHE)
 if(PLAIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # What it must be told where headers are precompiled, and so that another copy of the same sources hits.
   set(plait_ccache "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${PLAIT_CCACHE}")
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # By preprocessed text, a precompiled header whose comments alone had changed was a hit; g++ knows included files by their
+    # bytes and read that header twice. So files themselves are compared, and what was kept by text is left out.
+    list(APPEND plait_ccache CCACHE_DEPEND=1 CCACHE_NAMESPACE=plait)
+  endif()
+  list(APPEND plait_ccache "${PLAIT_CCACHE}")
   set(CMAKE_CXX_COMPILER_LAUNCHER ${plait_ccache})
 endif()
 
