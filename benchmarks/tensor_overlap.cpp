@@ -86,6 +86,7 @@ class passes {
  public:
   passes(const context<sleeping_cpu>& ctx, std::int64_t chunks)
       : ctx_(ctx), layer_(ctx, "layer", {.overlap = chunks}), x_(ctx), dy_(ctx) {
+    layer_.visit([&](auto& p) { p.initialize(ctx); });
     gather_parameters(ctx, layer_);
     zero_gradients(ctx, layer_);
     std::fill_n(x_.data(), x_.size(), 0.01f);

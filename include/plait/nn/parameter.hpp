@@ -53,7 +53,7 @@ class parameter {
       : device_(&ctx.device),
         info_(std::move(info)),
         stored_(stored),
-        used_(checked_use(ctx, info_.name, placed, met)),
+        used_(detail::checked_use(ctx.ranks.shape(), info_.name, placed, met)),
         gather_(stored, used_, ctx.ranks, ctx.sizes, "parameter " + info_.name),
         reduce_(gather_.backward(), ctx.ranks, ctx.sizes, "gradient of " + info_.name),
         array_(std::move(place.array)),
@@ -64,7 +64,8 @@ class parameter {
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
     array_->add_parameter();
-    current_ = array_->callers_values() && !callers_master_ && gather_.trivial();
+    given_ = callers_master_ || (array_->callers_values() && gather_.trivial());
+    current_ = given_ && !callers_master_;
     if (array_->callers_gradients()) phase_ = phase::accumulating;
     if (canonical_ && sizeof(gradient_type) < sizeof(float)) detail::refuse_narrow(info_.name);
   }
@@ -198,8 +199,7 @@ class parameter {
       if (!current_) home_->gather(ctx);
       return;
     }
-    if (array_->callers_values() && !gather_.trivial() && !has_stored_values())
-      detail::refuse_unset_values(info_.name, describe(stored_));
+    require_given();
     if constexpr (!rounded) {
       if (!gather_.trivial()) gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
       master();  // memory, if nobody has asked for it
@@ -298,12 +298,10 @@ class parameter {
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
-  static layout checked_use(const context<Device>& ctx, const std::string& name, const layout& placed,
-                            const layout& met) {
-    enforce(check_boundary(met, ctx.ranks.shape()), cat({"parameter ", name, ": what it meets, ", describe(met)}));
-    return use_of(placed, met);
+  void require_given() const {
+    if (!only_counts<Device> && !given_ && piece().size() > 0)
+      detail::refuse_unset_values(info_.name, array_->callers_values(), describe(stored_));
   }
-
   void clear_gradient(Device& device) {
     device.zero(summed(), static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
     empty_ = false;
@@ -315,10 +313,11 @@ class parameter {
 
   void set_changed() {
     current_ = rounded_current_ = false;
-    changed_ = true;
+    changed_ = given_ = true;
     if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
   }
   void set_current(bool current) {
+    if (current) require_given();
     current_ = current;
     if (current) changed_ = false;
     if (current && phase_ == phase::updated) phase_ = phase::none;
@@ -384,6 +383,7 @@ class parameter {
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool changed_ = true;           ///< whether they are to be rounded or gathered because of somebody else
+  bool given_ = false;            ///< whether anybody has set the stored values
   bool counts_ = true, frozen_ = false, canonical_ = false;
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
 };

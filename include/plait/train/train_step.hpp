@@ -110,12 +110,15 @@ class training_step {
       upload(ctx, labels, batch_[i].second);
     }
     mean_.count(ctx, counted);
+    loaded_ = true;
   }
 
   /// Forward, backward, reduction, clipping and update, in the order of the step's program. The optimizer's
   /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
+    if (!loaded_ && !only_counts<device>)
+      fail("training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
     if (first_unasked_) look_at_first(ctx);
     mean_.begin_late(ctx);
     by_last_norm_ = delays_norm() && (has_norm_ || !clips());
@@ -323,6 +326,7 @@ class training_step {
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
+  bool loaded_ = false;               ///< whether there have been tokens
   bool has_norm_ = false;             ///< of a step before
   bool by_last_norm_ = false;         ///< whether the last step clipped by that
   bool first_unasked_ = false;        ///< whether that one clipped by its own, and nobody knows whether it was skipped

@@ -202,6 +202,7 @@ TEST_CASE("both layers are predicted by a run that only counts") {
     using D = std::remove_cvref_t<decltype(device)>;
     const context<D> ctx{device, ranks, p.sizes, 7};
     both<megatron_sp, D> model(ctx);
+    if constexpr (!only_counts<D>) model.visit([&](auto& p) { p.initialize(ctx); });
     gather_parameters(ctx, model);
     zero_gradients(ctx, model);
     const tensor<double, typename both<megatron_sp, D>::source, D> x(ctx);

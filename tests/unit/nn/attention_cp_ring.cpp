@@ -66,6 +66,7 @@ TEST_CASE("documents are neither forgotten nor ignored") {
       const context<cpu> ctx{device, ranks, c.sizes(), 99};
       using layer_type = self_attention<double, context_parallel<megatron_sp, whole_sequence>>;
       layer_type layer(ctx, "attention", {.documents = expected});
+      layer.visit([&](auto& p) { p.initialize(ctx); });
       gather_parameters(ctx, layer);
       const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size));
       microbatch<cpu> mb(ctx);
@@ -92,6 +93,7 @@ TEST_CASE("where one rank fails, the others do not wait for its keys") {
       const context<cpu> ctx{device, ranks, c.sizes(), 99};
       using layer_type = self_attention<double, megatron_sp>;
       layer_type layer(ctx, "attention", c.options());
+      layer.visit([&](auto& p) { p.initialize(ctx); });
       gather_parameters(ctx, layer);
       const std::vector<std::int32_t> starts(static_cast<std::size_t>(c.batch_size * c.seq_size / 4));
       microbatch<cpu> mb(ctx);

@@ -305,6 +305,7 @@ TEST_CASE("the peak of a rank's memory is what a dry run says") {
       const context<cpu> ctx{device, ranks, sizes, 1};
       auto layer = make(ctx);
       using made = decltype(layer);
+      layer.visit([&](auto& p) { p.initialize(ctx); });
       gather_parameters(ctx, layer);
       zero_gradients(ctx, layer);
       typename made::template tensor_of<typename made::input> x(ctx);

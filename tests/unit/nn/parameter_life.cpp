@@ -113,6 +113,27 @@ TEST_CASE("a layer reads no parameter that has not been gathered") {
             "parameter up.weight is used while it is updated"));
 }
 
+TEST_CASE("values that nobody has set are not gathered") {
+  const std::string unset = ": gather would have layers read values that nobody has set; call initialize(ctx)";
+  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+              up fresh(ctx, "fresh");
+              gather_parameters(ctx, fresh);
+            }),
+            "parameter fresh.weight" + unset));
+  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+              up fresh(ctx, "fresh");
+              fresh.weight()->initialize(ctx);
+              gather_parameters(ctx, fresh);
+            }),
+            "parameter fresh.bias" + unset));
+  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+          up fresh(ctx, "fresh");
+          fresh.weight()->initialize(ctx);
+          fresh.bias()->fill_values(ctx, [&](double* v) { std::fill_n(v, fresh.bias()->size(), 0.0); });
+          gather_parameters(ctx, fresh);
+        }) == "");
+}
+
 TEST_CASE("a gradient begins, is added to, reduced once, and used once") {
   CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
               gather_parameters(ctx, layer);

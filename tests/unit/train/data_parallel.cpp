@@ -262,6 +262,7 @@ TEST_CASE("what does not fit a policy is refused by name") {
   CHECK(has(said([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> step(ctx, model, 1, with(zero_level::replicated));
+              model.visit([&](auto& p) { p.initialize(ctx); });
               gather_parameters(ctx, model);
               zero_gradients(ctx, model);
               model.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
@@ -288,6 +289,7 @@ TEST_CASE("what does not fit a policy is refused by name") {
               small_llama model(ctx, s.config);
               adamw<double> optimizer;
               training_step one(ctx, model, optimizer, 1, 1.0), two(ctx, model, optimizer, 1, 1.0);
+              one.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
               one.run(ctx);
             }),
             "training step: another one has been made for this model since"));

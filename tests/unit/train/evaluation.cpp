@@ -113,6 +113,32 @@ TEST_CASE("values that are changed while a gather is under way are gathered befo
   }
 }
 
+TEST_CASE("a model of which nobody has set one parameter is not trained") {
+  const scenario s = of_one_step();
+  for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    const auto train = [&] {
+      threads::run(2, [&](threads::communicator c) {
+        world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+        cpu device;
+        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
+        small model(ctx, s.config);
+        model.visit([&](auto& p) {
+          if (p.name() != "model.norm.weight") p.initialize(ctx);
+        });
+        adamw<double> optimizer;
+        pipeline_options how;
+        how.parallel.level = level;
+        training_step step(ctx, model, optimizer, 1, 1.0, how);
+        step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+      });
+    };
+    CHECK_ERROR(train(), "parameter model.norm.weight: gather would have layers read values that nobody has set");
+  }
+}
+
 TEST_CASE("a step of one microbatch with gradient buffers evaluates any number of microbatches") {
   const scenario s = of_one_step();
   std::vector<double> losses[2];
@@ -139,7 +165,7 @@ struct without_units : small {
 
 }  // namespace
 
-TEST_CASE("a stage that announces no unit, a limit that is no number and documents of other microbatches are refused") {
+TEST_CASE("a stage without units, a limit that is no number, a run without tokens and others' documents are refused") {
   const scenario s = of_one_step();
   on_ranks<without_units>(1, s, {}, [&](auto& ctx, without_units& model) {
     adamw<double> optimizer;
@@ -152,6 +178,7 @@ TEST_CASE("a stage that announces no unit, a limit that is no number and documen
       CHECK_ERROR((training_step(ctx, model, optimizer, 1, limit)), "training step: the limit of the gradient norm is ",
                   "; legal is 0 (none) or more");
     training_step step(ctx, model, optimizer, 1, 1.0);
+    CHECK_ERROR(step.run(ctx), "training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
     pipeline<small>::batch batch;
     for (int i = 0; i < 2; ++i) batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
     small::mean mean(ctx);

@@ -36,9 +36,13 @@ namespace plait::detail {
         ": its layer adds to the gradient in an order that depends on the layout, and the context's numerics are "
         "canonical (deterministic); use layers that have a canonical order, or leave numerics out"});
 }
-[[noreturn]] inline void refuse_unset_values(const std::string& name, const std::string& stored) {
-  fail({"parameter ", name, ": gather would overwrite the caller's weights with values that nobody has set, as ",
-        stored, " in memory of its own; set them by fill_values(ctx, fill), or load them"});
+[[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
+  if (callers)
+    fail({"parameter ", name, ": gather would overwrite the caller's weights with values that nobody has set, as ",
+          stored, " in memory of its own; set them by fill_values(ctx, fill), or load them"});
+  fail({"parameter ", name,
+        ": gather would have layers read values that nobody has set; call initialize(ctx) on every "
+        "parameter, set values by fill_values(ctx, fill), or load them"});
 }
 [[noreturn]] inline void refuse_late_layer(const std::string& name) {
   fail({"parameter ", name,

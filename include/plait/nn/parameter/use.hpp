@@ -2,6 +2,10 @@
 // functions. It knows no memory. Next: nn/parameter.hpp for the parameter, nn/linear/rule.hpp for the rule applied.
 #pragma once
 
+#include <string>
+
+#include "plait/core/error.hpp"
+#include "plait/layout/describe.hpp"
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/rules.hpp"
 
@@ -32,6 +36,12 @@ constexpr verdict check_stored(const layout& stored) {
 }
 
 namespace detail {
+/// `use_of` on a mesh, of which `met` has to mention every axis.
+inline layout checked_use(const mesh_shape& mesh, const std::string& name, const layout& placed, const layout& met) {
+  enforce(check_boundary(met, mesh), cat({"parameter ", name, ": what it meets, ", describe(met)}));
+  return use_of(placed, met);
+}
+
 template <class Placed, class Met>
 struct use_value {
   static constexpr layout value = use_of(layout_v<Placed>, layout_v<Met>);
