@@ -69,7 +69,7 @@ void inspect_folder(const std::string& path, bool json) {
     fmt::print("{}", plait::json_object().add("steps", list).add("leftovers", leftovers).lines());
     return;
   }
-  table all({{"step", right}, {"bytes", right}, {"tensors", right}, {"files", right}, {"layout"}, {"whole"}});
+  table all({{"step", right}, {"bytes", right}, {"tensors", right}, {"files", right}, {"layout"}, {"whole by sizes"}});
   for (const listed_step& s : steps) {
     const std::string whole = s.fault.empty() ? "yes" : "no: " + s.fault;
     const std::string step = std::to_string(*plait::step_called(s.path.substr(s.path.find_last_of('/') + 1)));
@@ -151,7 +151,8 @@ void print_totals(const plait::manifest& m) {
 void print_step(const listed_step& s, const inspect_options& opt) {
   const plait::manifest& m = s.saved;
   fmt::print("{}: step {}, {} in {}, {}\n", printable(s.path), m.step, bytes_text(bytes_of(m)),
-             counted(m.files.size(), "file", "files"), s.fault.empty() ? "whole" : "not whole: " + printable(s.fault));
+             counted(m.files.size(), "file", "files"),
+             s.fault.empty() ? "whole by sizes, and verify reads the bytes" : "not whole: " + printable(s.fault));
   fmt::print("layout: {}\n", printable(m.layout));
   if (!m.scalars.empty()) {
     table scalars({{"scalar"}, {"value"}});

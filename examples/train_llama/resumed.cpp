@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +24,8 @@
 #include "plan.hpp"
 
 namespace {
+
+constexpr std::string_view between = ", --";  ///< options in the text that a step has of them
 
 /// Calls f(); an error of it begins with the option.
 template <class F>
@@ -79,6 +85,50 @@ std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
   return loaded.find_scalar<std::string>(scalar).value_or("not recorded: older than this record");
 }
 
+std::string training_text(const setup& s) {
+  constexpr std::string_view names[] = {
+      "--model",        "--strategy",  "--optimizer", "--muon-momentum", "--muon-scale", "--muon-lr-ratio",
+      "--weight-decay", "--clip",      "--clip-norm", "--dropout",       "--documents",  "--label-smoothing",
+      "--z-loss",       "--precision", "--gradients", "--moments",       "--reduce-in",  "--deterministic"};
+  std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
+  for (const auto& [name, value] : s.opt.by_name)
+    if (std::find(std::begin(names), std::end(names), name) != std::end(names))
+      text += fmt::format("{}{} {}", between, name.substr(2), value);
+  return text;
+}
+
+std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
+  const auto options_in = [](std::string_view text) {
+    std::vector<std::pair<std::string_view, std::string_view>> all;
+    text.remove_prefix(std::min<std::size_t>(text.size(), 2));  // the first "--"
+    while (!text.empty()) {
+      const std::string_view one = text.substr(0, text.find(between));
+      text.remove_prefix(std::min(text.size(), one.size() + between.size()));
+      all.emplace_back(one.substr(0, one.find(' ')), one.substr(std::min(one.size(), one.find(' ') + 1)));
+    }
+    return all;
+  };
+  const std::string was = loaded.find_scalar<std::string>("train.options").value_or(""), is = training_text(s);
+  std::string text;
+  for (const auto& [name, value] : options_in(is))
+    for (const auto& [name_then, value_then] : options_in(was))
+      if (name == name_then && value != value_then)
+        text += fmt::format("{}--{} {}, which was {}", text.empty() ? "" : "; ", name, value, value_then);
+  return text;
+}
+
+std::string other_options_of(const setup& s, const std::string& path) {
+  try {
+    plait::file_system& files = plait::machine_files();
+    std::vector<plait::invalid_step> passed_over;
+    const std::string step = plait::detail::step_path(files, path, passed_over);
+    const std::string other = changed_options(s, {.path = step, .scalars = plait::read_step(files, step).scalars});
+    return other.empty() ? "" : fmt::format("this run has other options than '{}': {}; ", step, other);
+  } catch (const plait::error&) {  // the state that cannot be loaded has an error already
+    return "";
+  }
+}
+
 void check_resumed(const setup& s, const plait::loaded_state& loaded) {
   const auto same = [&](const char* option, const char* scalar, std::int64_t here) {
     const auto there = loaded.scalar<std::int64_t>(scalar);
@@ -115,9 +165,18 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
                               : newest                 ? directory
                                                        : "";
   if (!resumed.empty()) {
+    std::string other;
     const found_step step = about("--resume", [&] {
-      found_step found = fitting_step(resumed, plan, false);
-      check_resumed(s, {.step = found.saved.step, .path = found.path, .scalars = found.saved.scalars});
+      found_step found = [&] {
+        try {
+          return fitting_step(resumed, plan, false);
+        } catch (const plait::error& e) {
+          plait::fail(other_options_of(s, resumed) + e.what());
+        }
+      }();
+      const plait::loaded_state state{.step = found.saved.step, .path = found.path, .scalars = found.saved.scalars};
+      check_resumed(s, state);
+      other = changed_options(s, state);
       return found;
     });
     begins = static_cast<std::int64_t>(step.saved.step);
@@ -125,6 +184,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
       plait::fail(fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps",
                               s.opt.steps, begins, s.opt.resume));
     text += line_of("--resume", step, "its bytes are compared with their checksums when it is loaded");
+    if (!other.empty()) text += fmt::format("--resume: other options than before: {}\n", other);
   } else if (s.opt.resume == "auto") {
     text += fmt::format("--resume auto: nothing is saved in '{}' yet\n", directory);
   }

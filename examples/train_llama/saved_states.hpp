@@ -74,6 +74,7 @@ class saved_states {
                                  {"train.seq", s_.opt.seq},
                                  {"train.data", data_text_},
                                  {"train.rate", steps > steps_before_ ? s_.rate_text : rate_text_},
+                                 {"train.options", steps > steps_before_ ? training_text(s_) : options_text_},
                                  {"train.data_begin", data_begin_}};
     if (norm) {
       scalars.emplace_back("train.clip.norm", norm->norm);
@@ -133,7 +134,7 @@ class saved_states {
     try {
       loaded = plait::load_state(ctx_, ranks_, model_, optimizer_, path, {.in_place = true});  // an error ends the run
     } catch (const plait::error_of_all& e) {
-      throw plait::error_of_all(plait::cat({"--resume: ", e.what()}));
+      throw plait::error_of_all(plait::cat({"--resume: ", other_options_of(s_, path), e.what()}));
     }
     ctx_.ranks.ledger().clear();
     for (const plait::invalid_step& i : loaded.passed_over)
@@ -148,6 +149,9 @@ class saved_states {
     else if (there != data_text_)
       data_begin_ = samples_before_;
     rate_text_ = told_by(loaded, "train.rate");
+    options_text_ = loaded.find_scalar<std::string>("train.options").value_or("");
+    if (const std::string other = changed_options(s_, loaded); !other.empty() && ranks_.rank() == 0)
+      std::fputs(plait::cat({"train_llama: --resume: other options than before: ", other, "\n"}).c_str(), stderr);
     const auto has = [&](const char* scalar) {
       return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
                          [&](const auto& s) { return s.first == scalar; });
@@ -188,7 +192,7 @@ class saved_states {
   std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
   std::int64_t data_begin_ = 0;
   std::string data_text_ = s_.data_text;              ///< of its data
-  std::string rate_text_;                             ///< of the steps that were resumed
+  std::string rate_text_, options_text_;              ///< of the steps that were resumed
   best_step best_;                                    ///< of --keep-best
   std::int64_t newest_saved_ = -1;                    ///< in --checkpoint-dir, at the beginning
   std::optional<plait::kernels::clip_numbers> norm_;  ///< as it was then, where the norm is delayed

@@ -89,6 +89,13 @@ train again_dropped --steps 6 --sample 0 --mesh dp=2,pp=2 --dropout 0.2 --resume
 [ "$(hash_of again_dropped)" = "$(hash_of dropped)" ] || fail "a run with dropout goes on with other bits"
 train undropped --steps 6 --sample 0 --mesh dp=2,pp=2 --resume dropped/step-00000003
 [ "$(hash_of undropped)" != "$(hash_of dropped)" ] || fail "--dropout drops nothing"
+# What of the options is not that of before is said, and nothing else.
+grep -qx 'train_llama: --resume: other options than before: --dropout 0, which was 0.2' undropped.err ||
+  fail "another --dropout is not said: $(cat undropped.err)"
+! grep -q 'other options' again_dropped.err || fail "the options of before are others: $(cat again_dropped.err)"
+train smaller --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --clip 0.5 --global-batch 4 --dry-run
+grep -qx -- '--resume: other options than before: --global-batch 4, which was 8; --clip 0.5, which was 1' smaller.out ||
+  fail "a dry run says nothing of other options: $(cat smaller.out)"
 
 # The learning rate's course is that of before, or another one that is asked for; a copy keeps it.
 course="gives another learning rate than 'ck1/step-00000003' was trained with: it was \[cosine from 0.003 to 0.1 of it in 6 steps, 1 of warm-up\]"
@@ -260,6 +267,8 @@ refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
 refused "--steps is 2, and 3 are behind what --resume" --resume "$step" --steps 2
 refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_buffer'.*, which it has not; nothing in the model is 'optim.* and 8 more" \
   --resume "$step" --optimizer muon
+refused "--resume: this run has other options than '$step': --optimizer muon, which was adamw; " --resume "$step" --optimizer muon
+refused "--resume: this run has other options than '$step': --optimizer muon, which was adamw; " --resume "$step" --optimizer muon --dry-run
 refused "'ck1' has step 6 already, and this run begins after step 0; --resume auto" --checkpoint-dir ck1
 refused "'ck1' has step 6 already, and this run begins after step 3" --checkpoint-dir ck1 --resume "$step"
 refused "config.json" --checkpoint-dir config.json
