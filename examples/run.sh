@@ -30,7 +30,7 @@ cmake --build build/example -j "$(plait_jobs)" --target train_llama
 out=build/out
 mkdir -p "$out"
 build/example/bin/train_llama --mesh dp=1,pp=2,cp=2,tp=2 --backend threads --model tiny --data examples/data/kjv.txt \
-  --schedule 1f1b --attention ring:zigzag --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 \
+  --schedule 1f1b --steps 600 --seq 128 --micro-batch 4 --global-batch 16 --seed 1 \
   --precision float --log "$out/train.jsonl" --plot "$out/loss.svg" \
   --timeline "$out/timeline.svg" --trace "$out/trace.json" "$@"
 

@@ -306,6 +306,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.replicate_over_given = given("--replicate-over");
   opt.weights_order_given = given("--weights-order");
   opt.overlap_given = given("--overlap");
+  opt.attention_given = given("--attention");
   opt.seed = static_cast<std::uint64_t>(seed);
   opt.data_weights = parse_weights(weights, opt.data.size());
   opt.leaves = parse_deterministic(opt.deterministic);

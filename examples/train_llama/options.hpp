@@ -44,7 +44,7 @@ struct options {
   std::string overlap = "on";
   std::int64_t tensor_overlap = 1;
   std::string reduce_in = "full";
-  bool overlap_given = false;
+  bool overlap_given = false, attention_given = false;
   std::string attention = "ring:zigzag";
   std::string schedule = "1f1b";
   std::string split = "flops";

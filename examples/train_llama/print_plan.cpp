@@ -47,19 +47,6 @@ std::string tensor_overlap_text(const options& opt) {
                      opt.tensor_overlap);
 }
 
-/// What layers recompute, as a line; empty where it is nothing.
-std::string recompute_text(const setup& s) {
-  std::int64_t full = 0, selective = 0;
-  for (std::int64_t i = 0; i < s.config.layers; ++i) {
-    full += s.recompute.of_layer(i) == plait::recompute::full;
-    selective += s.recompute.of_layer(i) == plait::recompute::selective;
-  }
-  const bool head = s.recompute.of_head() != plait::recompute::none;
-  if (full + selective == 0 && !head) return {};
-  return fmt::format("recompute: of {}, {} in full and {} selectively{}\n", counted(s.config.layers, "layer"), full,
-                     selective, head ? ", and the head selectively" : "");
-}
-
 }  // namespace
 
 void print_plan(const setup& s, const run_plan& plan) {

@@ -89,6 +89,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   say("{}", weights_text(s));
   say("{}", checkpoint_io_text(s.opt));
   if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
+  say("{}", recompute_text(s));
   if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("{}", use_.heading());
   if (resumed > 0)

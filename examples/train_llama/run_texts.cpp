@@ -24,6 +24,21 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
   return fmt::format("pipeline: {}, stages of {} layers", s.schedule.name.view(), sizes);
 }
 
+std::string recompute_text(const setup& s) {
+  std::int64_t full = 0, selective = 0;
+  for (std::int64_t i = 0; i < s.config.layers; ++i) {
+    full += s.recompute.of_layer(i) == plait::recompute::full;
+    selective += s.recompute.of_layer(i) == plait::recompute::selective;
+  }
+  const bool head = s.recompute.of_head() != plait::recompute::none;
+  if (full + selective == 0 && !head)
+    return s.opt.recompute.starts_with("budget:")
+               ? fmt::format("recompute: nothing, because --recompute {} has room for all\n", s.opt.recompute)
+               : "";
+  return fmt::format("recompute: of {}, {} in full and {} selectively{}\n", counted(s.config.layers, "layer"), full,
+                     selective, head ? ", and the head selectively" : "");
+}
+
 std::string plan_text(const setup& s) {
   return fmt::format("plan: --mesh {}{} --data-parallel {}{} --micro-batch {} --recompute {}\n", s.opt.mesh,
                      s.schedule.shape.ranks > 1 ? " --schedule " + s.opt.schedule : "", s.opt.data_parallel,

@@ -17,5 +17,8 @@ std::string mesh_text(const plait::mesh_shape& shape);
 /// "pipeline: zb_v, stages of 3, 3, 3, 2 layers".
 std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages);
 
+/// What layers recompute, as a line; empty where it is nothing and none was asked for.
+std::string recompute_text(const setup& s);
+
 /// The options as --plan auto has made them, as a line.
 std::string plan_text(const setup& s);

@@ -111,6 +111,11 @@ setup prepare(const options& opt, std::int64_t ranks) {
     plait::fail(fmt::format("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
                             has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
                             opt.attention.substr(0, opt.attention.find(':'))));
+  if (opt.attention_given && cp == 1 && opt.plan != "auto")
+    plait::fail(
+        fmt::format("--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it "
+                    "out, or give cp in --mesh",
+                    opt.attention, opt.mesh));
   if (cp > 1 && s.zigzag) divides("--seq", opt.seq, "2 x cp, the pieces of a sequence in zigzag order,", 2 * cp);
   if (cp > 1) divides("--seq", opt.seq, "the extent of cp", cp);
   if (opt.strategy == "sp") divides("--seq", opt.seq, cp > 1 ? "the extents of cp and tp, cp x tp" : by, cp * tp);

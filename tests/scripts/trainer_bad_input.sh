@@ -288,6 +288,7 @@ refused "--seq is 36, which is not divisible by 2 x cp, the pieces of a sequence
 refused "--seq is 34, which is not divisible by the extent of cp = 4; the nearest that are: 32 and 36" --mesh cp=4 --seq 34 --attention ring:contiguous
 refused "ulysses shares out the heads of a rank over cp = 8" --mesh cp=8 --attention ulysses
 refused "--attention 'fast' is unknown; legal are ring" --attention fast
+refused '--attention ring:zigzag says how ranks along cp share a sequence, and --mesh dp=2 has one; leave it out' --mesh dp=2 --attention ring:zigzag
 refused "--attention ring:contiguous is built for .* --strategy sp alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp
 refused "--split 'odd' is unknown; legal are flops, measured, even" --split odd
 refused "--trace: cannot write '/nosuch/t.json': No such file" --trace /nosuch/t.json

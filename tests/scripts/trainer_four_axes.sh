@@ -24,7 +24,7 @@ options="$common --precision double --sample 12"
 {
   train one_double $options
   against 1e-10 f_1f1b $options --mesh pp=2,cp=2,tp=2
-  against 1e-10 f_gpipe $options --mesh pp=4 --schedule gpipe --attention ring:contiguous
+  against 1e-10 f_gpipe $options --mesh pp=4 --schedule gpipe
   against 1e-10 f_interleaved $options --mesh pp=2,tp=2 --schedule interleaved:2 --split even
   against 1e-10 f_zb_v $options --mesh dp=2,pp=2,cp=2 --micro-batch 2 --schedule zb_v --attention ulysses
   against 1e-10 f_dualpipe $options --mesh pp=2,cp=2 --schedule dualpipe_v --attention all_gather_kv:contiguous
