@@ -72,6 +72,14 @@ class communication_meter {
     meet(all_, !group);
   }
 
+  /// Reductions that are started before a computation and waited for after it, as those of gradients beside the layers
+  /// below: what they take beyond the computation, which is half as long.
+  void overlap(std::int64_t ranks, plait::planner::measurements& out) {
+    plait::any_communicator group = first(ranks);
+    if (group) overlap_of(group, out);
+    meet(all_, !group);
+  }
+
   /// A pipeline of more ranks than cores, in the order of 1F1B with passes as long backward as forward: what it takes
   /// beyond its work on the cores, for each message that the next pass waits for. A rank whose message has come still
   /// waits for a core, on which another one computes.
@@ -154,6 +162,28 @@ class communication_meter {
       add(collective::reduce_scatter, scattered);
       if (ranks == 2) add(collective::send, sent, 2);
     }
+  }
+
+  static void overlap_of(plait::any_communicator& group, plait::planner::measurements& out) {
+    constexpr std::size_t values = 1 << 21;
+    constexpr int rounds = 7;
+    std::vector<float> x(values, 1.0f), y(values);
+    const auto start = [&] { return group.start_all_reduce(x.data(), y.data(), values, f32, plait::reduce_op::sum); };
+    const auto reduce = [&] { start().wait(); };
+    reduce();  // touches memory
+    work_between work(timed(group, reduce) / 2);
+    work.agree(group);
+    std::vector<double> alone, computing, both;
+    for (int i = 0; i < rounds; ++i) {
+      alone.push_back(timed(group, reduce));
+      computing.push_back(timed(group, [&] { work(); }));
+      both.push_back(timed(group, [&] {
+        plait::request under_way = start();
+        work();
+        under_way.wait();
+      }));
+    }
+    out.overlaps.push_back({plait::median(alone), plait::median(computing), plait::median(both)});
   }
 
   void pipeline_of(plait::any_communicator& group, plait::planner::measurements& found) {

@@ -58,6 +58,7 @@ class measurer {
     communication_meter links(all_, cores_);
     const int64_t most = std::min<int64_t>(all_.size(), 8);
     for (int64_t ranks = 2; ranks <= most; ranks *= 2) links.collectives(ranks, out);
+    for (int64_t ranks = 2; ranks <= std::min(most, cores_); ranks *= 2) links.overlap(ranks, out);
     for (int64_t ranks = 2; ranks <= most; ranks *= 2)
       if (ranks > cores_) {  // those that outnumber the cores least
         links.pipeline(ranks, out);

@@ -59,6 +59,12 @@ struct measured_pipeline {
   double seconds = 0, alone = 0;
 };
 
+/// A collective that is started before a computation and waited for after it; the computation is the shorter of the
+/// two. `alone` and `computing`: of each without the other.
+struct measured_overlap {
+  double alone = 0, computing = 0, seconds = 0;
+};
+
 /// Everything that was measured on a machine of one level.
 struct measurements {
   std::string name;            ///< of the machine
@@ -71,6 +77,7 @@ struct measurements {
   std::vector<measured_kernel> kernels{};
   std::vector<measured_collective> collectives{};
   std::vector<measured_pipeline> pipelines{};  ///< none where each rank has a core
+  std::vector<measured_overlap> overlaps{};    ///< none: it is not known that anything is hidden
 };
 
 namespace detail {
@@ -233,6 +240,14 @@ inline void fit_turn(hardware& h, const measurements& all) {
   if (!each.empty()) h.turn = median(std::move(each));
 }
 
+/// The median of the parts of a computation beside which a collective ran unnoticed; a twentieth or less is noise.
+inline void fit_overlap(hardware& h, const measurements& all) {
+  std::vector<double> parts;
+  for (const measured_overlap& p : all.overlaps)
+    parts.push_back(std::clamp((p.alone + p.computing - p.seconds) / p.computing, 0.0, 1.0));
+  if (!parts.empty()) h.data_hidden = or_none(median(std::move(parts)), 0.05);
+}
+
 }  // namespace detail
 
 /// The description that the measurements fit best, each point's error being relative. Peaks are what large products
@@ -263,6 +278,7 @@ inline hardware calibrated(const measurements& all) {
 
   detail::fit_links(h, all);
   detail::fit_turn(h, all);
+  detail::fit_overlap(h, all);
   validate(h, "calibration");
   return h;
 }

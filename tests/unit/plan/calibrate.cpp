@@ -25,7 +25,7 @@ pp::hardware made_up() {
   h.memory = 4e9, h.memory_bandwidth = 1.2e10, h.memory_share = 1;
   h.launch = 3e-6;
   h.attention_share = 0.3, h.attention_block = 100, h.activation = 5e-10;
-  h.cores = 2, h.turn = 2e-3;
+  h.cores = 2, h.turn = 2e-3, h.data_hidden = 0.6;
   h.levels = {{.name = "links",
                .bandwidth = 3e9,
                .all_reduce_share = 0.8,
@@ -68,6 +68,10 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
   // core has nothing, and 2 (p - 1) + m - p messages in turn.
   for (const double pass : {1e-3, 8e-3})
     all.pipelines.push_back({4, 8, off(4 * 8 * 2 * pass / 2 + 2 * pass / 2 + 10 * h.turn), 4 * 8 * 2 * pass / 2});
+  for (const double alone : {1e-3, 1e-2}) {
+    const double computing = alone / 2;
+    all.overlaps.push_back({alone, computing, alone + (1 - h.data_hidden) * computing});
+  }
   return all;
 }
 
@@ -96,6 +100,7 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   CHECK(apart(link.message_latency, meant.message_latency) < 0.02);
   CHECK(apart(link.message_bandwidth, meant.message_bandwidth) < 0.02);
   CHECK(apart(found.turn, truth.turn) < 0.02);
+  CHECK(apart(found.data_hidden, truth.data_hidden) < 0.02);
   // It is a description like any other.
   const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
   CHECK(read.cores == 2);
@@ -133,6 +138,11 @@ TEST_CASE("what is shorter than its noise does not decide where links are fitted
   // A machine whose ranks have cores of their own measures no pipeline that shares them, and no message may be worse.
   all.pipelines.clear();
   CHECK(pp::calibrated(all).turn == 0);
+  // What nothing is hidden beside, or less than can be told from noise.
+  all.overlaps = {{1e-3, 5e-4, 1.49e-3}, {1e-3, 5e-4, 1.7e-3}};
+  CHECK(pp::calibrated(all).data_hidden == 0);
+  all.overlaps.clear();
+  CHECK(pp::calibrated(all).data_hidden == 0);
 }
 
 TEST_CASE("a pipeline on fewer cores than ranks waits for its turn, and for work at its ends") {
