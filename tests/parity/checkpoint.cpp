@@ -14,12 +14,14 @@ TEST_CASE("AdamW, an odd vocabulary: every layout loads what every layout saves"
   check_all_pairs(saved_scenario(), many_layouts());
 }
 
-TEST_CASE("Muon, a tied head: likewise, where matrices are whole") {
+TEST_CASE("Muon, a tied head: likewise on every other layout, where matrices are whole") {
   scenario s = saved_scenario();
   s.config.tie_embeddings = true;
   s.optimizer = muon_options{};
+  const std::vector<saved_layout> all = many_layouts();
   std::vector<saved_layout> whole;
-  for (saved_layout l : many_layouts()) {
+  for (std::size_t i = 1; i < all.size(); i += 2) {
+    saved_layout l = all[i];
     if (l.parallel.parallel.level != zero_level::replicated) l.parallel.cut = bucket_cut::whole;
     whole.push_back(l);
   }
