@@ -267,6 +267,10 @@ inline hardware calibrated(const measurements& all) {
   need("activation", all.activations);
   need("kernel", all.kernels);
   need("collective", all.collectives);
+  for (const measured_overlap& p : all.overlaps)
+    if (!(p.computing > 0 && std::isfinite(p.alone + p.computing + p.seconds)))
+      fail({"calibration: what a collective was started before took ", p.computing,
+            " seconds; legal is a positive number"});
   hardware h;
   h.name = all.name, h.memory = all.memory, h.cores = all.cores;
   const bool floats = detail::fastest(all.products, number_kind::f32) > 0;

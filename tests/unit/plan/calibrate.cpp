@@ -171,6 +171,10 @@ TEST_CASE("a calibration without a kind of measurement, or with one of no time, 
   all = measured_on(made_up(), 0);
   all.attention[1].seconds = 0;
   CHECK_THROWS_WITH(pp::calibrated(all), "calibration: attention took 0 seconds; legal is a positive number");
+  all = measured_on(made_up(), 0);
+  all.overlaps[0].computing = 0;
+  CHECK_THROWS_WITH(pp::calibrated(all),
+                    "calibration: what a collective was started before took 0 seconds; legal is a positive number");
   CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "cores": -1})", "x"),
                     "x: cores is -1; legal is 1 or more, or 0 where each rank has its own");
 }
