@@ -8,7 +8,9 @@
 # communication, and tokens per second over what the longer of computing (two hosts without a limit and without
 # communication) and sending allows ("of limit"), and over what is left of that where the processor also works for TCP
 # ("with TCP"): a host has one core here, which copies what it sends and receives. How long it does for a byte, two
-# Python programs measure that only send to each other. PYTHON is an interpreter with torch and transformers, for PyTorch's
+# Python programs measure that only send to each other. "of order" is the share of what the order of a step allows, with
+# that work among its computing, where bench_step_limit lies beside TRAINER: nothing is sent before the first gradient is
+# there, and what is ready last is needed first. PYTHON is an interpreter with torch and transformers, for PyTorch's
 # DistributedDataParallel and FSDP2 over Gloo on the same hosts.
 set -eu
 
@@ -130,7 +132,8 @@ tcp_seconds() {
   cat "$work/tcp"
 }
 
-printf '%-9s %5s  %-28s %8s %7s %9s %9s\n' link batch policy tok/s waited 'of limit' 'with TCP'
+order=$(dirname "$trainer")/bench_step_limit
+printf '%-9s %5s  %-28s %8s %7s %9s %9s %9s\n' link batch policy tok/s waited 'of limit' 'with TCP' 'of order'
 for batch in $batches; do
   for rate in $rates; do
     # What the slower host computes alone, because a step waits for both: a run without a mesh on each, at one time.
@@ -153,15 +156,20 @@ for batch in $batches; do
         *FSDP2) found=$(pytorch "$batch" --fsdp) ;;
         *) found=$(train "$batch" --mesh dp=2 --data-parallel $policy) ;;
       esac
-      python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" "$tcp" <<'PYTHON'
-import sys
-rate, batch, policy, found, alone, parameters, tcp = sys.argv[1:]
+      python3 - "$rate" "$batch" "$policy" "$found" "$alone" "$(parameters)" "$tcp" "$order" <<'PYTHON'
+import os, subprocess, sys
+rate, batch, policy, found, alone, parameters, tcp, order = sys.argv[1:]
 speed, waited = (float(x) for x in found.split())
 unit = {"gbit": 1e9, "mbit": 1e6}[rate[-4:]] / 8
 moved = 4 * float(parameters) * (1.5 if policy.startswith("zero3") or "FSDP" in policy else 1)  # each way, of two ranks
 tokens = 2 * int(batch) * 256
-computing, sending = tokens / (2 * float(alone)), moved / (float(rate[:-4]) * unit)
-limits = [tokens / max(work, sending) for work in (computing, computing + moved * float(tcp))]
+computing, bandwidth = tokens / (2 * float(alone)), float(rate[:-4]) * unit
+with_tcp = computing + moved * float(tcp)
+limits = [tokens / max(work, moved / bandwidth) for work in (computing, with_tcp)]
+if os.access(order, os.X_OK):
+    lines = subprocess.run([order, "--computing-us", str(round(1e6 * with_tcp)), "--bytes-per-second",
+                            str(round(bandwidth))], check=True, capture_output=True, text=True).stdout.splitlines()
+    limits += [tokens / float(line.split()[-1]) for line in lines if line.split()[:-1] == policy.split()]
 print(f"{rate:<9} {batch:>5}  {policy:<28} {speed:8.0f} {waited:7.3f}", *(f"{speed / limit:9.3f}" for limit in limits))
 PYTHON
     done
