@@ -44,6 +44,14 @@ struct embedding_value {
   static constexpr verdict value = derivation.verdict;
 };
 
+struct any_embedding {
+  using input = spec<seq>;
+  using weight = spec<vocab, hidden>;
+  using output = spec<seq, hidden>;
+};
+template <class Policy>
+using embedding_policy = typename policy_or<Policy, any_embedding>::type;
+
 }  // namespace detail
 
 /// How an embedding begins, and whose memory its table is; see `linear_options`.
@@ -61,28 +69,29 @@ struct embedding_options {
 /// reduce-scattered onto the sequence.
 template <class Precision, class Policy, compute_device Device = cpu>
 class embedding {
-  using value = detail::embedding_value<Policy>;
+  using policy = detail::embedding_policy<Policy>;
+  using value = detail::embedding_value<policy>;
   using T = activation_of<Precision>;
 
  public:
   using precision_type = Precision;
   using value_type = T;
   using device = Device;
-  using input = typename Policy::input;
-  using weight_spec = typename Policy::weight;
-  using output = typename Policy::output;
+  using input = typename policy::input;
+  using weight_spec = typename policy::weight;
+  using output = typename policy::output;
   using token = std::int64_t;
   using options = embedding_options<Precision>;
   static_assert(detail::kernels_there<Device>::said);
   static_assert(detail::policy_checked<Policy>);
-  static_assert(!detail::policy_requirements<Policy>::names_bias,
+  static_assert(!detail::policy_requirements<policy>::names_bias,
                 "an embedding has no bias: leave `bias` out of its policy");
   static_assert(
-      !requires { typename Policy::overlap; },
+      !requires { typename policy::overlap; },
       "an embedding has no product to overlap with: leave `overlap` out of its policy");
-  static_assert(enforced<value, Policy, input, weight_spec, output>);
-  static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
-  static_assert(inside_mesh<Policy, input, output>);
+  static_assert(enforced<value, policy, input, weight_spec, output>);
+  static_assert(enforced<detail::stored_value<policy>, policy, typename detail::stored_weight<policy>::type>);
+  static_assert(inside_mesh<policy, input, output>);
 
   /// `vocab` is the true size of the vocabulary; the context's size of that dim may be larger (padded to divide).
   embedding(const context<Device>& ctx, std::int64_t vocab, const std::string& name = "embedding", options how = {})
@@ -100,7 +109,7 @@ class embedding {
     width_ = used.local[1];
     table_ = std::make_shared<parameter<Precision, Device>>(
         ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
-        layout_v<typename detail::stored_weight<Policy>::type>, layout_v<weight_spec>, layout_v<input>,
+        layout_v<typename detail::stored_weight<policy>::type>, layout_v<weight_spec>, layout_v<input>,
         parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                            how.memory.gradient.pointer(), how.memory.master.pointer()));
     take_sizes(ctx, name);
@@ -145,7 +154,7 @@ class embedding {
   template <spec_like Gradient>
   void backward(const microbatch<Device>& mb, const tensor<token, input, Device>& ids,
                 const tensor<T, Gradient, Device>& dy) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
     backward(mb, ids.data(), dy.data());
   }
   /// Backward of an array of a type with the same bits.

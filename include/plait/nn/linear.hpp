@@ -79,6 +79,14 @@ struct stored_bias {
   }();
 };
 
+struct any_linear {
+  using input = spec<seq, hidden>;
+  using weight = spec<ffn, hidden>;
+  using output = spec<seq, ffn>;
+};
+template <class Policy>
+using linear_policy = typename policy_or<Policy, any_linear>::type;
+
 }  // namespace detail
 
 /// How a linear begins, and whose memory it works on.
@@ -117,27 +125,29 @@ struct linear_options {
 ///
 /// `Precision` is a number type, or a struct for which `plait::precision` names them.
 template <class Precision, class Policy, compute_device Device = cpu>
-class linear : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
-  using value = detail::linear_value<Policy>;
+class linear : public layer_types<activation_of<Precision>, typename detail::linear_policy<Policy>::input,
+                                  typename detail::linear_policy<Policy>::output, Device> {
+  using policy = detail::linear_policy<Policy>;
+  using value = detail::linear_value<policy>;
   using T = activation_of<Precision>;
 
  public:
-  using input = typename Policy::input;
-  using weight_spec = typename Policy::weight;
-  using output = typename Policy::output;
+  using input = typename policy::input;
+  using weight_spec = typename policy::weight;
+  using output = typename policy::output;
   using saved = linear_saved<Device>;
   using options = linear_options<Precision, Device>;
   static constexpr linear_derivation<1> derivation = value::derivation;
   static_assert(detail::policy_checked<Policy>);
-  static_assert(detail::overlap_checked<Policy>);
-  static_assert(enforced<value, Policy, input, weight_spec, output>);
-  static_assert(enforced<detail::bias_value<Policy>, Policy, input, weight_spec, output>);
-  static_assert(enforced<detail::stored_value<Policy>, Policy, typename detail::stored_weight<Policy>::type>);
-  static_assert(inside_mesh<Policy, input, output>);
+  static_assert(detail::overlap_checked<policy>);
+  static_assert(enforced<value, policy, input, weight_spec, output>);
+  static_assert(enforced<detail::bias_value<policy>, policy, input, weight_spec, output>);
+  static_assert(enforced<detail::stored_value<policy>, policy, typename detail::stored_weight<policy>::type>);
+  static_assert(inside_mesh<policy, input, output>);
 
   explicit linear(const context<Device>& ctx, std::string name = "linear", options how = {})
       : core_(checked(ctx, name), derivation, {describe_branch(ctx, name, how)}, how.memory, how.tied,
-              detail::chosen_overlap<Policy>(how.overlap, name)) {}
+              detail::chosen_overlap<policy>(how.overlap, name)) {}
 
   /// `addend` is added to the output where it is not null: on a GPU, in the product's own pass over it.
   tensor<T, output, Device> forward(const microbatch<Device>& mb, const tensor<T, input, Device>& x,
@@ -175,7 +185,7 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
   void backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& kept,
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
     core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
@@ -224,10 +234,10 @@ class linear : public layer_types<activation_of<Precision>, typename Policy::inp
     const layout& bias = derivation.branches[0].bias_placed;
     return {{name + ".weight", how.shape.empty() ? sizes_of(ctx, layout_v<weight_spec>) : how.shape, how.init, true,
              how.tied_across_stages, how.hidden_layer && !how.tied_across_stages},
-            layout_v<typename detail::stored_weight<Policy>::type>,
-            detail::has_bias<Policy>,
+            layout_v<typename detail::stored_weight<policy>::type>,
+            detail::has_bias<policy>,
             {name + ".bias", sizes_of(ctx, bias), how.bias_init, false},
-            detail::stored_bias<Policy>::value,
+            detail::stored_bias<policy>::value,
             how.lora};
   }
   static std::vector<std::int64_t> sizes_of(const context<Device>& ctx, const layout& a) {

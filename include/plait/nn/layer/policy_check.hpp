@@ -1,5 +1,6 @@
-// Refusals of members that are misspelt or of the wrong kind in the policy of a linear or an embedding. Specs are
-// checked by the layers: nn/linear.hpp, nn/embedding.hpp. Next: nn/strategy/check.hpp for a strategy's members.
+// Refusals of members that are missing, misspelt or of the wrong kind in the policy of a linear or an embedding.
+// Whether specs go together is checked by the layers: nn/linear.hpp, nn/embedding.hpp. Next: nn/strategy/check.hpp for
+// a strategy's members.
 #pragma once
 
 #include <type_traits>
@@ -10,11 +11,21 @@
 namespace plait {
 namespace detail {
 
-/// Says which members of a linear's or an embedding's policy mean nothing, or are of the wrong kind: the optional ones
-/// would be dropped in silence. Some names near to an optional member's are refused where that member is missing; C++
-/// cannot see what other names a class has.
+/// Says which members a linear's or an embedding's policy lacks, and which mean nothing or are of the wrong kind: the
+/// optional ones would be dropped in silence. Some names near to an optional member's are refused where that member is
+/// missing; C++ cannot see what other names a class has.
 template <class P>
 struct policy_requirements {
+  static_assert(
+      requires { requires spec_like<typename P::input>; },
+      "a policy names `input`, a spec: using input = spec<...>, how what goes in lies");
+  static_assert(
+      requires { requires spec_like<typename P::weight>; },
+      "a policy names `weight`, a spec: using weight = spec<...>, how the weight lies while it is used");
+  static_assert(
+      requires { requires spec_like<typename P::output>; },
+      "a policy names `output`, a spec: using output = spec<...>, how what comes out lies");
+
   static constexpr bool names_bias = requires { P::bias; } || requires { typename P::bias; };
   static_assert(
       !names_bias || requires { typename std::bool_constant<P::bias>; },
@@ -72,6 +83,18 @@ struct policy_requirements {
 /// Instantiates the requirements.
 template <class Policy>
 inline constexpr bool policy_checked = sizeof(policy_requirements<Policy>) > 0;
+
+/// What a layer derives everything from: its policy, or, where that lacks a spec, `Otherwise`, so that what is missing
+/// is one error and not one for each that follows from it.
+template <class Policy, class Otherwise>
+struct policy_or {
+  using type = Otherwise;
+};
+template <class Policy, class Otherwise>
+  requires spec_like<typename Policy::input> && spec_like<typename Policy::weight> && spec_like<typename Policy::output>
+struct policy_or<Policy, Otherwise> {
+  using type = Policy;
+};
 
 }  // namespace detail
 }  // namespace plait
