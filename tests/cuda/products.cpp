@@ -293,6 +293,24 @@ TEST_CASE("the fastest is chosen, and used") {
   for (auto& delay : stand_in::product_delay) delay = 0;
 }
 
+TEST_CASE("a proposal that turns out to support no product is no candidate, and the first is an error") {
+  const std::vector<float> plain = expected(8);
+  for (int i = 0; i < 3; ++i) stand_in::product_delay[i] = i == 1 ? 0 : 3000;
+  cuda device(small);
+  device.measure_products(3);
+  stand_in::unable_algorithm = 1;
+  CHECK(product{device, 8}.run() == plain);
+  REQUIRE(device.products().size() == 1);
+  device.use_products(device.products());
+  CHECK(product{device, 8}.run() == plain);
+  stand_in::unable_algorithm = 0;
+  cuda other(small);
+  other.measure_products(3);
+  CHECK_THROWS_WITH_AS((product{other, 8}.run()), doctest::Contains("timing the product"), error);
+  stand_in::unable_algorithm = -1;
+  for (auto& delay : stand_in::product_delay) delay = 0;
+}
+
 TEST_CASE("nothing is measured while a step is recorded") {
   cuda device(small);
   device.measure_products(3);

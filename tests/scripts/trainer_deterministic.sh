@@ -14,7 +14,7 @@ JSON
 one() {
   name=$1
   shift
-  timeout 120 ${launch:-} "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps "${steps:-8}" --warmup 2 --sample 0 \
+  timeout 120 ${launch:-} "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps "${steps:-4}" --warmup 2 --sample 0 \
     --lr 0.01 --deterministic "${leaves:-8,8,4}" --log "$name.jsonl" "$@" >"$name.out" 2>&1 ||
     fail "$name ($*): $(cat "$name.out")"
   [ "$(logs get "$name.jsonl" bytes_as_predicted)" = true ] || fail "$name ($*): the bytes are not as predicted"
@@ -90,12 +90,12 @@ if command -v mpirun >/dev/null && ! "$trainer" --backend mpi --help 2>&1 | grep
   same f mpi_cp --backend mpi --mesh pp=2,cp=2 --micro-batch 4 --attention ring:zigzag
   launch=
 fi
-# goes_on NAME FIRST THEN: what is saved after 4 of 8 steps under the options FIRST goes on under THEN.
+# goes_on NAME FIRST THEN: what is saved after 2 of 4 steps under the options FIRST goes on under THEN.
 goes_on() {
   # shellcheck disable=SC2086  # lists of options
   {
-    same f "$1_first" $2 --checkpoint-dir "$1" --save-every 4
-    same f "$1" $3 --resume "$1/step-00000004"
+    same f "$1_first" $2 --checkpoint-dir "$1" --save-every 2
+    same f "$1" $3 --resume "$1/step-00000002"
   }
 }
 goes_on moved "--mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero2" "--mesh pp=2,cp=2 --micro-batch 4"

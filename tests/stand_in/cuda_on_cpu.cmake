@@ -120,6 +120,9 @@ function(plait_add_cuda_on_cpu_test target part)
     if(order STREQUAL "shuffle")
       list(APPEND environment "PLAIT_STAND_IN_STREAMS=random")
     endif()
+    if(name STREQUAL "products")  # which takes all there is, and the arena fills it
+      list(APPEND environment "PLAIT_STAND_IN_MEMORY=268435456")
+    endif()
     if(name MATCHES "nccl" AND order STREQUAL "shuffle")  # with a GPU for each rank as well as with one for all
       list(APPEND environment "PLAIT_STAND_IN_DEVICES=8")
       if(NOT name MATCHES "^comm_")  # whose errors are those of ranks that meet on the host

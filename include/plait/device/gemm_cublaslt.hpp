@@ -93,12 +93,11 @@ class cublaslt_gemm {
     using scalar = std::conditional_t<std::is_same_v<In, double>, double, float>;
     const scalar factor = static_cast<scalar>(alpha), keep = static_cast<scalar>(beta);
     const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, Out* to) {
-      detail::cublas_check(cublasLtMatmul(handle_, e.operation.get(), &factor, b, e.b.get(), a, e.a.get(), &keep, read,
-                                          e.c.get(), to, e.c.get(), &algorithm, workspace, workspace_bytes, stream),
-                           problem, "starting the product");
+      return cublasLtMatmul(handle_, e.operation.get(), &factor, b, e.b.get(), a, e.a.get(), &keep, read, e.c.get(), to,
+                            e.c.get(), &algorithm, workspace, workspace_bytes, stream);
     };
     if (is_new && candidates_ > 1 && choices_.find(text_of(k)) == nullptr) measure_new<Out>(k, e, multiply, stream);
-    multiply(e.algorithm, c);
+    detail::cublas_check(multiply(e.algorithm, c), problem, "starting the product");
     return true;
   }
 
@@ -306,7 +305,8 @@ class cublaslt_gemm {
                 " ", k.problem.k, " ", static_cast<int>(k.also)});
   }
 
-  /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product.
+  /// Times what is proposed for a new problem; `multiply(algorithm, to)` starts the product. A proposal other than the
+  /// first that the library then does not support is no candidate.
   template <class Out, class Multiply>
   void measure_new(const key& k, const entry& e, const Multiply& multiply, cudaStream_t stream) {
     static_cast<void>(choices());
@@ -320,8 +320,12 @@ class cublaslt_gemm {
     const proposals all = proposed(e, k, candidates_);
     product_choices::choice chosen;
     for (int i = 0; i < all.count; ++i) {
-      const double took =
-          timer.microseconds_of([&](void* scratch) { multiply(all.algorithm(i), static_cast<Out*>(scratch)); });
+      cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+      const double took = timer.microseconds_of([&](void* scratch) {
+        if (status == CUBLAS_STATUS_SUCCESS) status = multiply(all.algorithm(i), static_cast<Out*>(scratch));
+      });
+      if (i > 0 && (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)) continue;
+      detail::cublas_check(status, k.problem, "timing the product");
       if (i == 0) chosen.first = took;
       if (i == 0 || took < chosen.microseconds) chosen.candidate = i, chosen.microseconds = took;
     }

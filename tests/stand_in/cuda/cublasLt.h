@@ -228,6 +228,9 @@ namespace stand_in {
 inline std::atomic<int> product_delay[3], products_done[3];
 /// A test's: the how manieth product that this thread starts fails; 0: none.
 inline thread_local int failing_product = 0;
+/// A test's: the algorithm that the heuristic proposes, and that supports no product when it is to compute one; -1:
+/// none.
+inline thread_local int unable_algorithm = -1;
 
 }  // namespace stand_in
 
@@ -302,6 +305,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (aligned > 1 && reinterpret_cast<std::uintptr_t>(matrices[matrix]) % aligned != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   }
+  if (algorithm && static_cast<std::int64_t>(algorithm->data[1]) == stand_in::unable_algorithm)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   g.split_in_output = algorithm && algorithm->data[3] != 0;
   if (stand_in::orders_differ && algorithm) g.terms_together = 3 + static_cast<std::int64_t>(algorithm->data[1]) * 2;
   const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;

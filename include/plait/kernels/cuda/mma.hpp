@@ -1,7 +1,8 @@
 // Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
-// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, each does so
-// with shuffles; copies arrive as late as they may. Products and loads of matrices are called by all 32 lanes of a
-// warp, with the lane's number threadIdx.x % 32. Products of whole matrices are in device/gemm_cublaslt.hpp.
+// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, lanes
+// offer each other what they hold; copies arrive as late as they may. Products and loads of matrices are called by all
+// 32 lanes of a warp, with the lane's number threadIdx.x % 32. Products of whole matrices are in
+// device/gemm_cublaslt.hpp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -53,18 +54,9 @@ inline unsigned long long join(unsigned low, unsigned high) {
 /// c += A B for the fragments a of a 16 x 16 and (b0, b1) of a 16 x 8 matrix.
 __device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifdef PLAIT_CUDA_STAND_IN
-  const int group = warp_lane() / 4, pair = warp_lane() % 4;
-  const unsigned long long upper = detail::join(a[0], a[2]), lower = detail::join(a[1], a[3]), b = detail::join(b0, b1);
-  for (int k = 0; k < 4; ++k) {
-    const unsigned long long row0 = __shfl_sync(whole_warp, upper, 4 * group + k);
-    const unsigned long long row8 = __shfl_sync(whole_warp, lower, 4 * group + k);
-    const unsigned long long column0 = __shfl_sync(whole_warp, b, 8 * pair + k);
-    const unsigned long long column1 = __shfl_sync(whole_warp, b, 8 * pair + 4 + k);
-    c[0] = stand_in::dot4(row0, column0, c[0]);
-    c[1] = stand_in::dot4(row0, column1, c[1]);
-    c[2] = stand_in::dot4(row8, column0, c[2]);
-    c[3] = stand_in::dot4(row8, column1, c[3]);
-  }
+  const auto* const warp = stand_in::executor::instance().gather(
+      {{detail::join(a[0], a[2]), detail::join(a[1], a[3]), detail::join(b0, b1)}});
+  stand_in::multiply_fragments(warp, warp_lane(), c);
 #else
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -81,9 +73,9 @@ template <bool Transposed>
 __device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
 #ifdef PLAIT_CUDA_STAND_IN
   const int group = warp_lane() / 4, pair = warp_lane() % 4;
-  const auto address = reinterpret_cast<unsigned long long>(row);
+  const auto* const warp = stand_in::executor::instance().gather({{reinterpret_cast<unsigned long long>(row), 0, 0}});
   for (int i = 0; i < 4; ++i) {
-    const auto at = [&](int r) { return reinterpret_cast<const bf16*>(__shfl_sync(whole_warp, address, 8 * i + r)); };
+    const auto at = [&](int r) { return reinterpret_cast<const bf16*>(warp[8 * i + r].words[0]); };
     bf16 first, second;
     if constexpr (Transposed) {
       const bf16 *const upper = at(2 * pair), *const lower = at(2 * pair + 1);

@@ -7,8 +7,9 @@
 
 namespace stand_in {
 
-executor& executor::instance() {
-  static auto* one = new executor;
+executor& executor::instance() {  // under the runtime's lock, so that no two threads make one
+  static executor* one = nullptr;
+  if (one == nullptr) one = new executor;
   return *one;
 }
 
@@ -19,6 +20,10 @@ void executor::run(const launch& what, const std::function<void()>& body) {
   blockDim = what.block;
   const auto blocks = std::uint64_t{what.grid.x} * what.grid.y * what.grid.z;
   threads_.assign(what.block.x * what.block.y * what.block.z, {});
+  for (std::size_t t = 0; t < threads_.size(); ++t) {
+    const auto i = static_cast<unsigned>(t);
+    threads_[t].index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+  }
   warps_.assign((threads_.size() + 31) / 32, {});
   shared_.reset(new (std::align_val_t{1024}) std::byte[what.shared_bytes]);
   host_->adopt();
@@ -81,6 +86,12 @@ std::uint64_t executor::collective(warp_op op, unsigned mask, std::uint64_t valu
   return threads_[current_].result;
 }
 
+const executor::offer* executor::gather(const offer& mine) {
+  threads_[current_].offered = mine;
+  collective(warp_op::gather, 0xffffffffu, 0, 0);
+  return warps_[current_ / 32].gathered;
+}
+
 void executor::copy_later(void* to, const void* from, std::size_t bytes) {
   const unseen own;
   threads_[current_].copies.push_back({to, from, bytes, threads_[current_].groups});
@@ -100,8 +111,18 @@ std::string executor::where() const {
   return "thread " + text(threadIdx) + " of block " + text(blockIdx) + " of kernel " + std::string(launch_.kernel);
 }
 
-executor::executor() : order_(order_from_environment()), host_(std::make_unique<fiber>()) {
+executor::executor() : host_(std::make_unique<fiber>()) {
   random_.seed(seed_from_environment());
+  set_order(order_from_environment());
+}
+
+void executor::set_order(run_order order) {
+  order_ = order;
+  lane_orders_.assign(order == run_order::shuffle ? 61 : 1, {});
+  for (lane_order& lanes : lane_orders_) {
+    for (std::size_t i = 0; i < 32; ++i) lanes[i] = static_cast<std::uint8_t>(order == run_order::reverse ? 31 - i : i);
+    if (order == run_order::shuffle) shuffle(lanes);
+  }
 }
 
 std::string executor::text(uint3 v) {
@@ -114,16 +135,21 @@ std::string executor::hex(unsigned v) {
   return buffer;
 }
 
-template <class T>
-void executor::shuffle(std::vector<T>& values) {
+template <class Values>
+void executor::shuffle(Values& values) {
   for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[random_() % i]);
 }
 
 void executor::run_block() {
   if (launch_.shared_bytes) std::memset(shared_.get(), 0xff, launch_.shared_bytes);
   block_ended_[blocks_++ % 2].happened();
-  for (device_thread& t : threads_) t = {};
-  for (warp& w : warps_) w = {};
+  for (device_thread& t : threads_) {
+    t.on = nullptr;
+    t.state = state::fresh;
+    t.groups = 0;
+    t.copies.clear();
+  }
+  for (warp& w : warps_) w.waiting = w.syncs = 0;
   arrived_ = done_ = 0;
   votes_ = 0;
   warp_at_ = lane_at_ = 0;
@@ -143,21 +169,16 @@ void executor::new_round() {
 }
 
 void executor::new_pass() {
-  const std::size_t first = std::size_t{warp_order_[warp_at_]} * 32;
-  const std::size_t lanes = std::min<std::size_t>(32, threads_.size() - first);
-  lane_order_.resize(lanes);
-  for (std::size_t i = 0; i < lanes; ++i) {
-    lane_order_[i] = static_cast<unsigned>(first + (order_ == run_order::reverse ? lanes - 1 - i : i));
-  }
-  if (order_ == run_order::shuffle) shuffle(lane_order_);
+  first_lane_ = std::size_t{warp_order_[warp_at_]} * 32;
+  lanes_ = &lane_orders_[lane_orders_.size() == 1 ? 0 : random_() % lane_orders_.size()];
 }
 
 std::size_t executor::next() {
   const unseen own;
   while (true) {
-    while (lane_at_ < lane_order_.size()) {
-      const std::size_t t = lane_order_[lane_at_++];
-      if (runnable(threads_[t])) {
+    while (lane_at_ < 32) {
+      const std::size_t t = first_lane_ + (*lanes_)[lane_at_++];
+      if (t < threads_.size() && runnable(threads_[t])) {
         ran_in_pass_ = ran_in_round_ = true;
         return t;
       }
@@ -176,8 +197,7 @@ std::size_t executor::next() {
 
 void executor::set_current(std::size_t t) {
   current_ = t;
-  const auto i = static_cast<unsigned>(t);
-  threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+  threadIdx = threads_[t].index;
 }
 
 void executor::continue_with(std::size_t t, fiber& from) {
@@ -250,7 +270,9 @@ void executor::complete(warp& w, const device_thread& last) {
   for (unsigned lane = 0; lane < 32; ++lane) {
     if (!(last.mask >> lane & 1)) continue;
     device_thread& t = threads_[first + lane];
-    if (t.op == warp_op::shuffle) {
+    if (t.op == warp_op::gather) {
+      w.gathered[lane] = t.offered;
+    } else if (t.op == warp_op::shuffle) {
       if (!(t.mask >> t.source & 1))
         die(where() + ": a shuffle reads lane " + std::to_string(t.source) + ", outside its mask");
       t.result = threads_[first + t.source].value;

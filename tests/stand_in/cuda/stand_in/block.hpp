@@ -7,6 +7,7 @@
 // two accesses to one word, one of them a write, with no barrier between them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -48,7 +49,7 @@ inline unsigned seed_from_environment() {
 }
 
 /// What the lanes of a warp do together.
-enum class warp_op { sync, shuffle, ballot };
+enum class warp_op { sync, shuffle, ballot, gather };
 
 /// The one kernel that runs, and its current block. All of it is used under the runtime's lock only. Its functions are
 /// in block.cpp, which is optimised and not instrumented: sanitizers look at kernels.
@@ -67,7 +68,7 @@ class executor {
   bool running() const { return body_ != nullptr; }
   void* dynamic_shared() { return shared_.get(); }
   run_order order() const { return order_; }
-  void set_order(run_order order) { order_ = order; }
+  void set_order(run_order order);
 
   /// A barrier of the block; returns how many threads came with a true `vote`.
   int barrier(bool vote);
@@ -75,6 +76,13 @@ class executor {
   /// Lanes of `mask` meet; each offers a value. shuffle: the value of lane `source`; ballot: one bit for each lane's
   /// value that is not 0.
   std::uint64_t collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source);
+
+  /// What a lane gives to all others of its warp.
+  struct offer {
+    std::uint64_t words[3];
+  };
+  /// All 32 lanes meet. Returns what each of them offers, until this lane meets others again.
+  const offer* gather(const offer& mine);
 
   /// Copies from global to shared memory that the thread has started, in groups; they come as late as may be: in
   /// `wait_for_copies`, which waits for all groups but the last `pending`. `from` null: zeros.
@@ -100,11 +108,14 @@ class executor {
     warp_op op = warp_op::sync;
     unsigned mask = 0, source = 0;
     std::uint64_t value = 0, result = 0;
-    std::vector<copy> copies;
     unsigned groups = 0;  // committed
+    offer offered{};
+    uint3 index{};
+    std::vector<copy> copies;
   };
   struct warp {
     unsigned waiting = 0;
+    offer gathered[32];  // nobody can meet others again before everybody has come back with these
     // Of every other __syncwarp one: who is late to leave one must not see what others did before the next.
     moment met[2];
     unsigned syncs = 0;
@@ -118,8 +129,8 @@ class executor {
   static std::string text(uint3 v);
   static std::string hex(unsigned v);
 
-  template <class T>
-  void shuffle(std::vector<T>& values);
+  template <class Values>
+  void shuffle(Values& values);
 
   void run_block();
 
@@ -151,8 +162,12 @@ class executor {
 
   std::vector<device_thread> threads_;
   std::vector<warp> warps_;
-  std::vector<unsigned> warp_order_, lane_order_;
-  std::size_t warp_at_ = 0, lane_at_ = 0, current_ = 0, arrived_ = 0, done_ = 0;
+  // A pass takes one of these orders of lanes, by chance: to shuffle lanes anew for each took a tenth of all time.
+  using lane_order = std::array<std::uint8_t, 32>;
+  std::vector<lane_order> lane_orders_;
+  const lane_order* lanes_ = nullptr;
+  std::vector<unsigned> warp_order_;
+  std::size_t warp_at_ = 0, first_lane_ = 0, lane_at_ = 0, current_ = 0, arrived_ = 0, done_ = 0;
   bool ran_in_pass_ = false, ran_in_round_ = false;
   // Blocks are ordered as they run: their shared memory is one. As with warps, two moments take turns.
   moment block_ended_[2], barrier_met_[2];

@@ -58,7 +58,9 @@ class fiber {
     mprotect(memory, page, PROT_NONE);  // a stack that is too small is seen at once
     bottom_ = static_cast<char*>(memory) + page;
 #ifdef __x86_64__
-    auto* top = reinterpret_cast<void**>(bottom_ + size_);
+    // Stacks begin at other places of a page, so that those of a warp do not take turns in the same lines of the cache.
+    static std::size_t made = 0;
+    auto* top = reinterpret_cast<void**>(bottom_ + size_ - made++ % 31 * 128);
     *--top = nullptr;  // the return address of `start`
     *--top = reinterpret_cast<void*>(&fiber::start);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
