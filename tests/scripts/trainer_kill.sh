@@ -5,7 +5,7 @@
 # each, with PLAIT_KILL_FIRST, the number of rounds before.
 # timeout: 120
 . "$(dirname "$0")/lib/common.sh"
-rounds=${PLAIT_KILL_ROUNDS:-9}
+rounds=${PLAIT_KILL_ROUNDS:-6}
 first=${PLAIT_KILL_FIRST:-0}
 tool=$BIN/checkpoint_tool
 delay() { # delay ROUND NANOSECONDS: seconds, in each round others, up to three times what a run of one step takes here

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/data_parallel/units.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/attention/context_attention.hpp"
 #include "plait/nn/combinators.hpp"
@@ -179,6 +181,37 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
     reduce_all(context, up, positions);  // then these are complete: one that several layers use, once
     CHECK(world.ledger().total().calls > before);
     CHECK(my_dpositions[1] == 2.0f * 4);
+  });
+}
+
+TEST_CASE("ZeRO in a loop of one's own") {
+  on_ranks(up_projection::mesh(2, 2).shape(), [](pl::world& world, pl::context<pl::cpu>& context) {
+    pl::linear<float, up_projection> up(context);
+    pl::adamw<float> optimizer;
+    pl::parameter_units<float, pl::cpu> units(context, pl::zero_level::optimizer, {});
+    units.add(context, 0, [&](auto&& f) { up.visit(f); });  // unit 0: cut over dp, and so is its optimizer's state
+    up.visit([&](auto& p) { p.initialize(context); });
+    pl::tensor<float, up_projection::input> x(context);
+    pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
+    pl::tensor<float, pl::dual_t<up_projection::output>> dy(context);
+    pl::kernels::fill(context.device, dy.data(), dy.size(), 1.0f);
+    decltype(up)::saved kept;
+    optimizer.begin_step(context, 1e-3);
+
+    units.begin_step(context);      // starts the gathers of what has changed
+    units.enter(context, 0, true);  // waits for unit 0's; passes may add to its gradients now
+    auto y = up.forward(context, x, &kept);
+    auto dx = up.backward(context, x, kept, dy);
+    units.reduce(context, 0);  // started: the backward passes of other units go on beside it
+    decltype(units)::gradients reduced;
+    units.finish_reduction(context, 0, reduced);
+    for (auto& gradient : reduced) optimizer.update(context, std::move(gradient));
+
+    CHECK(y.size() > 0);
+    CHECK(dx.size() == x.size());
+    CHECK(up.weight()->piece().size() < up.weight()->size());
+    CHECK(world.ledger().total("dp", pl::collective::reduce_scatter).calls == 1);
+    CHECK(world.ledger().total("dp", pl::collective::all_reduce).calls == 0);
   });
 }
 

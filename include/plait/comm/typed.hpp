@@ -73,6 +73,11 @@ constexpr bool is_one_collective() {
 /// A communicator together with the axes it spans, the first one major; it refers to the communicator and owns nothing.
 /// Each collective is admitted where it is exactly the way between the two specs, and is then the communicator's own
 /// call with the same arguments: the types cost nothing. Sums only, since a partial value is a pending sum.
+///
+///     using product = spec<shard<batch, dp>, hidden, partial<tp>>;     // of a row-parallel weight
+///     using rows    = spec<shard<batch, dp>, hidden, invariant<tp>>;
+///     typed_group<nccl::bare_communicator, tp> over_tp(comm);          // or group_over<tp>(world)
+///     over_tp.all_reduce<rows>(local_part<float, product>{y}, tokens * width);
 template <class Comm, axis_like... Axes>
   requires(sizeof...(Axes) > 0)
 class typed_group {

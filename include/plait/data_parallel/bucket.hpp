@@ -136,6 +136,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   void start_reduction(const context<Device>& ctx) {
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
+    for (const member& m : members_) home::begin_reduction(*m.who);
     if (canonical_) return terms_.start(ctx);
     constexpr dtype type = dtype_of<gradient_type>;
     for (const reduced_range& r : rest_)

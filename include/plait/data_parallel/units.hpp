@@ -101,7 +101,10 @@ class parameter_units {
   const data_ranks& ranks() const { return ranks_; }
 
   /// A step begins: gradients are empty, and what was changed since the last one is on its way to where it is used.
+  /// Throws where a reduction of the last one was not finished.
   void begin_step(const context<Device>& ctx) {
+    for (int i = 0; i < size(); ++i)
+      if (at(i).reducing) refuse("begin_step", i, "whose reduction is under way: call finish_reduction before");
     for (kept_unit& u : units_) {
       for (const auto& b : u.buckets) {
         if (level_ == zero_level::parameters) b->release();
@@ -145,8 +148,10 @@ class parameter_units {
       }
     progress();
   }
-  /// Throws for a parameter that no pass has used, by its name.
+  /// Starts the reduction of a unit's gradients, to which nothing may be added then. Throws for a parameter that no
+  /// pass has used, by its name, and where the reduction was begun already.
   void reduce(const context<Device>& ctx, int unit) {
+    if (at(unit).reducing) refuse("reduce", unit, "whose reduction is under way already");
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->start_reduction(ctx);
     for (const parameter* p : at(unit).alone) require_used(*p);
@@ -172,8 +177,7 @@ class parameter_units {
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
   /// Waits for the reduction of a unit, and adds its reduced gradients to `out`. Throws where it was not begun.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out) {
-    if (!std::exchange(at(unit).reducing, false))
-      fail({"data parallelism: finish_reduction of unit ", unit, ", ", name(unit), ", without reduce before it"});
+    if (!std::exchange(at(unit).reducing, false)) refuse("finish_reduction", unit, "without reduce before it");
     for (const auto& b : at(unit).buckets)
       if (b->trainable()) b->finish_reduction(ctx, [&](auto g) { out.push_back(std::move(g)); });
     for (parameter* p : at(unit).alone)
@@ -195,6 +199,10 @@ class parameter_units {
     std::vector<parameter*> alone;
     bool tied = false, reducing = false;
   };
+
+  [[noreturn]] void refuse(const char* what, int unit, const char* why) const {
+    fail({"data parallelism: ", what, " of unit ", unit, ", ", name(unit), ", ", why});
+  }
 
   static const char* name_of(zero_level level) {
     switch (level) {

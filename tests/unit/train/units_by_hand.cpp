@@ -1,0 +1,128 @@
+// ZeRO in a training loop of one's own, with layers and neither tokens nor an embedding: parameter_units, by hand.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/threads.hpp"
+#include "plait/data_parallel/units.hpp"
+#include "plait/kernels/cpu/random.hpp"
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/train/optim/adamw.hpp"
+
+using namespace plait;
+
+namespace {
+
+using features = spec<shard<batch, dp>, hidden, invariant<tp>>;
+using wide = spec<shard<batch, dp>, shard<ffn, tp>>;
+struct up {
+  using input = features;
+  using weight = spec<shard<ffn, tp>, hidden>;
+  using output = wide;
+  static constexpr bool bias = true;
+};
+struct down {
+  using input = wide;
+  using weight = spec<hidden, shard<ffn, tp>>;
+  using output = features;
+};
+using block = sequential<linear<double, up>, linear<double, down>>;
+
+/// What a loop may forget, or do twice.
+enum class mistake { none, no_gather, reduce_twice, add_after_reduce, no_finish, finish_twice };
+
+/// Losses of four steps that learn y = x, with two blocks, each a unit.
+std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level level, mistake made = mistake::none) {
+  const mesh<axis<dp>, axis<tp>> m(data, columns);
+  std::vector<double> losses;
+  threads::run(static_cast<int>(m.size()), [&](threads::communicator ranks) {
+    world over(m.shape(), ranks);
+    cpu device;
+    const context<cpu> ctx{device, over, sizes_of<batch, hidden, ffn>(16, 6, 20), 7};
+    std::vector<block> blocks;
+    for (const char* name : {"first", "second"})
+      blocks.emplace_back(linear<double, up>(ctx, std::string(name) + ".up"),
+                          linear<double, down>(ctx, std::string(name) + ".down"));
+    parameter_units<double, cpu> units(ctx, level, {});
+    for (block& b : blocks) units.add(ctx, 0, [&](auto&& f) { b.visit(f); });
+    for (block& b : blocks) b.visit([&](auto& p) { p.initialize(ctx); });
+    adamw<double> optimizer;
+    const bool gathers = level == zero_level::parameters && made != mistake::no_gather;
+
+    for (int step = 0; step < 4; ++step) {
+      tensor<double, features> x(ctx);
+      kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
+      block::saved kept[2];
+      std::vector<tensor<double, features>> between;
+      units.begin_step(ctx);
+      for (int unit = 0; unit < 2; ++unit) {
+        if (gathers) units.gather(ctx, unit);
+        units.enter(ctx, unit, true);
+        between.push_back(
+            blocks[static_cast<std::size_t>(unit)].forward(ctx, unit == 0 ? x : between.back(), &kept[unit]));
+        if (gathers) units.release(unit);
+      }
+      tensor<double, dual_t<features>> d(ctx);
+      double loss = 0;
+      for (std::int64_t i = 0; i < x.size(); ++i) {
+        const double error = between.back().data()[i] - x.data()[i];
+        loss += error * error / (16 * 6);
+        d.data()[i] = 2 * error / (16 * 6);
+      }
+      for (int unit = 1; unit >= 0; --unit) {
+        if (gathers) units.gather(ctx, unit);
+        units.enter(ctx, unit, true);
+        d = blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
+        units.reduce(ctx, unit);
+        if (made == mistake::reduce_twice) units.reduce(ctx, unit);
+        if (made == mistake::add_after_reduce)
+          blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
+        if (gathers) units.release(unit);
+      }
+      decltype(units)::gradients reduced;
+      for (int unit = made == mistake::no_finish ? 0 : 1; unit >= 0; --unit) units.finish_reduction(ctx, unit, reduced);
+      if (made == mistake::finish_twice) units.finish_reduction(ctx, 0, reduced);
+      optimizer.begin_step(ctx, 1e-2);
+      for (auto& g : reduced) optimizer.update(ctx, std::move(g));
+      if (data > 1) over.group(axis_list(axis_of<dp>)).all_reduce(&loss, &loss, 1, dtype::f64, reduce_op::sum);
+      if (over.rank() == 0) losses.push_back(loss);
+    }
+  });
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("a loop of one's own has every level of ZeRO, and the losses of one rank") {
+  const std::vector<double> one = train(1, 1, zero_level::replicated);
+  CHECK(one.back() < one.front());
+  for (const auto& [data, tensor_ranks] : {std::pair{2, 1}, {4, 1}, {2, 2}})
+    for (const zero_level level :
+         {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+      CAPTURE(data);
+      CAPTURE(tensor_ranks);
+      CAPTURE(static_cast<int>(level));
+      const std::vector<double> losses = train(data, tensor_ranks, level);
+      REQUIRE(losses.size() == one.size());
+      for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+    }
+}
+
+TEST_CASE("what such a loop forgets or does twice is refused by name") {
+  const auto refused = [](mistake made, zero_level level, const char* text) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH_AS(train(2, 1, level, made), doctest::Contains(text), error);
+  };
+  refused(mistake::no_gather, zero_level::parameters, "parameter first.up.weight is used while it is stale");
+  for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
+    refused(mistake::reduce_twice, level, "reduce of unit 1, second, whose reduction is under way already");
+    refused(mistake::add_after_reduce, level, "parameter second.down.weight");
+    refused(mistake::no_finish, level,
+            "begin_step of unit 1, second, whose reduction is under way: call finish_reduction before");
+    refused(mistake::finish_twice, level, "finish_reduction of unit 0, first, without reduce before it");
+  }
+}
