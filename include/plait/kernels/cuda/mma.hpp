@@ -1,8 +1,7 @@
 // Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
-// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Where CUDA is stood in for, lanes
-// offer each other what they hold; copies arrive as late as they may. Products and loads of matrices are called by all
-// 32 lanes of a warp, with the lane's number threadIdx.x % 32. Products of whole matrices are in
-// device/gemm_cublaslt.hpp.
+// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Both are called by all 32 lanes of a warp,
+// with the lane's number threadIdx.x % 32. Where CUDA is stood in for, lanes offer each other what they hold, and
+// copies arrive as late as they may. Products of whole matrices are in device/gemm_cublaslt.hpp.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -84,7 +84,7 @@ struct policy_requirements {
 template <class Policy>
 inline constexpr bool policy_checked = sizeof(policy_requirements<Policy>) > 0;
 
-/// What a layer derives everything from: its policy, or, where that lacks a spec, `Otherwise`, so that what is missing
+/// A layer derives everything from this: its policy, or, where that lacks a spec, `Otherwise`, so that what is missing
 /// is one error and not one for each that follows from it.
 template <class Policy, class Otherwise>
 struct policy_or {
