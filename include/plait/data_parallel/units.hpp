@@ -184,6 +184,10 @@ class parameter_units {
       if (p->trainable()) out.push_back(p->stages() ? p->finish_reduction() : p->reduce(ctx));
   }
   bool reducing(int unit) const { return at(unit).reducing; }
+  /// Forgets the reductions of a step that an exception has ended, so that another one may begin.
+  void abandon_step() {
+    for (kept_unit& u : units_) u.reducing = false;
+  }
   /// Steps are recorded, where nobody can be asked whether something has arrived.
   void ask_nobody() { asks_ = false; }
   /// Waits until all that is on its way has arrived.

@@ -112,7 +112,12 @@ class pipeline {
       fail({"pipeline: ", data.size(), " microbatches, and the schedule is for ", shape_.microbatches});
     units_.begin_step(ctx);
     training<std::remove_reference_t<Optimizer>> work{*this, data, loss, first_sample, starts, optimizer};
-    executor_->run(ctx, work);
+    try {
+      executor_->run(ctx, work);
+    } catch (...) {
+      units_.abandon_step();
+      throw;
+    }
   }
   /// The ranks that hold the other stages; one where there is no pipeline.
   const any_communicator& along() const { return executor_->along(); }

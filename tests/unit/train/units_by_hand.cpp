@@ -33,7 +33,7 @@ struct down {
 using block = sequential<linear<double, up>, linear<double, down>>;
 
 /// What a loop may forget, or do twice.
-enum class mistake { none, no_gather, reduce_twice, add_after_reduce, no_finish, finish_twice };
+enum class mistake { none, no_gather, reduce_twice, add_after_reduce, no_finish, finish_twice, abandon };
 
 /// Losses of four steps that learn y = x, with two blocks, each a unit.
 std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level level, mistake made = mistake::none) {
@@ -83,6 +83,10 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
           blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
         if (gathers) units.release(unit);
       }
+      if (made == mistake::abandon && step == 1) {  // as if something had thrown here
+        units.abandon_step();
+        continue;
+      }
       decltype(units)::gradients reduced;
       for (int unit = made == mistake::no_finish ? 0 : 1; unit >= 0; --unit) units.finish_reduction(ctx, unit, reduced);
       if (made == mistake::finish_twice) units.finish_reduction(ctx, 0, reduced);
@@ -125,4 +129,10 @@ TEST_CASE("what such a loop forgets or does twice is refused by name") {
             "begin_step of unit 1, second, whose reduction is under way: call finish_reduction before");
     refused(mistake::finish_twice, level, "finish_reduction of unit 0, first, without reduce before it");
   }
+}
+
+TEST_CASE("a step that was given up leaves nothing behind for the next one") {
+  const std::vector<double> losses = train(1, 1, zero_level::replicated, mistake::abandon);
+  REQUIRE(losses.size() == 3);
+  CHECK(losses.back() < losses.front());
 }
