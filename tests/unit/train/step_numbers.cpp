@@ -1,6 +1,8 @@
 // program: training_step
 // The training step: initial weights, learning on a text, seeds, steps that are skipped.
 #include <limits>
+#include <span>
+#include <utility>
 
 #include "support/llama_parity.hpp"
 
@@ -156,4 +158,37 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
         CHECK(poisoned[r].weights[i].values == clean[r].weights[i].values);
     }
   }
+}
+
+TEST_CASE("a step that an exception ended does not stand in the way of the next one") {
+  struct stumbling : adamw<double> {
+    bool stumbles = false;
+    void update(const context<cpu>& ctx, std::span<reduced_gradient<double, cpu>> gradients) {
+      if (std::exchange(stumbles, false)) fail("stumbled");  // when the other units' reductions are not finished
+      adamw<double>::update(ctx, gradients);
+    }
+  };
+  scenario s{small_config(4, 2)};
+  s.config.layers = 2, s.batch = 2, s.seq = 8;
+  threads::run(1, [&](threads::communicator c) {
+    world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
+    cpu device;
+    context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch, s.seq), 4};
+    llama<double, megatron_sp> model(ctx, s.config, s.options);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    stumbling optimizer;
+    pipeline_options how;
+    how.parallel.delayed_norm = true;  // so that updates do not wait for all reductions
+    training_step step(ctx, model, optimizer, 1, 0.0, how);
+    const auto run = [&] {
+      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels) { fill_tokens(s, 0, ids, labels); });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+    };
+    CHECK_NOTHROW(run());  // which has no norm before it, and waits for its own
+    CHECK_NOTHROW(run());
+    optimizer.stumbles = true;
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("stumbled"), error);
+    CHECK_NOTHROW(run());
+  });
 }
