@@ -1,4 +1,4 @@
-// program: training_step
+// program: data_parallel
 // Policies of data parallelism: the bytes that a step sends, the memory that a rank holds, and what is refused.
 #include <algorithm>
 #include <cmath>

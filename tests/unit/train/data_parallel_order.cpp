@@ -1,4 +1,4 @@
-// program: training_step
+// program: data_parallel
 // The order of a step's communication under policies of data parallelism: no delay of any operation changes a bit, in a
 // pipeline or out of it.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// program: training_step
+// program: data_parallel
 // Clipping by the norm of the step before: equal to one rank that does so by hand, under every policy; and what happens
 // to gradients that are not finite.
 #include <atomic>

@@ -1,4 +1,4 @@
-// program: training_step
+// program: data_parallel
 // A norm that a step leaves under way: numbers, weights and traffic equal those of steps that are waited for in every
 // bit, whoever asks asks alone, and one that is under way is saved, outlives an exception, and says what is not finite.
 #include <atomic>

@@ -1,4 +1,4 @@
-// program: training_step
+// program: data_parallel
 // Gradients that are reduced over data ranks in bf16: half the bytes, the same on every number of ranks where one has
 // all of a sum, and near those that are reduced in float.
 #include <cmath>
