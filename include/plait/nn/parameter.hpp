@@ -306,9 +306,6 @@ class parameter {
     device.zero(summed(), static_cast<std::size_t>(used_size()) * sizeof(gradient_type), device.main_stream());
     empty_ = false;
   }
-  void begin_reduction() {
-    if (!frozen_) phase_ = phase::reducing;
-  }
   reduced_gradient<Precision, Device> complete_gradient() {
     phase_ = phase::reduced;
     return reduced_gradient<Precision, Device>(*this);

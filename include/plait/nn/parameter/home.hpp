@@ -72,7 +72,9 @@ class parameter_home {
   static void set_current(parameter_type& p, bool current) { p.set_current(current); }
   static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
   /// No pass may add to its gradient from now on.
-  static void begin_reduction(parameter_type& p) { p.begin_reduction(); }
+  static void begin_reduction(parameter_type& p) {
+    if (!p.frozen_) p.phase_ = parameter_type::phase::reducing;
+  }
   static reduced_gradient<Precision, Device> complete(parameter_type& p) { return p.complete_gradient(); }
   static any_communicator& stages_of(parameter_type& p) { return p.stages_; }
 
