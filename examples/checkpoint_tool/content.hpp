@@ -27,6 +27,9 @@ struct writer_total {
 /// Returns a total for each file of a manifest.
 std::vector<writer_total> writers_of(const plait::manifest& saved);
 
+/// How many bytes of a tensor are read at once.
+inline constexpr std::uint64_t chunk_bytes = 8 << 20;
+
 std::uint64_t bytes_of(const plait::stored_tensor& tensor);
 /// Returns the bytes of all data files.
 std::uint64_t bytes_of(const plait::manifest& saved);

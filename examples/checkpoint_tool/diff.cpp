@@ -21,8 +21,7 @@
 
 namespace {
 
-constexpr table::align right = table::align::right;
-constexpr std::uint64_t chunk_bytes = 8 << 20;
+using enum table::align;
 
 /// Things of one sort in two steps, by their names.
 template <class T>

@@ -21,8 +21,6 @@
 
 namespace {
 
-constexpr std::uint64_t chunk_bytes = 8 << 20;
-
 /// A new file that gets its name when it is whole, and then only if nothing else has it. Destroyed before, it leaves
 /// nothing.
 class new_file {

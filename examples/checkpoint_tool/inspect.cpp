@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr table::align right = table::align::right;
+using enum table::align;
 
 std::string bytes_text(std::uint64_t bytes) { return size_text(static_cast<double>(bytes)); }
 

@@ -24,7 +24,6 @@
 
 namespace {
 
-constexpr std::uint64_t chunk_bytes = 8 << 20;
 constexpr std::int64_t most_writers = 1024;  // each is an open file
 
 /// Returns the first element of a tensor that a writer has: as many as each other, one after the other.

@@ -76,8 +76,6 @@ void check_inputs(const options& opt, const given_option& given) {
 
 /// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
 void check_pipeline(const options& opt, const given_option& given) {
-  using user_mesh =
-      plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
   if (opt.schedule.ends_with(".csv") || plait::parse_mesh<user_mesh>(opt.mesh).extent(plait::axis_of<plait::pp>) > 1)
     return;
   static_cast<void>(plait::parse_schedule(opt.schedule, 1, 4));  // whether there is one of that name

@@ -25,6 +25,10 @@ struct model_directory;
 }
 struct prediction;
 
+/// The axes that --mesh names, outermost first.
+using user_mesh =
+    plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
+
 /// What the command line says, checked as far as that is possible without ranks.
 struct options {
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";

@@ -23,9 +23,6 @@ namespace pp = plait::planner;
 constexpr const char* levels[] = {"replicated", "zero1", "zero2", "zero3"};
 constexpr std::size_t most_tried = 2000;
 
-using user_mesh =
-    plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
-
 /// What of the options has no price, with the knob; empty: all has one.
 std::string why_unpriced(const options& opt) {
   const auto no = [](const char* knob, const std::string& value, const char* legal) {

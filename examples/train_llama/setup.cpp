@@ -71,8 +71,6 @@ std::string rate_text(const plait::lr_schedule_config& c) {
 }  // namespace
 
 setup prepare(const options& opt, std::int64_t ranks) {
-  using user_mesh =
-      plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::cp>, plait::axis<plait::tp>>;
   if (const std::int64_t wanted = plait::parse_mesh<user_mesh>(opt.mesh).size(); ranks == 1 && wanted > 1)
     plait::fail(fmt::format("--mesh {} has {} ranks, but --backend {} was started as one process: start it with {} {}",
                             opt.mesh, wanted, opt.backend,

@@ -144,6 +144,7 @@ foreach(source IN LISTS cuda_sources)
   if(EXISTS "${reference}")
     add_library(cuda_reference_${name} OBJECT EXCLUDE_FROM_ALL "${reference}")
     plait_cuda_options(cuda_reference_${name} plait::compiled)
+    plait_share_precompiled(cuda_reference_${name} plait_doctest_headers "${reference}")
   endif()
 endforeach()
 # Sanitizers look at every kernel and at the communicators; layers on top of them are instrumented on the CPU.

@@ -28,7 +28,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
 #include "plait/device/cpu.hpp"
-#ifdef PLAIT_CUDA_STAND_IN
+#if defined(PLAIT_CUDA_STAND_IN) || defined(PLAIT_COMPILED_CUDA)
 #include "plait/device/cuda.hpp"
 #endif
 #include "plait/kernels/kernels.hpp"
