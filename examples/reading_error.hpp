@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -57,4 +59,16 @@ inline std::string reading_error(const CLI::App& app, const CLI::ParseError& e, 
     }
   }
   return why;
+}
+
+/// Throws where CLI11 has made the nearest number of 64 bits out of a larger one, for which `reading_error` has a text.
+inline void check_whole_numbers(const CLI::App& app) {
+  for (const CLI::Option* o : app.get_options()) {
+    if (o->get_type_name() != "INT") continue;
+    for (const std::string& word : o->results()) {
+      errno = 0;
+      static_cast<void>(std::strtoll(word.c_str(), nullptr, 0));
+      if (errno == ERANGE) throw CLI::ConversionError(o->get_name(), o->results());
+    }
+  }
 }

@@ -233,6 +233,7 @@ int run(int argc, char** argv) {
   declare(app, opt);
   try {
     app.parse(argc, argv);
+    check_whole_numbers(app);
   } catch (const CLI::Success& e) {  // --help
     return app.exit(e);
   } catch (const CLI::ParseError& e) {

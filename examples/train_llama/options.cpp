@@ -260,7 +260,9 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--peak-tflops", opt.peak_tflops,
                  "peak of a device (on the CPU, of a process), for MFU; 0: as known for the GPU")
       ->capture_default_str();
-  app.add_option("--log", opt.log, "JSON lines: one per step, then a summary");
+  app.add_option(
+      "--log", opt.log,
+      "JSON lines: one per step, then a summary; what an earlier run has logged there is renamed, to FILE.1");
   app.add_option("--log-hashes", opt.log_hashes,
                  "every so many steps, before the first and after the last, log a hash of each parameter, by which "
                  "checkpoint_tool compare-runs finds where two runs differ; 0: never")
@@ -286,6 +288,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
     app.parse(reversed);
+    check_whole_numbers(app);
   } catch (const CLI::CallForVersion& version) {
     if (speaks) fmt::print("{}\n", version.what());
     return false;

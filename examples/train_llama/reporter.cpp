@@ -83,6 +83,7 @@ std::int64_t steps_between_lines(const setup& s) { return std::max<std::int64_t>
 reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
     : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
   if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
+  if (log_ && !log_->kept().empty()) say("the log of an earlier run is '{}' now\n", log_->kept());
   say("{} parameters, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
       counted(shape_.size(), "rank"), mesh_text(shape_), counted(s.sequences * s.microbatches, "sequence"), s.opt.seq,
       counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));

@@ -172,6 +172,7 @@ refused '--micro-batch is 0; at least 1' --micro-batch 0
 refused '--micro-batch is 9000000000000000000; at most' --micro-batch 9000000000000000000
 refused '--global-batch is -8; at least 0' --global-batch -8
 refused '--seed is -1; at least 0' --seed -1
+refused "--seed is '99999999999999999999', which is no whole number, or too large a one" --seed 99999999999999999999
 refused '--threads is 0; at least 1' --threads 0
 refused '--sample is -1; at least 0' --sample -1
 refused '--lr: nan is no learning rate' --lr nan

@@ -11,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -47,21 +49,19 @@ inline json_object communication_object(const std::vector<axis_communication>& c
 /// returns, so a killed run keeps all lines but the one being written.
 class json_log {
  public:
-  /// Starts an empty log; a file that is there is replaced, or, where the run `goes_on` from an earlier one, continued.
-  /// Throws `error` naming `knob` when it cannot be written, and when another log writes to it: what is there stays.
+  /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there. Lines of
+  /// an earlier run are kept otherwise: their file is renamed, see `kept`. Throws `error` naming `knob` when the log
+  /// cannot be written, and when another log writes to it: what is there stays.
   explicit json_log(std::string path, std::string knob = "--log", bool goes_on = false)
       : path_(std::move(path)), knob_(std::move(knob)) {
-    file_ =
-        detail::uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
-    if (file_ < 0) refuse("cannot write");
-    if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      close();
-      fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
-    }
-    if (!goes_on && ::ftruncate(file_, 0) != 0 && errno != EINVAL) refuse("cannot write");  // EINVAL: it is no file
+    open();
+    if (!goes_on && keep()) open();
   }
   json_log(json_log&& other) noexcept
-      : path_(std::move(other.path_)), knob_(std::move(other.knob_)), file_(std::exchange(other.file_, -1)) {}
+      : path_(std::move(other.path_)),
+        knob_(std::move(other.knob_)),
+        kept_(std::move(other.kept_)),
+        file_(std::exchange(other.file_, -1)) {}
   json_log& operator=(json_log&&) = delete;
   ~json_log() { close(); }
 
@@ -103,8 +103,35 @@ class json_log {
   }
 
   const std::string& path() const { return path_; }
+  /// Returns the name that the log of an earlier run has now: "train.jsonl.1" of "train.jsonl", with the first number
+  /// that is free. Empty: there was none.
+  const std::string& kept() const { return kept_; }
 
  private:
+  void open() {
+    file_ =
+        detail::uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
+    if (file_ < 0) refuse("cannot write");
+    if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      close();
+      fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
+    }
+  }
+  /// Renames the open file if there is anything in it, and closes it then. A link goes on to name the log.
+  bool keep() {
+    namespace fs = std::filesystem;
+    std::error_code why;
+    if (!fs::is_regular_file(path_, why) || fs::is_empty(path_, why)) return false;
+    std::error_code not_there;
+    const std::string file = fs::is_symlink(path_, not_there) ? fs::canonical(path_, not_there).string() : path_;
+    for (int n = 1; fs::exists(kept_ = file + "." + std::to_string(n), not_there);) ++n;
+    fs::rename(file, kept_, why);
+    close();
+    if (why)
+      fail({knob_, ": '", path_, "' is the log of an earlier run, which cannot be renamed to '", kept_,
+            "': ", why.message(), "; name another file"});
+    return true;
+  }
   [[noreturn]] void refuse(const char* what) {
     const int why = errno;
     close();
@@ -117,6 +144,7 @@ class json_log {
 
   std::string path_;
   std::string knob_;
+  std::string kept_;
   int file_ = -1;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -120,8 +121,43 @@ TEST_CASE("a log has one writer, and another does not touch it") {
   }
   const std::string all = dir.read("log.jsonl");
   CHECK(std::count(all.begin(), all.end(), '\n') == 3);
-  json_log anew(path);
-  CHECK(dir.read("log.jsonl").empty());
+}
+
+TEST_CASE("a new run keeps the log of an earlier one under the first number that is free") {
+  temp_folder dir;
+  const std::string path = dir / "log.jsonl";
+  std::vector<std::string> kept;
+  for (int run = 1; run <= 3; ++run) {
+    json_log log(path);
+    kept.push_back(log.kept());
+    CHECK(dir.read("log.jsonl").empty());
+    log.step({.step = run});
+    const json_log moved(std::move(log));
+    CHECK(moved.kept() == kept.back());
+  }
+  CHECK(kept == std::vector<std::string>{"", path + ".1", path + ".2"});
+  for (int run = 1; run <= 2; ++run)
+    CHECK(dir.read("log.jsonl." + std::to_string(run)).starts_with("{\"step\": " + std::to_string(run) + ","));
+  CHECK(json_log(path, "--log", true).kept().empty());
+  // An empty file is no run's, and a device has nothing to keep.
+  dir.write("empty.jsonl", "");
+  CHECK(json_log(dir / "empty.jsonl").kept().empty());
+  CHECK(json_log("/dev/null").kept().empty());
+  // A link goes on to name the log.
+  std::filesystem::create_directory(dir / "far");
+  std::filesystem::create_symlink("far/log.jsonl", dir / "link.jsonl");
+  for (int run = 1; run <= 2; ++run) json_log(dir / "link.jsonl").step({.step = run});
+  CHECK(dir.read("far/log.jsonl").starts_with("{\"step\": 2,"));
+  CHECK(dir.read("far/log.jsonl.1").starts_with("{\"step\": 1,"));
+}
+
+TEST_CASE("a log of an earlier run that cannot be renamed stays") {
+  temp_folder dir;
+  const std::string name(255, 'a');  // the longest that there is
+  json_log(dir / name).step({.step = 1});
+  CHECK_ERROR(json_log(dir / name), "--log: '" + (dir / name) + "' is the log of an earlier run",
+              "File name too long; name another file");
+  CHECK(dir.read(name).starts_with("{\"step\": 1,"));
 }
 
 TEST_CASE("a log that cannot be written is an error that names the knob") {
