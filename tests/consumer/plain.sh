@@ -1,11 +1,11 @@
 #!/bin/sh
 # consumer/plain.sh WAY: plait's headers in programs that are compiled without CMake, by `-I` alone.
 #   hidden    a context made in one shared library, layers in another, both with hidden symbols
-#   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang
+#   warnings  every header and a program, with all warnings as errors, under g++ and, where it is there, clang; and a
+#             program's own macros that are words of plait's stay as they are, and headers compile after them
 #   nvcc      a program on GPUs by the README's line, with all warnings of nvcc's and its host compiler's as errors, and what
 #             other compilers say of its layers
 #   openmp    a program with OpenMP threads of its own, which stay its own
-#   macros    a program's own macros that are words of plait's stay as they are, and headers compile after them
 #   language  a compiler in C++17 mode gets one message, and one without exceptions another
 #   flags     without run-time type information, and with the undefined-behaviour sanitizer by the README's flags
 # PLAIT_SOURCE names plait's folder, CXX the compiler, CLANG another one, if there is one, and NVCC nvcc, likewise.
@@ -40,14 +40,45 @@ case "$way" in
     ;;
   warnings)
     all="-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Werror"
-    # The program comes after all headers in one unit, so that they are read once.
-    { headers | sed 's/.*/#include "&"/' && echo "#include \"$PLAIT_SOURCE/examples/quickstart.cpp\""; } >"$work/all.cpp"
+    {
+      # What plait includes of others comes first: theirs is theirs.
+      (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack')
+      cat <<'EOF'
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define None 0L
+#define I 17
+#define small char
+#define check(x) (void)(x)
+#define verify(x) (void)(x)
+#define require(x) (void)(x)
+#define fail() __builtin_abort()
+EOF
+      headers | sed 's/.*/#include "&"/'
+      cat <<'EOF'
+static_assert(min(2, 1) == 1 && max(2, 1) == 2 && None == 0 && I == 17 && sizeof(small) == 1);
+inline void words(int n) {
+  if (n > 99) fail();
+  check(n), verify(n), require(n);
+}
+EOF
+      for word in min max None I small check verify require fail; do echo "#undef $word"; done
+      # The program comes after all headers in one unit, so that they are read once.
+      echo "#include \"$PLAIT_SOURCE/examples/quickstart.cpp\""
+    } >"$work/all.cpp"
     for compiler in "$CXX" ${CLANG:-}; do
       "$compiler" -std=c++20 -fsyntax-only $all -I"$include" $openblas "$work/all.cpp" || fails "$compiler, all headers"
     done
     # What the flags are for: a header with such a warning does not pass.
     echo 'template <class T> int narrowed(T n) { return n; } int main() { return narrowed(0L); }' >"$work/bad.cpp"
     if "$CXX" -std=c++20 -fsyntax-only $all "$work/bad.cpp" 2>/dev/null; then fails "a warning passed"; fi
+    # Without what protects the macros, even the cheapest headers do not compile.
+    mkdir -p "$work/bare/plait/core"
+    : >"$work/bare/plait/core/macros_off.hpp"
+    grep -Ev '"plait/|quickstart|^#undef' "$work/all.cpp" | sed '/define fail/a #include "plait/algebra.hpp"' >"$work/few.cpp"
+    if "$CXX" -std=c++20 -fsyntax-only -I"$work/bare" -I"$include" "$work/few.cpp" 2>/dev/null; then
+      fails "the macros are harmless, so the test is"
+    fi
     ;;
   nvcc)
     [ -n "${NVCC:-}" ] || { echo "skipped: no nvcc"; exit 77; }
@@ -87,39 +118,6 @@ case "$way" in
     ln -s "$include" "$work/include"
     (cd "$work" && "$CXX" -fopenmp $openblas $(echo "$line" | sed 's/-O2/-O0/')) || fails "$CXX $line"
     "$work/app" || fails "a program with OpenMP threads"
-    ;;
-  macros)  # words in lexing: one compiler is enough
-    {
-      # What plait includes of others comes first: theirs is theirs.
-      (cd "$include" && headers | xargs grep -h '^#include <' | sort -u | grep -Ev 'cuda|nccl|mpi|nvtx|dlpack')
-      cat <<'EOF'
-#define min(a, b) ((a) < (b) ? (a) : (b))
-#define max(a, b) ((a) > (b) ? (a) : (b))
-#define None 0L
-#define I 17
-#define small char
-#define check(x) (void)(x)
-#define verify(x) (void)(x)
-#define require(x) (void)(x)
-#define fail() __builtin_abort()
-EOF
-      headers | sed 's/.*/#include "&"/'
-      cat <<'EOF'
-static_assert(min(2, 1) == 1 && max(2, 1) == 2 && None == 0 && I == 17 && sizeof(small) == 1);
-int main(int argc, char**) {
-  if (argc > 99) fail();
-  check(argc), verify(argc), require(argc);
-}
-EOF
-    } >"$work/macros.cpp"
-    "$CXX" -std=c++20 -fsyntax-only -I"$include" $openblas "$work/macros.cpp" || fails "with macros"
-    # Without what protects them, even the cheapest do not compile.
-    mkdir -p "$work/bare/plait/core"
-    : >"$work/bare/plait/core/macros_off.hpp"
-    grep -v '"plait/' "$work/macros.cpp" | sed '/define fail/a #include "plait/algebra.hpp"' >"$work/few.cpp"
-    if "$CXX" -std=c++20 -fsyntax-only -I"$work/bare" -I"$include" "$work/few.cpp" 2>/dev/null; then
-      fails "the macros are harmless, so the test is"
-    fi
     ;;
   flags)
     without=$(tr '\n' ' ' <"$PLAIT_SOURCE/README.md" | sed -n 's/.*`\(-fno-sanitize=[a-z,-]*\)`.*/\1/p')

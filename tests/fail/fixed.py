@@ -11,6 +11,17 @@ import sys
 from run_case import INCLUDE, base_command, run, shares_a_file
 
 
+DECLARED = re.compile(r"^(?:struct|class|using) (\w+)", re.MULTILINE)
+INSTANTIATED = re.compile(r"^template (?:class|struct) plait::[^;]*;", re.MULTILINE)
+
+
+def in_namespace(name: str, body: str) -> str:
+    """The body in a namespace, but for explicit instantiations: those of plait's templates stand in no other namespace."""
+    own = re.compile(r"\b(" + "|".join(DECLARED.findall(body) or ["$^"]) + r")\b")
+    outside = INSTANTIATED.sub(lambda found: f"}} {own.sub(name + '::' + chr(92) + '1', found[0])} namespace {name} {{", body)
+    return f"namespace {name} {{\n{outside}\n}}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", required=True)
@@ -25,10 +36,10 @@ def main() -> int:
         if not shares_a_file(text):
             continue
         included |= dict.fromkeys(INCLUDE.findall(text))
-        body = INCLUDE.sub("", text)
-        bodies.append(f'namespace fixed_{re.sub(chr(92) + "W", "_", case.stem)} {{\n#line 1 "{case}"\n{body}\n}}\n')
+        body = f'#line 1 "{case}"\n{INCLUDE.sub("", text)}'
+        bodies.append(in_namespace("fixed_" + re.sub(r"\W", "_", case.stem), body))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(f"#include {name}\n" for name in included) + "".join(bodies))
+    arguments.out.write_text("".join(f"#include {name}\n" for name in included) + "using namespace plait;\n" + "".join(bodies))
     folder = str(arguments.cases[0].parent)
     command = [*base_command(arguments.compiler, [*arguments.include, folder]), "-fsyntax-only", "-DPLAIT_FAIL_FIX",
                "-Werror", "-Wno-unused"]

@@ -1,5 +1,5 @@
 // Programs' macros that are words of plait's: taken away between this header and core/macros_on.hpp, which every header
-// that uses such a word includes at its end. Included any number of times. Test: tests/consumer/plain.sh macros.
+// that uses such a word includes at its end. Included any number of times. Test: tests/consumer/plain.sh warnings.
 #include "plait/version.hpp"
 
 #pragma push_macro("min")

@@ -2,6 +2,8 @@
 
     logs.py check LOG STEPS [falls]      the log is well-formed: that many steps, then a summary; the loss falls
     logs.py same LOG OTHER TOLERANCE     OTHER is well-formed, too, and has LOG's losses and gradient norms, relative
+    logs.py bits LOG OTHER               OTHER sent what was predicted, ends with LOG's weights, and its steps have the losses and
+                                         norms of LOG's last ones in every digit
     logs.py get LOG KEY                  prints a member of the summary
     logs.py sent LOG PLANNED             the summary's bytes_sent are STEPS times the planned bytes of a step (JSON)
 """
@@ -67,6 +69,17 @@ def same(path, other, tolerance):
         require(a["lr"] == b["lr"], f"{path} and {other}: lr of step {a['step']}")
 
 
+def bits(path, other):
+    (first, of_first), (second, of_second) = read(path), read(other)
+    require(of_second["bytes_as_predicted"] is True, f"{other}: the bytes are not those predicted")
+    hashes = of_first["weights_hash"], of_second["weights_hash"]
+    require(hashes[0] == hashes[1], f"{other} has other weights than {path}: {hashes[1]}, {hashes[0]}")
+    require(0 < len(second) <= len(first), f"{other} has {len(second)} steps, {path} {len(first)}")
+    for a, b in zip(first[-len(second):], second):  # a run that goes on has the last steps
+        for key in ("loss", "grad_norm"):
+            require(a[key] == b[key], f"{other}: {key} of step {b['step']} is {b[key]!r}, not {a[key]!r}")
+
+
 def get(path, key):
     value = read(path)[1].get(key)
     print(value if isinstance(value, str) else json.dumps(value))
@@ -79,4 +92,4 @@ def sent(path, planned):
 
 
 if __name__ == "__main__":
-    {"check": check, "same": same, "get": get, "sent": sent}[sys.argv[1]](*sys.argv[2:])
+    {"check": check, "same": same, "bits": bits, "get": get, "sent": sent}[sys.argv[1]](*sys.argv[2:])
