@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -79,8 +80,7 @@ class pipeline_drawing {
     if (op == step_op::norm) return step_op::update;
     return op == step_op::reduce_copies || op == step_op::reduce_ties ? step_op::reduce : op;
   }
-  static constexpr std::array<const char*, 4> lane_colours{"hsl(268,48%,60%)", "hsl(344,62%,52%)", "hsl(210,8%,50%)",
-                                                           "hsl(50,78%,46%)"};
+  static constexpr std::array<const char*, 4> lane_colours{"#9668ca", "#d03961", "#757f8a", "#d1b21a"};
   static bool has_lane(const pipeline_timeline& t, step_op op) {
     for (const auto& mine : t.beside)
       for (const timed_entry& e : mine)
@@ -99,11 +99,24 @@ class pipeline_drawing {
   /// One hue for each kind, from deep for the first chunk to pale for the last.
   static std::string colour(action_kind kind, int chunk, int chunks) {
     constexpr std::array<std::array<double, 2>, 4> deep_and_pale_lightness{{{38, 68}, {31, 60}, {30, 58}, {45, 74}}};
-    constexpr std::array<const char*, 4> hues{"212,62%", "140,45%", "178,55%", "32,80%"};
+    constexpr std::array<std::array<double, 2>, 4> hues_and_saturations{{{212, 62}, {140, 45}, {178, 55}, {32, 80}}};
     const auto k = static_cast<std::size_t>(kind);
     const double share = chunks > 1 ? static_cast<double>(chunk) / (chunks - 1) : 0;
     const auto& [deep, pale] = deep_and_pale_lightness[k];
-    return cat({"hsl(", hues[k], ",", fixed(deep + share * (pale - deep), 0), "%)"});
+    const auto& [hue, saturation] = hues_and_saturations[k];
+    return rgb_of(hue, saturation / 100, (deep + share * (pale - deep)) / 100);
+  }
+  /// "#255d9d" of 212 degrees, 0.62 and 0.38: some programs that draw SVG know no hsl(). The formula is that of CSS
+  /// Color 4.
+  static std::string rgb_of(double hue, double saturation, double lightness) {
+    const double a = saturation * std::min(lightness, 1 - lightness);
+    std::string text = "#";
+    for (const double channel : {0, 8, 4}) {
+      const double k = std::fmod(channel + hue / 30, 12.0);
+      const auto value = std::lround(255 * (lightness - a * std::max(-1.0, std::min({k - 3, 9 - k, 1.0}))));
+      for (const long digit : {value / 16, value % 16}) text += "0123456789abcdef"[digit];
+    }
+    return text;
   }
   static bool is_pale(action_kind kind, int chunk, int chunks) {
     return chunks > 1 && 2 * chunk > chunks - 1 - (kind == action_kind::weight_backward ? 1 : 0);

@@ -95,6 +95,9 @@ TEST_CASE("a drawing has a cell for each action, in the row of its rank, within 
   CHECK(contains(svg, "<title>B0.0, stage 3: 4 to 6</title>"));
   CHECK(contains(svg, "prefers-color-scheme:dark"));
   CHECK(count(svg, "<g>") == count(svg, "</g>"));
+  // hsl(212,62%,38%) and hsl(140,45%,31%), as every program that draws SVG knows them.
+  CHECK(contains(svg, ".F0-1{fill:#255d9d}.B0-1{fill:#2b7343}"));
+  CHECK(!contains(svg, "hsl("));
 
   // The last backward of rank 0 ends where the row ends: at 826 of 960, as the longer timeline fills the scale.
   std::size_t at = svg.find("<title>B7.0, stage 0");
