@@ -15,6 +15,7 @@
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/data_parallel/canonical_bucket.hpp"
+#include "plait/data_parallel/place_arrays.hpp"
 #include "plait/data_parallel/placement.hpp"
 #include "plait/data_parallel/ranks.hpp"
 #include "plait/data_parallel/reduction.hpp"
@@ -69,6 +70,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Starts to bring the values to where layers read them; `finish_gather` waits. Nothing where they are there.
   void start_gather(const context<Device>& ctx) {
     if (gathering_ || !stale()) return;
+    require_home();
     constexpr dtype type = dtype_of<weight_type>;
     if (!values_) {
       make_values(ctx);
@@ -82,8 +84,12 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       if (!all_rounded) kernels::cast(ctx.device, masters_, own, piece_);
     }
     gathering_ = true;
-    if (axes_.empty()) return;
     const void* const from = !rounded && level_ == zero_level::parameters ? static_cast<const void*>(masters_) : own;
+    if (axes_.empty()) {  // all of it is here, and with zero_level::parameters elsewhere than where layers read
+      const auto bytes = static_cast<std::size_t>(piece_) * sizeof(weight_type);
+      if (from != values_) ctx.device.copy(values_, from, bytes, ctx.device.main_stream());
+      return;
+    }
     gathers_->start_all_gather(from, values_, static_cast<std::size_t>(piece_), type).swap(gather_);
   }
   void finish_gather() {
@@ -106,17 +112,19 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   /// Gives back the memory of the values that layers read. Only `zero_level::parameters` does without.
   void release() {
     if (level_ != zero_level::parameters) return;
+    require_home();
     finish_gather();
     set_current(false);
     whole_values_.reset();
     place_values(nullptr);
   }
 
-  /// The gradients of a step begin: nothing was added yet.
+  /// The gradients of a step begin: nothing was added yet. Waits for reductions of a step that an exception has ended.
   void begin_step(const context<Device>& ctx) {
-    if (members_[0].who->home() != this)
-      fail({"training step: another one has been made for this model since, and parameter ", members_[0].who->name(),
-            " lies where that one put it; use the newer"});
+    require_home();
+    reduction_.wait(), copying_.wait(), tying_.wait(), terms_.abandon();
+    copies_started_ = ties_started_ = false;
+    sent_.reset();
     for (const member& m : members_) m.who->zero_gradient(ctx);
   }
   /// A pass is about to add to the gradients.
@@ -200,6 +208,11 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
 
  private:
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
+  void require_home() const {
+    if (members_[0].who->home() != this)
+      fail({"training step: another one has been made for this model since, and parameter ", members_[0].who->name(),
+            " lies where that one put it; use the newer"});
+  }
   /// The type in which gradients travel that do not in their own.
   using sent_type = std::conditional_t<std::is_same_v<gradient_type, bf16>, float, bf16>;
 
@@ -249,28 +262,12 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
       fail({"data parallelism: ", members_[0].who->name(), " and what is kept with it have ", elements,
             elements == 1 ? " element" : " elements", ", which cannot be cut over ", pieces,
             " ranks; legal are zero_level::replicated, and fewer ranks along data_axes::shard"});
-    bucket_placement at = placed(pieces, cut.is_whole() ? &ranks.loads(axes_, pieces) : nullptr);
+    bucket_placement at = detail::place_arrays(std::span<const member>(members_), arrays_, pieces, block_,
+                                               cut.is_whole() ? &ranks.loads(axes_, pieces) : nullptr);
     begins_ = std::move(at.begins);
     piece_ = at.piece;
     cuts_at_ = cut.is_whole() ? 0 : block_;
     total_ = piece_ * pieces;
-  }
-
-  /// Returns where the arrays lie. With `loads`, of each rank, every array has one owner.
-  bucket_placement placed(std::int64_t pieces, std::vector<double>* loads) const {
-    std::vector<std::int64_t> sizes;
-    std::vector<double> costs(arrays_.size(), 0.0);
-    for (std::size_t i = 0; i < arrays_.size(); ++i) {
-      sizes.push_back(arrays_[i]->size());
-      for (const member& m : members_)
-        if (m.who->array().get() == arrays_[i] && m.who->trainable()) costs[i] += update_cost(m.who->info());
-    }
-    if (!loads) return place_evenly(sizes, pieces, block_);
-    if (!members_[0].who->info().tied_across_stages) return place_whole(sizes, costs, block_, *loads);
-    std::vector<double> none(loads->size(), 0.0);  // for two stages that sum their pieces must place alike
-    bucket_placement out = place_whole(sizes, costs, block_, none);
-    for (std::size_t i = 0; i < none.size(); ++i) (*loads)[i] += none[i];
-    return out;
   }
 
   std::int64_t begin_of(const parameter& p) const {

@@ -110,6 +110,10 @@ class canonical_bucket {
       s.terms->clear();
     }
   }
+  /// Waits for what is under way, and forgets it.
+  void abandon() {
+    for (sum& s : sums_) s.moving.reset(), s.whole = {};
+  }
 
  private:
   /// The sums that one layer adds to one array.

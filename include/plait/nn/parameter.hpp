@@ -218,6 +218,7 @@ class parameter {
   /// zeroed at once. Nothing for a frozen parameter.
   void zero_gradient(const context<Device>& ctx) {
     if (frozen_) return;
+    tying_.wait();  // of a step that an exception has ended
     phase_ = phase::accumulating;
     empty_ = true;
     array_->clear_terms();
@@ -327,7 +328,8 @@ class parameter {
       fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
     const bool has_values = home_ || (rounded ? !stored_value_.empty() : array_->has_values());
     const master_type* const old = has_values ? master() - piece().begin : nullptr;
-    home_ = &home;
+    if (home_) home_->settle();  // a gather to there would be taken for one to the new place
+    home_ = &home, rounded_current_ = false;
     at_home_ = at;
     const parameter_piece own = piece();
     if (old)

@@ -74,7 +74,7 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
   std::uint64_t names = 0;
   visit([&](Parameter& p) {
     if (!p.info().tied_across_stages) return;
-    names += Parameter::stream_of(made_as(p.info()));
+    names += Parameter::stream_of(made_as(p.info()) + (p.trainable() ? "" : " frozen"));
     if (!here)
       fail({"pipeline: the parameter ", p.name(),
             " is tied across stages, but only the first and the last stage can share parameters"});
@@ -92,7 +92,7 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
       if (theirs != names)
         fail(
             "pipeline: the first and the last stage do not have the same parameters that are tied across stages; "
-            "both must make them, with one name, shape and initializer");
+            "both must make them, with one name, shape and initializer, and both freeze them or neither");
     join(ends, along.rank() == first);
   }
 }

@@ -99,6 +99,17 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row_by_inputs, rows_split>>();
 }
 
+TEST_CASE_TEMPLATE("linears of which the weight or the bias is frozen", T, float, double) {
+  for (const bool weight : {false, true})
+    check<T>(two{1, 1}, {two{1, 2}, two{2, 1}, two{2, 2}}, [weight](const auto& ctx) {
+      linear<T, policy<rows_split, column, wide, true>, device_of<decltype(ctx)>> layer(ctx, "layer");
+      layer.visit([&](auto& p) {
+        if ((p.name() == "layer.weight") == weight) p.freeze();
+      });
+      return layer;
+    });
+}
+
 TEST_CASE_TEMPLATE("norms", T, float, double) {
   check_norms<T, rows_split>();
   check_norms<T, rows_whole>();
@@ -168,6 +179,34 @@ TEST_CASE("what has no canonical order is refused by name") {
   CHECK(is_refused(two{1, 2},
                    "moved: canonical numerics (deterministic) have no order for this sum over ranks: reduce_scatter",
                    [](const auto& ctx) { redistribution<float, rows_pending, rows_split>(ctx, "moved"); }));
+}
+
+TEST_CASE("a linear of which the weight or the bias is frozen trains for more than a step") {
+  for (const bool weight : {false, true})
+    CHECK(refusal(
+              two{1, 2},
+              [weight](const auto& ctx) {
+                linear<float, policy<rows_split, column, wide, true>> layer(ctx, "layer");
+                layer.visit([&](auto& p) {
+                  p.initialize(ctx);
+                  if ((p.name() == "layer.weight") == weight) p.freeze();
+                  p.gather(ctx);
+                });
+                const tensor<float, rows_split> x(ctx);
+                const tensor<float, dual_t<wide>> dy(ctx);
+                kernels::fill(ctx.device, const_cast<float*>(x.data()), x.size(), 1.0f);
+                kernels::fill(ctx.device, const_cast<float*>(dy.data()), dy.size(), 1.0f);
+                for (int step = 0; step < 2; ++step) {
+                  layer.visit([&](auto& p) { p.zero_gradient(ctx); });
+                  typename decltype(layer)::saved kept;
+                  layer.forward(ctx, x, &kept);
+                  layer.backward(ctx, x, kept, dy);
+                  layer.visit([&](auto& p) {
+                    if (p.trainable()) static_cast<void>(p.reduce(ctx));
+                  });
+                }
+              },
+              {.canonical = true}, order) == "");
 }
 
 TEST_CASE("a layer that adds to gradients in its own order is refused by its parameter") {

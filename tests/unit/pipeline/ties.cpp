@@ -41,12 +41,15 @@ struct maker {
   std::int64_t classes = 7;  ///< of the head's copy
   std::function<std::string(std::int64_t)> block_name = [](std::int64_t i) { return "h." + std::to_string(i); };
   std::int64_t tied_block = -1;  ///< whose first matrix is said to be tied
+  bool frozen_table = false, frozen_head = false;
 
   std::unique_ptr<stage> make(const context<cpu>& ctx, stage_layers part, const stage* first) const {
     return std::make_unique<stage>(
         ctx, 7, part, language_model_options{}, first,
         [&] {
-          return table_layer(ctx, 7, "wte", {.init = {0, 0.02}, .tied_across_stages = embedding_tied && !part.last});
+          table_layer table(ctx, 7, "wte", {.init = {0, 0.02}, .tied_across_stages = embedding_tied && !part.last});
+          if (frozen_table) table.visit([](auto& p) { p.freeze(); });
+          return table;
         },
         [&](std::int64_t i) {
           const std::string name = block_name(i);
@@ -58,7 +61,9 @@ struct maker {
           output::options how{.shape = {classes, 8}, .init = {0, deviation}};
           if (uses_table) how.tied = table;
           how.tied_across_stages = head_tied;
-          return output(ctx, head_name, how);
+          output head(ctx, head_name, how);
+          if (frozen_head) head.visit([](auto& p) { p.freeze(); });
+          return head;
         });
   }
 };
@@ -119,6 +124,9 @@ TEST_CASE("on two ranks: another name, one side without tied_across_stages, anot
   CHECK_ERROR(construct<one_f_one_b>({.embedding_tied = false}, 2), not_alike);
   CHECK_ERROR(construct<one_f_one_b>({.deviation = 0.1}, 2), not_alike);
   CHECK_ERROR(construct<one_f_one_b>({.classes = 6}, 2), not_alike);
+  CHECK_ERROR(construct<one_f_one_b>({.frozen_table = true}, 2), not_alike, ", and both freeze them or neither");
+  CHECK_ERROR(construct<one_f_one_b>({.frozen_head = true}, 4), not_alike);
+  CHECK_NOTHROW(construct<one_f_one_b>({.frozen_table = true, .frozen_head = true}, 2));
   CHECK_ERROR(construct<one_f_one_b>({.embedding_tied = false, .head_tied = false}, 2),
               "the parameter wte.weight is on pipeline ranks", "both stages must make it with tied_across_stages");
 }

@@ -36,7 +36,8 @@ using block = sequential<linear<double, up>, linear<double, down>>;
 enum class mistake { none, no_gather, reduce_twice, add_after_reduce, no_finish, finish_twice, abandon };
 
 /// Losses of four steps that learn y = x, with two blocks, each a unit.
-std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level level, mistake made = mistake::none) {
+std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level level, mistake made = mistake::none,
+                          const data_axes& axes = {}) {
   const mesh<axis<dp>, axis<tp>> m(data, columns);
   std::vector<double> losses;
   threads::run(static_cast<int>(m.size()), [&](threads::communicator ranks) {
@@ -47,7 +48,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
     for (const char* name : {"first", "second"})
       blocks.emplace_back(linear<double, up>(ctx, std::string(name) + ".up"),
                           linear<double, down>(ctx, std::string(name) + ".down"));
-    parameter_units<double, cpu> units(ctx, level, {});
+    parameter_units<double, cpu> units(ctx, level, axes);
     for (block& b : blocks) units.add(ctx, 0, [&](auto&& f) { b.visit(f); });
     for (block& b : blocks) b.visit([&](auto& p) { p.initialize(ctx); });
     adamw<double> optimizer;
@@ -131,8 +132,29 @@ TEST_CASE("what such a loop forgets or does twice is refused by name") {
   }
 }
 
-TEST_CASE("a step that was given up leaves nothing behind for the next one") {
-  const std::vector<double> losses = train(1, 1, zero_level::replicated, mistake::abandon);
-  REQUIRE(losses.size() == 3);
-  CHECK(losses.back() < losses.front());
+TEST_CASE("a step that was given up leaves nothing behind for the next one, its reductions under way included") {
+  const std::vector<double> one = train(1, 1, zero_level::replicated, mistake::abandon);
+  REQUIRE(one.size() == 3);
+  CHECK(one.back() < one.front());
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      CAPTURE(static_cast<int>(level));
+      const std::vector<double> losses = train(4, 1, level, mistake::abandon);
+      REQUIRE(losses.size() == one.size());
+      for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+    }
+}
+
+TEST_CASE("parameters whose gradients are summed over the axis of copies alone are all on every rank") {
+  // The weights are sharded over tp, over which the pieces of other parameters would be cut.
+  const data_axes hybrid{.shard = axis_list(axis_of<tp>), .replicate = axis_list(axis_of<dp>)};
+  const std::vector<double> one = train(1, 1, zero_level::replicated);
+  for (const zero_level level :
+       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    const std::vector<double> losses = train(2, 2, level, mistake::none, hybrid);
+    REQUIRE(losses.size() == one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+  }
 }

@@ -101,7 +101,7 @@ class linear_biases {
   }
   /// Adds those of a microbatch, whose output's gradient is dy, to the canonical sums over tokens.
   void add_terms(Device& device, std::int64_t index, std::int64_t count, const T* dy) const {
-    if (terms_ == nullptr) return;
+    if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
       if (p && p->trainable()) p->begin_terms();
     const std::int64_t stride = biases_.size() == 1 ? columns_[0] : total_;

@@ -372,7 +372,7 @@ class linear_core : detail::linear_moves {
                            const T* dy) {
     for (const auto& p : weights_)
       if (p->trainable()) p->begin_terms();
-    if (terms_) canonical_.add_weights(ctx.device, *terms_, index, count, d, in);
+    if (terms_ && weights_trainable()) canonical_.add_weights(ctx.device, *terms_, index, count, d, in);
     biases_.add_terms(ctx.device, index, count, dy);
   }
 

@@ -109,9 +109,15 @@ class adamw {
   /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
   void forget_step() { --step_; }
 
-  /// Throws where data parallelism cuts a parameter within a block of 8-bit moments.
-  void prepare(const context<Device>&, const parameter<Precision, Device>& p) const {
-    if (options_.moments != moment_type::int8 || !p.home() || p.home()->axes().empty()) return;
+  /// Throws where data parallelism cuts a parameter within a block of 8-bit moments, and under canonical numerics, as
+  /// blocks are counted in what a rank stores.
+  void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
+    if (options_.moments != moment_type::int8) return;
+    if (ctx.numerics.canonical())
+      fail(
+          {"adamw: canonical numerics (deterministic) have no order for moments = int8, whose blocks lie otherwise on "
+           "other layouts; legal are full and bf16"});
+    if (!p.home() || p.home()->axes().empty()) return;
     if (p.home()->cuts_at() % kernels::moment_block == 0) return;
     fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,
           " elements, and data parallelism cuts ", p.name(), " at any multiple of ", p.home()->cuts_at(),

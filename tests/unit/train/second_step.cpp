@@ -1,0 +1,143 @@
+// program: training_step
+// A training step that is made after another one, of the same model, goes on where that one ended: at every level, in
+// every precision, also while gathers of the first are under way. The first one is refused from then on.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/train/weights_hash.hpp"
+#include "support/llama_parity.hpp"
+#include "support/temp_folder.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                     zero_level::parameters};
+
+scenario of_four_steps() {
+  scenario s{small_config(8, 4)};
+  s.seq = 8, s.batch = 4, s.steps = 4;
+  return s;
+}
+
+template <class Precision>
+using model_of = llama<Precision, megatron_sp, cpu>;
+template <class Precision>
+using step_of_model = training_step<model_of<Precision>>;
+
+/// What a program does between the steps of its training.
+enum class between {
+  nothing,
+  another_step,  ///< makes a training step for each
+  a_look,        ///< gathers the parameters by hand before the first
+  an_old_look    ///< makes another training step after the first two, and visits the parameters by way of the first one
+};
+
+struct outcome {
+  std::vector<double> losses;
+  std::uint64_t hash = 0;
+  friend bool operator==(const outcome&, const outcome&) = default;
+};
+
+/// Calls f(ctx, world) on each of two data ranks.
+template <class F>
+void on_two_ranks(const scenario& s, const F& f) {
+  threads::run(2, [&](threads::communicator c) {
+    world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
+    cpu device;
+    f(context<cpu>{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1}, w);
+  });
+}
+
+template <class Precision>
+outcome train(zero_level level, between how) {
+  const scenario s = of_four_steps();
+  outcome out;
+  on_two_ranks(s, [&](const context<cpu>& ctx, world& w) {
+    model_of<Precision> model(ctx, s.config);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    if (how == between::a_look) gather_parameters(ctx, model);
+    adamw<Precision> optimizer;
+    pipeline_options options;
+    options.parallel.level = level;
+    std::vector<std::unique_ptr<step_of_model<Precision>>> steps;
+    for (std::int64_t i = 0; i < s.steps; ++i) {
+      const bool again = how == between::another_step || (how == between::an_old_look && i == 2);
+      if (i == 0 || again)
+        steps.push_back(std::make_unique<step_of_model<Precision>>(ctx, model, optimizer, 1, 1.0, options));
+      if (how == between::an_old_look && i == 2) {
+        std::size_t parameters = 0;
+        steps.front()->model().visit([&](auto&) { ++parameters; });
+        if (parameters == 0) fail("nothing is visited");
+      }
+      auto& step = *steps.back();
+      step.load(ctx, i * s.batch,
+                [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, i * s.batch, ids, labels); });
+      optimizer.begin_step(ctx, 1e-2);
+      step.run(ctx);
+      const double loss = step.result(ctx).loss;
+      if (w.rank() == 0) out.losses.push_back(loss);
+    }
+    const std::uint64_t hash = weights_hash(ctx, steps.back()->model());
+    if (w.rank() == 0) out.hash = hash;
+  });
+  return out;
+}
+
+template <class Precision>
+void check_precision() {
+  for (const zero_level level : all_levels) {
+    CAPTURE(static_cast<int>(level));
+    const outcome through = train<Precision>(level, between::nothing);
+    CHECK(through.losses.back() < 0.9 * through.losses.front());
+    CHECK(train<Precision>(level, between::another_step) == through);
+    CHECK(train<Precision>(level, between::a_look) == through);
+    CHECK(train<Precision>(level, between::an_old_look) == through);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("in float, another training step goes on where the first one ended") { check_precision<float>(); }
+TEST_CASE("so it does in bf16, where values are rounded") { check_precision<bf16>(); }
+TEST_CASE("and in bf16 with gradients in bf16") { check_precision<bf16_gradients>(); }
+
+TEST_CASE("the first one is refused, and harms nothing") {
+  const scenario s = of_four_steps();
+  for (const zero_level level : all_levels) {
+    CAPTURE(static_cast<int>(level));
+    on_two_ranks(s, [&](const context<cpu>& ctx, world&) {
+      model_of<bf16> model(ctx, s.config);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      adamw<bf16> optimizer;
+      pipeline_options options;
+      options.parallel.level = level;
+      step_of_model<bf16> one(ctx, model, optimizer, 1, 1.0, options), two(ctx, model, optimizer, 1, 1.0, options);
+      const auto run = [&](step_of_model<bf16>& step) {
+        step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+        return step.result(ctx).loss;
+      };
+      const double first = run(two);
+      const auto is_refused = [&](auto&& use) {
+        try {
+          use();
+        } catch (const error& e) {
+          return std::string(e.what()).find("training step: another one has been made for this model since") == 0;
+        }
+        return false;
+      };
+      if (!is_refused([&] { run(one); })) fail("a step of the first one");
+      const host_tokens none(typename model_of<bf16>::tokens(ctx).part());
+      typename model_of<bf16>::tokens ids(ctx);
+      upload(ctx, none, ids);
+      if (!is_refused([&] { one.model().score(ctx, ids); })) fail("a forward pass of the first one");
+      if (!(run(two) < first)) fail("the second one does not go on");
+    });
+  }
+}
