@@ -1,7 +1,7 @@
 // A strategy that the library does not have, with axes of its own: two-dimensional tensor parallelism. Weights are
 // sharded on both of their dims, over a `row` and a `column` axis, so each rank holds 1/(rows x columns) of every
-// matrix, and the residual stream is sharded over the hidden dim instead of the sequence. The library has no code for
-// this: the linears and the norm derive what it needs from the specs.
+// matrix, and the residual stream is sharded over the hidden dim instead of the sequence. The library does not know
+// these axes: the linears and the norm derive what they need from the specs.
 #include <cmath>
 #include <cstdio>
 

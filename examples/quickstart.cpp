@@ -18,19 +18,19 @@ struct strategy {
 
 int main() {
   const strategy::mesh mesh{2, 2};
-  pl::llama_config config;
-  config.vocab = 16, config.hidden = 32, config.ffn = 64, config.layers = 2, config.heads = 4, config.kv_heads = 2;
-  config.head_dim = 8;
+  const pl::llama_config config{
+      .vocab = 16, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 64};
+  constexpr int microbatches = 2, samples = 8, length = 16;  // samples of a microbatch, on all ranks together
   pl::threads::run(static_cast<int>(mesh.size()), [&](pl::threads::communicator ranks) {
     pl::world world(mesh.shape(), ranks);
     pl::cpu device;
-    const pl::context<pl::cpu> ctx{device, world, pl::llama_sizes<strategy>(config, mesh.shape(), 8, 16), /*seed=*/1};
+    const pl::context<pl::cpu> ctx{device, world, pl::llama_sizes<strategy>(config, mesh.shape(), samples, length), 1};
     pl::llama<float, strategy> model(ctx, config);
     model.visit([&](auto& p) { p.initialize(ctx); });
     pl::adamw<float> optimizer;
-    pl::training_step step(ctx, model, optimizer, /*microbatches=*/2, /*clip=*/1.0);
+    pl::training_step step(ctx, model, optimizer, microbatches, /*clip=*/1.0);
     for (int i = 0; i < 10; ++i) {
-      step.load(ctx, i * 16, [](std::int64_t, pl::host_tokens& ids, pl::host_tokens& labels) {
+      step.load(ctx, i * microbatches * samples, [](std::int64_t, pl::host_tokens& ids, pl::host_tokens& labels) {
         for (std::int64_t k = 0; k < ids.size(); ++k) labels.data()[k] = ((ids.data()[k] = k % 16) + 1) % 16;
       });
       optimizer.begin_step(ctx, /*learning_rate=*/1e-2);

@@ -105,6 +105,7 @@ void open_data(setup& s, std::int64_t dp) {
       shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
   }
   s.entropy = plait::entropy(shares);
+  s.bytes = sources[0].format() == plait::token_format::bytes;
   s.data.emplace(
       std::move(sources), weights,
       plait::sampler_config{

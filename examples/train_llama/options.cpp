@@ -164,10 +164,10 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
                  "what the gradients of parameters are kept in: full (float; with --precision double double) or, with "
                  "--precision bf16 and bf16-no-masters, bf16, to which each pass adds a sum in float")
       ->capture_default_str();
-  app.add_option(
-         "--moments", opt.moments,
-         "of AdamW, for each element two: full (floats; with --precision double doubles), bf16 or int8 (8 bits, "
-         "and a scale for each 256), rounded stochastically")
+  app.add_option("--moments", opt.moments,
+                 "of AdamW, for each element two, and of Muon, one: full (floats; with --precision double doubles), "
+                 "bf16 or int8 (8 bits, "
+                 "and a scale for each 256), rounded stochastically")
       ->capture_default_str();
   app.add_option(
          "--offload", opt.offload,
@@ -272,16 +272,18 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   app.add_option("--plot", opt.plot, "loss curve as SVG");
   app.add_option("--trace", opt.trace, "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   app.add_option("--timeline", opt.timeline, "a step as SVG, simulated and measured");
-  app.add_option("--sample", opt.sample, "bytes of text to sample at the end; 0: none")->capture_default_str();
+  app.add_option("--sample", opt.sample,
+                 "bytes of text to sample at the end, from a model of bytes; 0: none, as with data that are tokens")
+      ->capture_default_str();
   app.add_option("--temperature", opt.temperature, "of the sampling; 0: the likeliest")->capture_default_str();
   app.add_option("--prompt", opt.prompt, "what the sampled text begins with")->capture_default_str();
   app.add_option("--cluster", opt.cluster,
                  "the machine, to predict a step's time and memory: known hardware or a description that ends in "
                  ".json, and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)");
-  app.add_option(
-         "--plan", opt.plan,
-         "given, or auto: of --mesh, --schedule, --data-parallel, --micro-batch and --recompute, what is not given is "
-         "that of the layout that is predicted to be fastest on --cluster for --global-batch")
+  app.add_option("--plan", opt.plan,
+                 "given, or auto: of --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch and "
+                 "--recompute, what is not given is "
+                 "that of the layout that is predicted to be fastest on --cluster for --global-batch")
       ->capture_default_str();
   app.add_flag("--dry-run", opt.dry_run, "print the plan (layouts, collectives, memory) and stop");
   const std::vector<std::string> words = last_data(argc, argv);
@@ -301,6 +303,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.by_name = named_values(app);
   const given_option given = [&](const char* option) { return app.count(option) > 0; };
   opt.model_given = given("--model");
+  opt.sample_given = given("--sample") || given("--prompt") || given("--temperature");
   opt.mesh_given = given("--mesh");
   opt.schedule_given = given("--schedule");
   opt.data_parallel_given = given("--data-parallel");

@@ -102,13 +102,14 @@ struct options {
   std::string checkpoint_io = "auto";
   std::string checkpoint_staging = "pinned";
   std::string resume = "none";
-  std::string products;  ///< the file of measured products; empty: nothing is measured
-  std::int64_t sample = 200;
+  std::string products;       ///< the file of measured products; empty: nothing is measured
+  std::int64_t sample = 200;  ///< unless it is given, for data that are bytes alone
   double temperature = 0.8;
   std::string prompt = "And ";
   bool dry_run = false;
   std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
   std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
+  bool sample_given = false;   ///< or what it begins with, or its temperature
   bool mesh_given = false, schedule_given = false, data_parallel_given = false, micro_batch_given = false,
        recompute_given = false, replicate_over_given = false;
 
@@ -143,6 +144,7 @@ struct setup {
   std::optional<plait::sampler> data{};  ///< nothing where no step is made
   plait::lr_schedule rate;
   double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
+  bool bytes = false;              ///< whether a token of the data is a byte
   std::string data_text{};         ///< what a place in the data depends on, in words, where steps are saved or resumed
   std::string rate_text{};         ///< what the learning rate of a step depends on, in words
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on

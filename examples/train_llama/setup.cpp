@@ -158,8 +158,9 @@ setup prepare(const options& opt, std::int64_t ranks) {
     open_data(s, dp);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
+  if (!opt.sample_given && !s.bytes) s.opt.sample = 0;
   if (opt.dry_run) return s;
-  for (const unsigned char byte : opt.sample > 0 ? opt.prompt : std::string())
+  for (const unsigned char byte : s.opt.sample > 0 ? opt.prompt : std::string())
     if (byte >= c.vocab)
       plait::fail(
           fmt::format("--prompt: its byte {} is no token, as the model's vocab_size is {}; choose another prompt, or "

@@ -189,7 +189,7 @@ TEST_CASE("ZeRO in a loop of one's own") {
     pl::linear<float, up_projection> up(context);
     pl::adamw<float> optimizer;
     pl::parameter_units<float, pl::cpu> units(context, pl::zero_level::optimizer, {});
-    units.add(context, 0, [&](auto&& f) { up.visit(f); });  // unit 0: cut over dp, and so is its optimizer's state
+    units.add(context, 0, [&](auto&& f) { up.visit(f); });  // unit 0, whose optimizer state is cut over dp
     up.visit([&](auto& p) { p.initialize(context); });
     pl::tensor<float, up_projection::input> x(context);
     pl::kernels::fill_normal(context.device, x.data(), x.part(), 1, 1, 0.0, 1.0);
@@ -312,7 +312,9 @@ TEST_CASE("a pipeline of long sequences") {
       return std::make_unique<pl::llama<float, long_context>>(context, config, pl::llama_options{}, part, first);
     };
     pl::adamw<float> optimizer;
-    pl::pipeline<pl::llama<float, long_context>> model(context, ranks.along(), plan, parts, make_stage);
+    pl::pipeline_options options;
+    options.parallel.level = pl::zero_level::optimizer;
+    pl::pipeline<pl::llama<float, long_context>> model(context, ranks.along(), plan, parts, make_stage, options);
     pl::training_step step(context, model, optimizer, clip);
     model.visit([&](auto& p) { p.initialize(context); });
     double first = 0, last = 0;

@@ -21,7 +21,7 @@ namespace plait {
 
 /// A strategy: how a transformer is laid out, and nothing else.
 ///
-///     struct megatron_sp {
+///     struct my_strategy {
 ///       using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
 ///       using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;   // between layers; mentions every axis
 ///       using query_heads = shard<heads, tp>;

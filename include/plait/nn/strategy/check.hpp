@@ -60,6 +60,11 @@ struct strategy_requirements {
   static_assert(
       has_stored || !requires { typename S::template storage<spec<hidden>>; },
       "the strategy has a member `storage`, which means nothing: did you mean `stored`?");
+
+  static constexpr bool has_branch_input = requires { typename S::branch_input; };
+  static constexpr bool has_branch_output = requires { typename S::branch_output; };
+  static_assert(has_branch_input == has_branch_output,
+                "a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing");
 };
 
 /// The demands of `strategy_requirements` as a value: nothing is derived from a strategy that it refuses.
@@ -86,7 +91,9 @@ concept complete_strategy =
         !requires { typename S::template Stored<spec<hidden>>; }) &&
     (
         requires { typename S::template stored<spec<hidden>>; } ||
-        !requires { typename S::template storage<spec<hidden>>; });
+        !requires { typename S::template storage<spec<hidden>>; }) &&
+    (
+        requires { typename S::branch_input; } == requires { typename S::branch_output; });
 
 template <class S>
 struct mesh_or_none {

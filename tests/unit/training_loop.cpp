@@ -1,0 +1,82 @@
+// The training loop that README.md shows, with data, and with states that are saved and loaded.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "plait/checkpoint/load_state.hpp"
+#include "plait/checkpoint/saver.hpp"
+#include "plait/comm/threads.hpp"
+#include "plait/data/token_source.hpp"
+#include "plait/models/llama.hpp"
+#include "plait/nn/strategies.hpp"
+#include "plait/train/train_step.hpp"
+#include "plait/train/weights_hash.hpp"
+#include "support/temp_folder.hpp"
+
+namespace pl = plait;
+
+TEST_CASE("a training loop of one's own reads each sample once, and goes on from what it has saved") {
+  const temp_folder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder / "");
+  std::string bytes;
+  for (int i = 0; i < 1000; ++i) bytes += static_cast<char>('a' + i * i % 23);
+  folder.write("my.txt", bytes);
+  const pl::token_source text({.paths = {"my.txt"}, .vocab = 256});
+  const auto hash_after = [&](const pl::mesh_shape& shape, std::uint64_t steps) {
+    std::uint64_t hash = 0;
+    pl::threads::run(static_cast<int>(shape.size()), [&](pl::threads::communicator all) {
+      pl::world world(shape, all);
+      pl::cpu device;
+      pl::llama_config config;
+      config.layers = 1;
+      pl::any_communicator& ranks = world.root();
+      constexpr std::int64_t sequences = 4, length = 16;
+      const int microbatches = 2;
+      const double clip = 1.0;
+      const auto report = [](const pl::finished_save& save) { CHECK(save.failure == ""); };
+      const pl::context<pl::cpu> context{device, world,
+                                         pl::llama_sizes<pl::megatron_sp>(config, shape, sequences, length), 1};
+      pl::llama<float, pl::megatron_sp> model(context, config);
+      pl::adamw<float> optimizer;
+
+      pl::checkpoint_saver saver(device, ranks, {.directory = "steps", .keep = {.last = 3}});
+      std::uint64_t done = 0;
+      if (pl::newest_step(pl::machine_files(), "steps"))
+        done = pl::load_state(context, ranks, model, optimizer, "steps").step;  // on any layout
+      else
+        model.visit([&](auto& p) { p.initialize(context); });
+      pl::training_step step(context, model, optimizer, microbatches, clip);
+      while (done < steps) {
+        const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // of this step's samples
+        step.load(context, first, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
+          const pl::box& part = ids.part();  // the samples and the positions of microbatch k that this rank has
+          for (std::int64_t row = 0; row < part.local[0]; ++row) {
+            const std::int64_t sample = first + k * sequences + part.offset[0] + row;
+            const std::int64_t from = sample * length + part.offset[1];
+            text.read(from, part.local[1], ids.data() + row * part.local[1]);
+            text.read(from + 1, part.local[1], labels.data() + row * part.local[1]);
+          }
+        });
+        optimizer.begin_step(context, /*learning_rate=*/1e-3);
+        step.run(context);
+        if (++done % 2 == 0) saver.save(context, model, optimizer, done);  // copies, and returns
+        for (const auto& save : saver.finished(device)) report(save);      // save.failure, where it is not empty
+      }
+      for (const auto& save : saver.wait(device)) report(save);
+
+      const std::uint64_t mine = pl::weights_hash(context, model);
+      if (world.rank() == 0) hash = mine;
+    });
+    return hash;
+  };
+  const pl::mesh_shape shape = pl::megatron_sp::mesh(2, 1, 1, 1).shape();
+  hash_after(shape, 4);
+  const std::uint64_t through = hash_after(shape, 6);
+  std::filesystem::remove_all("steps");
+  CHECK(hash_after(shape, 6) == through);
+  CHECK(hash_after(shape, 6) == through);  // nothing is left to do
+  std::filesystem::current_path(before);
+}
