@@ -8,7 +8,9 @@
 
 bool has_nccl();
 
-/// Throws where GPU `index` of this machine cannot be used.
+/// Returns how many GPUs this process sees, and makes a context on none. Throws where there is none.
+int count_gpus();
+/// Throws where GPU `index` of them cannot be used; makes a context on it.
 void check_gpu(int index);
 
 /// A rank's GPU as the options ask for it.

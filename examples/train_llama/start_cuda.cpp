@@ -17,6 +17,13 @@ void check_built(const options& opt) {
                 "--attention-sums fixed are legal here");
 }
 
+int count_gpus() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  plait::fail("--device cuda: there is no CUDA device here (" + std::string(cudaGetErrorString(status)) + ")");
+}
+
 void check_gpu(int index) {
   try {
     const plait::cuda device({.device = index, .workspace_bytes = 0});

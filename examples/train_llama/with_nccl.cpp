@@ -14,11 +14,11 @@
 namespace {
 
 /// Of the GPUs that this process sees. Launchers may show each process its own alone; NCCL refuses one that is taken.
+/// The process looks at no other: that takes half a GB of it, and fails where another process has it for itself.
 int gpu_of(int local_rank) {
-  check_gpu(0);
-  int count = 1;
-  plait::detail::cuda_check(cudaGetDeviceCount(&count), "counting the GPUs");
-  return local_rank % count;
+  const int index = local_rank % count_gpus();
+  check_gpu(index);
+  return index;
 }
 
 }  // namespace
@@ -26,16 +26,15 @@ int gpu_of(int local_rank) {
 bool has_nccl() { return true; }
 
 void start_on_all_gpus(const setup& s, const rank_body& body) {
-  check_gpu(0);
   std::vector<int> devices;
-  int count = 0;
-  plait::detail::cuda_check(cudaGetDeviceCount(&count), "counting the GPUs");
+  const int count = count_gpus();
   if (s.mesh.size() > count)
     plait::fail("--mesh " + s.opt.mesh + " has " + std::to_string(s.mesh.size()) +
                 " ranks, but --backend nccl was started as one process, which sees " + std::to_string(count) +
                 (count == 1 ? " GPU" : " GPUs") +
                 "; start it by torchrun, srun or mpirun on several machines, or let "
                 "ranks share a GPU by --backend threads");
+  check_gpu(0);
   for (int i = 0; i < s.mesh.size(); ++i) devices.push_back(i);
   plait::nccl::run(devices, device_options(s, 0), {}, [&](plait::nccl::communicator ranks, plait::cuda& device) {
     run_on_gpu(s, device, plait::any_communicator(std::move(ranks)), body);

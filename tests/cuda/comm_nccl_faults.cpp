@@ -13,6 +13,7 @@
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/launch/nccl.hpp"
 #include "plait/comm/nccl/memory.hpp"
+#include "plait/device/cuda_graph.hpp"
 #include "support/conformance.hpp"
 #include "support/last_words.hpp"
 #include "support/nccl_runs.hpp"
@@ -115,6 +116,46 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
   stand_in::aborts_together = 0;
   CHECK(has(text, "called abort: for a test"));
   CHECK(stand_in::aborts_begun == 6);
+}
+
+TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph throws at once, and the process lives on") {
+  // The aborts wait for the graph, and the graph for the thread that throws.
+  const auto ends = [](const auto& fails) {
+    std::atomic<double> waited{-1};
+    const std::string text = text_of(2, {.deadline = 60, .grace = 20}, [&](rank_comm& comm, cuda& device) {
+      auto x = make_buffer<float>(device, 64);
+      device.zero(x.data(), 256, device.main_stream());
+      rank_comm apart = comm.split(0, comm.rank());
+      const auto work = [&] {
+        for (rank_comm* one : {&comm, &apart}) one->all_reduce(x.data(), x.data(), 64, dtype::f32, reduce_op::sum);
+      };
+      work();
+      cuda_graph graph(device);
+      graph.record(work);
+      graph.launch();
+      comm.barrier();
+      const double begun = comm_clock();
+      try {
+        fails(comm, x.data());
+        comm.barrier();
+      } catch (const error&) {
+        if (comm.rank() == 0) waited = comm_clock() - begun;
+        throw;
+      }
+    });
+    CHECK(waited >= 0);
+    CHECK(waited < 10);
+    return text;
+  };
+  CHECK(has(ends([](rank_comm& comm, void*) {
+              if (comm.rank() == 0) comm.abort("for a test");
+            }),
+            "called abort: for a test"));
+  CHECK(has(ends([](rank_comm& comm, void* x) {  // rank 0 comes last, and so NCCL's error is in its call
+              if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+              comm.all_reduce(x, x, 4, comm.rank() ? dtype::f32 : dtype::i32, reduce_op::sum);
+            }),
+            "mismatched collective"));
 }
 
 #ifndef PLAIT_TEST_THREAD_SANITIZER  // which does not follow a fork

@@ -257,6 +257,42 @@ void check_linear(context<cuda>& ctx) {
   CHECK(difference(read(ctx, by_product), read(ctx, by_hand)) < tolerance<T>);
 }
 
+/// A linear on arrays of the caller's, whose bias begins so many elements behind a 256-byte boundary, against one on
+/// plait's own: equal, with a kernel of its own for the bias where cuBLASLt may not read it.
+template <class Precision>
+void check_bias_of_caller(context<cuda>& ctx) {
+  using T = activation_of<Precision>;
+  using G = gradient_of<Precision>;
+  using layer = linear<Precision, up_policy<gathered, true>, cuda>;
+  two_linears<Precision> two(ctx);
+  const auto forward = nodes(ctx.device, [&] { two.biased.forward(ctx, two.x); });
+  const auto backward = [&](layer& l) {
+    linear_saved<cuda> kept;
+    l.visit([&](auto& p) { p.zero_gradient(ctx); });
+    l.backward(ctx, two.x, kept, two.dy);
+    std::vector<G> host(64);
+    ctx.device.download(host.data(), l.bias()->gradient(), 64 * sizeof(G), ctx.device.main_stream());
+    return values(host.begin(), host.end());
+  };
+  for (const std::size_t shift : {16 / sizeof(T), std::size_t{1}, std::size_t{3}}) {
+    CAPTURE(shift);
+    auto weight = make_buffer<T>(ctx.device, 64 * 32), bias = make_buffer<T>(ctx.device, 64 + shift);
+    auto weight_gradient = make_buffer<G>(ctx.device, 64 * 32), bias_gradient = make_buffer<G>(ctx.device, 64 + shift);
+    parameter_memory<Precision> memory{.weight = weight.template data<T>(),
+                                       .gradient = weight_gradient.template data<G>()};
+    memory.bias = bias.template data<T>() + shift;
+    memory.bias_gradient = bias_gradient.template data<G>() + shift;
+    if constexpr (!std::is_same_v<T, master_of<Precision>>) memory.master = memory.bias_master = own_memory;
+    layer on_callers(ctx, "biased", {.memory = memory});
+    fill(ctx, on_callers);
+    const bool fused = shift * sizeof(T) % 16 == 0;
+    CHECK(nodes(ctx.device, [&] { on_callers.forward(ctx, two.x); }) == forward + (fused ? 0 : 1));
+    CHECK(difference(read(ctx, on_callers.forward(ctx, two.x)), read(ctx, two.biased.forward(ctx, two.x))) <
+          tolerance<T>);
+    CHECK(difference(backward(on_callers), backward(two.biased)) < 1e-6);
+  }
+}
+
 /// The gradient of a bias: with the product that makes the weight's, in place for the first microbatch and by a pass
 /// over the sums for others, or by passes over dy.
 template <class Precision>

@@ -121,6 +121,13 @@ TEST_CASE("fusions: a bias and an addend run with the product") {
   });
 }
 
+TEST_CASE("fusions: a bias in the caller's memory is added by the product where it is on a 16-byte boundary") {
+  on_one_rank([](context<cuda>& ctx) {
+    check_bias_of_caller<float>(ctx);
+    check_bias_of_caller<bf16>(ctx);
+  });
+}
+
 TEST_CASE("fusions: branches that share their input are added by the products, and so are their gradients") {
   on_one_rank([](context<cuda>& ctx) {
     using branch = linear<float, up_policy<gathered, false>, cuda>;

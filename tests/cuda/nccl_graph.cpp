@@ -154,6 +154,7 @@ struct disturbance {
   bool asked_late = false;   ///< nobody asks for the numbers of a step but of the last
   int failing_step = -1;     ///< in which rank 1 fails,
   int failing_product = 0;   ///< at this product
+  int aborting_step = -1;    ///< before which rank 1 aborts
 };
 
 /// The losses of six steps of a small Llama as a pipeline, -1 for those that are no numbers, and the weights of each
@@ -203,6 +204,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
                 if (comm.rank() == 1 && i == disturbed.failing_step)
                   stand_in::failing_product = disturbed.failing_product;
 #endif
+                if (comm.rank() == 1 && i == disturbed.aborting_step) comm.abort("for a test");
                 step.load(ctx, 4 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
                   for (std::int64_t t = 0; t < ids.size(); ++t) {
                     ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
@@ -313,6 +315,21 @@ TEST_CASE(
   const auto stages = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
   for (const int product : {1, 17, 70}) ends(stages, false, 1, product);
   for (const int step : {1, 2}) ends(stages, true, step, 12);  // before it is recorded, and while it is
+}
+
+TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorded step ends them soon") {
+  pipeline_options options;
+  options.parallel.level = zero_level::parameters;
+  const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
+  const double begun = comm_clock();
+  std::string text;
+  try {
+    train_pipeline<one_f_one_b>(shape, true, {}, options, {.aborting_step = 4});
+  } catch (const error& e) {
+    text = e.what();
+  }
+  CHECK(text.find("rank 1 called abort: for a test") != std::string::npos);
+  CHECK(comm_clock() - begun < 45);  // the grace is 60 s
 }
 
 TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
@@ -117,7 +118,7 @@ TEST_CASE("sums that a product cannot make are left to kernels") {
   CHECK_FALSE(makes(q, sums.data<float>()));
 }
 
-TEST_CASE("products take matrices that begin anywhere, and each call's own bias") {
+TEST_CASE("products take matrices that begin anywhere, and each call's own bias, which does not") {
   cuda device(small);
   product p{device, 8};
   const std::vector<float> plain = p.run();
@@ -126,24 +127,25 @@ TEST_CASE("products take matrices that begin anywhere, and each call's own bias"
   auto a = make_buffer<float>(device, 8 * 24 + 1), b = make_buffer<float>(device, 24 * 16 + 1),
        c = make_buffer<float>(device, 8 * 16 + 1);
   product fresh{device, 8};
-  device.copy(a.data<float>() + 1, fresh.a.data(), fresh.a.bytes(), device.main_stream());
-  device.copy(b.data<float>() + 1, fresh.b.data(), fresh.b.bytes(), device.main_stream());
-  device.copy(c.data<float>() + 1, fresh.c.data(), fresh.c.bytes(), device.main_stream());
-  device.gemm(false, false, 8, 16, 24, 1.0, a.data<float>() + 1, 24, b.data<float>() + 1, 16, 1.0, c.data<float>() + 1,
-              16);
-  device.download(out.data(), c.data<float>() + 1, out.size() * sizeof(float), device.main_stream());
+  for (const auto& [to, from] : {std::pair(&a, &fresh.a), {&b, &fresh.b}, {&c, &fresh.c}})
+    device.copy(to->data<float>() + 1, from->data(), from->bytes(), device.main_stream());
+  const auto multiply = [&](const float* x, const float* y, float* to, const float* bias = nullptr) {
+    device.gemm(false, false, 8, 16, 24, 1.0, x, 24, y, 16, 1.0, to, 16, gemm_epilogue<float>{.bias = bias});
+    device.download(out.data(), to, out.size() * sizeof(float), device.main_stream());
+  };
+  multiply(a.data<float>() + 1, b.data<float>() + 1, c.data<float>() + 1);
   CHECK(out == plain);
 
   for (const float step : {1.0f, 2.0f, 4.0f}) {
     product q{device, 8};
-    const buffer<cuda> bias = q.filled(16, step);
-    device.gemm(false, false, 8, 16, 24, 1.0, q.a.data<float>(), 24, q.b.data<float>(), 16, 1.0, q.c.data<float>(), 16,
-                gemm_epilogue<float>{.bias = bias.data<float>()});
-    device.download(out.data(), q.c.data(), q.c.bytes(), device.main_stream());
+    const buffer<cuda> bias = q.filled(17, step);
+    multiply(q.a.data<float>(), q.b.data<float>(), q.c.data<float>(), bias.data<float>());
     bool right = true;
     for (std::size_t i = 0; i < out.size(); ++i)
       right = right && out[i] == plain[i] + step * static_cast<float>(i % 16 % 7);
     CHECK(right);
+    CHECK_THROWS_WITH_AS(multiply(q.a.data<float>(), q.b.data<float>(), q.c.data<float>(), bias.data<float>() + 1),
+                         doctest::Contains("the bias must begin at a multiple of 16 bytes"), error);
   }
 }
 

@@ -203,6 +203,14 @@ PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "
 PLAIT_STAND_IN_MAJOR=7 refused '--device cuda: device 0 (stand-in) has compute capability 7.0, must be at least 8.0; choose another by options::device' "$stand_in"
 refused '--mesh dp=2 has 2 ranks, but --backend nccl was started as one process, which sees 1 GPU' "$stand_in" \
   --mesh dp=2 --backend nccl
+# A process that a launcher has started looks at no GPU but its own: others may have the rest for themselves.
+launched() {
+  RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 PLAIT_STAND_IN_DEVICES=2 refused "$@" --mesh dp=2 --backend nccl
+}
+PLAIT_STAND_IN_TAKEN=0 PLAIT_STAND_IN_MEMORY=1000000 launched 'out of memory on device 1' "$stand_in"
+PLAIT_STAND_IN_TAKEN=1 launched '--device cuda: choosing the GPU: cudaErrorDevicesUnavailable' "$stand_in"
+PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here (no CUDA-capable device is detected)' "$stand_in" \
+  --backend nccl
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
 refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
 refused '--attention-kernel cudnn: this program was built without cuDNN' "$stand_in" --attention-kernel cudnn --precision bf16

@@ -164,6 +164,14 @@ if(host_only)
   return()
 endif()
 
+# What NCCL had before its communicators got names and windows is enough.
+file(CONFIGURE OUTPUT older_nccl.cpp CONTENT
+  "#include <plait/comm/launch/nccl.hpp>\n#include <plait/comm/nccl/memory.hpp>\n" @ONLY)
+add_library(cuda_on_cpu_older_nccl OBJECT "${CMAKE_CURRENT_BINARY_DIR}/older_nccl.cpp")
+target_link_libraries(cuda_on_cpu_older_nccl PRIVATE plait::own plait plait_cuda_stand_in)
+target_compile_definitions(cuda_on_cpu_older_nccl PRIVATE PLAIT_STAND_IN_NCCL_MINOR=26)
+target_compile_options(cuda_on_cpu_older_nccl PRIVATE -O0)
+
 # The trainer of the examples, for GPUs that the CPU stands in for: scripts/trainer_cuda.sh runs it.
 if(PLAIT_BUILD_EXAMPLES)
   set(trainer "${PROJECT_SOURCE_DIR}/examples/train_llama")

@@ -29,7 +29,8 @@ namespace plait::nccl {
 /// side where nothing orders them, and every rank must call them in one order.
 ///
 /// Calls in a stream that is being recorded become part of the graph; the deadline covers a replay that `watch`
-/// follows.
+/// follows. The graph goes before the communicator does, also where an exception unwinds: NCCL ends none whose calls a
+/// graph holds.
 ///
 /// The order of a reduction is NCCL's choice. Messages of two ranks match in the order of their calls, in a group in
 /// the order of their tags first; a message to the own rank needs a group. An error, a lost rank, or an operation that
@@ -139,7 +140,8 @@ class communicator : public verbs<communicator> {
     s.home->enqueued(*op, s.home->main);
   }
 
-  /// Aborts all communicators of its team in this process; the other processes find a lost peer.
+  /// Has all communicators of its team in this process aborted, and does not wait for that; the other processes find a
+  /// lost peer.
   void abort(const std::string& why) noexcept {
     try {
       self().home->ranks().fail(cat({"rank ", self().home->rank, " called abort: ", why}));

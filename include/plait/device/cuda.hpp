@@ -273,13 +273,15 @@ class cuda {
 
   /// C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, row-major, as `cpu::gemm`: (float, float), (double, double),
   /// (bf16, bf16), and (bf16, float), where the float C may be a gradient that is accumulated (beta = 1). On the main
-  /// stream. Sums are float, or double.
+  /// stream. Sums are float, or double. Throws where the epilogue's bias is not on a 16-byte boundary.
   template <class In, class Out>
   void gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, double alpha, const In* a,
             std::int64_t lda, const In* b, std::int64_t ldb, double beta, Out* c, std::int64_t ldc,
             gemm_epilogue<Out> epilogue = {}) {
     const gemm_problem problem{trans_a, trans_b, m, n, k, lda, ldb, ldc};
     problem.check();
+    if (reinterpret_cast<std::uintptr_t>(epilogue.bias) % 16 != 0)
+      fail({problem.text(), ": the bias must begin at a multiple of 16 bytes, which cuBLASLt may read at once"});
     if (m == 0 || n == 0) return;
     if (k == 0) return no_terms(problem, beta, c, epilogue.bias == nullptr && epilogue.addend == nullptr);
     gemm_.run(problem, alpha, a, b, beta, c, epilogue, static_cast<Out*>(nullptr), options_.tf32, workspace_,

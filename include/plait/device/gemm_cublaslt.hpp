@@ -32,8 +32,8 @@ inline void cublas_check(cublasStatus_t status, const gemm_problem& problem, con
 
 }  // namespace detail
 
-/// The work of a product beside multiplying, in the same pass over C. `bias` [n] is added to every row; `addend` [m, n]
-/// is read where C would be, so that C = product + beta * addend without a copy of it. Null: not there.
+/// The work of a product beside multiplying, in the same pass over C. `bias` [n], on a 16-byte boundary, is added to
+/// every row; `addend` [m, n] is read in C's place: C = product + beta * addend, without a copy. Null: not there.
 template <class C>
 struct gemm_epilogue {
   const C* bias = nullptr;

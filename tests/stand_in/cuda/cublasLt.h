@@ -305,6 +305,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (aligned > 1 && reinterpret_cast<std::uintptr_t>(matrices[matrix]) % aligned != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   }
+  const bool uses_vector = g.after.bias || g.after.sum_a || g.after.sum_b;  // which kernels read 16 bytes at a time
+  if (uses_vector && reinterpret_cast<std::uintptr_t>(g.after.vector) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (algorithm && static_cast<std::int64_t>(algorithm->data[1]) == stand_in::unable_algorithm)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   g.split_in_output = algorithm && algorithm->data[3] != 0;

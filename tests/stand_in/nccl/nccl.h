@@ -142,9 +142,11 @@ inline ncclResult_t ncclMemFree(void* data) {
     return plait::nccl_stand_in::refuse(ncclInvalidUsage, "ncclMemFree: the memory is registered as a window");
   return plait::nccl_stand_in::free_memory(data);
 }
+#if NCCL_MINOR >= 27
 inline ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, ncclWindow_t* window, int flags) {
   return plait::nccl_stand_in::register_window(comm, data, bytes, window, flags);
 }
 inline ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
   return plait::nccl_stand_in::deregister_window(comm, window);
 }
+#endif

@@ -14,7 +14,9 @@ namespace plait::nccl {
 
 struct options {
   double deadline = 600;  ///< seconds until an operation that has not finished ends all ranks; 0 waits for ever
-  double grace = 60;      ///< seconds for NCCL to abort what has failed, after which the process ends; 0: no limit
+  /// Seconds for NCCL to abort what has failed, and for ranks to destroy graphs that hold its calls, which NCCL waits
+  /// for; after that the process ends. 0: no limit.
+  double grace = 60;
   bool check_pointers = false;  ///< ask CUDA whether every buffer is device memory (about 1 us each)
   /// Least and most thread blocks that a collective takes, each of which occupies a multiprocessor while products run
   /// beside it; 0: NCCL chooses. (NCCL_MIN_CTAS and NCCL_MAX_CTAS say the same for a whole process.)
@@ -37,7 +39,7 @@ namespace detail {
 
 /// The configuration of a communicator that does not block: a rank that never comes must not hold the others inside
 /// NCCL. Throws where `settings` name no number of thread blocks that NCCL knows.
-inline ncclConfig_t config_of(const options& settings, const std::string& label) {
+inline ncclConfig_t config_of(const options& settings, [[maybe_unused]] const std::string& label) {
   constexpr int most = 64;  // NCCL's MAXCHANNELS
   for (const auto& [knob, ctas] : {std::pair{"min_ctas", settings.min_ctas}, std::pair{"max_ctas", settings.max_ctas}})
     if (ctas < 0 || ctas > most) fail({"nccl::options::", knob, " is ", ctas, ", must be 0 (NCCL chooses) to ", most});
@@ -45,7 +47,9 @@ inline ncclConfig_t config_of(const options& settings, const std::string& label)
     fail({"nccl::options::min_ctas is ", settings.min_ctas, ", more than max_ctas, ", settings.max_ctas});
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   config.commName = label.c_str();
+#endif
   if (settings.min_ctas > 0) config.minCTAs = settings.min_ctas;
   if (settings.max_ctas > 0) config.maxCTAs = settings.max_ctas;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)

@@ -55,7 +55,7 @@ struct state {
     if (link.comm == nullptr) return;
     home->remove(&link);
     if (!link.owned || link.aborted) {
-      outlive_places();
+      outlive_calls();
       return;
     }
     const ncclResult_t now = home->ranks().failed() ? ncclRemoteError : settled(ncclCommFinalize(link.comm));
@@ -209,13 +209,12 @@ struct state {
     if (link.comm != nullptr && link.owned && std::uncaught_exceptions() > 0)
       home->ranks().fail(cat({"rank ", home->rank, " is leaving by an exception"}), home->rank);
   }
-  /// Where a call was given up, NCCL may write to its place until the communicator is aborted; one of the caller's is
-  /// not aborted here, and keeps it.
-  void outlive_places() {
-    if (places_.empty()) return;
+  /// Until the communicator is aborted NCCL reads its label and, where a call was given up, may write to its place; one
+  /// of the caller's is not aborted here, and keeps the places.
+  void outlive_calls() {
     if (link.owned)
       home->ranks().await_aborts();
-    else
+    else if (!places_.empty())
       static_cast<void>(new auto(std::move(places_)));
   }
   /// Before the communicator goes, and the memory after it: what uses either must be over.

@@ -95,8 +95,10 @@ class team {
     std::unique_lock lock(mutex_);
     aborted_.wait(lock, [this] { return !aborting_; });
   }
-  /// Ends all communicators of the team that it owns. Only the first reason counts; `leaving` is a rank that an
-  /// exception unwinds, whose reason is known later.
+  /// Ends all communicators of the team that it owns: the watching thread aborts them, and nobody waits for that here.
+  /// Since NCCL 2.26 an abort ends when no graph holds calls of the communicator any more, and the calling thread may
+  /// have to unwind to destroy one. Only the first reason counts; `leaving` is a rank that an exception unwinds, whose
+  /// reason is known later.
   void fail(const std::string& why, int leaving = -1);
   /// Notes the text of the exception that ended `rank`. False where something else came first.
   bool explain(int rank, const std::string& why) {
@@ -119,6 +121,8 @@ class team {
   mutable std::mutex mutex_;
   std::condition_variable changed_, aborted_;
   bool aborting_ = false;
+  std::vector<doomed_communicator> doomed_;
+  double grace_ = 0;
   std::vector<session*> sessions_;
   std::atomic<bool> failed_{false};
   std::string cause_;
@@ -339,25 +343,18 @@ inline void team::add(session* s, double deadline) {
 }
 
 inline void team::fail(const std::string& why, int leaving) {
-  std::vector<doomed_communicator> doomed;
-  double grace = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failed()) return;
-    leaving_ = leaving;
-    cause_ = why;
-    failed_.store(true, std::memory_order_release);
-    aborting_ = true;
-    const double until = comm_clock() + 0.2;
-    for (session* s : sessions_) {
-      s->give_up(doomed, until);
-      grace = std::max(grace, s->settings.grace);
-    }
-  }
-  abort_side_by_side(doomed, grace, why);  // without the lock: ranks may ask for the cause meanwhile
   const std::lock_guard lock(mutex_);
-  aborting_ = false;
-  aborted_.notify_all();
+  if (failed()) return;
+  leaving_ = leaving;
+  cause_ = why;
+  failed_.store(true, std::memory_order_release);
+  const double until = comm_clock() + 0.2;
+  for (session* s : sessions_) {
+    s->give_up(doomed_, until);
+    grace_ = std::max(grace_, s->settings.grace);
+  }
+  aborting_ = !doomed_.empty();
+  changed_.notify_one();
 }
 
 inline void team::watch() {
@@ -365,13 +362,20 @@ inline void team::watch() {
   while (!over_ && !failed()) {
     changed_.wait_for(lock, std::chrono::duration<double>(tick_));
     std::string why;
-    for (std::size_t i = 0; i < sessions_.size() && why.empty() && !over_; ++i) why = sessions_[i]->problem();
+    for (std::size_t i = 0; i < sessions_.size() && why.empty() && !over_ && !failed(); ++i)
+      why = sessions_[i]->problem();
     if (why.empty() || failed()) continue;
     lock.unlock();
     std::fprintf(stderr, "plait: %s\n", why.c_str());
     fail(why);
     lock.lock();
   }
+  const std::string why = cause_;
+  lock.unlock();  // ranks may ask for the cause meanwhile
+  abort_side_by_side(doomed_, grace_, why);
+  lock.lock();
+  aborting_ = false;
+  aborted_.notify_all();
 }
 
 }  // namespace detail

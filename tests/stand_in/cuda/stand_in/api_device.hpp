@@ -45,6 +45,7 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 }
 inline cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
+  if (stand_in::is_taken(device)) return stand_in::fail(cudaErrorDevicesUnavailable);
   stand_in::current_device = device;
   stand_in::device_chosen = true;
   return cudaSuccess;

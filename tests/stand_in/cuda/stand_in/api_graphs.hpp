@@ -49,10 +49,10 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
     for (auto& [handle, other] : r.streams) {
       if (other->captured_by == c) other->captured_by = nullptr;
     }
+    auto g = std::make_unique<CUgraph_st>();
+    g->operations = std::move(c->operations);  // events may refer to the capture for long
     if (c->invalid) return cudaErrorStreamCaptureInvalidated;
     if (!joined) return cudaErrorStreamCaptureUnjoined;
-    auto g = std::make_unique<CUgraph_st>();
-    g->operations = c->operations;
     *graph = g.get();
     r.graphs.emplace(g.get(), std::move(g));
     return cudaSuccess;

@@ -40,6 +40,12 @@ inline int device_count() {
   return count;
 }
 
+/// Whether another process has the device for itself, in the mode EXCLUSIVE_PROCESS: no context can be made on it.
+inline bool is_taken(int device) {
+  static const char* const text = std::getenv("PLAIT_STAND_IN_TAKEN");
+  return text && std::atoi(text) == device;
+}
+
 enum class stream_order { late, eager, random };
 
 }  // namespace stand_in

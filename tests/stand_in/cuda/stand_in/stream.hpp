@@ -356,6 +356,7 @@ cudaError_t call(Body body) {
   runtime& r = runtime::instance();
   const std::lock_guard lock(r.mutex);
   if (device_count() == 0) return fail(cudaErrorNoDevice);
+  if (is_taken(current_device)) return fail(cudaErrorDevicesUnavailable);
   if (!device_chosen) ++calls_without_device;
   if (r.executing) return fail(cudaErrorNotPermitted);
   r.forget_uses();

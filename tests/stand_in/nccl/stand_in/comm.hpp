@@ -67,8 +67,11 @@ struct ncclComm {
     std::function<void()> run_on;   ///< has its stream come as far as it can
     const void *in, *out;
   };
-  std::vector<flight> in_flight;  ///< guarded by the CUDA runtime's lock
-  std::string error;              ///< guarded by the registry
+  std::vector<flight> in_flight;                            ///< guarded by the CUDA runtime's lock
+  std::shared_ptr<int> recorded = std::make_shared<int>();  ///< which the nodes of graphs that hold its calls share
+  const char* name = nullptr;                               ///< the configuration's, which NCCL does not copy
+  std::string closed_as;                                    ///< its name when it ended
+  std::string error;                                        ///< guarded by the registry
   ncclResult_t failure = ncclSuccess;
 };
 

@@ -52,11 +52,18 @@ inline bool legal_ctas(const ncclConfig_t* config) {
   const auto in_range = [](int n) { return n == NCCL_CONFIG_UNDEF_INT || (n >= 1 && n <= 64); };
   return in_range(least) && in_range(most) && (most == NCCL_CONFIG_UNDEF_INT || least <= most);
 }
+inline const char* name_in([[maybe_unused]] const ncclConfig_t* config) {
+#if NCCL_MINOR >= 27
+  if (config != nullptr) return config->commName;
+#endif
+  return nullptr;
+}
 inline void keep_config(ncclComm_t comm, const ncclConfig_t* config) {
   if (config == nullptr) return;
   if (config->minCTAs != NCCL_CONFIG_UNDEF_INT) comm->min_ctas = config->minCTAs;
   if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->max_ctas = config->maxCTAs;
   comm->may_share = config->splitShare == 1;
+  comm->name = name_in(config);
 }
 
 inline ncclResult_t init(ncclComm_t* comm, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config) {
@@ -104,7 +111,8 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
 #endif
   ncclComm_t made = nullptr;
   try {
-    auto member = comm->member->split(color, key, config != nullptr && config->commName ? config->commName : "");
+    const char* const name = name_in(config);
+    auto member = comm->member->split(color, key, name != nullptr ? name : "");
     if (member != nullptr) {
       const std::lock_guard lock(registry::get().mutex);
       made = add(comm->ranks, std::move(member), comm->world_rank, comm->blocking);
@@ -122,6 +130,7 @@ inline ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* child
 
 /// Once a rank has ended all its communicators, no other may wait for it.
 inline void close(ncclComm_t comm) {
+  if (comm->name != nullptr) comm->closed_as = comm->name;
   bool last;
   {
     const std::lock_guard lock(registry::get().mutex);
@@ -143,7 +152,10 @@ inline ncclResult_t finalize(ncclComm_t comm) {
   if (ready != ncclSuccess) return ready;
   comm->finalized = true;
 #ifdef PLAIT_CUDA_STAND_IN
-  if (!comm->blocking && is_in_flight(comm)) return ncclInProgress;  // until all of it is over
+  // Until all of it is over, and no graph can launch it again.
+  if (!comm->blocking && (is_in_flight(comm) || is_recorded(comm))) return ncclInProgress;
+  if (is_recorded(comm))
+    ::stand_in::die("ncclCommFinalize: a graph holds calls of the communicator, and is not destroyed");
   while (is_in_flight(comm) && !comm->ranks->world->failed()) {
     run_on(comm);
     std::this_thread::yield();
@@ -153,6 +165,8 @@ inline ncclResult_t finalize(ncclComm_t comm) {
 }
 inline ncclResult_t destroy(ncclComm_t comm) {
 #ifdef PLAIT_CUDA_STAND_IN
+  if (comm != nullptr && is_recorded(comm))
+    ::stand_in::die("ncclCommDestroy: a graph holds calls of the communicator, and is not destroyed");
   if (comm != nullptr && !comm->blocking && is_in_flight(comm))
     ::stand_in::die("ncclCommDestroy: operations are in flight, as ncclCommFinalize would have told");
 #endif
@@ -162,7 +176,8 @@ inline ncclResult_t destroy(ncclComm_t comm) {
   close(comm);
   return ncclSuccess;
 }
-/// May be called while another thread is inside a call of the same communicator, which then returns.
+/// May be called while another thread is inside a call of the same communicator, which then returns. As NCCL
+/// since 2.26, it waits until the graphs that hold calls of the communicator are destroyed.
 inline ncclResult_t abort(ncclComm_t comm) {
   if (comm == nullptr || comm->ended.exchange(true)) {
     return refuse(ncclInvalidUsage, "ncclCommAbort: the communicator is null, or was destroyed or aborted");
@@ -176,6 +191,7 @@ inline ncclResult_t abort(ncclComm_t comm) {
   comm->ranks->world->fail("rank " + std::to_string(comm->world_rank) + " aborted a communicator");
 #ifdef PLAIT_CUDA_STAND_IN
   run_on(comm);  // its kernels are gone when it returns
+  while (is_recorded(comm)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 #endif
   {
     auto& r = registry::get();
@@ -208,7 +224,7 @@ inline ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
   std::this_thread::yield();  // so that another one comes
   if (comm->finalized) {
     run_on(comm);
-    finishing = is_in_flight(comm);
+    finishing = is_in_flight(comm) || is_recorded(comm);
   }
 #endif
   const std::lock_guard lock(r.mutex);

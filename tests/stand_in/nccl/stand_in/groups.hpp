@@ -34,6 +34,7 @@ struct call_of {
   ncclComm_t comm;
   cudaStream_t stream;
   poster post;
+  std::shared_ptr<int> recorded = nullptr;  ///< the communicator's, where a graph holds the call
 };
 struct open_group {
   int depth = 0;
@@ -141,6 +142,8 @@ inline bool is_in_flight(ncclComm_t comm, const char* begin = nullptr, std::size
   }
   return false;
 }
+/// Whether a graph that was not destroyed holds calls of the communicator.
+inline bool is_recorded(ncclComm_t comm) { return comm->recorded.use_count() > 1; }
 /// Has the streams of what is in flight come as far as they can.
 inline void run_on(ncclComm_t comm) {
   const std::lock_guard lock(::stand_in::runtime::instance().mutex);
@@ -204,7 +207,9 @@ inline ncclResult_t make_or_record(const char* name, std::vector<call_of> calls)
   const cudaStream_t stream = calls.front().stream;
   bool recorded = false;
 #ifdef PLAIT_CUDA_STAND_IN
-  const auto again = [name, calls](cudaStream_t s) { return make(name, calls, s) == ncclSuccess; };
+  std::vector<call_of> kept = calls;
+  for (call_of& c : kept) c.recorded = c.comm->recorded;
+  const auto again = [name, kept = std::move(kept)](cudaStream_t s) { return make(name, kept, s) == ncclSuccess; };
   const cudaError_t status = ::stand_in::record_if_capturing(stream, again, &recorded);
 #else
   cudaStreamCaptureStatus now{};

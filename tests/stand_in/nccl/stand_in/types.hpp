@@ -3,20 +3,30 @@
 #include <climits>
 #include <cstddef>
 
-// Names and values as in NCCL 2.28, as far as plait uses them.
+// Names and values as in NCCL 2.28, as far as plait uses them; with PLAIT_STAND_IN_NCCL_MINOR=26 as in 2.26, whose
+// communicators have no names and no windows.
 
 #define NCCL_MAJOR 2
+#ifdef PLAIT_STAND_IN_NCCL_MINOR
+#define NCCL_MINOR PLAIT_STAND_IN_NCCL_MINOR
+#else
 #define NCCL_MINOR 28
+#endif
 #define NCCL_PATCH 9
 #define NCCL_VERSION(x, y, z) (((x) <= 2 && (y) <= 8) ? (x)*1000 + (y)*100 + (z) : (x)*10000 + (y)*100 + (z))
 #define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_SPLIT_NOCOLOR -1
+#if NCCL_MINOR >= 27
 #define NCCL_WIN_DEFAULT 0
 #define NCCL_WIN_COLL_SYMMETRIC 1
 #define NCCL_CONFIG_INITIALIZER \
-  { NCCL_CONFIG_UNDEF_INT, nullptr, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+  { NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, nullptr }
+#else
+#define NCCL_CONFIG_INITIALIZER \
+  { NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT }
+#endif
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;
@@ -27,9 +37,10 @@ struct ncclUniqueId {
 };
 
 struct ncclConfig_t {
-  int blocking;
+  int blocking, minCTAs, maxCTAs, splitShare;
+#if NCCL_MINOR >= 27
   const char* commName;
-  int minCTAs, maxCTAs, splitShare;
+#endif
 };
 
 enum ncclResult_t {
