@@ -65,6 +65,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
+    if (keep) *keep = {};  // of an earlier pass
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
     auto activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));

@@ -11,6 +11,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/embedding.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/sequence_order.hpp"
 
 namespace plait {
@@ -30,6 +31,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
                     initializer init = {}) {
     const layout& lies = layout_v<Spec>;
+    made_for_ = detail::made_for(ctx.sizes, {&lies});
     layout placed;
     placed.dims.push_back({dim_of<position>, {}});
     placed.dims.push_back(lies.dims.back());
@@ -53,6 +55,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   }
 
   tensor<T, Spec, Device> forward(const microbatch<Device>& mb, const tensor<T, Spec, Device>& x, saved* = nullptr) {
+    made_for_.require(table_->name(), mb.ctx.sizes);
     tensor<T, Spec, Device> y(mb.ctx);
     kernels::embedding_forward(mb.ctx.device, ids(), table_->used_value(), y.data(), tokens_, width_, std::int64_t{0},
                                rows_, rows_);
@@ -63,6 +66,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
   tensor<T, dual_t<Spec>, Device> backward(const microbatch<Device>& mb, const tensor<T, Spec, Device>&, saved&,
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
+    made_for_.require(table_->name(), mb.ctx.sizes);
     Device& on = mb.ctx.device;
     tensor<T, dual_t<Spec>, Device> dx(mb.ctx);
     on.copy(dx.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(T), on.main_stream());
@@ -89,6 +93,7 @@ class learned_positions : public layer_types<activation_of<Precision>, Spec, Spe
  private:
   const std::int64_t* ids() const { return positions_.template data<std::int64_t>(); }
 
+  detail::made_for made_for_;
   std::int64_t rows_ = 0, width_ = 0, tokens_ = 0;
   buffer<Device> positions_;
   parameter_ptr<Precision, Device> table_;

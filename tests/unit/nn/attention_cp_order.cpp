@@ -9,10 +9,14 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "plait/comm/threads.hpp"
+#include "plait/nn/attention/context_attention.hpp"
 #include "plait/nn/attention/context_parallel/all_gather_kv.hpp"
 #include "plait/nn/attention/context_parallel/ring.hpp"
+#include "plait/nn/attention/context_parallel/ulysses.hpp"
 #include "plait/nn/dropout.hpp"
 #include "plait/nn/strategies.hpp"
 #include "support/token_runs.hpp"
@@ -125,6 +129,27 @@ TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
   CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }).find("seq is 36; in zigzag order over 4 ranks of cp") ==
         0);
   CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::original(36));
+}
+
+TEST_CASE("attention without a causal mask is refused over a cut sequence, unless a rank gets all of it") {
+  const auto made = []<class Policy>(std::type_identity<Policy>, int ranks) {
+    return refusal([&] {
+      threads::run(ranks, [&](threads::communicator c) {
+        world w(plait::mesh<axis<cp>>(ranks).shape(), c);
+        cpu device;
+        const context<cpu> ctx{device, w, {}, 1};
+        const kernels::attention_shape shape{
+            .batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 4, .scale = 1, .causal = false};
+        context_attention<float, Policy>(ctx, shape, sequence_order::original(16));
+      });
+    });
+  };
+  const std::string cut =
+      "attention: attention without a causal mask needs the whole sequence on each rank; here it is cut into 2";
+  CHECK(made(std::type_identity<ring<cp>>(), 2).find(cut) != std::string::npos);
+  CHECK(made(std::type_identity<all_gather_kv<cp>>(), 2).find(cut) != std::string::npos);
+  CHECK(made(std::type_identity<ulysses<cp>>(), 2) == "");
+  CHECK(made(std::type_identity<ring<cp>>(), 1) == "");
 }
 
 TEST_CASE("what follows from a strategy's policy") {

@@ -8,6 +8,7 @@
 
 #include "plait/data_parallel/units.hpp"
 #include "plait/nn/attention.hpp"
+#include "plait/nn/attention/context_attention.hpp"
 #include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
@@ -97,6 +98,8 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row, rows_whole, true>>();
   check_policy<T, linear, policy<rows_split, column_by_inputs, wide, true>>();
   check_policy<T, linear, policy<wide, row_by_inputs, rows_split>>();
+  // A product that is wider than the output, which has the rank's own features.
+  check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>, true>>();
 }
 
 TEST_CASE_TEMPLATE("linears of which the weight or the bias is frozen", T, float, double) {
@@ -207,6 +210,33 @@ TEST_CASE("a linear of which the weight or the bias is frozen trains for more th
                 }
               },
               {.canonical = true}, order) == "");
+}
+
+TEST_CASE("attention on arrays of the caller's is refused where a rank's tokens are no whole chunks") {
+  using along = plait::mesh<axis<cp>>;
+  const auto made = [](numerics of, bool zigzag) {
+    std::string found;
+    try {
+      threads::run(2, [&](threads::communicator c) {
+        world w(along(2).shape(), c);
+        cpu device({.canonical = true});
+        const context<cpu> ctx{device, w, sizes(), 1, of};
+        const sequence_order text = zigzag ? sequence_order::zigzag(16, 2) : sequence_order::original(16);
+        const kernels::attention_shape shape{.batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 4, .scale = 1};
+        context_attention<double, ring<cp>>(ctx, shape, text);
+        context_attention<double, all_gather_kv<cp>>(ctx, shape, text);
+      });
+    } catch (const error& e) {
+      found = e.what();
+    }
+    return found;
+  };
+  CHECK(made({4, 4, 4, 1}, true) == "");
+  CHECK(made({4, 4, 2, 1}, false) == "");
+  CHECK(made({4, 4, 1, 1}, false).find("chunks of 16 tokens (numerics::sequence), and a rank has a run of 8 from 0") !=
+        std::string::npos);
+  CHECK(made({4, 4, 2, 1}, true).find("chunks of 8 tokens (numerics::sequence), and a rank has a run of 4") !=
+        std::string::npos);
 }
 
 TEST_CASE("a layer that adds to gradients in its own order is refused by its parameter") {

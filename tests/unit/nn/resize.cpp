@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plait/nn/attention.hpp"
+#include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/cross_entropy.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/layer/with_saved.hpp"
@@ -142,6 +143,19 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
               loss.forward(longer, y, ids);
             }),
             "cross_entropy: " + other));
+  using moved_rows = spec<seq, hidden, invariant<tp>>;
+  CHECK(has(refused([](auto& ctx, auto longer, double*, double*, auto*) {
+              redistribution<double, rows, moved_rows> layer(ctx, "moved");
+              const tensor<double, rows> x(ctx);
+              layer.forward(longer, x);
+            }),
+            "moved: " + other));
+  CHECK(has(refused([](auto& ctx, auto longer, double*, double*, auto*) {
+              redistribution<double, rows, moved_rows> layer(ctx, "moved");
+              typename decltype(layer)::saved none;
+              layer.backward(longer, tensor<double, rows>(ctx), none, tensor<double, dual_t<moved_rows>>(ctx));
+            }),
+            "moved: " + other));
   CHECK(refused([](auto& ctx, auto, double* x, double* y, auto*) {  // sizes of dims that the layer does not have
           linear<double, up_with_bias> layer(ctx, "up");
           begin(ctx, layer);

@@ -48,6 +48,7 @@ class context_attention {
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     part.chunk = detail::chunk_of<engine>(ctx.numerics, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
+    require_whole_chunks(part);
     positions_ = order.positions(mine * own, own);
     engine_ = engine(ctx, part, axes);
   }

@@ -15,6 +15,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/made_for.hpp"
 
 namespace plait {
 
@@ -78,6 +79,8 @@ class attention_core {
   attention_core(const context<Device>& ctx, const std::string& name, const attention_core_options& how = {}) {
     if (ctx.numerics.canonical())
       fail({name, ": canonical numerics (deterministic) have no order for attention over another sequence's keys"});
+    name_ = name;
+    made_for_ = detail::made_for(ctx.sizes, {&layout_v<Q>, &layout_v<K>});
     const std::int64_t rank = ctx.ranks.rank();
     const box q = local_box(layout_v<Q>, ctx.ranks.shape(), ctx.sizes, rank);
     const box k = local_box(layout_v<K>, ctx.ranks.shape(), ctx.sizes, rank);
@@ -113,6 +116,7 @@ class attention_core {
   tensor_of<output> forward(const microbatch<Device>& mb, tensor_of<Q> q, tensor_of<K> k, tensor_of<K> v,
                             saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
+    made_for_.require(name_, ctx.sizes);
     rotate(ctx, q.data(), k.data(), [](auto&&... a) { kernels::rope_forward(a...); });
     tensor_of<output> o(ctx);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
@@ -129,6 +133,7 @@ class attention_core {
                      const tensor_of<Gradient>& d_o) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Q>, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
+    made_for_.require(name_, ctx.sizes);
     gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};
     if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
       for (auto* unused : {&d.k, &d.v})
@@ -164,6 +169,8 @@ class attention_core {
     apply(k, k_rotations_, shape_.k_len, kv_heads_);
   }
 
+  std::string name_;
+  detail::made_for made_for_;
   kernels::attention_shape shape_;
   std::int64_t kv_heads_ = 0;   ///< on this rank, used or not
   std::int64_t first_key_ = 0;  ///< of the used ones, in elements

@@ -147,6 +147,7 @@ class cross_attention {
                             const tensor_of<memory_input>& source, saved* keep = nullptr,
                             const tensor_of<output>* addend = nullptr) {
     const range profiled(mb.ctx.device, names_.forward());
+    if (keep) *keep = {};  // of an earlier pass
     tensor_of<seen> gathered = gather(mb, source);
     tensor_of<queries> q(mb.ctx);
     tensor_of<keys> k(mb.ctx), v(mb.ctx);

@@ -134,6 +134,23 @@ std::int64_t chunk_of(const numerics& order, std::int64_t length, const std::str
 }
 }  // namespace detail
 
+/// Throws where a rank's runs of tokens are no whole chunks, in the order that canonical numerics have.
+inline void require_whole_chunks(const attention_part& part) {
+  if (part.chunk == 0) return;
+  for (const auto& block : part.blocks)
+    for (const token_run& run : block)
+      if (run.position % part.chunk != 0 || run.length % part.chunk != 0)
+        fail({part.name, ": canonical numerics cut the sequence into chunks of ", part.chunk,
+              " tokens (numerics::sequence), and a rank has a run of ", run.length, " from ", run.position,
+              "; legal are more chunks, so that each run is whole ones"});
+}
+/// Throws where a sequence is cut whose tokens see those behind them: an engine passes round what is before alone.
+inline void require_causal_or_whole(const attention_part& part) {
+  if (!part.shape.causal && part.blocks.size() > 1)
+    fail({part.name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
+          part.blocks.size()});
+}
+
 /// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride.
 template <class T>
 struct key_block {

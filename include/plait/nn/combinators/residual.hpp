@@ -50,6 +50,7 @@ class residual<Norm, Layer> {
   }
   /// This takes a sum and leaves one. It closes x, whose memory must live until y is closed.
   stream_sum forward(const microbatch<device>& mb, stream_sum& x, saved* keep = nullptr) {
+    if (keep) *keep = {};  // of an earlier pass
     tensor_of<input> normalized = normalize(mb, x, keep ? &keep->norm : nullptr);
     const tensor_of<input>& stream = x.close(mb.ctx.device);
     const auto in = normalized.template view_as<typename Layer::input>();

@@ -114,9 +114,10 @@ class sequential<Layers...> {
     return std::move(y).take(mb.ctx.device);
   }
 
-  /// Returns where the layers of a forward pass keep what they keep: null if the whole pass runs again.
+  /// Returns where the layers of a forward pass keep what they keep: null if the whole pass runs again. What an earlier
+  /// pass has kept there is forgotten.
   static saved* kept_by_pass(const microbatch<device>& mb, saved* keep) {
-    if (keep) keep->again = mb.policy == recompute::full;
+    if (keep) *keep = {}, keep->again = mb.policy == recompute::full;
     return keep && keep->again ? nullptr : keep;
   }
   template <class Gradient>

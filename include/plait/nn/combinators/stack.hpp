@@ -40,7 +40,7 @@ class stack {
 
   /// With no block at all, a copy of x.
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
-    if (keep) keep->blocks.resize(blocks_.size());
+    if (keep) *keep = {}, keep->blocks.resize(blocks_.size());
     if (blocks_.empty()) return copy(mb, x);
     const auto run = [&](std::size_t i, auto& in) {
       const microbatch<device> here = mb.at_block(i);

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/made_for.hpp"
 #include "plait/tensor/redistribute.hpp"
 
 namespace plait {
@@ -22,7 +24,9 @@ class redistribution : public layer_types<T, From, To, Device> {
   struct saved {};
 
   explicit redistribution(const context<Device>& ctx, const std::string& name = "redistribution")
-      : there_(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, name),
+      : name_(name),
+        made_for_(ctx.sizes, {&layout_v<From>, &layout_v<To>}),
+        there_(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, name),
         back_(there_.backward(), ctx.ranks, ctx.sizes, "gradient of " + name) {
     enforce(check_boundary(layout_v<From>, ctx.ranks.shape()), name + ": input");
     enforce(check_boundary(layout_v<To>, ctx.ranks.shape()), name + ": output");
@@ -30,6 +34,7 @@ class redistribution : public layer_types<T, From, To, Device> {
     detail::require_no_sum(ctx, back_, "gradient of " + name);
   }
   tensor<T, To, Device> forward(const microbatch<Device>& mb, const tensor<T, From, Device>& x, saved* = nullptr) {
+    made_for_.require(name_, mb.ctx.sizes);
     tensor<T, To, Device> y(mb.ctx);
     there_.run(mb.ctx.device, x.data(), y.data(), dtype_of<T>);
     return y;
@@ -38,6 +43,7 @@ class redistribution : public layer_types<T, From, To, Device> {
   tensor<T, dual_t<From>, Device> backward(const microbatch<Device>& mb, const tensor<T, From, Device>&, saved&,
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, To>, among<From, To>, Gradient, To>);
+    made_for_.require(name_, mb.ctx.sizes);
     tensor<T, dual_t<From>, Device> dx(mb.ctx);
     back_.run(mb.ctx.device, dy.data(), dx.data(), dtype_of<T>);
     return dx;
@@ -48,6 +54,8 @@ class redistribution : public layer_types<T, From, To, Device> {
   bool trivial() const { return there_.trivial() && back_.trivial(); }
 
  private:
+  std::string name_;
+  detail::made_for made_for_;
   executor there_, back_;
 };
 
@@ -81,6 +89,7 @@ class sum {
         branches_(std::move(first), std::move(rest)...) {}
 
   tensor_of<output> forward(const microbatch<device>& mb, const tensor_of<input>& x, saved* keep = nullptr) {
+    if (keep) *keep = {};  // of an earlier pass
     tensor_of<shared> gathered = gather(mb, x);
     tensor_of<pending> y = add_up(mb, gathered, keep, std::index_sequence_for<Rest...>{});
     if (keep && !gather_.trivial() && mb.policy == recompute::none) keep->gathered = std::move(gathered);

@@ -104,7 +104,8 @@ class linear_biases {
     if (terms_ == nullptr || !trainable()) return;
     for (const auto& p : biases_)
       if (p && p->trainable()) p->begin_terms();
-    const std::int64_t stride = biases_.size() == 1 ? columns_[0] : total_;
+    // A product that is scattered over its own features is wider than the output.
+    const std::int64_t stride = biases_.size() == 1 ? biases_[0]->used_size() / batches_ : total_;
     terms_->add(device, index, count, 0, [&](const token_leaves::leaf& leaf, G* out, bool) {
       buffer<Device> room;
       const T* const rows = rows_of_leaf(device, leaf, dy, stride, room);

@@ -145,6 +145,7 @@ class linear_core : detail::linear_moves {
       biases_.add(ctx.device, y, output_size());
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
+    if (keep) *keep = {};  // of an earlier pass
     if (!keep || mb.policy != recompute::none) return;
     if (weights_trainable()) keep->gathered = std::move(gathered);
     if (adapters_.trainable()) keep->adapted = std::move(adapted);
@@ -301,9 +302,10 @@ class linear_core : detail::linear_moves {
   /// they are wanted; `out` and `addend` are [these rows, n]. Returns whether the biases are added already.
   bool multiply(const context<Device>& ctx, bool transposed, std::int64_t n, std::int64_t k, row_range rows, const T* a,
                 T* out, const T* addend, bool biases) {
-    // cuBLASLt's table of types names no bias for double.
+    // cuBLASLt's table of types names no bias for double, and its kernels may read 16 bytes of a bias at a time.
     constexpr bool fuses_bias = std::is_same_v<W, T> && !std::is_same_v<T, double>;
-    const bool with_bias = fuses_bias && biases && biases_.row() != nullptr;
+    const bool with_bias =
+        fuses_bias && biases && biases_.row() != nullptr && reinterpret_cast<std::uintptr_t>(biases_.row()) % 16 == 0;
     for (std::int64_t at = rows.first, end = at + rows.count, count = 0; at < end; at += count) {
       const std::int64_t b = at / rows_, before = at - rows.first;
       count = std::min(end, (b + 1) * rows_) - at;

@@ -78,6 +78,7 @@ class all_gather_kv_attention {
   all_gather_kv_attention() = default;
   all_gather_kv_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), text_(part.blocks, 0, part.blocks.size(), part.shape.k_len) {
+    require_causal_or_whole(part);
     part_.shape = part.shape.checked();
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);

@@ -74,6 +74,7 @@ class ring_attention {
   ring_attention() = default;
   ring_attention(const context<Device>& ctx, const attention_part& part, const axis_list& axes)
       : part_(part), axes_(axes), route_(part.blocks, part.mine, part.shape.window) {
+    require_causal_or_whole(part);
     if (part.blocks.size() == 1)
       alone_ = alone(ctx, part, axes);
     else

@@ -75,6 +75,7 @@ class ulysses_attention {
     if (ranks_ == 1) return inner_.forward(ctx, in, o, keep ? &keep->inner : nullptr);
     saved scratch;
     saved& kept = keep ? *keep : scratch;
+    kept = {};  // of an earlier pass
     kept.qkv = to_heads(ctx, in);
     if (in.first_visible) kept.first_visible = gather_documents(ctx, in.first_visible);
     kept.o = make_buffer<T>(ctx.device, static_cast<std::size_t>(tokens() * ranks_ * o_width()));
