@@ -12,6 +12,7 @@
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/atomic_folder.hpp"
+#include "plait/io/utf8.hpp"
 
 std::filesystem::path plain(const std::string& path) {
   std::error_code ignored;
@@ -68,9 +69,20 @@ std::vector<named_folder> saved_folders(const options& opt, bool begins_from_ste
   return all;
 }
 
+/// Refuses names that a saved step is to repeat and cannot: its manifest is UTF-8, and a save would find out last.
+void check_names_in_steps(const options& opt) {
+  if (opt.checkpoint_dir.empty()) return;
+  for (const auto& [knob, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule)})
+    if (!plait::is_utf8(*name))
+      plait::fail(fmt::format(
+          "{} names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name",
+          knob));
+}
+
 }  // namespace
 
 void check_files(const options& opt, bool begins_from_step) {
+  check_names_in_steps(opt);
   std::vector<std::pair<const char*, const std::string*>> outputs = {
       {"--log", &opt.log}, {"--plot", &opt.plot}, {"--trace", &opt.trace}, {"--timeline", &opt.timeline}};
   std::vector<std::pair<const char*, std::string>> inputs;

@@ -33,13 +33,16 @@ class keeper {
     if (asked.save != 0) save_asked = 0;
     if (asked.save != 0 || (s_.opt.save_every > 0 && steps % s_.opt.save_every == 0)) save(steps);
   }
-  /// At the end, however it came.
+  /// At the end, however it came. A save of this very step that has failed is tried once more, when those before it no
+  /// longer take room or time.
   void finish(std::int64_t steps, bool worth_saving) {
     if (s_.opt.checkpoint_dir.empty()) return;
-    if (worth_saving && steps > last_) save(steps);
+    tell(run_.ended_saves(true));
+    const bool has_failed = steps == newest_ended_ && !failure_.empty();
+    if (worth_saving && (steps > last_ || has_failed)) save(steps);
     tell(run_.ended_saves(true));
   }
-  /// What the last save failed with.
+  /// What the save of the newest step failed with.
   const std::string& failure() const { return failure_; }
 
  private:
@@ -60,9 +63,13 @@ class keeper {
       ended(s, run_.all_reduce(static_cast<double>(s.bytes), plait::reduce_op::sum));
   }
   void ended(const plait::finished_save& save, double bytes) {
-    failure_ = save.failure;
+    const auto step = static_cast<std::int64_t>(save.step);
+    if (step >= newest_ended_) {  // a save that fails at once ends before older ones that are under way
+      newest_ended_ = step;
+      failure_ = save.failure;
+    }
     const auto judged = judged_.extract(save.step).mapped();
-    if (!save.failure.empty() && judged.is_best && best_.step == static_cast<std::int64_t>(save.step))
+    if (!save.failure.empty() && judged.is_best && best_.step == step)
       best_ = judged.before;  // what is not there is not the best
     tell_({save, bytes, judged.loss, judged.is_best});
   }
@@ -76,8 +83,9 @@ class keeper {
   const setup& s_;
   model_run& run_;
   std::function<void(const news&)> tell_;
-  std::int64_t last_;  ///< step that was saved, or that a save was begun of
+  std::int64_t last_;               ///< step that was saved, or that a save was begun of
+  std::int64_t newest_ended_ = -1;  ///< step of a save
   best_step best_;
   std::map<std::uint64_t, judgement> judged_;  ///< saves that are under way
-  std::string failure_;
+  std::string failure_;                        ///< of the save of `newest_ended_`
 };

@@ -94,7 +94,7 @@ class llama_run final : public model_run {
                 });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
     if (!repeated_->replays()) ++counted_;
-    if (heard_ && index == traced_step(s_.opt)) return trace_step();
+    if (heard_ && index == traced_step(s_.opt, states_.steps_before())) return trace_step();
     repeated_->run(ctx_);
     if (!asks_at_norm) ask(), hear();
     if (heard_) heard_->clear();

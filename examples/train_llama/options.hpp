@@ -181,8 +181,11 @@ inline bool keeps_documents_apart(const options& opt) { return opt.documents == 
 /// Whether what optimizers alone use lies in the host's memory.
 inline bool offloads(const options& opt) { return opt.offload == "optimizer"; }
 
-/// Which step --trace and --timeline show: one that is warmed up, where there is one.
-inline std::int64_t traced_step(const options& opt) { return std::min<std::int64_t>(2, opt.steps - 1); }
+/// Which step --trace and --timeline show of a run that goes on after `resumed` steps: one that is warmed up, where
+/// there is one.
+inline std::int64_t traced_step(const options& opt, std::int64_t resumed) {
+  return std::max(resumed, std::min(resumed + 2, opt.steps - 1));
+}
 
 /// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
 /// has.

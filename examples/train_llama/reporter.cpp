@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -41,7 +42,7 @@ std::string weights_text(const setup& s) {
 
 /// Writes what the traced step looked like, and prints its bubble beside that of the simulation, in which each action
 /// takes the mean of its measured times.
-void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ranks) {
+void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait::step_event>>& ranks) {
   if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
@@ -53,7 +54,7 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
     peers[static_cast<std::size_t>(s.mesh.coordinate(rank, plait::axis_of<plait::pp>))].push_back(ranks[r]);
   }
   const plait::pipeline_timeline measured =
-      plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", traced_step(s.opt) + 1));
+      plait::timeline_of(s.schedule, along, fmt::format("measured: step {}", step + 1));
   std::int64_t data_ranks = 1;
   for (const plait::axis_id axis : s.parallel.axes.shard) data_ranks *= s.mesh.extent(axis);
   const plait::costed_step parts = plait::measured_step(s.schedule, s.parallel.parallel, peers,
@@ -61,8 +62,8 @@ void show(const setup& s, const std::vector<std::vector<plait::step_event>>& ran
   const plait::pipeline_timeline simulated =
       plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms");
   if (shape.ranks > 1)
-    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n",
-        traced_step(s.opt) + 1, 100 * measured.idle(), 100 * simulated.idle());
+    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
+        100 * measured.idle(), 100 * simulated.idle());
   if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
 }
 
@@ -167,10 +168,12 @@ void reporter::finish(const ending& e) {
       communication_text(e), e.hash, use_.ending());
   if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
   if (!s_.opt.plot.empty()) draw();
-  if (!e.traced.empty() && e.steps > traced_step(s_.opt))
-    show(s_, e.traced);
+  const std::int64_t step = traced_step(s_.opt, e.resumed);
+  const bool is_traced = std::any_of(e.traced.begin(), e.traced.end(), [](const auto& rank) { return !rank.empty(); });
+  if (is_traced && e.steps > step)
+    show(s_, step, e.traced);
   else if (!e.traced.empty())
-    say("nothing is traced: the run ended before step {}\n", traced_step(s_.opt) + 1);
+    say("nothing is traced: the run ended before step {}\n", step + 1);
   say_now();
 }
 

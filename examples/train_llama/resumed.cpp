@@ -79,6 +79,28 @@ std::optional<std::uint64_t> newest_in(const std::string& directory) {
   return newest ? std::optional(newest->step) : std::nullopt;
 }
 
+/// The options in the text that a step has of them, without hyphens before their names.
+std::vector<std::pair<std::string_view, std::string_view>> options_in(std::string_view text) {
+  std::vector<std::pair<std::string_view, std::string_view>> all;
+  text.remove_prefix(std::min<std::size_t>(text.size(), 2));  // the first "--"
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, text.find(between));
+    text.remove_prefix(std::min(text.size(), one.size() + between.size()));
+    all.emplace_back(one.substr(0, one.find(' ')), one.substr(std::min(one.size(), one.find(' ') + 1)));
+  }
+  return all;
+}
+
+/// Calls f(name, value, value before) for each option that is not what it was when the step was saved, as far as the
+/// step has it.
+template <class F>
+void each_changed(const setup& s, const plait::loaded_state& loaded, F&& f) {
+  const std::string was = loaded.find_scalar<std::string>("train.options").value_or(""), is = training_text(s);
+  for (const auto& [name, value] : options_in(is))
+    for (const auto& [name_then, value_then] : options_in(was))
+      if (name == name_then && value != value_then) f(name, value, value_then);
+}
+
 }  // namespace
 
 std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
@@ -86,35 +108,33 @@ std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
 }
 
 std::string training_text(const setup& s) {
-  constexpr std::string_view names[] = {
-      "--model",        "--strategy",  "--optimizer", "--muon-momentum", "--muon-scale", "--muon-lr-ratio",
-      "--weight-decay", "--clip",      "--clip-norm", "--dropout",       "--documents",  "--label-smoothing",
-      "--z-loss",       "--precision", "--gradients", "--moments",       "--reduce-in",  "--deterministic"};
+  constexpr std::string_view names[] = {"--model",      "--strategy",      "--optimizer",    "--muon-momentum",
+                                        "--muon-scale", "--muon-lr-ratio", "--weight-decay", "--clip",
+                                        "--clip-norm",  "--dropout",       "--documents",    "--label-smoothing",
+                                        "--z-loss",     "--precision",     "--gradients",    "--moments",
+                                        "--reduce-in",  "--deterministic", "--on-nonfinite", "--end-of-document"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
   for (const auto& [name, value] : s.opt.by_name)
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
       text += fmt::format("{}{} {}", between, name.substr(2), value);
-  return text;
+  // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
+  return text + fmt::format("{}tf32 {}", between, s.opt.tf32);
 }
 
 std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
-  const auto options_in = [](std::string_view text) {
-    std::vector<std::pair<std::string_view, std::string_view>> all;
-    text.remove_prefix(std::min<std::size_t>(text.size(), 2));  // the first "--"
-    while (!text.empty()) {
-      const std::string_view one = text.substr(0, text.find(between));
-      text.remove_prefix(std::min(text.size(), one.size() + between.size()));
-      all.emplace_back(one.substr(0, one.find(' ')), one.substr(std::min(one.size(), one.find(' ') + 1)));
-    }
-    return all;
-  };
-  const std::string was = loaded.find_scalar<std::string>("train.options").value_or(""), is = training_text(s);
   std::string text;
-  for (const auto& [name, value] : options_in(is))
-    for (const auto& [name_then, value_then] : options_in(was))
-      if (name == name_then && value != value_then)
-        text += fmt::format("{}--{} {}, which was {}", text.empty() ? "" : "; ", name, value, value_then);
+  each_changed(s, loaded, [&](std::string_view name, std::string_view value, std::string_view before) {
+    text += fmt::format("{}--{} {}, which was {}", text.empty() ? "" : "; ", name, value, before);
+  });
   return text;
+}
+
+bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
+  bool otherwise = false;
+  each_changed(s, loaded, [&](std::string_view name, std::string_view, std::string_view) {
+    otherwise = otherwise || name == "documents" || name == "end-of-document";
+  });
+  return otherwise;
 }
 
 std::string other_options_of(const setup& s, const std::string& path) {

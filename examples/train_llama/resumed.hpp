@@ -21,6 +21,9 @@ std::string training_text(const setup& s);
 /// step was saved before steps had the text. A run may go on with others: it says which.
 std::string changed_options(const setup& s, const plait::loaded_state& loaded);
 
+/// Whether the run takes held-out losses of other tokens than the step that it goes on from.
+bool judges_otherwise(const setup& s, const plait::loaded_state& loaded);
+
 /// Returns what the error of a state that cannot be loaded begins with: "this run has other options than 'step': ...; "
 /// where it has, and nothing where it has not or that cannot be read.
 std::string other_options_of(const setup& s, const std::string& path);

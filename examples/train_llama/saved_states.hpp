@@ -58,8 +58,12 @@ class saved_states {
                             "directory takes what this run saves"});
     plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
     forget_best_elsewhere();
+    if (best_.step >= 0 && saver_ && s_.opt.keep_best != "none")
+      saver_->begin_with_best(static_cast<std::uint64_t>(best_.step));
     return steps_before_;
   }
+  /// How many steps there were before this run.
+  std::int64_t steps_before() const { return steps_before_; }
   std::int64_t newest_saved() const { return newest_saved_; }
   const best_step& best_saved() const { return best_; }
   /// The norm by which the next step clips, as it was loaded, where the norm is delayed.
@@ -156,7 +160,8 @@ class saved_states {
       return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
                          [&](const auto& s) { return s.first == scalar; });
     };
-    if (has("train.best.step") && (!s_.data || there == data_text_))  // the loss of other data says nothing
+    // A loss of other data, or of other tokens of them, says nothing of those to come.
+    if (has("train.best.step") && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
       best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
     for (const auto& [name, value] : loaded.scalars)
       if (name == "train.clip.norm" && s_.opt.clip_norm == "delayed")

@@ -274,6 +274,15 @@ printf '0F0,0B0\n' >alone.csv
 unharmed alone.csv "--timeline would overwrite 'alone.csv', which --schedule reads" --schedule alone.csv \
   --timeline alone.csv
 
+# Steps say by which options they were made, and what they say is UTF-8.
+bytes=$(printf 'model-\377.json')
+cp config.json "$bytes"
+refused '--model names a path that is not UTF-8, which no step in --checkpoint-dir could repeat; give it another name' \
+  --model "$bytes" --checkpoint-dir out/ck
+bytes=$(printf 'alone-\377.csv')
+cp alone.csv "$bytes"
+refused '--schedule names a path that is not UTF-8, which no step' --schedule "$bytes" --checkpoint-dir out/ck
+
 # Pipelines and long sequences.
 refused "--schedule 1f1b has 4 stages on pp=4 ranks, but the model has 2 layers" --mesh pp=4
 refused "--schedule none: unknown schedule; legal are gpipe, 1f1b, interleaved:V" --schedule none

@@ -57,3 +57,16 @@ full --mesh dp=2 --micro-batch 4 --keep 1
 more
 full --mesh dp=2 --micro-batch 4 --keep 3 --checkpoint-io threads
 umount small
+
+# No folder can take the place of a mount point: an export there is refused before the first step, and not after the last.
+mount -t tmpfs none small
+code=0
+timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 1 --sample 0 \
+  --export-hf small >stdout 2>stderr || code=$?
+[ "$code" = 1 ] || fail "an export to a mount point: exit code $code and not 1: $(cat stdout stderr)"
+grep -q "^train_llama: --export-hf: the folder 'small' cannot be replaced, .*; name a new folder in it$" stderr ||
+  fail "an export to a mount point: $(cat stderr)"
+[ -z "$(find . small -maxdepth 1 -name '*.tmp-*')" ] || fail "what was tried is left: $(ls . small)"
+train within --steps 1 --sample 0 --export-hf small/model
+[ -f small/model/model.safetensors ] || fail "a folder in a mount point: $(ls small)"
+umount small

@@ -97,6 +97,25 @@ train smaller --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 
 grep -qx -- '--resume: other options than before: --global-batch 4, which was 8; --clip 0.5, which was 1' smaller.out ||
   fail "a dry run says nothing of other options: $(cat smaller.out)"
 
+train others --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --documents apart --end-of-document 10 \
+  --on-nonfinite skip --dry-run
+others='--documents apart, which was joined; --end-of-document 10, which was -1; --on-nonfinite skip, which was stop'
+grep -qx -- "--resume: other options than before: $others" others.out || fail "other documents are not said: $(cat others.out)"
+
+# A run that goes on traces a step of its own; one that has none to make says so, and leaves what was traced before.
+trace="--steps 6 --sample 0 --mesh dp=2,pp=2 --data-parallel zero3 --trace trace.json --timeline timeline.svg"
+# shellcheck disable=SC2086  # a list of options
+train traced $trace --resume ck1/step-00000003
+grep -q '^bubble of step 6: ' traced.out || fail "step 6 is not traced: $(cat traced.out)"
+python3 -c 'import json; assert json.load(open("trace.json"))["traceEvents"]' || fail "the trace is empty"
+grep -q 'measured: step 6' timeline.svg || fail "the timeline is of another step"
+cp trace.json kept.json
+cp timeline.svg kept.svg
+# shellcheck disable=SC2086
+train over $trace --resume ck1/step-00000006
+grep -q '^nothing is traced: ' over.out || fail "it does not say that nothing is traced: $(cat over.out)"
+{ cmp -s trace.json kept.json && cmp -s timeline.svg kept.svg; } || fail "a run that traces nothing overwrites a trace"
+
 # The learning rate's course is that of before, or another one that is asked for; a copy keeps it.
 course="gives another learning rate than 'ck1/step-00000003' was trained with: it was \[cosine from 0.003 to 0.1 of it in 6 steps, 1 of warm-up\]"
 for other in "--steps 9" "--lr 0.001" "--warmup 3" "--min-lr-ratio 0.5" "--lr-schedule linear"; do
@@ -182,6 +201,11 @@ train judged4 --steps 4 --sample 0 --mesh dp=2,pp=2,tp=2 --data-parallel zero3 -
 train elsewhere --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir elsewhere --save-every 1 --keep 1 --keep-best held-out \
   --resume best --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow
 [ "$(steps_in elsewhere)" = "step-00000006 " ] || fail "there are $(steps_in elsewhere)"
+# The loss within documents is another one, so that the best is sought anew.
+train apart --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out \
+  --resume auto --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow --documents apart --end-of-document 10
+[ "$(steps_in best)" = "step-00000006 " ] || fail "there are $(steps_in best)"
+grep -q '^saved step 6: .*, the best so far$' apart.out || fail "which is the best: $(cat apart.out)"
 
 # A folder that cannot be written to is read all the same, and said by name where a step would go there.
 chmod 755 .

@@ -80,6 +80,11 @@ class save_writer {
   step_root& root() { return *root_; }
   byte_buffer& arena(std::size_t i) { return arenas_[i]; }
   static constexpr std::size_t most_jobs = 2;
+  /// Before the first job: the best step that is there.
+  void begin_with_best(std::uint64_t step) {
+    const std::lock_guard lock(mutex_);
+    best_ = step;
+  }
 
   void add(std::shared_ptr<save_job> next) {
     {

@@ -174,6 +174,12 @@ class checkpoint_saver {
   /// From the next save on step `best`, which may be that one, is kept whatever its age, and the one before it no
   /// longer is for this reason, once `best` is committed. Not collective.
   void keep_best(std::uint64_t best) { options_.keep.best = best; }
+  /// Before the first save of a job that goes on: `best` is there already, and is kept until another best is committed.
+  /// Not collective.
+  void begin_with_best(std::uint64_t best) {
+    keep_best(best);
+    writer_->begin_with_best(best);
+  }
 
  private:
   using clock = detail::save_job::clock;

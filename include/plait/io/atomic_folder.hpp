@@ -20,23 +20,33 @@
 namespace plait {
 
 /// A new folder: files go into `temporary()`, beside where it will be, and `commit` renames that. Destroyed before
-/// `commit`, it leaves no trace.
+/// `commit`, it leaves no trace; where `commit` cannot rename it, it stays under the name that the error has.
 class atomic_folder {
  public:
   /// `knob` is what the user set to name this folder; every error text starts with it. Throws `error` when there is
-  /// something under that name but an empty folder, or its own folder does not exist or is not writable.
+  /// something under that name but an empty folder that can be replaced, or a link to one, or its own folder does not
+  /// exist or is not writable.
   atomic_folder(const std::string& path, std::string knob) : knob_(std::move(knob)), path_(normal(path)) {
     if (path_.empty()) fail({knob_, ": the name of the folder to write is empty"});
     const std::filesystem::path name = std::filesystem::path(path_).filename();
-    if (name == "." || name == "..")  // renaming would take it away from under this process
-      fail({knob_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
-    require_absent();
-    static std::atomic<unsigned> count{0};
     std::error_code error;
-    do {  // ranks on other machines, and runs that were killed, may have had this process's number
-      temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
-    } while (!std::filesystem::create_directory(temporary_, error) && !error);
-    if (error) fail({knob_, ": cannot make the folder '", path_, "': ", error.message()});
+    // A rename would take the folder away from under this process.
+    if (name == "." || name == ".." || std::filesystem::equivalent(path_, ".", error))
+      fail({knob_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
+    if (is_taken()) fail({knob_, taken_text()});
+    if (std::filesystem::is_symlink(path_, error)) {  // a rename would meet the link, not the folder
+      path_ = std::filesystem::canonical(path_, error).string();
+      if (error) fail({knob_, ": cannot follow the link '", path, "': ", error.message()});
+    }
+    make_temporary();
+    if (!std::filesystem::exists(path_, error)) return;
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {  // tried here, and not first when all is written
+      const int why = errno;
+      std::filesystem::remove(temporary_, error);
+      fail({knob_, ": the folder '", path_, "' cannot be replaced, as where something is mounted on it: ",
+            std::strerror(why), "; name a new folder in it"});
+    }
+    make_temporary();
   }
   ~atomic_folder() {
     std::error_code ignored;
@@ -50,8 +60,11 @@ class atomic_folder {
   /// Makes the folder visible under its name, once its files are on the disk. At most once.
   void commit() {
     sync(temporary_);
-    require_absent();
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with("cannot rename the finished folder to", path_);
+    const bool taken = is_taken();
+    if (taken || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      const std::string why = taken ? taken_text() : cat({": cannot make '", path_, "': ", std::strerror(errno)});
+      fail({knob_, why, "; the finished folder is '", std::exchange(temporary_, {}), "'"});
+    }
     temporary_.clear();
     const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
     sync(parent.empty() ? "." : parent.string());
@@ -62,12 +75,23 @@ class atomic_folder {
     const std::filesystem::path plain = std::filesystem::path(path).lexically_normal();
     return (plain.has_filename() ? plain : plain.parent_path()).string();
   }
-  void require_absent() const {
+  /// Whether there is something under the name but an empty folder.
+  bool is_taken() const {
     std::error_code ignored;
     const bool empty_folder =
         std::filesystem::is_directory(path_, ignored) && std::filesystem::is_empty(path_, ignored);
-    if (!empty_folder && std::filesystem::exists(std::filesystem::symlink_status(path_, ignored)))
-      fail({knob_, ": '", path_, "' is there already; name a folder that is not, or is empty"});
+    return !empty_folder && std::filesystem::exists(std::filesystem::symlink_status(path_, ignored));
+  }
+  std::string taken_text() const {
+    return cat({": '", path_, "' is there already; name a folder that is not, or is empty"});
+  }
+  void make_temporary() {
+    static std::atomic<unsigned> count{0};
+    std::error_code error;
+    do {  // ranks on other machines, and runs that were killed, may have had this process's number
+      temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
+    } while (!std::filesystem::create_directory(temporary_, error) && !error);
+    if (error) fail({knob_, ": cannot make the folder '", path_, "': ", error.message()});
   }
   void sync(const std::string& folder) const {
     const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

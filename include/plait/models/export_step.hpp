@@ -24,7 +24,8 @@ namespace plait {
 /// step's directory, `saved` its manifest, and `wanted` the tensors of a model of the shape `config` (`shapes_of`),
 /// whose dtype is ignored. Elements are converted to `how.dtype`, by default to what the step has; checksums are
 /// compared. Throws `error`, and leaves nothing behind, where the step has not the model's tensors, all of them and no
-/// others, or is damaged, and as `export_hugging_face` does.
+/// others, or has several types of them and no `how.dtype` chooses one, or is damaged, and as `export_hugging_face`
+/// does.
 inline void export_step(const manifest& saved, const std::string& step, const llama_config& config,
                         std::vector<safetensors_declaration> wanted, const std::string& path,
                         const export_options& how = {}, file_system& files = machine_files()) {
@@ -33,6 +34,11 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   const std::vector<const stored_tensor*> tensors = tensors_of_step(saved, wanted, cat({"'", step, "'"}), true);
   if (tensors.empty()) fail({"'", step, "' has no weights"});
   if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
+  for (const stored_tensor* t : tensors)  // one type for all would round some of them in silence
+    if (!how.dtype && t->dtype != tensors.front()->dtype)
+      fail({"'", step, "' has tensors of several types: '", tensors.front()->name, "' is ",
+            name_of(tensors.front()->dtype), ", and '", t->name, "' ", name_of(t->dtype),
+            "; choose the type of the export with --dtype (export_options::dtype)"});
   const safetensors_dtype type = how.dtype.value_or(tensors.front()->dtype);
   const auto written = weight_dtype_of(type);
   if (!written) fail({source, ": dtype is ", name_of(type), "; legal are F64, F32 and BF16"});

@@ -151,7 +151,9 @@ inline weights_order order_of_names(std::span<const weight_tensor> entries) {
 inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> entries, weights_order order,
                                                    const llama_config& config, const std::string& source,
                                                    std::string_view knob = "--weights-order") {
-  if (const weights_order there = order_of_names(entries); there != order)
+  const weights_order there = order_of_names(entries);
+  if (there != order && entries.empty()) fail({source, ": it has no tensors"});
+  if (there != order)
     fail({source, ": its tensors, such as '", entries.front().name, "', have the names of ", name_of(there), ", and ",
           knob, " is ", name_of(order), "; legal is ", knob, " ", name_of(there)});
   if (order == weights_order::megatron) return weights_from_megatron(entries, config, source);

@@ -5,8 +5,10 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -49,13 +51,17 @@ inline json_object communication_object(const std::vector<axis_communication>& c
 /// returns, so a killed run keeps all lines but the one being written.
 class json_log {
  public:
-  /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there. Lines of
-  /// an earlier run are kept otherwise: their file is renamed, see `kept`. Throws `error` naming `knob` when the log
-  /// cannot be written, and when another log writes to it: what is there stays.
+  /// Starts an empty log, or, where the run `goes_on` from an earlier one, continues the file that is there, without
+  /// the line at its end that a killed run may have left torn. Lines of an earlier run are kept otherwise: their file
+  /// is renamed, see `kept`. Throws `error` naming `knob` when the log cannot be written, and when another log writes
+  /// to it: what is there stays.
   explicit json_log(std::string path, std::string knob = "--log", bool goes_on = false)
       : path_(std::move(path)), knob_(std::move(knob)) {
     open();
-    if (!goes_on && keep()) open();
+    if (goes_on)
+      drop_torn_line();
+    else if (keep())
+      open();
   }
   json_log(json_log&& other) noexcept
       : path_(std::move(other.path_)),
@@ -116,6 +122,37 @@ class json_log {
       close();
       fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
     }
+  }
+  /// Cuts the file behind its last whole line: what is appended to a part of one would be no line either. Only a
+  /// regular file has such an end.
+  void drop_torn_line() {
+    struct ::stat file {};
+    if (::fstat(file_, &file) != 0) refuse("cannot ask for the size of");
+    if (!S_ISREG(file.st_mode) || file.st_size == 0) return;
+    // The log itself is open for writing alone, since a pipe that is open for both would never wait for its reader.
+    const int lines = detail::uninterrupted([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
+    if (lines < 0) refuse("cannot read the end of");
+    off_t whole = file.st_size;  // bytes up to the last line's end, as far as has been looked
+    char piece[4096];
+    bool ends = false;
+    while (whole > 0 && !ends) {
+      const off_t begin = whole - std::min(whole, off_t{sizeof piece});
+      const auto size = static_cast<std::size_t>(whole - begin);
+      const ssize_t got = detail::uninterrupted([&] { return ::pread(lines, piece, size, begin); });
+      if (got != static_cast<ssize_t>(size)) {
+        if (got >= 0) errno = EIO;  // nobody else writes to it
+        const int why = errno;
+        ::close(lines);
+        errno = why;
+        refuse("cannot read the end of");
+      }
+      const std::size_t end = std::string_view(piece, size).rfind('\n');
+      ends = end != std::string_view::npos;
+      whole = ends ? begin + static_cast<off_t>(end) + 1 : begin;
+    }
+    ::close(lines);
+    if (whole == file.st_size) return;
+    if (detail::uninterrupted([&] { return ::ftruncate(file_, whole); }) != 0) refuse("cannot cut the torn line off");
   }
   /// Renames the open file if there is anything in it, and closes it then. A link goes on to name the log.
   bool keep() {

@@ -110,3 +110,35 @@ TEST_CASE("a folder appears whole or not at all") {
   CHECK_ERROR(file_of_parts::open(dir / "absent", "--out"), "--out: cannot open", "No such file");
   CHECK_ERROR(file_of_parts::create("/dev/full/x", 1, "--out"), "--out: cannot open", "Not a directory");
 }
+
+TEST_CASE("an empty folder that is there is replaced, through a link too, and what is finished is never removed") {
+  const temp_folder dir;
+  std::filesystem::create_directories(dir / "far/empty");
+  std::filesystem::create_symlink("far/empty", dir / "link");
+  for (const char* name : {"link", "link/"}) make_folder(dir / name);
+  CHECK(std::filesystem::is_empty(dir / "far/empty"));
+  {
+    atomic_folder folder(dir / "link", "--out");
+    make_file(folder.temporary() + "/file");
+    folder.commit();
+  }
+  CHECK(std::filesystem::is_symlink(dir / "link"));
+  CHECK(std::filesystem::exists(dir / "far/empty/file"));
+  CHECK(std::distance(std::filesystem::directory_iterator(dir / "far"), {}) == 1);
+  CHECK_ERROR(make_folder(dir / "link"), "--out: '", "is there already; name a folder that is not, or is empty");
+
+  // This process stands in it, whatever it is called.
+  std::filesystem::create_directory_symlink(std::filesystem::current_path(), dir / "here");
+  for (const std::string& name : {dir / "here", std::filesystem::current_path().string()})
+    CHECK_ERROR(make_folder(name), "' is the folder that this runs in, or one above it; name a new one");
+
+  std::string finished;
+  {
+    atomic_folder folder(dir / "late", "--out");
+    finished = folder.temporary();
+    make_file(finished + "/file");
+    dir.write("late", "");
+    CHECK_ERROR(folder.commit(), "late' is there already", "; the finished folder is '" + finished + "'");
+  }
+  CHECK(std::filesystem::exists(finished + "/file"));
+}

@@ -183,6 +183,18 @@ TEST_CASE("the best that is committed stays until another is") {
     saver.wait(ctx.device);
     CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{6});
   });
+  // A job that goes on begins with the best of the one before.
+  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
+    saver.begin_with_best(6);
+    for (const std::uint64_t step : {7, 8}) {
+      saver.keep_best(9);  // whose save fails
+      saver.save(ctx, step, {.tensors = mine.held()});
+      saver.wait(ctx.device);
+      CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{step, 6});
+    }
+  });
 }
 
 TEST_CASE("a call of the file system that does not return is told in words, and nobody waits for it") {

@@ -66,6 +66,8 @@ TEST_CASE("the order is named, and a name that is not that of the tensors is ref
   CHECK_ERROR(plait::weights_order_from("nemo"),
               "--weights-order 'nemo' is unknown; legal are hugging-face, megatron, meta");
   CHECK(weights_in_order({}, weights_order::hugging_face, config, "dir").empty());
+  for (const weights_order order : {weights_order::megatron, weights_order::meta})
+    CHECK_ERROR(weights_in_order({}, order, config, "dir"), "dir: it has no tensors");
 }
 
 TEST_CASE("the biases of fused projections are split alike") {

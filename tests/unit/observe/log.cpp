@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "plait/observe/json_log.hpp"
+#include "plait/observe/run_log.hpp"
 #include "support/temp_folder.hpp"
 
 using nlohmann::json;
@@ -121,6 +122,24 @@ TEST_CASE("a log has one writer, and another does not touch it") {
   }
   const std::string all = dir.read("log.jsonl");
   CHECK(std::count(all.begin(), all.end(), '\n') == 3);
+}
+
+TEST_CASE("a run that goes on drops the line that was torn, and no other") {
+  const temp_folder dir;
+  const auto continued = [&](const std::string& there) {
+    dir.write("log.jsonl", there);
+    json_log(dir / "log.jsonl", "--log", true).step({.step = 9});
+    return dir.read("log.jsonl");
+  };
+  const std::string whole = "{\"save\": 1}\n{\"save\": 2}\n", added = continued("");
+  CHECK(continued(whole) == whole + added);
+  CHECK(continued(whole + "{\"step\": 3, \"lo") == whole + added);
+  CHECK(continued(whole + std::string(10000, ' ')) == whole + added);  // longer than what is read at once
+  CHECK(continued(std::string(4095, ' ') + "\n" + std::string(4096, 'x')) == std::string(4095, ' ') + "\n" + added);
+  CHECK(continued("{\"step\": 1") == added);
+  json_log("/dev/null", "--log", true).step({.step = 1});
+  const plait::run_log log = plait::read_run_log(continued(whole + "{\"st"), "log");
+  CHECK(log.steps.size() == 1);
 }
 
 TEST_CASE("a new run keeps the log of an earlier one under the first number that is free") {

@@ -1,0 +1,121 @@
+// What the trainer tells of saves at its end: whether the last state is on the disk.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../../examples/train_llama/keeper.hpp"
+
+std::atomic<int> interrupted{0}, save_asked{0};
+
+namespace {
+
+/// A run whose saves end as a test says; it trains nothing.
+class saves_alone final : public model_run {
+ public:
+  std::vector<std::uint64_t> begun;             ///< steps, in the order in which saves of them were asked for
+  std::vector<plait::finished_save> will_end;   ///< what the next question for ended saves that waits is told
+  std::vector<std::string> refusals;            ///< of the next saves; empty: it is begun
+  std::vector<plait::finished_save> under_way;  ///< saves that were begun and end well when they are waited for
+
+  std::vector<plait::finished_save> save(std::int64_t steps, const best_step&) override {
+    const auto step = static_cast<std::uint64_t>(steps);
+    begun.push_back(step);
+    const std::string refusal = refusals.empty() ? "" : refusals.front();
+    if (!refusals.empty()) refusals.erase(refusals.begin());
+    if (!refusal.empty()) throw plait::error_of_all(refusal);
+    under_way.push_back({.step = step});
+    return {};
+  }
+  std::vector<plait::finished_save> ended_saves(bool wait) override {
+    if (!wait) return {};
+    std::vector<plait::finished_save> ended = std::exchange(under_way, {});
+    for (plait::finished_save& s : ended)
+      for (const plait::finished_save& told : will_end)
+        if (told.step == s.step) s = told;
+    will_end.clear();
+    return ended;
+  }
+  double all_reduce(double value, plait::reduce_op) override { return value; }
+  std::int64_t newest_saved() override { return -1; }
+  best_step best_saved() override { return {}; }
+
+  // What a keeper does not ask for.
+  plait::step_result step(std::int64_t, bool) override { return {}; }
+  const requests& asked() const override { return asked_; }
+  const std::vector<plait::axis_communication>& communication() const override { return communication_; }
+  std::optional<double> evaluate() override { return {}; }
+  std::vector<std::int64_t> sample() override { return {}; }
+  std::uint64_t weights_hash() override { return 0; }
+  std::vector<plait::parameter_hash> hashes(bool) override { return {}; }
+  void write_model() override {}
+  std::int64_t resume() override { return 0; }
+  std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>&) override { return {}; }
+  std::string longest_wait(const std::string&) override { return {}; }
+  std::int64_t rank() override { return 0; }
+  std::vector<std::vector<plait::step_event>> traced() override { return {}; }
+  const std::vector<plait::stage_layers>& stages() const override { return stages_; }
+  plait::world& world() override { plait::fail("a run of saves alone has no world"); }
+  std::int64_t counted_steps() const override { return 0; }
+  std::size_t peak_bytes() const override { return 0; }
+  std::string device_name() const override { return {}; }
+
+ private:
+  requests asked_;
+  std::vector<plait::axis_communication> communication_;
+  std::vector<plait::stage_layers> stages_;
+};
+
+/// Runs a keeper over steps 2, 4 and 6, each of which is saved, and returns what it says of the last at the end.
+std::string failure_after(saves_alone& run, bool worth_saving = true) {
+  setup s{.opt = {},
+          .config = {},
+          .mesh = {},
+          .schedule = {},
+          .stages = {},
+          .rate = plait::lr_schedule(plait::lr_schedule_config{})};
+  s.opt.checkpoint_dir = "steps";
+  s.opt.save_every = 2;
+  keeper saves(s, run, [](const keeper::news&) {});
+  for (const std::int64_t step : {2, 4, 6}) saves.after(step, {});
+  saves.finish(6, worth_saving);
+  return saves.failure();
+}
+
+using steps = std::vector<std::uint64_t>;
+
+}  // namespace
+
+TEST_CASE("a last save that fails at once is tried again when those before it have ended") {
+  saves_alone run;
+  run.refusals = {"", "", "no memory"};
+  CHECK(failure_after(run).empty());
+  CHECK(run.begun == steps{2, 4, 6, 6});
+}
+
+TEST_CASE("a last save that fails twice is not forgotten for older ones that end well") {
+  saves_alone run;
+  run.refusals = {"", "", "no memory", "still none"};
+  CHECK(failure_after(run) == "still none");
+  CHECK(run.begun == steps{2, 4, 6, 6});
+  saves_alone diverged;
+  diverged.refusals = {"", "", "no memory"};
+  CHECK(failure_after(diverged, false) == "no memory");
+  CHECK(diverged.begun == steps{2, 4, 6});
+}
+
+TEST_CASE("an older save that fails is no failure of the last") {
+  saves_alone run;
+  run.will_end = {{.step = 4, .failure = "a full disk"}};
+  CHECK(failure_after(run).empty());
+  CHECK(run.begun == steps{2, 4, 6});
+  saves_alone last;
+  last.will_end = {{.step = 6, .failure = "a full disk"}};
+  CHECK(failure_after(last).empty());
+  CHECK(last.begun == steps{2, 4, 6, 6});
+}
