@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "plait/comm/mpi.hpp"
 #include "plait/comm/world.hpp"
@@ -32,6 +33,25 @@ int what_a_drop_says(pl::mpi::communicator comm) {
   return 1;
 }
 
+/// Ranks that wait for a message and for a large sum in different orders, where MPI was told of one thread alone.
+int what_one_thread_moves(pl::mpi::communicator comm) {
+  const int rank = comm.rank(), peer = rank ^ 1;
+  std::vector<float> all(1 << 16, 1.0f);
+  float said = static_cast<float>(rank), heard = -1;
+  pl::request sum = comm.start_all_reduce(all.data(), all.data(), all.size(), pl::dtype::f32, pl::reduce_op::sum);
+  if (rank % 2 == 0) {
+    if (peer < comm.size()) comm.receive(&heard, 1, pl::dtype::f32, peer, 3);
+    sum.wait();
+  } else {
+    sum.wait();
+    comm.send(&said, 1, pl::dtype::f32, peer, 3);
+  }
+  const bool right = all.front() == static_cast<float>(comm.size()) && all.back() == all.front() &&
+                     (rank % 2 != 0 || heard == static_cast<float>(peer));
+  if (!right) std::printf("a sum or a message is wrong where one thread moves both\n");
+  return right ? 0 : 1;
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int bad = 0;
@@ -56,6 +76,7 @@ int main(int argc, char** argv) {
     MPI_Comm_get_errhandler(my_comm, &handler);
     if (handler != MPI_ERRORS_ARE_FATAL) std::printf("the communicator has another error handler than before\n"), ++bad;
     bad += what_a_drop_says(pl::mpi::communicator::attach(my_comm));
+    bad += what_one_thread_moves(pl::mpi::communicator::attach(my_comm));
     MPI_Comm_free(&my_comm);
   }
   MPI_Finalize();

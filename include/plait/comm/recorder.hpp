@@ -89,24 +89,30 @@ class recorder {
   /// Returns a ticket for `find`.
   std::uint64_t add(const event& e);
 
-  /// The event of a ticket, or nullptr once the ring has overwritten it.
+  /// The event of a ticket, or nullptr once the ring has overwritten it, or it was cleared.
   event* find(std::uint64_t ticket) {
-    if (ticket >= added_ || added_ - ticket > events_.size()) return nullptr;
-    return &events_[capacity_ == 0 ? ticket : ticket % capacity_];
+    if (ticket < first_ || ticket >= added_ || added_ - ticket > events_.size()) return nullptr;
+    return &events_[place_of(ticket)];
   }
 
   /// Oldest first.
   std::vector<event> events() const;
   const std::vector<std::string>& labels() const { return labels_; }
-  std::uint64_t added() const { return added_; }
+  /// Since the last `clear`.
+  std::uint64_t added() const { return added_ - first_; }
+  /// Forgets all events. Tickets go on, so that an operation under way finds no other's event.
   void clear() {
     events_.clear();
-    added_ = 0;
+    first_ = added_;
   }
 
  private:
+  std::size_t place_of(std::uint64_t ticket) const {
+    return static_cast<std::size_t>(capacity_ == 0 ? ticket - first_ : (ticket - first_) % capacity_);
+  }
+
   std::size_t capacity_;
-  std::uint64_t added_ = 0;
+  std::uint64_t added_ = 0, first_ = 0;  ///< tickets that were given, and the first since the last `clear`
   std::vector<event> events_;
   std::vector<std::string> labels_;
 };

@@ -51,15 +51,15 @@ PLAIT_INLINE std::uint64_t recorder::add(const event& e) {
   if (capacity_ == 0 || events_.size() < capacity_) {
     events_.push_back(e);
   } else {
-    events_[added_ % capacity_] = e;
+    events_[place_of(added_)] = e;
   }
   return added_++;
 }
 
 PLAIT_INLINE std::vector<recorder::event> recorder::events() const {
   std::vector<event> out = events_;
-  if (capacity_ != 0 && added_ > capacity_) {
-    std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added_ % capacity_), out.end());
+  if (capacity_ != 0 && added() > capacity_) {
+    std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(added() % capacity_), out.end());
   }
   return out;
 }

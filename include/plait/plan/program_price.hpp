@@ -76,7 +76,8 @@ inline double ledger_seconds(const hardware& h, const mesh_shape& mesh, std::int
     const group_place group = place_labelled(h, mesh, rank, row.label);
     for (int k = 0; k < collective_kinds; ++k) {
       const auto kind = static_cast<collective>(k);
-      if (kind == collective::send || group.size <= 1) continue;
+      const bool message = kind == collective::receive && row.label == axis_of<pp>.text();
+      if (kind == collective::send || message || group.size <= 1) continue;
       const ledger::entry now = row.kinds[static_cast<std::size_t>(k)], then = before.total(row.label, kind);
       if (now.calls <= then.calls) continue;
       const auto calls = static_cast<double>(now.calls - then.calls);

@@ -46,18 +46,24 @@ call_workspace workspace_bytes(const mesh_shape& mesh, const dim_sizes& sizes, s
     const microbatch<counting_device> mb = microbatch<counting_device>(ctx).keeping(policy);
     const typename L::template tensor_of<typename L::input> x(ctx);
     const typename L::template tensor_of<dual_t<typename L::output>> dy(ctx);
-    typename L::template tensor_of<typename L::output> y(ctx);
-    typename L::template tensor_of<dual_t<typename L::input>> dx(ctx);
+    // Only a layer that writes into results of the caller's is given some: others' would be spare memory, which a
+    // program has not.
+    typename L::template tensor_of<typename L::output> y;
+    typename L::template tensor_of<dual_t<typename L::input>> dx;
     typename L::saved kept;
+    constexpr bool takes_y = requires { one.forward(mb, x, y, &kept); };
+    constexpr bool takes_dx = requires { one.backward(mb, x, kept, dy, dx); };
+    if constexpr (takes_y) y = decltype(y)(ctx);
+    if constexpr (takes_dx) dx = decltype(dx)(ctx);
     device.release_cache();
     const auto reserved = [&] { return static_cast<std::int64_t>(device.reserved_bytes()); };
     const std::int64_t before = reserved();
-    if constexpr (requires { one.forward(mb, x, y, &kept); })
+    if constexpr (takes_y)
       one.forward(mb, x, y, &kept);
     else
       y = one.forward(mb, x, &kept);
     found.forward = reserved() - before;
-    if constexpr (requires { one.backward(mb, x, kept, dy, dx); })
+    if constexpr (takes_dx)
       one.backward(mb, x, kept, dy, dx);
     else
       dx = one.backward(mb, x, kept, dy);

@@ -33,8 +33,11 @@ class tensor {
         data_(own_.template data<T>()) {}
   /// A view of the caller's memory, which holds this rank's part.
   tensor(const context<Device>& ctx, T* data) : part_(plait::part_of<Spec>(ctx)), data_(data) {}
-  /// Takes over memory that holds this rank's part.
+  /// Takes over memory that holds this rank's part. Throws where it is smaller than that.
   tensor(const context<Device>& ctx, buffer<Device> memory) : tensor(ctx, memory.template data<T>()) {
+    if (const auto needed = static_cast<std::size_t>(part_.local_size()) * sizeof(T); memory.bytes() < needed)
+      fail({"tensor ", describe(layout_v<Spec>), ": this rank's part has ", needed, " bytes, and the buffer has ",
+            memory.bytes()});
     own_ = std::move(memory);
   }
 
@@ -50,8 +53,12 @@ class tensor {
   std::int64_t size() const { return data_ ? part_.local_size() : 0; }
   /// Where this part lies in the global tensor.
   const box& part() const { return part_; }
-  /// Local elements along the dim.
-  std::int64_t extent(dim_id dim) const { return part_.local[static_cast<std::size_t>(layout_v<Spec>.find(dim))]; }
+  /// Local elements along the dim. Throws where the spec has no such dim.
+  std::int64_t extent(dim_id dim) const {
+    const int at = layout_v<Spec>.find(dim);
+    if (at < 0) fail({"tensor ", describe(layout_v<Spec>), " has no dim ", dim.text()});
+    return part_.local[static_cast<std::size_t>(at)];
+  }
   bool owning() const { return !own_.empty(); }
   explicit operator bool() const { return data_ != nullptr; }
   void reset() { tensor().swap(*this); }

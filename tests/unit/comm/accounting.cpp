@@ -137,6 +137,25 @@ TEST_CASE("a recorder with a capacity keeps the last events") {
   CHECK(r.find(5) == nullptr);
 }
 
+TEST_CASE("a recorder that is cleared takes no ticket of before for one of its events") {
+  for (const std::size_t capacity : {std::size_t{0}, std::size_t{3}}) {
+    recorder r(capacity);
+    for (std::uint64_t i = 0; i < 4; ++i) r.add({0, collective::send, i, 0, 0, 0, true});
+    r.clear();
+    CHECK(r.added() == 0);
+    CHECK(r.find(2) == nullptr);
+    for (std::uint64_t i = 0; i < 5; ++i) CHECK(r.add({0, collective::send, 10 + i, 0, 0, 0, true}) == 4 + i);
+    CHECK(r.find(2) == nullptr);  // an operation that was under way finds no other's event
+    REQUIRE(r.find(7) != nullptr);
+    CHECK(r.find(7)->bytes == 13);
+    CHECK(r.added() == 5);
+    const auto list = r.events();
+    REQUIRE(list.size() == (capacity == 0 ? 5 : 3));
+    CHECK(list.front().bytes == (capacity == 0 ? 10 : 12));
+    CHECK(list.back().bytes == 14);
+  }
+}
+
 TEST_CASE("the flight recorder keeps the last operations in order") {
   flight_recorder f;
   CHECK(f.text() == "nothing");

@@ -130,6 +130,14 @@ TEST_CASE("a user's model takes the memory and sends the bytes that its price sa
   }
 }
 
+TEST_CASE("messages of a pipeline are priced by its schedule, and not among the collectives beside passes") {
+  pp_::program_layout l = layout_of(mesh_of(2, 1, 1), small(), zero_level::replicated);
+  const double few = price_of<float>(pp_::hardware_called("h100", "x"), l, small()).ranks[0].data;
+  l.plan = make_schedule<one_f_one_b>(2, 4 * l.plan.shape.microbatches);
+  CHECK(price_of<float>(pp_::hardware_called("h100", "x"), l, small()).ranks[0].data ==
+        doctest::Approx(few).epsilon(1e-9));
+}
+
 TEST_CASE("a user's model takes the time that the formulas of a transformer of its sizes say") {
   gpt2::config c;  // GPT-2 small
   c.vocab = 51200, c.positions = 1024;

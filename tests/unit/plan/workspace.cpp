@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
 
@@ -38,6 +39,8 @@ template <class Device>
 using up_on = linear<float, up, Device>;
 template <class Device>
 using down_on = linear<float, down, Device>;
+template <class Device>
+using moved_on = redistribution<float, rows, spec<seq, hidden, invariant<tp>>, Device>;
 template <class Device>
 using norm_on = rms_norm<float, rows, Device>;
 
@@ -91,8 +94,36 @@ void check_workspace() {
   CHECK(took.forward + took.backward > 0);
 }
 
+/// Likewise for a layer that returns its results.
+template <template <class> class Layer>
+void check_returned() {
+  const call_workspace said =
+      workspace_bytes(two{2}.shape(), sizes, 0, [](const auto& ctx) { return Layer<counting_device>(ctx); });
+  call_workspace took;
+  threads::run(2, [&](threads::communicator c) {
+    world w(two{2}.shape(), c);
+    cpu device;
+    const context<cpu> ctx{device, w, sizes, 1};
+    Layer<cpu> layer(ctx);
+    using L = Layer<cpu>;
+    const tensor<float, typename L::input> x(ctx);
+    const tensor<float, dual_t<typename L::output>> dy(ctx);
+    device.release_cache();
+    const auto before = static_cast<std::int64_t>(device.reserved_bytes());
+    typename L::saved kept;
+    const auto y = layer.forward(ctx, x, &kept);
+    const auto between = static_cast<std::int64_t>(device.reserved_bytes());
+    const auto dx = layer.backward(ctx, x, kept, dy);
+    if (w.rank() == 0) took = {between - before, static_cast<std::int64_t>(device.reserved_bytes()) - between};
+  });
+  CHECK(said.forward == took.forward);
+  CHECK(said.backward == took.backward);
+  CHECK(took.backward > 0);
+}
+
 }  // namespace
 
+TEST_CASE("a redistribution, which returns what it gathers") { check_returned<moved_on>(); }
 TEST_CASE("a linear that gathers") { check_workspace<up_on>(); }
 TEST_CASE("a linear that reduces") { check_workspace<down_on>(); }
 TEST_CASE("a norm") { check_workspace<norm_on>(); }

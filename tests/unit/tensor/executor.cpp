@@ -173,6 +173,33 @@ TEST_CASE("a size that does not divide and dims that differ are refused by name"
   });
 }
 
+TEST_CASE("a buffer that is too small for a rank's part, and a dim that a tensor has not, are refused") {
+  using rows = spec<shard<batch, dp>, hidden>;
+  const auto refused = [](auto&& use) {
+    std::string found;
+    threads::run(2, [&](threads::communicator c) {
+      world w(mesh<axis<dp>>(2).shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, sizes_of<batch, hidden>(4, 6), 1};
+      try {
+        use(ctx);
+      } catch (const error& e) {
+        if (c.rank() == 0) found = e.what();
+      }
+    });
+    return found;
+  };
+  CHECK(refused([](const context<cpu>& ctx) {
+          const tensor<float, rows> taken(ctx, make_buffer<float>(ctx.device, 12));
+          if (taken.extent(dim_of<hidden>) != 6 || taken.extent(dim_of<batch>) != 2) fail("other extents");
+        }) == "");
+  CHECK(refused([](const context<cpu>& ctx) {
+          tensor<float, rows>(ctx, make_buffer<float>(ctx.device, 11));
+        }).find("this rank's part has 48 bytes, and the buffer has 44") != std::string::npos);
+  CHECK(refused([](const context<cpu>& ctx) { tensor<float, rows>(ctx).extent(dim_of<ffn>); }).find("has no dim ffn") !=
+        std::string::npos);
+}
+
 TEST_CASE("an axis that the mesh does not have is refused: a sum over it would be dropped") {
   threads::run(2, [](threads::communicator c) {
     world w(plait::mesh<axis<ax>>{2}.shape(), c);

@@ -117,8 +117,8 @@ struct pending {
 class operation;
 
 /// Moves large operations while their ranks compute: libraries move messages when they are called, and a reduction by
-/// messages has a sum and a second exchange behind the first. A thread that looks at all that are in flight; none where
-/// the library allows one thread alone, and then a rank's own questions move them.
+/// messages has a sum and a second exchange behind the first. A thread that looks at all that are in flight; where the
+/// library allows one thread alone, whatever a rank waits for moves them.
 class mover {
  public:
   mover() {
@@ -138,9 +138,9 @@ class mover {
   }
 
   void add(operation& o) {
-    if (!allowed_) return;
     const std::lock_guard lock(mutex_);
     flying_.push_back(&o);
+    if (!allowed_) return;
     if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
     changed_.notify_all();
   }
@@ -150,6 +150,8 @@ class mover {
     changed_.wait(lock, [&] { return now_ != &o; });
     std::erase(flying_, &o);
   }
+  /// Without the thread, has all in flight but `o` go on: another rank may wait for one of them before this rank does.
+  void move_others(operation& o);
 
  private:
   void move();
@@ -185,14 +187,17 @@ class operation {
 
   /// Polls politely, since ranks may outnumber cores: every look is followed by a yield.
   void wait() {
+    mover& others = *pending_.home->moves;
     for (int i = 0; i < 1000; ++i) {
       if (test()) return;
+      others.move_others(*this);
       std::this_thread::yield();
     }
     const state& home = *pending_.home;
     home.flight->mark(pending_.ticket, flight_recorder::state::waiting);
     const double until = comm_clock() + home.deadline;
     while (!test()) {
+      others.move_others(*this);
       std::this_thread::yield();
       if (home.deadline > 0 && comm_clock() >= until) end_all(pending_.late());
     }
@@ -232,6 +237,12 @@ class operation {
   const bool moved_;
   bool over_ = false, noted_ = false;
 };
+
+inline void mover::move_others(operation& o) {
+  if (allowed_ || flying_.empty()) return;  // one thread alone: nobody else looks at the list
+  for (operation* const other : flying_)
+    if (other != &o) static_cast<void>(other->advance());
+}
 
 inline void mover::move() {
   using std::chrono::microseconds;
