@@ -39,7 +39,8 @@ def main() -> int:
         body = f'#line 1 "{case}"\n{INCLUDE.sub("", text)}'
         bodies.append(in_namespace("fixed_" + re.sub(r"\W", "_", case.stem), body))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("".join(f"#include {name}\n" for name in included) + "using namespace plait;\n" + "".join(bodies))
+    head = "".join(f"#include {name}\n" for name in included) + "namespace plait {}\nusing namespace plait;\n"
+    arguments.out.write_text(head + "".join(bodies))
     folder = str(arguments.cases[0].parent)
     command = [*base_command(arguments.compiler, [*arguments.include, folder]), "-fsyntax-only", "-DPLAIT_FAIL_FIX",
                "-Werror", "-Wno-unused"]
