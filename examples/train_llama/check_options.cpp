@@ -210,8 +210,8 @@ void check_training(const options& opt, const given_option& given) {
   in_range("--muon-momentum", opt.muon_momentum, 0, 1);
   one_of("--muon-scale", opt.muon_scale, {"match_rms_adamw", "original"});
   in_range("--muon-lr-ratio", opt.muon_lr_ratio, 1e-6, 1e6);
-  for (const char* knob : {"--prompt", "--temperature"})
-    if (opt.sample == 0 && given(knob))
+  for (const auto& [knob, says] : {std::pair("--prompt", !opt.prompt.empty()), std::pair("--temperature", true)})
+    if (opt.sample == 0 && given(knob) && says)
       plait::fail(fmt::format("{} is for the text that is sampled at the end, and --sample 0 samples none", knob));
   for (const char* knob : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
     if (opt.optimizer != "muon" && given(knob))
