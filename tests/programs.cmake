@@ -69,3 +69,18 @@ function(plait_name result folder source)
   string(REPLACE "/" "_" name "${name}")
   set(${result} "${name}" PARENT_SCOPE)
 endfunction()
+
+# Tests of one kind share what they all include: `kind` is an object library with the options of its programs.
+option(PLAIT_TEST_PRECOMPILED "Compile the headers that most test programs include once" ON)
+function(plait_precompile kind)
+  if(PLAIT_TEST_PRECOMPILED)
+    target_precompile_headers(${kind} PRIVATE "${PROJECT_SOURCE_DIR}/tests/support/precompiled.hpp")
+  endif()
+endfunction()
+# A source that sets a macro of the library reads the headers itself.
+function(plait_share_precompiled target kind source)
+  file(STRINGS "${source}" settings REGEX "^#define PLAIT_")
+  if(PLAIT_TEST_PRECOMPILED AND NOT settings)
+    target_precompile_headers(${target} REUSE_FROM ${kind})
+  endif()
+endfunction()
