@@ -254,9 +254,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     if (ctx.numerics.canonical()) check_own_keys(q, k, own, name);
     part.chunk = detail::chunk_of<engine>(ctx.numerics, q.global[1], name);
     for (std::int64_t at = 0; at < q.global[1]; at += shape_.q_len) part.blocks.push_back(order.runs(at, shape_.q_len));
-    if (!options_.causal && part.blocks.size() > 1)
-      fail({name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
-            part.blocks.size()});
+    require_causal_or_whole(part);
     engine_ = engine(ctx, part, axes);
     if (!rotates()) return;
     const std::vector<std::int64_t> positions = order.positions(q.offset[1], shape_.q_len);

@@ -49,8 +49,9 @@ struct layer_types {
 ///     template <class F> void visit(F&& f);  // f(parameter) for each parameter
 ///
 /// `mb` is a `const microbatch<Device>&`. The caller holds a layer's input until the backward pass is over, deferred
-/// weight gradients included. What a layer sends, keeps and allocates nobody has to write down: `dry_run` finds out.
-/// A class that lacks something is told what, where it is used as a layer (`layer_requirements`).
+/// weight gradients included. A forward pass forgets what an earlier one has kept in the same `saved`
+/// (testing/layer_parity.hpp sees to it). What a layer sends, keeps and allocates nobody has to write down: `dry_run`
+/// finds out. A class that lacks something is told what, where it is used as a layer (`layer_requirements`).
 template <class L>
 concept layer = detail::names_layer_types<L> && std::default_initializable<typename L::saved> && detail::forwards<L> &&
                 detail::backwards<L> && requires(L& l) { l.visit(detail::any_visitor{}); };

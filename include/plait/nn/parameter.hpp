@@ -318,9 +318,8 @@ class parameter {
     if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
   }
   void set_current(bool current) {
-    if (current) require_given();
+    if (current) require_given(), changed_ = false;
     current_ = current;
-    if (current) changed_ = false;
     if (current && phase_ == phase::updated) phase_ = phase::none;
   }
   void move_to(const context<Device>& ctx, parameter_home<Precision, Device>& home, std::int64_t at) {
@@ -329,8 +328,7 @@ class parameter {
     const bool has_values = home_ || (rounded ? !stored_value_.empty() : array_->has_values());
     const master_type* const old = has_values ? master() - piece().begin : nullptr;
     if (home_) home_->settle();  // a gather to there would be taken for one to the new place
-    home_ = &home, rounded_current_ = false;
-    at_home_ = at;
+    home_ = &home, at_home_ = at, rounded_current_ = false;
     const parameter_piece own = piece();
     if (old)
       ctx.device.copy(master(), old + own.begin, static_cast<std::size_t>(own.size()) * sizeof(master_type),

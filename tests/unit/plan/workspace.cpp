@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plait/comm/threads.hpp"
+#include "plait/nn/activation.hpp"
 #include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
@@ -41,6 +42,10 @@ template <class Device>
 using down_on = linear<float, down, Device>;
 template <class Device>
 using moved_on = redistribution<float, rows, spec<seq, hidden, invariant<tp>>, Device>;
+template <class Device>
+struct bent_on : activation<float, gelu, rows, Device> {
+  explicit bent_on(const context<Device>&) {}
+};
 template <class Device>
 using norm_on = rms_norm<float, rows, Device>;
 
@@ -124,6 +129,7 @@ void check_returned() {
 }  // namespace
 
 TEST_CASE("a redistribution, which returns what it gathers") { check_returned<moved_on>(); }
+TEST_CASE("an activation, whose gradient is as large as what it returns") { check_returned<bent_on>(); }
 TEST_CASE("a linear that gathers") { check_workspace<up_on>(); }
 TEST_CASE("a linear that reduces") { check_workspace<down_on>(); }
 TEST_CASE("a norm") { check_workspace<norm_on>(); }
