@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -150,6 +152,34 @@ class gated_files final : public other_files {
   std::mutex mutex_;
   std::condition_variable opened_;
   bool is_open_ = false;
+};
+
+/// Rank 0 cannot write its file. Its first try to remove the step's directory comes before rank 1 writes there, and
+/// rank 1's file before that try ends.
+class crossing_files final : public other_files {
+ public:
+  using other_files::other_files;
+  std::unique_ptr<file_handle> create(const std::string& path) override {
+    if (path.ends_with(data_file_name(0))) throw error("cannot write '" + path + "': no space");
+    if (path.ends_with(data_file_name(1))) {
+      wait_for(removes_);
+      auto file = other_files::create(path);
+      written_ = true;
+      return file;
+    }
+    return other_files::create(path);
+  }
+  std::vector<directory_entry> list(const std::string& path) override {
+    auto entries = other_files::list(path);
+    if (path.ends_with("/data") && !removes_.exchange(true)) wait_for(written_);
+    return entries;
+  }
+
+ private:
+  static void wait_for(const std::atomic<bool>& it) {
+    while (!it) std::this_thread::yield();
+  }
+  std::atomic<bool> removes_ = false, written_ = false;
 };
 
 /// One step is committed with a bit of its data that is another than was written: from the commit on, or, `early`, from

@@ -92,6 +92,7 @@ class step_in_progress {
         root_(std::move(other.root_)),
         step_(other.step_),
         path_(std::exchange(other.path_, {})),
+        left_(std::exchange(other.left_, {})),
         active_(std::move(other.active_)) {}
   step_in_progress& operator=(step_in_progress&&) = delete;
   ~step_in_progress() { abandon(); }
@@ -123,13 +124,17 @@ class step_in_progress {
     return {};
   }
 
-  /// Gives the step up: removes what there is of it, as well as that works.
+  /// Gives the step up: removes what there is of it, as well as that works. Another call tries again, for where
+  /// somebody still wrote into the directory.
   void abandon() noexcept {
-    if (path_.empty()) return;
-    const std::string path = std::exchange(path_, {});
     try {
-      active_->remove(path);
-      detail::remove_step_tree(*files_, path);
+      if (!path_.empty()) {
+        left_ = std::exchange(path_, {});
+        active_->remove(left_);
+      }
+      if (left_.empty()) return;
+      if (files_->kind_of(left_)) detail::remove_step_tree(*files_, left_);
+      left_.clear();
     } catch (...) {  // what is left has no step's name, and the next writer may remove it
     }
   }
@@ -174,7 +179,8 @@ class step_in_progress {
   file_system* files_;
   std::string root_;
   std::uint64_t step_;
-  std::string path_;  ///< empty once committed or abandoned
+  std::string path_;    ///< empty once committed or abandoned
+  std::string left_{};  ///< what was abandoned and could not be removed
   std::shared_ptr<detail::active_paths> active_;
 };
 

@@ -97,3 +97,15 @@ TEST_CASE("a step is read again only where none that was stays for the next save
   CHECK(turns_of(3) == turns{1, 3, 5, 7});
   CHECK(turns_of(4) == turns{1, 4, 7});
 }
+
+TEST_CASE("a save that fails while another rank writes leaves nothing") {
+  memory_file_system disk;
+  crossing_files files(disk);
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    CHECK(contains(saver.wait(ctx.device).at(0).failure, "no space"));
+  });
+  CHECK(list_steps(disk, "steps").leftovers.empty());
+}
