@@ -20,11 +20,11 @@ class keeper {
     plait::finished_save save;
     double bytes = 0;              ///< of all ranks
     std::optional<double> loss{};  ///< held-out, of --keep-best
-    bool is_best = false;          ///< of all until it was saved
+    bool is_best = false;          ///< of all that are saved until this one
   };
 
   keeper(const setup& s, model_run& run, std::function<void(const news&)> tell)
-      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), best_(run.best_saved()) {}
+      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), kept_(run.best_saved()) {}
 
   /// After a step: whether it is one to save. Ranks meet here where all know that there is a reason.
   void after(std::int64_t steps, const requests& asked) {
@@ -48,12 +48,14 @@ class keeper {
  private:
   void save(std::int64_t steps) {
     last_ = steps;
-    judgement& judged = judged_[static_cast<std::uint64_t>(steps)] = {.before = best_};
-    if (s_.opt.keep_best == "held-out") judged.loss = run_.evaluate();
-    if (judged.loss && *judged.loss < best_.loss) best_ = {steps, *judged.loss};
-    judged.is_best = best_.step == steps;
+    tell(run_.room_for_save());  // the best that stays is known by what has failed
+    std::optional<double>& loss = judged_[static_cast<std::uint64_t>(steps)];
+    if (s_.opt.keep_best == "held-out") loss = run_.evaluate();
+    best_step best = kept_;
+    for (const auto& [step, its] : judged_)
+      if (its && *its < best.loss) best = {static_cast<std::int64_t>(step), *its};
     try {
-      tell(run_.save(steps, best_));
+      tell(run_.save(steps, best));
     } catch (const plait::error_of_all& e) {
       ended({.step = static_cast<std::uint64_t>(steps), .failure = e.what()}, 0);
     }
@@ -68,24 +70,18 @@ class keeper {
       newest_ended_ = step;
       failure_ = save.failure;
     }
-    const auto judged = judged_.extract(save.step).mapped();
-    if (!save.failure.empty() && judged.is_best && best_.step == step)
-      best_ = judged.before;  // what is not there is not the best
-    tell_({save, bytes, judged.loss, judged.is_best});
+    const std::optional<double> loss = judged_.extract(save.step).mapped();
+    const bool is_best = save.failure.empty() && loss && *loss < kept_.loss;
+    if (is_best) kept_ = {step, *loss};
+    tell_({save, bytes, loss, is_best});
   }
-
-  struct judgement {
-    std::optional<double> loss{};
-    bool is_best = false;
-    best_step before{};
-  };
 
   const setup& s_;
   model_run& run_;
   std::function<void(const news&)> tell_;
-  std::int64_t last_;               ///< step that was saved, or that a save was begun of
-  std::int64_t newest_ended_ = -1;  ///< step of a save
-  best_step best_;
-  std::map<std::uint64_t, judgement> judged_;  ///< saves that are under way
-  std::string failure_;                        ///< of the save of `newest_ended_`
+  std::int64_t last_;                                      ///< step that was saved, or that a save was begun of
+  std::int64_t newest_ended_ = -1;                         ///< step of a save
+  best_step kept_;                                         ///< the best that is on the disk
+  std::map<std::uint64_t, std::optional<double>> judged_;  ///< held-out losses of saves that are under way
+  std::string failure_;                                    ///< of the save of `newest_ended_`
 };

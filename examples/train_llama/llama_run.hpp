@@ -123,6 +123,7 @@ class llama_run final : public model_run {
     return states_.save(steps, best, step_ ? step_->kept_norm(ctx_) : states_.norm());
   }
   std::vector<plait::finished_save> ended_saves(bool wait) override { return states_.ended_saves(wait); }
+  std::vector<plait::finished_save> room_for_save() override { return states_.room_for_save(); }
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
   std::vector<plait::parameter_hash> hashes(bool gradients) override {

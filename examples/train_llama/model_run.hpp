@@ -64,6 +64,8 @@ class model_run {
   virtual std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) = 0;
   /// The saves that have ended since it was last asked; all others too, if it shall wait.
   virtual std::vector<plait::finished_save> ended_saves(bool wait) = 0;
+  /// Waits until `save` would wait for none, and returns the saves that have ended by then.
+  virtual std::vector<plait::finished_save> room_for_save() = 0;
 
   /// One number from those of all ranks of the run.
   virtual double all_reduce(double value, plait::reduce_op op) = 0;

@@ -96,6 +96,9 @@ class saved_states {
     if (!saver_) return {};
     return wait ? saver_->wait(ctx_.device) : saver_->finished(ctx_.device);
   }
+  std::vector<plait::finished_save> room_for_save() {
+    return saver_ ? saver_->wait_for_room(ctx_.device) : std::vector<plait::finished_save>();
+  }
 
   bool has_news() const { return saver_ && saver_->has_news(); }
 

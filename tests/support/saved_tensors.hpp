@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -8,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -154,32 +152,43 @@ class gated_files final : public other_files {
   bool is_open_ = false;
 };
 
-/// Rank 0 cannot write its file. Its first try to remove the step's directory comes before rank 1 writes there, and
-/// rank 1's file before that try ends.
-class crossing_files final : public other_files {
+/// One rank's file cannot be written.
+class failing_files final : public other_files {
  public:
-  using other_files::other_files;
+  failing_files(file_system& files, std::uint32_t writer) : other_files(files), writer_(writer) {}
   std::unique_ptr<file_handle> create(const std::string& path) override {
-    if (path.ends_with(data_file_name(0))) throw error("cannot write '" + path + "': no space");
-    if (path.ends_with(data_file_name(1))) {
-      wait_for(removes_);
-      auto file = other_files::create(path);
-      written_ = true;
-      return file;
-    }
+    if (path.ends_with(data_file_name(writer_))) throw error("cannot write '" + path + "': no space");
     return other_files::create(path);
-  }
-  std::vector<directory_entry> list(const std::string& path) override {
-    auto entries = other_files::list(path);
-    if (path.ends_with("/data") && !removes_.exchange(true)) wait_for(written_);
-    return entries;
   }
 
  private:
-  static void wait_for(const std::atomic<bool>& it) {
-    while (!it) std::this_thread::yield();
+  std::uint32_t writer_;
+};
+
+/// Whoever lists the data of a step that is none yet, to remove it, meets another rank that makes a file there by the
+/// directory's first name, between the list and the removal.
+class crossing_files final : public other_files {
+ public:
+  using other_files::other_files;
+  void make_directory(const std::string& path) override {
+    if (path.ends_with("/data")) made_ = path;
+    other_files::make_directory(path);
   }
-  std::atomic<bool> removes_ = false, written_ = false;
+  std::vector<directory_entry> list(const std::string& path) override {
+    auto entries = other_files::list(path);
+    if (path.ends_with("/data") && path.find(".tmp-") != path.npos && !std::exchange(has_met_, true)) {
+      try {
+        other_files::create(made_ + "/w00001.safetensors");
+      } catch (const error&) {
+      }
+    }
+    return entries;
+  }
+  bool has_met() const { return has_met_; }
+
+ private:
+  std::string made_;
+  bool has_met_ = false;
 };
 
 /// One step is committed with a bit of its data that is another than was written: from the commit on, or, `early`, from

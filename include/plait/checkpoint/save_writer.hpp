@@ -64,7 +64,7 @@ class save_writer {
  public:
   using clock = save_job::clock;
 
-  /// Rank 0 says this where it has waited for a rank that failed otherwise.
+  /// A rank says this where another has failed otherwise.
   static constexpr const char* gave_up = "another rank has failed";
 
   save_writer(file_system& files, int rank, int ranks, double deadline, std::optional<step_root> root)
@@ -106,7 +106,7 @@ class save_writer {
   /// Whether the thread is still at a job that nobody waits for.
   bool lags() {
     const std::lock_guard lock(mutex_);
-    return current_ != nullptr && (current_->abandoned || no_job_is_stuck());
+    return current_ != nullptr && (current_->abandoned || check_is_stuck());
   }
   /// A save is committed, as all ranks know. Where that is in turn, its file is read again when there is nothing else
   /// to do: once all ranks have read theirs, no rank has to read the step alone before older ones are removed.
@@ -121,32 +121,32 @@ class save_writer {
     }
     changed_.notify_all();
   }
-  /// Has rank 0 wait no longer for the files of the job, and returns once this rank's part has ended; false where that
-  /// goes on for longer than the deadline.
-  bool end(const save_job& j, bool failed) {
-    std::unique_lock lock(mutex_);
-    if (failed) {
+  /// Another rank has failed with the job: this one's part of it ends soon.
+  void give_up(const save_job& j) {
+    {
+      const std::lock_guard lock(mutex_);
       gone_ = &j;
-      changed_.notify_all();
     }
+    changed_.notify_all();
+  }
+  /// Returns once this rank's part of the job has ended; false where that goes on for longer than the deadline.
+  bool end(const save_job& j) {
+    std::unique_lock lock(mutex_);
     while (!j.ended) {
       if (is_stuck(j)) return false;
       changed_.wait_for(lock, std::chrono::milliseconds(20));
     }
     return true;
   }
-  /// Takes the oldest job off, whether it has ended or not. Where it has failed, its directory is removed once more: no
-  /// other rank writes into it now, and one may have while this rank removed it before.
+  /// Takes the oldest job off, whether it has ended or not.
   void forget() {
-    {
-      const std::lock_guard lock(mutex_);
-      gone_ = nullptr;  // the next save may be made where this one was
-      save_job& j = *jobs_.front();
-      if (!j.ended) j.abandoned = true;
-      if (j.directory && (!j.ended || !j.failure.empty())) left_behind_.push_back(jobs_.front());
-      jobs_.pop_front();
+    const std::lock_guard lock(mutex_);
+    gone_ = nullptr;  // the next save may be made where this one was
+    if (!jobs_.front()->ended) {
+      jobs_.front()->abandoned = true;
+      left_behind_.push_back(jobs_.front());
     }
-    changed_.notify_all();
+    jobs_.pop_front();
   }
   /// Waits a moment for something to end.
   void wait_a_little() {
@@ -175,15 +175,18 @@ class save_writer {
   }
 
  private:
-  static double seconds_since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
+  static double seconds(clock::time_point from, clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  static double seconds_since(clock::time_point t) { return seconds(t, clock::now()); }
 
-  // Under the mutex.
-
+  /// Under the mutex.
   bool is_stuck(const save_job& j) const {
     if (j.ended || current_ == nullptr) return false;
-    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned || no_job_is_stuck();
+    return current_ == &j ? seconds_since(j.since) > deadline_ : current_->abandoned || check_is_stuck();
   }
-  bool no_job_is_stuck() const { return current_ == &no_job_ && seconds_since(no_job_.since) > deadline_; }
+  /// Likewise.
+  bool check_is_stuck() const { return current_ == &checking_ && seconds_since(checking_.since) > deadline_; }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -193,15 +196,8 @@ class save_writer {
         for (const auto& j : jobs_) {
           if (next == nullptr && !j->ended) next = j;
         }
-        return next != nullptr || ending_ || check_ || !left_behind_.empty();
+        return next != nullptr || ending_ || check_;
       });
-      if (!left_behind_.empty()) {
-        between_jobs(lock, [gone = std::exchange(left_behind_, {})]() mutable {
-          for (const auto& j : gone) j->directory->abandon();
-          gone.clear();
-        });
-        continue;
-      }
       if (next == nullptr && ending_) break;
       if (next == nullptr) {
         check_a_piece(lock);
@@ -217,27 +213,29 @@ class save_writer {
       next->ended = true;
       current_ = nullptr;
       changed_.notify_all();
+      next.reset();
+      const auto gone = std::exchange(left_behind_, {});
+      lock.unlock();
+      for (const auto& j : gone) {  // what there is of them is removed where the file system answers again
+        if (j->directory) j->directory->abandon();
+      }
+      lock.lock();
     }
     check_.reset();
     root_.reset();  // the directory is free for others before anybody knows
     left_ = true;
     changed_.notify_all();
   }
-  /// Works without the mutex on what is no job.
-  void between_jobs(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
-    no_job_.since = clock::now();
-    current_ = &no_job_;
-    lock.unlock();
-    work();
-    lock.lock();
-    current_ = nullptr;
-    changed_.notify_all();
-  }
   /// Reads again what is in turn, until that ends or there is something else to do.
   void check_a_piece(std::unique_lock<std::mutex>& lock) {
     std::optional<own_file_check> check = std::exchange(check_, std::nullopt);
-    own_file_check::state state{};
-    between_jobs(lock, [&] { state = check->go_on(files_); });
+    checking_.since = clock::now();
+    current_ = &checking_;
+    lock.unlock();
+    const own_file_check::state state = check->go_on(files_);
+    lock.lock();
+    current_ = nullptr;
+    changed_.notify_all();
     if (state == own_file_check::state::whole) {
       read_again_ = check->step();
     } else if (state == own_file_check::state::faulty) {
@@ -249,7 +247,7 @@ class save_writer {
   /// Says that a job is not stuck. Throws where nobody waits for it any more.
   void goes_on(save_job& j, const char* doing) {
     const std::lock_guard lock(mutex_);
-    if (j.abandoned) fail(gave_up);
+    if (j.abandoned || gone_ == &j) fail(gave_up);
     j.doing = doing;
     j.since = clock::now();
   }
@@ -288,7 +286,7 @@ class save_writer {
   bool takes_the_place_of_all(const save_job& j) {
     if (j.keep.last > 1) return false;
     const std::string root = j.path.substr(0, j.path.rfind('/'));
-    return has_written_ || !steps_by_name(files_.list(root), root).empty();
+    return has_written_ || !steps_by_name(files_, files_.list(root), root).empty();
   }
   /// Reads this rank's file again. Where it is not what was written, rank 0 will read the step, and say what is wrong.
   bool is_whole(save_job& j) {
@@ -380,16 +378,16 @@ class save_writer {
   std::optional<std::uint64_t> best_{};
   check_turns turns_;
   std::optional<own_file_check> check_;
-  save_job no_job_;                            ///< stands for work between jobs where `current_` is asked
+  save_job checking_;                          ///< stands for it where `current_` is asked
   std::optional<std::uint64_t> read_again_{};  ///< the newest step whose file of this rank is whole on the disk
   bool has_written_ = false;
   std::array<byte_buffer, most_jobs> arenas_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<save_job>> jobs_;          ///< oldest first
-  std::vector<std::shared_ptr<save_job>> left_behind_;  ///< on rank 0
-  const save_job* current_ = nullptr;                   ///< which the thread is at
-  const save_job* gone_ = nullptr;                      ///< the save with which another rank has failed
+  std::deque<std::shared_ptr<save_job>> jobs_;  ///< oldest first
+  std::vector<std::shared_ptr<save_job>> left_behind_;
+  const save_job* current_ = nullptr;  ///< which the thread is at
+  const save_job* gone_ = nullptr;     ///< the save with which another rank has failed
   bool ending_ = false, left_ = false;
   std::thread thread_;
 };

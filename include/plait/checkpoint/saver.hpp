@@ -106,9 +106,7 @@ class checkpoint_saver {
   template <compute_device Device>
   std::vector<finished_save> save(const context<Device>& ctx, std::uint64_t step, saved_extras extras) {
     const auto begin = clock::now();
-    while (jobs_.size() >= detail::save_writer::most_jobs) {
-      for (finished_save& s : wait_for_one(ctx.device)) told_later_.push_back(std::move(s));
-    }
+    told_later_ = wait_for_room(ctx.device);
     if (all_reduce_scalar(ctx.device, ranks_, writer_->lags() ? 1.0 : 0.0, reduce_op::max) != 0)
       throw error_of_all(cat(
           {"checkpoint: step ", step, " is not saved: a save before it is stuck in a call of the ", "file system"}));
@@ -163,6 +161,14 @@ class checkpoint_saver {
     while (!jobs_.empty())
       for (finished_save& s : wait_for_one(device)) all.push_back(std::move(s));
     return all;
+  }
+  /// Waits until another save would wait for none, and returns the saves that have ended by then: for who decides what
+  /// to save, or what is the best, by what has become of those before.
+  template <compute_device Device>
+  std::vector<finished_save> wait_for_room(Device& device) {
+    while (jobs_.size() >= detail::save_writer::most_jobs)
+      for (finished_save& s : wait_for_one(device)) told_later_.push_back(std::move(s));
+    return std::exchange(told_later_, {});
   }
   std::size_t under_way() const { return jobs_.size(); }
   /// Returns whether this rank has something to tell of its oldest save. While no rank has, `finished` returns nothing,
@@ -272,16 +278,18 @@ class checkpoint_saver {
     detail::save_job& j = *jobs_.front();
     std::string stuck_at;
     const state mine = own_state(j, stuck_at);
-    const bool own_failure = mine == failed;
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
     if (all == under_way_still) return {};
     if (all == stuck) return give_up_all(device, stuck_at);
-    // Everybody comes to an end; rank 0 does not wait for files that will not come.
-    const bool here = writer_->end(j, all == failed);
+    if (all == failed) {  // everybody comes to an end, which training does not wait for
+      writer_->give_up(j);
+      if (all_reduce_scalar(device, ranks_, writer_->has_ended(j) ? 0.0 : 1.0, reduce_op::max) != 0) return {};
+    }
+    const bool here = writer_->end(j);
     finished_save out = outcome_of(j, here);
     if (all == failed) {
-      // A rank that failed by itself says so rather than rank 0, who may only have waited for it.
-      const bool own = own_failure && !(ranks_.rank() == 0 && j.failure == detail::save_writer::gave_up);
+      // A rank that failed by itself says so, and not one that gave up for its sake.
+      const bool own = here && j.failure != detail::save_writer::gave_up;
       out.failure = said_by_one(device, own, here ? j.failure : std::string());
     }
     if (all == committed && here) writer_->committed(j);

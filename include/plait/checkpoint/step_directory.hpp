@@ -60,6 +60,20 @@ inline void remove_step_tree(file_system& files, const std::string& path) {
   remove_all(files, path, file_kind::directory);
 }
 
+/// Removes the directory of a step that never was one. It gets another name first, so that ranks which still write by
+/// the one that they know fail; what they are making in it at that moment goes with another try.
+inline void remove_unfinished(file_system& files, const std::string& path) {
+  const std::string gone = cat({path.substr(0, path.rfind(temporary_mark)), temporary_mark, unguessable_suffix()});
+  files.rename(path, gone);
+  for (int tries = 4;; --tries) {
+    try {
+      return remove_step_tree(files, gone);
+    } catch (const error&) {
+      if (tries == 0) throw;
+    }
+  }
+}
+
 /// The directories that a writer is at work on: one thread may begin a step while another ends one.
 class active_paths {
  public:
@@ -92,7 +106,6 @@ class step_in_progress {
         root_(std::move(other.root_)),
         step_(other.step_),
         path_(std::exchange(other.path_, {})),
-        left_(std::exchange(other.left_, {})),
         active_(std::move(other.active_)) {}
   step_in_progress& operator=(step_in_progress&&) = delete;
   ~step_in_progress() { abandon(); }
@@ -124,17 +137,13 @@ class step_in_progress {
     return {};
   }
 
-  /// Gives the step up: removes what there is of it, as well as that works. Another call tries again, for where
-  /// somebody still wrote into the directory.
+  /// Gives the step up: removes what there is of it, as well as that works.
   void abandon() noexcept {
+    if (path_.empty()) return;
+    const std::string path = std::exchange(path_, {});
     try {
-      if (!path_.empty()) {
-        left_ = std::exchange(path_, {});
-        active_->remove(left_);
-      }
-      if (left_.empty()) return;
-      if (files_->kind_of(left_)) detail::remove_step_tree(*files_, left_);
-      left_.clear();
+      active_->remove(path);
+      detail::remove_unfinished(*files_, path);
     } catch (...) {  // what is left has no step's name, and the next writer may remove it
     }
   }
@@ -179,8 +188,7 @@ class step_in_progress {
   file_system* files_;
   std::string root_;
   std::uint64_t step_;
-  std::string path_;    ///< empty once committed or abandoned
-  std::string left_{};  ///< what was abandoned and could not be removed
+  std::string path_;  ///< empty once committed or abandoned
   std::shared_ptr<detail::active_paths> active_;
 };
 
@@ -227,7 +235,7 @@ class step_root {
   /// Removes what `keep` does not name, oldest first: renamed into root/.trash, root synced, deleted. Removes nothing
   /// unless one of the steps that stay is `verified`, which returns what is wrong with a step, or nothing; by default
   /// its manifest is read and the lengths of its files are looked at. None is asked for if `whole` stays, a step that
-  /// was verified before. Invalid directories stay.
+  /// was verified before. Invalid directories stay, and links to steps elsewhere.
   retained retain(const retention& keep, const std::function<std::string(const committed_step&)>& verified = {},
                   std::optional<std::uint64_t> whole = std::nullopt) {
     if (keep.last < 1) fail("retention.last is 0; legal is at least 1, the newest step");
@@ -235,7 +243,7 @@ class step_root {
     std::vector<committed_step> stay, go;
     for (committed_step& step : list_steps(*files_, root_).committed) {
       const bool kept = stay.size() + go.size() < keep.last || (keep.every != 0 && step.step % keep.every == 0) ||
-                        step.step == keep.best;
+                        step.step == keep.best || step.is_link;
       (kept ? stay : go).push_back(std::move(step));
     }
     for (const committed_step& step : stay) out.kept.push_back(step.step);
@@ -261,8 +269,11 @@ class step_root {
   }
 
   /// Removes a step, or an invalid directory of that name, whatever is left then: renamed into root/.trash, root
-  /// synced, deleted.
+  /// synced, deleted. Of a link to a step elsewhere, the link alone.
   void discard(std::uint64_t step) {
+    for (const directory_entry& entry : files_->list(root_))
+      if (entry.name == step_name(step) && entry.kind == file_kind::other)
+        return files_->remove_file(detail::path_in(root_, entry.name)), files_->sync_directory(root_);
     const std::string trash = detail::path_in(root_, detail::trash_directory);
     if (!files_->kind_of(trash)) files_->make_directory(trash);
     const std::string gone = cat({trash, "/", step_name(step), "-", detail::unguessable_suffix()});
@@ -280,10 +291,11 @@ class step_root {
     if (!leftovers.empty()) files_->sync_directory(root_);  // so that none has a step's name on the disk still
     for (const directory_entry& entry : leftovers) {
       if (active_->has(entry.name)) continue;
-      if (entry.kind == file_kind::directory)
-        detail::remove_step_tree(*files_, entry.name);
-      else
+      const bool in_trash = entry.name.starts_with(detail::path_in(root_, detail::trash_directory) + "/");
+      if (entry.kind != file_kind::directory)
         files_->remove_file(entry.name);
+      else
+        in_trash ? detail::remove_step_tree(*files_, entry.name) : detail::remove_unfinished(*files_, entry.name);
       out.push_back(entry.name);
     }
     return out;

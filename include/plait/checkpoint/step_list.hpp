@@ -27,6 +27,7 @@ namespace plait {
 struct committed_step {
   std::uint64_t step = 0;
   std::string path;
+  bool is_link = false;  ///< to a directory elsewhere, which is read and never removed
 };
 /// A directory with the name of a step that cannot be loaded, and why.
 struct invalid_step {
@@ -116,12 +117,16 @@ inline std::uint64_t step_of_path(const std::string& path) {
         "; give a step that was renamed its name back"});
 }
 
-/// Returns the directories of a root that have the name of a step, newest first.
-inline std::vector<committed_step> steps_by_name(const std::vector<directory_entry>& entries, const std::string& root) {
+/// Returns the directories of a root that have the name of a step, and links to others, newest first.
+inline std::vector<committed_step> steps_by_name(file_system& files, const std::vector<directory_entry>& entries,
+                                                 const std::string& root) {
   std::vector<committed_step> out;
   for (const directory_entry& entry : entries) {
     const auto step = step_called(entry.name);
-    if (step && entry.kind == file_kind::directory) out.push_back({*step, path_in(root, entry.name)});
+    if (!step) continue;
+    const std::string path = path_in(root, entry.name);
+    const bool is_link = entry.kind == file_kind::other && files.kind_of(path) == file_kind::directory;
+    if (is_link || entry.kind == file_kind::directory) out.push_back({*step, path, is_link});
   }
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
   return out;
@@ -143,7 +148,7 @@ inline std::string commit_fault(file_system& files, const committed_step& step) 
 inline step_list list_steps(file_system& files, const std::string& root) {
   step_list out;
   const std::vector<directory_entry> entries = files.list(root);
-  for (committed_step& step : detail::steps_by_name(entries, root)) {
+  for (committed_step& step : detail::steps_by_name(files, entries, root)) {
     std::string fault = detail::commit_fault(files, step);
     if (fault.empty())
       out.committed.push_back(std::move(step));
@@ -168,7 +173,7 @@ inline step_list list_steps(file_system& files, const std::string& root) {
 /// cannot be loaded are added to `passed_over`.
 inline std::optional<committed_step> newest_step(file_system& files, const std::string& root,
                                                  std::vector<invalid_step>* passed_over = nullptr) {
-  for (const committed_step& step : detail::steps_by_name(files.list(root), root)) {
+  for (const committed_step& step : detail::steps_by_name(files, files.list(root), root)) {
     std::string fault = detail::commit_fault(files, step);
     if (fault.empty()) return step;
     if (passed_over != nullptr) passed_over->push_back({step.path, std::move(fault)});
@@ -183,6 +188,10 @@ namespace detail {
 inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& passed_over) {
   constexpr std::string_view legal = "; legal are a saved step and a folder of them";
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  // A step's name says which it is: "." and links that have another are followed.
+  if (!step_called(std::string_view(path).substr(path.find_last_of('/') + 1)) &&
+      files.kind_of(path_in(path, commit_file)))
+    path = files.resolved(path);
   const auto kind = files.kind_of(path);
   if (!kind) {
     const std::size_t slash = path.rfind('/');
@@ -190,7 +199,7 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
     const std::string folder = slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
     std::string others;
     if (step_called(name) && files.kind_of(folder) == file_kind::directory)
-      for (const committed_step& step : steps_by_name(files.list(folder), folder))
+      for (const committed_step& step : steps_by_name(files, files.list(folder), folder))
         append(others, {others.empty() ? "; there are " : ", ", step_name(step.step)});
     fail({"there is no '", path, "'", others.empty() ? std::string(legal) : others});
   }

@@ -114,6 +114,8 @@ class file_system {
   virtual std::unique_ptr<file_handle> open(const std::string& path) = 0;
   /// Returns what has this name (a symbolic link is followed), or nothing if there is nothing.
   virtual std::optional<file_kind> kind_of(const std::string& path) = 0;
+  /// Returns the name that a path has without symbolic links, "." and "..": where there are none, the path itself.
+  virtual std::string resolved(const std::string& path) { return path; }
   /// Returns the entries of a directory, sorted by name, without "." and "..".
   virtual std::vector<directory_entry> list(const std::string& path) = 0;
   /// Makes a directory, which must not exist, in one that does.

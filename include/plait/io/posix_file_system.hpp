@@ -104,6 +104,11 @@ class posix_file_system : public file_system {
     std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
     return out;
   }
+  std::string resolved(const std::string& path) override {
+    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
+    if (!real) fail_file("resolve", path, errno);
+    return real.get();
+  }
   void make_directory(const std::string& path) override {
     if (::mkdir(path.c_str(), 0777) != 0) fail_file("make the directory", path, errno);
   }

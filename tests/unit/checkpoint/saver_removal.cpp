@@ -98,14 +98,45 @@ TEST_CASE("a step is read again only where none that was stays for the next save
   CHECK(turns_of(4) == turns{1, 4, 7});
 }
 
-TEST_CASE("a save that fails while another rank writes leaves nothing") {
+TEST_CASE("what a save leaves that fails goes, whatever another rank puts there meanwhile") {
   memory_file_system disk;
-  crossing_files files(disk);
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+  crossing_files crossing(disk);
+  failing_files files(crossing, 0);
+  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
     saver.save(ctx, 1, {.tensors = mine.held()});
     CHECK(contains(saver.wait(ctx.device).at(0).failure, "no space"));
+    CHECK(list_steps(disk, "steps").leftovers.empty());
+  });
+  CHECK(crossing.has_met());
+  // So does what a job left that was killed, of which a rank lives on.
+  crossing_files again(disk);
+  again.make_directory("steps/step-00000002.tmp-0");
+  again.make_directory("steps/step-00000002.tmp-0/data");
+  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    const checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, again);
+  });
+  CHECK(again.has_met());
+  CHECK(list_steps(disk, "steps").leftovers.empty());
+}
+
+TEST_CASE("training does not wait for the ranks that go on where one has failed with a save") {
+  memory_file_system disk;
+  failing_files failing(disk, 1);
+  gated_files files(failing);
+  files.only("w00000");
+  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    own_tensors mine(ctx, 1);
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 60}, files);
+    saver.save(ctx, 1, {.tensors = mine.held()});
+    while (ranks.rank() == 1 && !saver.has_news()) std::this_thread::yield();
+    CHECK(saver.finished(ctx.device).empty());
+    files.open_gate();
+    const auto ended = saver.wait(ctx.device);
+    REQUIRE(ended.size() == 1);
+    CHECK(contains(ended[0].failure, "rank 1: "));
+    CHECK(contains(ended[0].failure, "no space"));
   });
   CHECK(list_steps(disk, "steps").leftovers.empty());
 }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -194,6 +195,33 @@ TEST_CASE("retention keeps the last, every n-th and the best, and never less tha
   CHECK(done.removed == steps{40, 30});
   done = writer.retain({.last = 1, .best = 80}, verified);
   CHECK(done.kept == steps{100, 80});
+}
+
+TEST_CASE("a step that lies elsewhere is read by its link, and never removed") {
+  const temp_folder dir;
+  plait::posix_file_system files;
+  const std::string root = dir / "r", elsewhere = dir / "elsewhere";
+  files.make_directory(elsewhere);
+  plait::step_root writer(files, root);
+  for (const std::uint64_t step : {10, 20}) save_small_step(files, writer, step);
+  const std::string moved = elsewhere + "/step-00000020", link = root + "/step-00000020";
+  files.rename(link, moved);
+  REQUIRE(::symlink(moved.c_str(), link.c_str()) == 0);
+  CHECK(committed(files, root) == steps{20, 10});
+  CHECK(plait::newest_step(files, root)->step == 20);
+  save_small_step(files, writer, 30);
+  CHECK(writer.retain({.last = 1}).removed == steps{10});
+  CHECK(committed(files, root) == steps{30, 20});
+  // A link with a name of its own, and ".", are the steps that they lead to.
+  REQUIRE(::symlink(link.c_str(), (dir / "best").c_str()) == 0);
+  std::vector<plait::invalid_step> passed_over;
+  CHECK(plait::step_called(
+            std::filesystem::path(plait::detail::step_path(files, dir / "best", passed_over)).filename().string()) ==
+        20);
+  CHECK(plait::read_step(files, plait::detail::step_path(files, moved + "/.", passed_over)).step == 20);
+  writer.discard(20);
+  CHECK(committed(files, root) == steps{30});
+  CHECK(plait::verify_step(files, moved).empty());
 }
 
 TEST_CASE("two writers of one root in memory") {

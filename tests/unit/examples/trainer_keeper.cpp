@@ -1,6 +1,7 @@
 // What the trainer tells of saves at its end: whether the last state is on the disk.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -22,10 +23,13 @@ class saves_alone final : public model_run {
   std::vector<plait::finished_save> will_end;   ///< what the next question for ended saves that waits is told
   std::vector<std::string> refusals;            ///< of the next saves; empty: it is begun
   std::vector<plait::finished_save> under_way;  ///< saves that were begun and end well when they are waited for
+  std::vector<std::int64_t> best;               ///< that each save was told
+  std::vector<double> losses;                   ///< held-out, of the next saves
 
-  std::vector<plait::finished_save> save(std::int64_t steps, const best_step&) override {
+  std::vector<plait::finished_save> save(std::int64_t steps, const best_step& its_best) override {
     const auto step = static_cast<std::uint64_t>(steps);
     begun.push_back(step);
+    best.push_back(its_best.step);
     const std::string refusal = refusals.empty() ? "" : refusals.front();
     if (!refusals.empty()) refusals.erase(refusals.begin());
     if (!refusal.empty()) throw plait::error_of_all(refusal);
@@ -33,13 +37,10 @@ class saves_alone final : public model_run {
     return {};
   }
   std::vector<plait::finished_save> ended_saves(bool wait) override {
-    if (!wait) return {};
-    std::vector<plait::finished_save> ended = std::exchange(under_way, {});
-    for (plait::finished_save& s : ended)
-      for (const plait::finished_save& told : will_end)
-        if (told.step == s.step) s = told;
-    will_end.clear();
-    return ended;
+    return wait ? end(under_way.size()) : std::vector<plait::finished_save>();
+  }
+  std::vector<plait::finished_save> room_for_save() override {
+    return end(under_way.size() < 2 ? 0 : under_way.size() - 1);
   }
   double all_reduce(double value, plait::reduce_op) override { return value; }
   std::int64_t newest_saved() override { return -1; }
@@ -49,7 +50,12 @@ class saves_alone final : public model_run {
   plait::step_result step(std::int64_t, bool) override { return {}; }
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
-  std::optional<double> evaluate() override { return {}; }
+  std::optional<double> evaluate() override {
+    if (losses.empty()) return {};
+    const double loss = losses.front();
+    losses.erase(losses.begin());
+    return loss;
+  }
   std::vector<std::int64_t> sample() override { return {}; }
   std::uint64_t weights_hash() override { return 0; }
   std::vector<plait::parameter_hash> hashes(bool) override { return {}; }
@@ -66,13 +72,29 @@ class saves_alone final : public model_run {
   std::string device_name() const override { return {}; }
 
  private:
+  /// The oldest so many saves that are under way end.
+  std::vector<plait::finished_save> end(std::size_t count) {
+    const auto behind = under_way.begin() + static_cast<std::ptrdiff_t>(count);
+    std::vector<plait::finished_save> ended(under_way.begin(), behind);
+    under_way.erase(under_way.begin(), behind);
+    for (plait::finished_save& s : ended) {
+      const auto told = std::find_if(will_end.begin(), will_end.end(), [&](const auto& t) { return t.step == s.step; });
+      if (told == will_end.end()) continue;
+      s = *told;
+      will_end.erase(told);
+    }
+    return ended;
+  }
+
   requests asked_;
   std::vector<plait::axis_communication> communication_;
   std::vector<plait::stage_layers> stages_;
 };
 
-/// Runs a keeper over steps 2, 4 and 6, each of which is saved, and returns what it says of the last at the end.
-std::string failure_after(saves_alone& run, bool worth_saving = true) {
+/// Runs a keeper over steps 2, 4 and so on until `last`, each of which is saved, and returns what it says of the last
+/// at the end.
+std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64_t last = 6,
+                          std::vector<std::uint64_t>* best = nullptr) {
   setup s{.opt = {},
           .config = {},
           .mesh = {},
@@ -81,9 +103,12 @@ std::string failure_after(saves_alone& run, bool worth_saving = true) {
           .rate = plait::lr_schedule(plait::lr_schedule_config{})};
   s.opt.checkpoint_dir = "steps";
   s.opt.save_every = 2;
-  keeper saves(s, run, [](const keeper::news&) {});
-  for (const std::int64_t step : {2, 4, 6}) saves.after(step, {});
-  saves.finish(6, worth_saving);
+  if (!run.losses.empty()) s.opt.keep_best = "held-out";
+  keeper saves(s, run, [&](const keeper::news& n) {
+    if (best != nullptr && n.is_best) best->push_back(n.save.step);
+  });
+  for (std::int64_t step = 2; step <= last; step += 2) saves.after(step, {});
+  saves.finish(last, worth_saving);
   return saves.failure();
 }
 
@@ -118,4 +143,15 @@ TEST_CASE("an older save that fails is no failure of the last") {
   last.will_end = {{.step = 6, .failure = "a full disk"}};
   CHECK(failure_after(last).empty());
   CHECK(last.begun == steps{2, 4, 6, 6});
+}
+
+TEST_CASE("a best whose save fails gives its place to the best of those that do not") {
+  saves_alone run;
+  run.losses = {5, 1, 2, 3, 4};
+  run.will_end = {{.step = 4, .failure = "a full disk"}};
+  std::vector<std::uint64_t> told;
+  CHECK(failure_after(run, true, 10, &told).empty());
+  // Step 4 is under way when 6 is saved, and has failed when 8 is.
+  CHECK(run.best == std::vector<std::int64_t>{2, 4, 4, 6, 6});
+  CHECK(told == steps{2, 6});
 }
