@@ -1,8 +1,10 @@
 // A world on a communicator of the caller's, which stays the caller's.
 #include <mpi.h>
 
+#include <chrono>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "plait/comm/mpi.hpp"
@@ -52,6 +54,38 @@ int what_one_thread_moves(pl::mpi::communicator comm) {
   return right ? 0 : 1;
 }
 
+/// A sum that is under way keeps the pieces in which it was started.
+int what_a_new_piece_changes(pl::mpi::communicator comm) {
+  std::vector<float> all(1 << 18, 1.0f);
+  if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  pl::request sum = comm.start_all_reduce(all.data(), all.data(), all.size(), pl::dtype::f32, pl::reduce_op::sum);
+  if (comm.rank() == 0) sum.wait();
+  comm.set_piece(4096);
+  if (comm.rank() != 0) sum.wait();
+  const bool right = all.front() == static_cast<float>(comm.size()) && all.back() == all.front();
+  if (!right) std::printf("a sum is wrong where the size of pieces changes\n");
+  return right ? 0 : 1;
+}
+
+/// A communicator that is attached is not attached again until the first has ended, and its duplicate is.
+int what_a_second_attach_says(MPI_Comm comm) {
+  const pl::mpi::communicator first = pl::mpi::communicator::attach(comm);
+  MPI_Comm copy = MPI_COMM_NULL;
+  MPI_Comm_dup(comm, &copy);
+  pl::mpi::communicator::attach(copy).barrier();
+  MPI_Comm_free(&copy);
+  try {
+    const pl::mpi::communicator second = pl::mpi::communicator::attach(comm);
+  } catch (const pl::error& e) {
+    const std::string text = e.what();
+    if (text.find("this MPI_Comm is attached already") != text.npos) return 0;
+    std::printf("a second attach says: %s\n", text.c_str());
+    return 1;
+  }
+  std::printf("a communicator is attached twice\n");
+  return 1;
+}
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int bad = 0;
@@ -75,6 +109,8 @@ int main(int argc, char** argv) {
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(my_comm, &handler);
     if (handler != MPI_ERRORS_ARE_FATAL) std::printf("the communicator has another error handler than before\n"), ++bad;
+    bad += what_a_second_attach_says(my_comm);
+    bad += what_a_new_piece_changes(pl::mpi::communicator::attach(my_comm));
     bad += what_a_drop_says(pl::mpi::communicator::attach(my_comm));
     bad += what_one_thread_moves(pl::mpi::communicator::attach(my_comm));
     MPI_Comm_free(&my_comm);

@@ -67,6 +67,9 @@ void check_pointer(const char* what, const void* data, std::size_t bytes);
 void check_buffers(const char* what, const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
                    std::size_t place, bool may_alias);
 
+/// Of a ragged all_to_all: what is received goes where nothing else is received and nothing is sent from.
+void check_parts(const call& c);
+
 }  // namespace detail
 
 /// Throws unless `rank` of a group of `ranks` may make this call: the checks that all backends share.

@@ -1,8 +1,10 @@
 // The definitions of call.hpp, which includes them unless they are compiled apart (core/compiled.hpp).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
@@ -33,6 +35,34 @@ PLAIT_INLINE void check_buffers(const char* what, const void* in, std::size_t in
         "; use separate buffers"});
 }
 
+PLAIT_INLINE void check_parts(const call& c) {
+  const char* const what = c.name();
+  const std::size_t size = size_of(c.type);
+  check_pointer(what, c.in, call::sum(c.send_counts) * size);
+  check_pointer(what, c.out, call::sum(c.receive_counts) * size);
+  struct part {
+    std::uintptr_t begin, end;
+    bool received;
+  };
+  std::vector<part> parts;
+  parts.reserve(2 * c.send_counts.size());
+  const auto add = [&](const void* buffer, call::counts counts, call::counts offsets, bool received) {
+    const auto base = reinterpret_cast<std::uintptr_t>(buffer);
+    for (std::size_t k = 0; k < counts.size(); ++k)
+      if (counts[k] != 0) parts.push_back({base + offsets[k] * size, base + (offsets[k] + counts[k]) * size, received});
+  };
+  add(c.in, c.send_counts, c.send_offsets, false);
+  add(c.out, c.receive_counts, c.receive_offsets, true);
+  std::sort(parts.begin(), parts.end(), [](const part& a, const part& b) { return a.begin < b.begin; });
+  std::uintptr_t sent = 0, received = 0;  // the ends of what begins before
+  for (const part& p : parts) {
+    if (p.begin < received || (p.received && p.begin < sent))
+      fail({what, p.received && p.begin < received ? ": parts that are received overlap" : ": in and out overlap",
+            "; each part that is received needs a place of its own"});
+    (p.received ? received : sent) = std::max(p.received ? received : sent, p.end);
+  }
+}
+
 }  // namespace detail
 
 PLAIT_INLINE void check(const call& c, int rank, int ranks) {
@@ -53,8 +83,7 @@ PLAIT_INLINE void check(const call& c, int rank, int ranks) {
       for (const call::counts& list : {c.send_counts, c.send_offsets, c.receive_counts, c.receive_offsets})
         if (list.size() != n)
           fail({what, ": counts and offsets need one entry for each of the ", ranks, " ranks of the group"});
-      detail::check_pointer(what, c.in, call::sum(c.send_counts) * size_of(c.type));
-      return detail::check_pointer(what, c.out, call::sum(c.receive_counts) * size_of(c.type));
+      return detail::check_parts(c);
     case collective::broadcast:
       detail::check_peer(what, "root", c.peer, ranks);
       return detail::check_pointer(what, c.out, part);

@@ -67,7 +67,7 @@ class communicator : public verbs<communicator> {
     return communicator(copy, true, "world");
   }
   /// A communicator of the caller's, which is not freed here, must live as long as this and its copies, and must not be
-  /// used for other things at the same time. It gets its error handler back when they are gone.
+  /// used for other things at the same time, nor attached again. It gets its error handler back when they are gone.
   /// Collective over it, as `world` is over all ranks: where there are several hosts, their links are measured.
   static communicator attach(MPI_Comm comm, std::string_view label = "attached") {
     return communicator(comm, false, label);
@@ -125,6 +125,7 @@ class communicator : public verbs<communicator> {
     state_->most_tag = detail::most_tag();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
     state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
+    if (!owned) state_->mark();
     if (!owned) detail::check(MPI_Comm_get_errhandler(comm, &state_->callers), "MPI_Comm_get_errhandler");
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");

@@ -191,6 +191,13 @@ void check_arguments(C& comm) {
   if (comm.size() > 1) {
     expect_refused([&] { comm.all_to_all(x.data(), x.data(), 8, dtype::f32); }, "use separate buffers");
     expect_refused([&] { comm.all_to_all_v(x.data(), {}, {}, x.data(), {}, {}, dtype::f32); }, "one entry for each");
+    const std::vector<std::size_t> ones(static_cast<std::size_t>(comm.size()), 1), zeros(ones.size(), 0);
+    std::vector<std::size_t> places(ones.size());
+    for (std::size_t k = 0; k < places.size(); ++k) places[k] = k;
+    expect_refused([&] { comm.all_to_all_v(x.data(), ones, places, x.data() + 1, ones, places, dtype::f32); },
+                   "in and out overlap");
+    expect_refused([&] { comm.all_to_all_v(x.data() + 32, ones, zeros, x.data(), ones, zeros, dtype::f32); },
+                   "parts that are received overlap");
   }
   C empty;
   expect(!empty, "a default communicator is empty");

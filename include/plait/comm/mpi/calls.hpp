@@ -131,6 +131,17 @@ class big_type {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+/// The key of the attribute that a communicator of the caller's has while plait is at work on it. Duplicates have none.
+inline int attached_key() {
+  static const int key = [] {
+    int made = MPI_KEYVAL_INVALID;
+    check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &made, nullptr),
+          "MPI_Comm_create_keyval");
+    return made;
+  }();
+  return key;
+}
+
 /// Returns the largest tag that the library takes, at least 32767.
 inline int most_tag() {
   void* value = nullptr;

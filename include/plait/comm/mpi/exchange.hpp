@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "plait/comm/call.hpp"
 #include "plait/comm/mpi/calls.hpp"
@@ -101,7 +102,8 @@ inline void add_up(pending& p, const call& c, const std::byte* own, std::size_t 
 inline void post_reduction(pending& p, const call& c, std::size_t per, std::size_t total, int tag) {
   const std::size_t size = size_of(c.type), n = static_cast<std::size_t>(p.home->size),
                     own = static_cast<std::size_t>(p.home->rank);
-  const auto most = [per, &s = *p.home, type = c.type](std::size_t k) { return piece_of(s, k, per, type); };
+  std::vector<std::size_t> most(n);  // for the second half too, whatever is set meanwhile
+  for (std::size_t k = 0; k < n; ++k) most[k] = piece_of(*p.home, k, per, c.type);
   const bool for_all = c.kind == collective::all_reduce;
   const auto begin = [=](std::size_t k) { return std::min(k * per, total); };
   const auto length = [=](std::size_t k) { return begin(k + 1) - begin(k); };
@@ -110,10 +112,10 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
   exchange(
       p,
       [&](pending& q, std::size_t k, std::size_t i) {
-        add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), tag, most(k));
+        add_receive(q, q.buffer.data() + i * bytes, length(own), c.type, static_cast<int>(k), tag, most[k]);
       },
       [&](pending& q, std::size_t k) {
-        add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), tag, most(k));
+        add_send(q, at(c.in, begin(k) * size), length(k), c.type, static_cast<int>(k), tag, most[k]);
       });
   p.then = [=](pending& q) {
     std::byte* const out = for_all ? at(c.out, begin(own) * size) : static_cast<std::byte*>(c.out);
@@ -122,10 +124,10 @@ inline void post_reduction(pending& p, const call& c, std::size_t per, std::size
     exchange(
         q,
         [&](pending& r, std::size_t k, std::size_t) {
-          add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), tag + 1, most(k));
+          add_receive(r, at(c.out, begin(k) * size), length(k), c.type, static_cast<int>(k), tag + 1, most[k]);
         },
         [&](pending& r, std::size_t k) {
-          add_send(r, out, length(own), c.type, static_cast<int>(k), tag + 1, most(k));
+          add_send(r, out, length(own), c.type, static_cast<int>(k), tag + 1, most[k]);
         });
   };
 }

@@ -32,6 +32,7 @@ class mover;
 struct state {
   MPI_Comm comm = MPI_COMM_NULL;
   bool owned = false;
+  bool marked = false;  ///< a communicator of the caller's: it has the attribute `attached_key`
   int rank = 0, size = 1;
   std::string label;
   double deadline = 600;                         ///< seconds; 0: none
@@ -51,10 +52,23 @@ struct state {
   state() = default;
   state(const state&) = delete;
   state& operator=(const state&) = delete;
+  /// Notes that a communicator of the caller's is attached. Throws `error` if it was: what is started over the one and
+  /// the other would share tags, and the second would take the first's error handler for the caller's.
+  void mark() {
+    void* value = nullptr;
+    int is_attached = 0;
+    check(MPI_Comm_get_attr(comm, attached_key(), &value, &is_attached), "MPI_Comm_get_attr");
+    if (is_attached)
+      fail({"'", label, "': this MPI_Comm is attached already; use the communicator that attach returned, or its ",
+            "copies, let them end first, or attach a duplicate of it (MPI_Comm_dup)"});
+    check(MPI_Comm_set_attr(comm, attached_key(), nullptr), "MPI_Comm_set_attr");
+    marked = true;
+  }
   ~state() {
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     if (owned) MPI_Comm_free(&comm);
+    if (marked) MPI_Comm_delete_attr(comm, attached_key());
     if (callers == MPI_ERRHANDLER_NULL) return;
     MPI_Comm_set_errhandler(comm, callers);
     MPI_Errhandler_free(&callers);
