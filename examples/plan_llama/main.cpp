@@ -248,18 +248,19 @@ int run(int argc, char** argv) {
     fmt::print("{}", pp::hardware_text(pp::load_hardware(opt.print_hardware, "--print-hardware")));
     return 0;
   }
-  request common;
+  std::vector<property> given;
   if (!opt.properties["batch"].empty() && !opt.properties["batch_tokens"].empty())
     plait::fail("--batch and --batch-tokens are both given; one says the other");
   for (const std::string name : property_names) {
     std::string option = "--" + name;
     std::replace(option.begin(), option.end(), '_', '-');
-    if (!opt.properties[name].empty()) set_property(common, name, opt.properties[name], option);
+    if (!opt.properties[name].empty()) given.push_back({name, opt.properties[name], option});
   }
   if (!opt.layouts.empty()) {
-    fmt::print("{}", price_rows(opt.layouts, common));
+    fmt::print("{}", price_rows(opt.layouts, given));
     return 0;
   }
+  const request common = request_of(given);
   if (opt.properties["model"].empty()) plait::fail("--model is missing");
   if (opt.properties["cluster"].empty()) plait::fail("--cluster is missing, as in h100:16384");
   if (common.job.seq == 0) plait::fail("--seq is missing");

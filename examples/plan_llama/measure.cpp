@@ -159,15 +159,24 @@ void calibrate_to(const std::string& path, int64_t ranks, const std::string& bac
     return;
   }
 #ifdef PLAIT_WITH_MPI
-  keep_heap();  // as the trainer does
-  const plait::mpi::environment environment(&argc, &argv);
-  const int64_t started = plait::mpi::communicator::world().size();
-  if (ranks != 0 && ranks != started)
-    plait::fail({"--ranks is ", ranks, ", but mpirun has started ", started, " processes; they must be equal"});
-  check_ranks(started);
-  plait::mpi::run(argc, argv, [&](plait::mpi::communicator all) {
-    measure(plait::any_communicator(std::move(all)), path, backend);
-  });
+  keep_heap();          // as the trainer does
+  std::string refusal;  // which an exception that leaves MPI's environment would lose
+  {
+    const plait::mpi::environment environment(&argc, &argv);
+    const int64_t started = plait::mpi::communicator::world().size();
+    try {
+      if (ranks != 0 && ranks != started)
+        plait::fail({"--ranks is ", ranks, ", but mpirun has started ", started, " processes; they must be equal"});
+      check_ranks(started);
+    } catch (const plait::error& e) {
+      refusal = e.what();
+    }
+    if (refusal.empty())
+      plait::mpi::run(argc, argv, [&](plait::mpi::communicator all) {
+        measure(plait::any_communicator(std::move(all)), path, backend);
+      });
+  }
+  if (!refusal.empty()) plait::fail(refusal);
 #else
   static_cast<void>(argc), static_cast<void>(argv);
   plait::fail(

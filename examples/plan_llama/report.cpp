@@ -73,6 +73,13 @@ std::string trainer_options(const findings& f, const pp::training_layout& l) {
   std::string out = fmt::format("--mesh pp={},dp={},cp={},tp={} --seq {} --global-batch {} --micro-batch {}", l.pp,
                                 l.dp, l.cp, l.tp, f.asked.job.seq, f.asked.job.global_batch, l.microbatch);
   if (l.pp > 1) out += " --schedule " + pp::schedule_text(l);
+  if (l.cp > 1 && l.context != pp::context_kind::ring) {
+    // Gathered keys are even work for all ranks where a rank has a piece of each half, if the sequence has so many.
+    const bool even = l.context == pp::context_kind::all_gather_kv &&
+                      f.asked.job.seq % (2 * l.cp * (l.cuts_sequence() ? l.tp : 1)) == 0;
+    out += fmt::format(" --attention {}:{}", pp::name_of(l.context), even ? "zigzag" : "contiguous");
+  }
+  if (l.tp > 1 && !l.sequence_parallel) out += " --strategy tp";
   out += " --recompute " + pp::recompute_text(l);
   if (l.zero != plait::zero_level::replicated)
     out += fmt::format(" --data-parallel {}", levels[static_cast<int>(l.zero)]);

@@ -142,8 +142,12 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
   return true;
 }
 
-/// Columns in the order in which they are set: what names a whole before what changes a part of it.
-int turn(const std::string& column) { return column == "model" || column == "program" || column == "cluster" ? 0 : 1; }
+/// Properties in the order in which they are set: what names a whole before what changes a part of it, and the length
+/// of a sequence before a batch of tokens.
+int turn(const std::string& name) {
+  if (name == "model" || name == "program" || name == "cluster") return 0;
+  return name == "precision" ? 1 : name == "batch_tokens" ? 3 : 2;
+}
 
 constexpr std::string_view price_columns =
     "ranks,step_seconds,tokens_per_second,mfu,mfu_causal,products,attention,memory_bound,recompute,tensor,context,"
@@ -173,8 +177,7 @@ std::string price_cells(const request& r) {
       m.weights, m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, p.fits ? 1 : 0);
 }
 
-}  // namespace
-
+/// The text of --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.
 std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& knob) {
   pp::cluster read = pp::load_cluster(text, knob);
   if (read.accelerators == 0)
@@ -182,7 +185,10 @@ std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, con
   return {std::move(read.machine), read.accelerators};
 }
 
-void set_property(request& r, const std::string& name, const std::string& value, const std::string& knob) {
+using known_clusters = std::map<std::string, std::pair<pp::hardware, std::int64_t>>;  // a file of them is read once
+
+void set_property(request& r, const property& given, known_clusters& clusters) {
+  const auto& [name, value, knob] = given;
   if (name == "model") {
     if (const pp::transformer_shape* large = plait::find_large_llama(value); large != nullptr) {
       r.job.model = *large;
@@ -195,7 +201,9 @@ void set_property(request& r, const std::string& name, const std::string& value,
       plait::fail({knob, ": unknown model '", value, "'; presets are ", names, "; or give the path of a config.json"});
     }
   } else if (name == "cluster") {
-    std::tie(r.machine, r.accelerators) = parse_cluster(value, knob);
+    auto known = clusters.find(value);
+    if (known == clusters.end()) known = clusters.emplace(value, parse_cluster(value, knob)).first;
+    std::tie(r.machine, r.accelerators) = known->second;
   } else if (name == "program") {
     r.job.program = pp::software_called(value, knob);
   } else if (name == "seq") {
@@ -227,12 +235,31 @@ void set_property(request& r, const std::string& name, const std::string& value,
   }
 }
 
-std::string price_rows(const std::string& path, const request& common) {
+request request_of(std::vector<property> all, known_clusters& clusters) {
+  std::stable_sort(all.begin(), all.end(),
+                   [](const property& a, const property& b) { return turn(a.name) < turn(b.name); });
+  request r;
+  for (const property& one : all) set_property(r, one, clusters);
+  return r;
+}
+
+/// Whether a row that says one of two properties says the other: a batch has one size.
+bool is_same(const std::string& a, const std::string& b) {
+  return a == b || (a.starts_with("batch") && b.starts_with("batch"));
+}
+
+}  // namespace
+
+request request_of(std::vector<property> all) {
+  known_clusters clusters;
+  return request_of(std::move(all), clusters);
+}
+
+std::string price_rows(const std::string& path, const std::vector<property>& common) {
   const std::string text = plait::read_file(path, "--layouts");
   std::string out;
   std::vector<std::string> columns;
-  std::vector<std::size_t> order;
-  std::map<std::string, std::pair<pp::hardware, std::int64_t>> clusters;  // a file of them is read once
+  known_clusters clusters;
   std::int64_t number = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -252,28 +279,18 @@ std::string price_rows(const std::string& path, const request& common) {
         for (std::size_t k = 0; k < i; ++k)
           if (columns[i] == columns[k] && columns[i] != "note")
             plait::fail({where, ": the column ", columns[i], " is there twice; leave one out"});
-      for (std::size_t i = 0; i < columns.size(); ++i) order.push_back(i);
-      std::stable_sort(order.begin(), order.end(),
-                       [&](std::size_t a, std::size_t b) { return turn(columns[a]) < turn(columns[b]); });
-      // A batch of tokens needs the length of a sequence.
-      std::stable_partition(order.begin(), order.end(), [&](std::size_t i) { return columns[i] != "batch_tokens"; });
       out = fmt::format("{},{}\n", line.substr(0, line.find('\r')), price_columns);
       continue;
     }
     if (cells.size() != columns.size())
       plait::fail({where, " has ", cells.size(), " cells and the first line ", columns.size()});
-    request r = common;
-    for (const std::size_t i : order) {
+    std::vector<property> all = common;
+    for (std::size_t i = 0; i < columns.size(); ++i) {
       if (cells[i].empty() || columns[i] == "note") continue;
-      const std::string knob = where + ": " + columns[i];
-      if (columns[i] == "cluster") {
-        auto known = clusters.find(cells[i]);
-        if (known == clusters.end()) known = clusters.emplace(cells[i], parse_cluster(cells[i], knob)).first;
-        std::tie(r.machine, r.accelerators) = known->second;
-      } else {
-        set_property(r, columns[i], cells[i], knob);
-      }
+      std::erase_if(all, [&](const property& p) { return is_same(p.name, columns[i]); });
+      all.push_back({columns[i], cells[i], where + ": " + columns[i]});
     }
+    const request r = request_of(std::move(all), clusters);
     if (r.machine.levels.empty()) plait::fail({where, ": no machine; give --cluster or a column cluster"});
     pp::validate(r.job.model, where);
     if (r.machine.peak_of(r.job.program.products) == 0)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # plan_llama finds layouts, prices one and a file of them, draws, and refuses what cannot be with the knob's name.
-# timeout: 240
+# timeout: 480
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -31,6 +31,29 @@ lacks ' more than a H100 has; the fastest that fits is tp=[0-9].*, in [0-9.]* ti
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 128 --schedule interleaved:4,zb_h1 --pp 4 --tp 8 --top 40 >chunks.txt || fail "chunks"
 lacks ' tp=8,.*schedule=interleaved:4,' chunks.txt
 grep 'schedule=interleaved:' chunks.txt | grep -qv 'interleaved:4' && fail "other chunks were searched: $(cat chunks.txt)"
+
+# The trainer's options are those of the layout that is priced.
+plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,cp=2,dp=2,context=ulysses >ulysses.txt || fail "ulysses"
+lacks '^train_llama --mesh .* --attention ulysses:contiguous ' ulysses.txt
+plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout tp=2,dp=4,sequence_parallel=0 >whole.txt || fail "whole sequences"
+lacks '^train_llama --mesh .* --strategy tp ' whole.txt
+
+# What the command line says holds for every row that does not say otherwise, whatever else the row sets.
+cat >rows.csv <<'ROWS'
+note,program,seq,precision,tp,dp
+own,plait,8192,,8,8
+other,plait,4096,bf16,8,8
+none,,8192,,8,8
+ROWS
+plan --model llama-3-8b --cluster h100:64 --seq 4096 --batch-tokens 4M --precision f32 --layouts rows.csv >rows.out || fail "rows"
+python3 - rows.out <<'PY' || fail "rows: $(cat rows.out)"
+import csv, sys
+own, other, none = list(csv.DictReader(open(sys.argv[1])))
+assert own["step_seconds"] == none["step_seconds"] and own["memory_bytes"] == none["memory_bytes"]
+tokens = {name: float(r["tokens_per_second"]) * float(r["step_seconds"]) for name, r in (("own", own), ("other", other))}
+assert all(abs(t / 2**22 - 1) < 1e-3 for t in tokens.values()), tokens
+assert float(other["products"]) < 0.3 * float(own["products"])
+PY
 
 # A hybrid: priced, with its axes as types and as the trainer's options; and searched.
 plan --model llama-3-8b --cluster h100:64 --seq 8192 --batch 64 --layout cp=2,dp=32,zero=1,replicate=cp >hybrid.txt || fail "a hybrid"

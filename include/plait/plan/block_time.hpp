@@ -42,10 +42,12 @@ struct rank_sizes {
   double cut_tokens = 0;  ///< where what tensor parallelism leaves whole is cut along the sequence
   double routed = 0;      ///< tokens in the MLPs: those that come to a rank's experts, where all are chosen as often
   double query = 0, kv = 0, wide = 0, vocab = 0;  ///< widths on the rank
+  double exchanged_kv =
+      0;  ///< of keys, or values, as ulysses sends and keeps them: a head for each rank of cp at least
   double hidden = 0;
 
   rank_sizes(const training_job& job, const training_layout& l)
-      : tokens(static_cast<double>(l.microbatch * job.seq) / static_cast<double>(l.cp)),
+      : tokens(static_cast<double>(l.microbatch) * static_cast<double>(job.seq) / static_cast<double>(l.cp)),
         cut_tokens(l.cuts_sequence() ? tokens / static_cast<double>(l.tp) : tokens),
         routed(job.model.experts == 0 ? tokens : cut_tokens * static_cast<double>(job.model.chosen)),
         query(job.model.query_width() / static_cast<double>(l.tp)),
@@ -53,6 +55,8 @@ struct rank_sizes {
            std::max(1.0, static_cast<double>(job.model.kv_heads) / static_cast<double>(l.tp))),
         wide(static_cast<double>(job.model.ffn) / (job.model.experts == 0 ? static_cast<double>(l.tp) : 1.0)),
         vocab(static_cast<double>(job.model.vocab) / static_cast<double>(l.tp)),
+        exchanged_kv(l.context == context_kind::ulysses ? std::max(kv, static_cast<double>(l.cp * job.model.head_dim))
+                                                        : kv),
         hidden(static_cast<double>(job.model.hidden)) {}
 };
 
@@ -87,7 +91,8 @@ inline attention_seconds context_seconds(const hardware& h, const training_job& 
             collective_seconds(h, group, collective::all_gather, own * cp) +
                 collective_seconds(h, group, collective::reduce_scatter, own * cp)};
   if (l.context == context_kind::ulysses) {  // q, k and v there, the output back; and their gradients
-    const double there = collective_seconds(h, group, collective::all_to_all, z.tokens * (z.query + 2 * z.kv) * e),
+    const double there = collective_seconds(h, group, collective::all_to_all,
+                                            z.tokens * (z.query + 2 * z.exchanged_kv) * e),
                  back = collective_seconds(h, group, collective::all_to_all, z.tokens * z.query * e);
     return {there + back, there + back};
   }
@@ -184,9 +189,9 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
   out.forward.products += product_seconds(h, router, z.cut_tokens, wide, z.hidden);
   out.input.products += product_seconds(h, router, z.cut_tokens, z.hidden, wide);
   out.weight.products += product_seconds(h, router, wide, z.hidden, z.cut_tokens, true);
-  const double there =
-      exchange_seconds(h, place_group(h, l.ep_axis()), z.cut_tokens * z.hidden * job.program.activation_bytes(),
-                       static_cast<double>(m.chosen), job.program.sends_tokens_once);
+  const double there = exchange_seconds(h, place_group(h, l.ep_axis(), l.ep_over_dp()),
+                                        z.cut_tokens * z.hidden * job.program.activation_bytes(),
+                                        static_cast<double>(m.chosen), job.program.sends_tokens_once);
   out.forward.experts = out.input.experts = 2 * there;
 }
 

@@ -43,6 +43,23 @@ inline double rank_layer_parameters(const training_job& job, const training_layo
          job.model.layer_experts() / static_cast<double>(l.ep);
 }
 
+/// Whether the head is the embedding of its own rank: where they are tied, and a pipeline's first stage is on the rank
+/// of its last.
+inline bool is_tied_here(const training_job& job, const training_layout& l) {
+  return job.model.tied && last_rank(l) == 0;
+}
+/// Whether two ranks of the pipeline hold the embedding, whose gradients they sum.
+inline bool is_tied_across(const training_job& job, const training_layout& l) {
+  return job.model.tied && last_rank(l) != 0;
+}
+
+/// Bytes that each of the two hands in for that.
+inline double tied_bytes(const training_job& job, const training_layout& l) {
+  const auto values = static_cast<double>(job.model.vocab) * static_cast<double>(job.model.hidden);
+  const bool cut = l.zero != zero_level::replicated && !(l.zero == zero_level::optimizer && job.program.reduces_whole);
+  return values / static_cast<double>(l.tp) / static_cast<double>(cut ? l.pieces() : 1) * job.program.reduced_bytes;
+}
+
 /// Trained values on one rank of the pipeline, after tensor parallelism has cut them, without experts.
 inline double rank_parameters(const training_job& job, const training_layout& l, std::int64_t rank) {
   const transformer_shape& m = job.model;
@@ -55,7 +72,7 @@ inline double rank_parameters(const training_job& job, const training_layout& l,
   if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
   if (rank == last_rank(l)) {
     all += z.hidden * (m.biases ? 2 : 1);
-    if (!m.tied || l.stages() > 1) all += z.vocab * z.hidden;  // a tied one is held twice where a pipeline cuts
+    if (!is_tied_here(job, l)) all += z.vocab * z.hidden;  // a tied one is held twice where a pipeline cuts
   }
   return all;
 }
@@ -81,7 +98,7 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double norms = 2 * input * kept_form, gates = m.wide_products();
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
   // Attention's own backward pass needs its output in bf16.
-  const double attention = e * z.tokens * (2 * z.query + 2 * z.kv) + (eighths ? z.tokens * z.query : 0);
+  const double attention = e * z.tokens * (2 * z.query + 2 * z.exchanged_kv) + (eighths ? z.tokens * z.query : 0);
   const double wide = e * z.routed * gates * z.wide, product = e * z.routed * z.wide * kept_form;
   // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
   const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
@@ -136,7 +153,7 @@ struct rank_load {
 inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
                                 const rank_load& load) {
   const software& program = job.program;
-  const auto pieces = static_cast<double>(l.pieces()), expert_copies = static_cast<double>(l.expert_copies().extent);
+  const auto pieces = static_cast<double>(l.pieces()), expert_copies = static_cast<double>(l.expert_copies());
   memory_split out = load.passes;
   const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && pieces > 1;
   // A level shares out what it cuts over dp and cp, or those of them that hold no copies, and experts over the ranks

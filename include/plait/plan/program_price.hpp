@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "plait/core/macros_off.hpp"
+#include "plait/pipeline/shared_parameters.hpp"
 #include "plait/pipeline/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/plan/step_time.hpp"
@@ -46,9 +47,12 @@ struct program_price {
 
 namespace detail {
 
-/// The place of the group of `rank` over axes whose names `label` joins by '+', as a ledger's rows are called.
+/// The place of the group of `rank` over axes whose names `label` joins by '+', as a ledger's rows are called, or of
+/// the two ends of its pipeline.
 inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std::int64_t rank,
                                   std::string_view label) {
+  const bool ends = label == plait::detail::ends_axis;
+  if (ends) label = axis_of<pp>.text();
   axis_list axes;
   while (!label.empty()) {
     const std::size_t plus = std::min(label.find('+'), label.size());
@@ -57,11 +61,17 @@ inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std
     label.remove_prefix(std::min(plus + 1, label.size()));
   }
   group_place g;
-  g.size = mesh.size(axes);
+  const std::int64_t last = mesh.size(axes) - 1;
+  g.size = ends ? std::min<std::int64_t>(2, last + 1) : last + 1;
   g.levels = h.levels.size();
   const std::int64_t mine = mesh.group_of(rank, axes);
+  const auto is_there = [&](std::int64_t r) {
+    if (mesh.group_of(r, axes) != mine) return false;
+    const std::int64_t place = ends ? mesh.coordinate(r, axis_of<pp>) : 0;
+    return place == 0 || place == last;
+  };
   for (std::int64_t r = 0; r < mesh.size(); ++r)
-    if (mesh.group_of(r, axes) == mine)
+    if (is_there(r))
       for (std::size_t i = 0; i < g.levels; ++i)
         g.together[i] += h.levels[i].ranks == 0 || r / h.levels[i].ranks == rank / h.levels[i].ranks;
   return g;
@@ -172,7 +182,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
       work();
       return detail::metered_pass{clock.now() - before, detail::ledger_seconds(h, l.mesh, rank, book, sent)};
     };
-    double one = 0, last_passes = 0;
+    double one = 0, last_passes = 0, layers = 0;
     if (static_cast<int>(l.parts.size()) == l.plan.shape.stages()) {  // a pipeline refuses others
       // Passes alone, of stages whose parameters and gradients no step moves.
       std::vector<std::unique_ptr<Stage>> alone;
@@ -195,6 +205,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
           one += p->total();
         }
         last_passes = one;
+        layers += static_cast<double>(stage.part().size());
         const int at = l.plan.shape.stage_of(static_cast<int>(place), static_cast<int>(c));
         costs.stages[static_cast<std::size_t>(at)] = {m.forward.total(), m.input.total() + m.weight.total(),
                                                       m.input.total(), m.weight.total()};
@@ -209,8 +220,12 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
     r.peak_bytes = step.peak_bytes;
     r.optimizer = std::max(0.0, (clock.now() - before).total() / 2 - r.passes.total());
     r.data = std::max(0.0, detail::ledger_seconds(h, l.mesh, rank, step.traffic, {}) - r.communication);
-    const auto layers = static_cast<double>(std::max<std::size_t>(1, l.parts.size()));
-    r.exposed = l.overlaps_data ? std::max(r.data - h.data_hidden * last_passes, r.data / layers) : r.data;
+    // Where each microbatch gathers parameters, each has its part of the communication beside its passes. What a layer
+    // reduces last or gathers first has nothing beside it.
+    const double times = l.how.parallel.level == zero_level::parameters ? rounds : 1;
+    const double part = r.data / times;
+    r.exposed =
+        l.overlaps_data ? times * std::max(part - h.data_hidden * last_passes, part / std::max(layers, 1.0)) : r.data;
     busiest = std::max(busiest, rounds * one);
     busy += rounds * one + r.data + r.optimizer;
     out.peak_bytes = std::max(out.peak_bytes, r.peak_bytes);

@@ -219,12 +219,13 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   for (std::int64_t b = 1; b <= 64; b *= 2) powers.push_back(b);
   const auto microbatches = choices(options.microbatch, powers);
   // A stage's passes do not depend on how many stages there are, nor on how they take turns.
-  std::map<std::tuple<std::int64_t, std::int64_t, context_kind, plait::recompute>, stage_times> times;
+  std::map<std::tuple<std::int64_t, std::int64_t, context_kind, plait::recompute, bool>, stage_times> times;
   const auto times_of = [&](const training_layout& l) -> const stage_times& {
-    const std::tuple key(l.ep, l.microbatch, l.context, l.recompute);
+    const std::tuple key(l.ep, l.microbatch, l.context, l.recompute, l.ep > 1 && l.pipeline_inside);
     const auto known = times.find(key);
     return known != times.end() ? known->second : times.emplace(key, stage_times(h, job, l)).first->second;
   };
+  const zero_level least_cut = *std::min_element(zeros.begin(), zeros.end());
   const auto all_policies = [&](training_layout l) {
     if (prices.refused(l)) {
       ++out.candidates;
@@ -232,7 +233,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
     }
     detail::shared_price shared[recompute_modes];
     for (const zero_level zero : zeros) {
-      if (zero != zero_level::replicated && l.dp * l.cp == 1 && zeros.size() > 1) continue;  // the same as replicated
+      if (l.dp * l.cp == 1 && zero != least_cut) continue;  // nothing is cut: all are the same
       l.zero = zero;
       if (zero == zero_level::parameters && l.pp > 1) {
         prices.passed_over(l);

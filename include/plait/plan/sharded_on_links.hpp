@@ -24,13 +24,14 @@ struct pass_load {
 
   pass_load(const hardware& h, const training_layout& l, const part_time& part) {
     const double all = part.forward.sum() + part.input.sum() + part.weight.sum();
-    const std::pair<double, axis_place> over[] = {{part.forward.tensor + part.input.tensor, l.tp_axis()},
-                                                  {part.forward.context + part.input.context, l.cp_axis()},
-                                                  {part.forward.experts + part.input.experts, l.ep_axis()}};
+    const std::pair<double, group_place> over[] = {
+        {part.forward.tensor + part.input.tensor, place_group(h, l.tp_axis())},
+        {part.forward.context + part.input.context, place_group(h, l.cp_axis())},
+        {part.forward.experts + part.input.experts, place_group(h, l.ep_axis(), l.ep_over_dp())}};
     const auto& most = *std::max_element(std::begin(over), std::end(over),
                                          [](const auto& x, const auto& y) { return x.first < y.first; });
     share = all > 0 ? most.first / all : 0;
-    level = outermost_level(place_group(h, most.second));
+    level = outermost_level(most.second);
   }
 };
 
@@ -45,7 +46,7 @@ struct sharded_unit {
 inline std::vector<sharded_unit> sharded_units(hardware h, const training_job& job, const training_layout& l) {
   for (network_level& level : h.levels) level.shared_by = 1;  // alone
   const stage_times times(h, job, l);
-  const data_groups groups(h, l), of_experts(place_group(h, l.expert_copies()));
+  const data_groups groups(h, l), of_experts(place_group(h, l.expert_copies_axis(), l.expert_copies_over_dp()));
   const software& program = job.program;
   const transformer_shape& m = job.model;
   const auto tp = static_cast<double>(l.tp);

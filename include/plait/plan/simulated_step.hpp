@@ -40,7 +40,8 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
     const bool first = stage == 0, last = stage + 1 == l.stages();
     const std::int64_t layers = split.of_stage(stage);
     const part_time part = times.of(layers, first, last);
-    const double parameters = static_cast<double>(layers) * layer_parameters + (first || last ? ends : 0);
+    const double parameters = static_cast<double>(layers) * layer_parameters + (first ? ends : 0) +
+                              (last && !is_tied_here(job, l) ? ends : 0);
     const double weight = part.weight.sum() + detail::accumulation_seconds(h, job, l, parameters);
     const double input = part.input.sum() + part.again.sum();
     out.costs.stages.push_back({part.forward.sum(), input + weight, input, weight});

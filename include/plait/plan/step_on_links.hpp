@@ -34,13 +34,12 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
   for (network_level& level : h.levels) level.shared_by = 1;  // alone
   const software& program = job.program;
   link_work out;
-  const double values =
-      static_cast<double>(l.microbatch * job.seq * job.model.hidden) / static_cast<double>(l.cp * l.tp);
+  const double values = rank_sizes(job, l).tokens * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp);
   const double bytes = program.activation_bytes() * values;
   out.message = {message_seconds(h, l.pp_axis(), bytes), level_of_message(h, l.pp_axis())};
   if (out.message.seconds > 0) out.message.load = 1 - message_seconds(h, l.pp_axis(), 0) / out.message.seconds;
   const data_groups groups(h, l);
-  const group_place &data = groups.cut, copies = place_group(h, l.expert_copies());
+  const group_place &data = groups.cut, copies = place_group(h, l.expert_copies_axis(), l.expert_copies_over_dp());
   const stage_split split{job.model.layers, l.stages()};
   for (std::int64_t stage = 0; stage < l.stages(); ++stage) {
     out.layers.push_back(split.of_stage(stage));
@@ -48,8 +47,9 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
         static_cast<double>(out.layers.back()) * job.model.layer_parameters() / static_cast<double>(l.tp);
     const double experts =
         static_cast<double>(out.layers.back()) * job.model.layer_experts() / static_cast<double>(l.ep);
-    if (stage == 0 || stage + 1 == l.stages())
-      parameters += static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
+    const double table = static_cast<double>(job.model.vocab * job.model.hidden) / static_cast<double>(l.tp);
+    if (stage == 0) parameters += table;
+    if (stage + 1 == l.stages() && !is_tied_here(job, l)) parameters += table;
     const bool whole = l.zero == zero_level::replicated;
     const auto of = [&](double seconds) { return link_work::transfer{seconds, outermost_level(data), 1}; };
     const data_groups of_experts(copies);
@@ -239,8 +239,9 @@ class link_simulation {
     slowed_.clear();
     for (const going& g : going_) {
       double slower = loads_.slowing(g.level, g.from, g.to, g.load);
-      // A collective beside a pass has what the pass leaves it.
-      if (g.kind == what::collective && places_[g.from].busy && hidden_ > 0) slower /= hidden_;
+      // A collective beside a pass has what the pass leaves it, which may be nothing.
+      const place& mine = places_[g.from];
+      if (g.kind == what::collective && mine.busy && !mine.held) slower /= hidden_;
       slowed_.push_back(slower);
       step = std::min(step, g.left * slower);
     }

@@ -150,6 +150,14 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
          reductions * waits(in_all + out_all, backward);
 }
 
+/// Seconds in which the first and the last stage sum the gradients of an embedding that both hold, of the rank's piece
+/// where gradients are cut. That is behind all passes.
+inline double tied_seconds(const hardware& h, const training_job& job, const training_layout& l) {
+  if (!is_tied_across(job, l)) return 0;
+  return collective_seconds(h, place_group(h, {2, l.pp_axis().stride * last_rank(l)}), collective::all_reduce,
+                            tied_bytes(job, l));
+}
+
 /// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and
 /// written once (to zero), weights are written.
 inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
@@ -167,8 +175,7 @@ inline double optimizer_seconds(const hardware& h, const training_job& job, cons
 /// beside the computation of another. The activations are cut over tp as well, whether or not the sequence is.
 inline double link_seconds(const hardware& h, const training_job& job, const training_layout& l) {
   if (job.program.overlaps_pipeline && l.chunks > 1) return h.launch;
-  const double values =
-      static_cast<double>(l.microbatch * job.seq * job.model.hidden) / static_cast<double>(l.cp * l.tp);
+  const double values = rank_sizes(job, l).tokens * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp);
   return message_seconds(h, l.pp_axis(), job.program.activation_bytes() * values);
 }
 
@@ -246,10 +253,12 @@ inline layout_price price_around(const hardware& h, const training_job& job, con
                                 part * passes.backward);
   };
   s.data = reduced(detail::data_groups(h, l), passes.parameters, share);
+  s.data += detail::tied_seconds(h, job, l);
   s.optimizer = detail::optimizer_seconds(h, job, l, passes.parameters, l.pieces());
   if (passes.experts > 0) {
-    s.data += reduced(detail::data_groups(place_group(h, l.expert_copies())), passes.experts, 1 - share);
-    s.optimizer += detail::optimizer_seconds(h, job, l, passes.experts, l.expert_copies().extent);
+    const group_place copies = place_group(h, l.expert_copies_axis(), l.expert_copies_over_dp());
+    s.data += reduced(detail::data_groups(copies), passes.experts, 1 - share);
+    s.optimizer += detail::optimizer_seconds(h, job, l, passes.experts, l.expert_copies());
   }
   const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
   const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));

@@ -13,8 +13,9 @@ namespace plait::planner {
 /// nor do gradients of norms over tp.
 struct step_traffic {
   double tensor = 0, context = 0, experts = 0, pipeline = 0, data = 0;
+  double ends = 0;  ///< gradients of an embedding that the first and the last stage hold
 
-  constexpr double total() const { return tensor + context + experts + pipeline + data; }
+  constexpr double total() const { return tensor + context + experts + pipeline + data + ends; }
 };
 
 /// Of a rank of the pipeline. Around a block's two halves an all-gather and a reduce-scatter pass, forward and
@@ -48,7 +49,7 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
   if (l.cp > 1) {
     const double own = z.tokens * 2 * z.kv * e, passes = 1 + again;
     if (l.context == context_kind::ulysses)
-      out.context = microbatches * layers * (passes + 1) * 2 * z.tokens * (z.query + z.kv) * e;
+      out.context = microbatches * layers * (passes + 1) * 2 * z.tokens * (z.query + z.exchanged_kv) * e;
     else if (l.context == context_kind::all_gather_kv)
       out.context = microbatches * layers * (passes * own + own + own * static_cast<double>(l.cp));
     else  // blocks travel, and backward their gradients with them
@@ -77,7 +78,8 @@ inline step_traffic rank_traffic(const training_job& job, const training_layout&
     return reductions * gradients + (l.zero == zero_level::parameters ? 2 * microbatches : 1) * pieces;
   };
   out.data = reduced(rank_parameters(job, l, rank), l.pieces(), l.copies()) +
-             reduced(rank_experts(job, l, rank), l.expert_copies().extent, 1);
+             reduced(rank_experts(job, l, rank), l.expert_copies(), 1);
+  if (is_tied_across(job, l) && (rank == 0 || rank == last_rank(l))) out.ends = tied_bytes(job, l);
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -89,9 +90,19 @@ struct training_layout {
   }
   axis_place cut_cp_axis() const { return {replicate == replication::over_cp ? 1 : cp, tp}; }
   axis_place cut_dp_axis() const { return {replicate == replication::over_cp ? dp : dp / copies(), dp_axis().stride}; }
-  axis_place ep_axis() const { return {ep, 1}; }
-  /// The ranks that hold the same experts.
-  axis_place expert_copies() const { return {tp * cp * dp / ep, ep}; }
+  /// The ranks over which experts are shared out: those side by side, and those of dp behind other stages.
+  axis_place ep_axis() const { return {pipeline_inside ? std::gcd(ep, tp * cp) : ep, 1}; }
+  axis_place ep_over_dp() const { return {ep / ep_axis().extent, dp_axis().stride}; }
+  /// How many ranks hold the same experts, and where they lie.
+  std::int64_t expert_copies() const { return tp * cp * dp / ep; }
+  axis_place expert_copies_axis() const {
+    const std::int64_t near = ep_axis().extent;
+    return {pipeline_inside ? tp * cp / near : expert_copies(), near};
+  }
+  axis_place expert_copies_over_dp() const {
+    const std::int64_t far = ep_over_dp().extent;
+    return {pipeline_inside ? dp / far : 1, dp_axis().stride * far};
+  }
   axis_place pp_axis() const { return {pp, tp * cp * (pipeline_inside ? 1 : dp)}; }
 
   friend bool operator==(const training_layout&, const training_layout&) = default;
@@ -167,6 +178,10 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   if (std::string e = one_or_more("microbatch", l.microbatch); !e.empty()) return {4, e};
   if (std::string e = one_or_more("seq", job.seq); !e.empty()) return {5, e};
   if (std::string e = one_or_more("batch", job.global_batch); !e.empty()) return {6, e};
+  constexpr double most_ranks = 1e9;
+  if (static_cast<double>(l.tp) * static_cast<double>(l.cp) * static_cast<double>(l.pp) * static_cast<double>(l.dp) >
+      most_ranks)
+    return {6, "tp, cp, pp and dp together are more than 1000000000 ranks, which is more than anybody has"};
   if (m.heads % l.tp != 0)
     return {7, cat({"tp is ", l.tp, " and the model has ", m.heads, " heads, which it must divide; the nearest are ",
                     detail::nearest_divisors(m.heads, l.tp)})};
@@ -196,6 +211,10 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
     return {12, cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
                      " heads, which ulysses shares out; the nearest are ",
                      detail::nearest_divisors(m.heads / l.tp, l.cp)})};
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.kv_heads / l.tp);
+  if (l.context == context_kind::ulysses && kv_heads % l.cp != 0 && l.cp % kv_heads != 0)
+    return {12, cat({"cp is ", l.cp, " and a rank has ", kv_heads,
+                     " heads of keys, which ulysses shares out; one must divide the other"})};
   const std::int64_t most = m.layers + (job.program.bare_ends ? 2 : 0);
   if (l.stages() > most)
     return {13, cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,
@@ -206,6 +225,9 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
                                                               : cat({l.schedule == schedule_kind::zb_v ? 2 : 1})})};
   if (l.pp == 1 && l.chunks > 1)
     return {15, cat({"pp is 1 with ", l.chunks, " chunks on a rank; without a pipeline a rank has one chunk"})};
+  if (l.microbatch > std::numeric_limits<std::int64_t>::max() / 2 / l.dp)
+    return {16, cat({"microbatch is ", l.microbatch, " sequences on each of ", l.dp, " ranks of dp, and the batch has ",
+                     job.global_batch, "; use at most ", std::max<std::int64_t>(1, job.global_batch / l.dp)})};
   const std::int64_t share = l.dp * l.microbatch;
   if (job.global_batch % share != 0)
     return {16, cat({"batch is ", job.global_batch, " sequences and dp ", l.dp, " ranks take microbatches of ",

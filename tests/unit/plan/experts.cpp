@@ -82,6 +82,26 @@ TEST_CASE("experts are shared out over ep, their tokens travel, and their gradie
         doctest::Approx(pp::block_time(h, dense, pp::parse_layout("tp=2,dp=8", "x")).forward.tensor / 2));
 }
 
+TEST_CASE("experts go to ranks of dp, which lie apart where the pipeline lies between them") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = job_with_experts(128);
+  const pp::layout_price beside = priced(h, job, "pp=8,dp=8,ep=8"),
+                         apart = priced(h, job, "pp=8,dp=8,ep=8,order=tp-cp-pp-dp");
+  CHECK(apart.seconds.experts > 2 * beside.seconds.experts);  // each is on a node of its own
+  CHECK(pp::part_time(pp::block_time(h, job, apart.layout)).forward.experts ==
+        doctest::Approx(2 * pp::exchange_seconds(h, pp::place_group(h, {8, 8}), 4096 * 2048 * 2, 8,
+                                                 job.program.sends_tokens_once)));
+  // Two of the four ranks of tp have the same experts, and two of the four of dp.
+  const pp::training_layout both = pp::parse_layout("tp=2,pp=2,dp=4,ep=4,order=tp-cp-pp-dp", "x");
+  CHECK(both.ep_axis().extent == 2);
+  CHECK(both.ep_over_dp().extent == 2);
+  CHECK(both.ep_over_dp().stride == 4);
+  CHECK(both.expert_copies() == 2);
+  CHECK(both.expert_copies_axis().extent == 1);
+  CHECK(both.expert_copies_over_dp().extent == 2);
+  CHECK(both.expert_copies_over_dp().stride == 8);
+}
+
 TEST_CASE("tokens that go once to each node cross fewer links than their copies do") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::group_place across = pp::place_group(h, {32, 1}), node = pp::place_group(h, {8, 1});

@@ -125,6 +125,15 @@ TEST_CASE("a layout that cannot train a job says which knob, and the nearest leg
   sparse.model.experts = 8, sparse.model.chosen = 2;
   CHECK(pp::why_illegal(pp::parse_layout("cp=2,dp=8,replicate=dp", "x"), sparse) ==
         "replicate is dp in a model of experts, whose hybrids are not priced; legal is none");
+  CHECK(why("dp=16777216,microbatch=1099511627776") ==
+        "microbatch is 1099511627776 sequences on each of 16777216 ranks of dp, and the batch has 512; use at most 1");
+  CHECK(why("tp=8,cp=1048576,pp=1,dp=1048576") ==
+        "tp, cp, pp and dp together are more than 1000000000 ranks, which is more than anybody has");
+  CHECK(why("tp=2,cp=8,context=ulysses", 512, 8192).empty());
+  pp::training_job thirds = job_of(8, 6144);
+  thirds.model.heads = 24;
+  CHECK(pp::why_illegal(pp::parse_layout("cp=3,context=ulysses", "x"), thirds) ==
+        "cp is 3 and a rank has 8 heads of keys, which ulysses shares out; one must divide the other");
   pp::training_job odd = job_of(8);
   odd.model.heads = 96, odd.model.kv_heads = 12, odd.model.ffn = 96 * 512;
   CHECK(

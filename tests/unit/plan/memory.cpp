@@ -10,6 +10,7 @@
 #include "plait/plan/parse_layout.hpp"
 #include "plait/plan/simulated_step.hpp"
 #include "plait/plan/software_table.hpp"
+#include "plait/plan/traffic.hpp"
 #include "plait/schedule/choose_recompute.hpp"
 
 namespace {
@@ -57,6 +58,46 @@ TEST_CASE("parameters are those of the model") {
   CHECK(plait::find_large_llama("llama-3-405b")->parameters() == doctest::Approx(405.85e9).epsilon(1e-4));
   CHECK(plait::find_large_llama("llama-2-70b")->parameters() == doctest::Approx(68.98e9).epsilon(1e-4));
   CHECK(plait::find_large_llama("llama-4") == nullptr);
+}
+
+TEST_CASE("a tied embedding is held by the first and the last stage, and once where these are on one rank") {
+  pp::training_job job;
+  job.model = plait::plan_shape(plait::llama_preset_config("llama-3.2-1b"));
+  job.seq = 8192, job.global_batch = 64;
+  REQUIRE(job.model.tied);
+  const double table = static_cast<double>(job.model.vocab * job.model.hidden);
+  const auto all = [&](const char* text) {
+    const pp::training_layout l = pp::parse_layout(text, "x");
+    double sum = 0;
+    for (std::int64_t r = 0; r < l.pp; ++r) sum += pp::rank_parameters(job, l, r);
+    return sum;
+  };
+  const double model = job.model.parameters();
+  CHECK(all("pp=4") == doctest::Approx(model + table).epsilon(1e-12));
+  CHECK(all("pp=4,schedule=zb_v") == doctest::Approx(model).epsilon(1e-12));
+  const auto summed = [&](const char* text, std::int64_t rank) {
+    return pp::rank_traffic(job, pp::parse_layout(text, "x"), rank).ends / table / job.program.reduced_bytes;
+  };
+  CHECK(summed("pp=4,zero=0", 0) == 1);
+  CHECK(summed("pp=4,zero=0", 1) == 0);
+  CHECK(summed("tp=2,pp=4,dp=4,zero=2", 3) == 1.0 / 8);
+  CHECK(summed("pp=4,schedule=zb_v", 0) == 0);
+}
+
+TEST_CASE("ulysses keeps and sends a head of keys for each rank at least") {
+  const pp::training_job job = llama_job(64);  // 32 heads, 8 of keys
+  const pp::training_layout ring = pp::parse_layout("tp=4,cp=8,context=ring", "x"),
+                            ulysses = pp::parse_layout("tp=4,cp=8,context=ulysses", "x");
+  const pp::rank_sizes z(job, ulysses);
+  CHECK(z.query == 8 * 128);
+  CHECK(z.kv == 2 * 128);
+  CHECK(z.exchanged_kv == 8 * 128);
+  const double more = 2 * z.tokens * 2 * (8 - 2) * 128;  // bf16, of k and v
+  CHECK(pp::block_kept_bytes(job, ulysses, plait::recompute::none) ==
+        doctest::Approx(pp::block_kept_bytes(job, ring, plait::recompute::none) + more));
+  // There q, k and v, back the output, forward and backward.
+  CHECK(pp::rank_traffic(job, ulysses, 0).context ==
+        static_cast<double>(ulysses.microbatches(job)) * 32 * 2 * 2 * z.tokens * (8 + 8 + 8 + 8) * 128);
 }
 
 TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 and 7)") {

@@ -138,6 +138,32 @@ TEST_CASE("messages of a pipeline are priced by its schedule, and not among the 
         doctest::Approx(few).epsilon(1e-9));
 }
 
+TEST_CASE("passes hide the communication of data parallelism, without a pipeline too") {
+  const pp_::hardware h = pp_::hardware_called("h100", "x");
+  for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::parameters}) {
+    CAPTURE(static_cast<int>(level));
+    pp_::program_layout l = layout_of(mesh_of(1, 8, 1), small(), level);
+    const pp_::program_price beside = price_of<float>(h, l, small());
+    l.overlaps_data = false;
+    const pp_::program_price behind = price_of<float>(h, l, small());
+    CHECK(behind.exposed == behind.ranks[0].data);
+    CHECK(beside.ranks[0].data == behind.ranks[0].data);
+    CHECK(beside.exposed < 0.9 * behind.exposed);
+    CHECK(beside.exposed > 0.2 * behind.exposed);  // a fourth at least, of four layers
+  }
+}
+
+TEST_CASE("the sum of a tied embedding's gradients over the ends of a pipeline has its price") {
+  const pp_::hardware h = pp_::hardware_called("h100", "x");
+  const pp_::program_price price =
+      price_of<float>(h, layout_of(mesh_of(4, 1, 1), small(), zero_level::replicated), small());
+  const double bytes = 512.0 * 128 * 4;
+  CHECK(static_cast<double>(price.ranks[0].traffic.total("pp ends").payload) == bytes);
+  const double ends = pp_::collective_seconds(h, pp_::place_group(h, {2, 3}), collective::all_reduce, bytes);
+  CHECK(price.ranks[0].data - price.ranks[1].data == doctest::Approx(ends).epsilon(1e-6));
+  CHECK(price.ranks[3].data == doctest::Approx(price.ranks[0].data).epsilon(1e-6));
+}
+
 TEST_CASE("a user's model takes the time that the formulas of a transformer of its sizes say") {
   gpt2::config c;  // GPT-2 small
   c.vocab = 51200, c.positions = 1024;

@@ -242,6 +242,16 @@ TEST_CASE("where no extents or policies that are asked for are candidates, the s
             .starts_with("no layout of 64 accelerators is legal: pp is 64 with 2 chunks on a rank: 128 stages for 80"));
 }
 
+TEST_CASE("where nothing is cut, a search has the level that cuts least of those that are asked for") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = llama_job("llama-3-8b", 8);
+  const pp::search_result found = pp::search_layouts(
+      h, job, 8,
+      {.tp = {8}, .cp = {1}, .pp = {1}, .zero = {plait::zero_level::gradients, plait::zero_level::optimizer}});
+  REQUIRE(found.legal > 0);
+  for (const pp::layout_price& p : found.best) CHECK(p.layout.zero == plait::zero_level::optimizer);
+}
+
 TEST_CASE("a layout that is too large says by how much, and what would make it fit") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const auto why = [&](const char* model, const char* text) {

@@ -103,6 +103,31 @@ TEST_CASE("collectives that nothing hides are paid whole, and beside passes in p
   }
 }
 
+TEST_CASE("a pass that has ended and waits for the last of its parameters slows their gather no longer") {
+  const pp::training_job job = job_on_links(64);
+  pp::hardware h = pp::hardware_called("h100", "x");
+  h.straggling = 0;
+  double before = 0;
+  for (const double hidden : {0.9, 0.5, 0.1, 0.05, 0.0}) {
+    CAPTURE(hidden);
+    h.data_hidden = hidden;
+    const pp::layout_price p = priced(h, job, "tp=8,dp=4,zero=1");
+    const double on_links = pp::step_on_links(h, job, p);
+    CHECK(on_links == doctest::Approx(p.step()).epsilon(0.05));
+    CHECK(on_links >= before);  // the less a machine hides, the longer
+    before = on_links;
+  }
+}
+
+TEST_CASE("one stage gathers and reduces its embedding and its head") {
+  const pp::hardware h = pp::hardware_called("h100", "x");
+  const pp::training_job job = job_on_links(64);
+  const pp::training_layout l = pp::parse_layout("tp=8,dp=4,zero=1", "x");
+  const double all = pp::collective_seconds(h, pp::place_group(h, l.dp_axis()), plait::collective::all_gather,
+                                            job.model.parameters() / 8 * job.program.weight_bytes);
+  CHECK(pp::detail::work_on_links(h, job, l).gather[0].seconds == doctest::Approx(all).epsilon(1e-3));
+}
+
 TEST_CASE("ranks that share a link are slowed where they meet, and less than where all meet all the time") {
   const pp::training_job job = job_on_links(64);
   for (const char* text : {"tp=8,pp=4,dp=8,schedule=interleaved:5", "tp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=1f1b"}) {

@@ -351,7 +351,7 @@ PLAIT_INLINE step_verdict verify(const step_schedule& s, const step_memory& memo
       if (line.op == step_op::pass) order.order.back().push_back(line.pass);
   }
   schedule_verdict pipeline = detail::check_actions(order, options.max_activations);
-  if (pipeline.ok()) pipeline = detail::run_programs(s.shape, programs, options.posting);
+  if (pipeline.ok()) pipeline = verify_programs(s.shape, programs, options.posting);
   if (!pipeline.ok()) return {.code = step_error::pipeline_refused, .pipeline = describe(pipeline)};
   for (int a = 0; a < s.shape.ranks; ++a)
     for (int b = a + 1; b < s.shape.ranks; ++b)
@@ -364,6 +364,9 @@ PLAIT_INLINE step_verdict verify(const step_schedule& s, const step_memory& memo
 
 PLAIT_INLINE void require_verified(const step_schedule& s, int rank, const step_memory& memory) {
   if (const step_verdict v = detail::step_walk(s, rank, memory).run(); !v.ok()) fail({"step: ", describe(v)});
+  const schedule_verdict messages = detail::check_steps(s.shape, detail::pipeline_of(s));
+  if (!messages.ok())
+    fail({"step: ", describe(step_verdict{.code = step_error::pipeline_refused, .pipeline = describe(messages)})});
 }
 
 PLAIT_INLINE void require_verified(const step_schedule& s, const step_memory& memory, const verify_options& options) {
