@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -66,7 +67,8 @@ TEST_CASE("launch: dynamic shared memory, also beyond 48 KB") {
   std::vector<int> x(4 * 512);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<int>(i);
   int *a = uploaded(device, x), *b = uploaded(device, x);
-  for (const std::size_t bytes : {std::size_t{2048}, std::size_t{100} << 10}) {
+  for (const std::size_t bytes :
+       {std::size_t{2048}, std::min(std::size_t{100} << 10, device.shared_bytes_per_block())}) {
     detail::allow_shared(reverse_blocks, bytes);
     detail::launch(device, {dim3(4), dim3(512), bytes}, reverse_blocks, a, b);
     const std::vector<int> y = downloaded(device, b, x.size());

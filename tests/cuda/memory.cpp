@@ -94,6 +94,22 @@ TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
   CHECK(free_bytes() + slack >= before);
 }
 
+TEST_CASE("what is kept in small blocks serves a large one, though streams have not come so far") {
+  cuda device(small);
+  std::size_t free = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  const std::size_t part = free / 16 / 256 * 256;
+  {
+    std::vector<buffer<cuda>> parts;
+    for (int i = 0; i < 14; ++i) {
+      const cuda::stream stream = i % 2 == 0 ? device.main_stream() : device.side_stream();
+      device.zero(parts.emplace_back(device, part, stream).data(), part / 2, stream);
+    }
+  }
+  const buffer<cuda> large(device, 12 * part);
+  CHECK(large.data() != nullptr);
+}
+
 TEST_CASE("a program's allocator sees every byte of a device, with its stream, until the device ends") {
   struct block {
     std::size_t bytes;

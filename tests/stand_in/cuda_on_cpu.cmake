@@ -120,7 +120,7 @@ function(plait_add_cuda_on_cpu_test target part)
     if(order STREQUAL "shuffle")
       list(APPEND environment "PLAIT_STAND_IN_STREAMS=random")
     endif()
-    if(name STREQUAL "products")  # which takes all there is, and the arena fills it
+    if(name MATCHES "^(memory|products)$")  # which take all there is, and the arena fills it
       list(APPEND environment "PLAIT_STAND_IN_MEMORY=268435456")
     endif()
     if(name MATCHES "nccl" AND order STREQUAL "shuffle")  # with a GPU for each rank as well as with one for all

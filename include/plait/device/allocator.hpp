@@ -80,6 +80,7 @@ class caching_allocator {
   /// At least `bytes` bytes, or null for none. Uninitialised.
   void* allocate(std::size_t bytes, stream_key stream = 0) {
     if (bytes == 0) return nullptr;
+    if (bytes > most_bytes) fail({"out of memory: ", bytes, " bytes were asked for, more than there are addresses"});
     const std::size_t size = rounded(bytes);
     const std::lock_guard lock(mutex_);
     const std::size_t of_scratch = best_fit(open_cached_, size, stream), of_all = best_fit(cached_, size, stream);
@@ -152,6 +153,8 @@ class caching_allocator {
   }
 
  private:
+  static constexpr std::size_t most_bytes = ~std::size_t{0} / 4;  // beyond which sizes, as they are rounded, overflow
+
   struct used_block {
     std::size_t block_bytes;
     std::size_t asked_bytes;
@@ -192,12 +195,21 @@ class caching_allocator {
     if (&blocks == &cached_) cached_bytes_ += bytes;
   }
 
-  /// A source that can say no is asked again after what is cached has been given back to it.
+  /// A source that can say no is asked again after what is cached has been given back to it, and, where that is done in
+  /// the order of streams, once more when they have come so far.
   void* from_source(std::size_t size, stream_key stream) {
     void* pointer = nullptr;
     if constexpr (requires { source_.try_allocate(size, stream); }) {
       pointer = source_.try_allocate(size, stream);
-      if (pointer == nullptr) empty_cache();
+      if (pointer == nullptr) {
+        std::vector<stream_key> released{stream};
+        for (const auto& [of, blocks] : cached_)
+          if (of != stream) released.push_back(of);
+        empty_cache();
+        pointer = source_.try_allocate(size, stream);
+        if constexpr (requires { source_.await_releases(released); })
+          if (pointer == nullptr) source_.await_releases(released);
+      }
     }
     if (pointer == nullptr) pointer = source_.allocate(size, stream);
     reserved_ += size;

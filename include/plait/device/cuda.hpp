@@ -31,6 +31,7 @@
 #include "plait/device/memory_functions.hpp"
 #include "plait/device/pinned_memory.hpp"
 #include "plait/device/registered_memory.hpp"
+#include "plait/device/relaxed_capture.hpp"
 #include "plait/device/upload_ring.hpp"
 #include "plait/io/byte_buffer.hpp"
 
@@ -98,6 +99,7 @@ class cuda {
     void record(stream s) { detail::cuda_check(cudaEventRecord(handle_, s.handle()), "recording an event"); }
     void synchronize() const { detail::cuda_check(cudaEventSynchronize(handle_), "waiting for an event"); }
     bool done() const {
+      const detail::relaxed_capture relaxed;
       const cudaError_t status = cudaEventQuery(handle_);
       if (status == cudaErrorNotReady) {
         static_cast<void>(cudaGetLastError());

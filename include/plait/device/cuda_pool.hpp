@@ -15,6 +15,7 @@
 #include "plait/device/cuda_check.hpp"
 #include "plait/device/memory_functions.hpp"
 #include "plait/device/registered_memory.hpp"
+#include "plait/device/relaxed_capture.hpp"
 
 namespace plait::detail {
 
@@ -92,6 +93,19 @@ class cuda_pool {
     held_ -= bytes;
     if (programs_) return programs_.release(pointer, bytes, s);
     cudaFreeAsync(pointer, s);
+  }
+
+  /// Waits until what has been released in these streams is free, and gives it back to the driver: a large block may
+  /// need the memory of several that are.
+  void await_releases(const std::vector<std::uintptr_t>& streams) {
+    const relaxed_capture relaxed;
+    for (const std::uintptr_t key : streams) {
+      const auto stream = reinterpret_cast<cudaStream_t>(key & ~registered_key);
+      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+      cuda_check(cudaStreamIsCapturing(stream, &capture), "asking for a capture");
+      if (capture == cudaStreamCaptureStatusNone) cuda_check(cudaStreamSynchronize(stream), "waiting for a stream");
+    }
+    trim();
   }
 
   /// Gives what has been released back to the driver, once the streams have come so far.

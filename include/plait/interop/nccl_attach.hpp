@@ -79,8 +79,9 @@ class attached_rank {
     const auto n = static_cast<std::size_t>(all.size);
     if (n == 1) return;
     void* memory = nullptr;
+    const cuda::stream side = device_.side_stream();  // the caller's may hold work that nobody has begun yet
     if (programs_memory) {
-      programs_meeting_ = make_buffer<place>(device_, n + 1);
+      programs_meeting_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // ready for it
       memory = programs_meeting_.data();
     } else {  // not of the pool, which is not open yet
       detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
@@ -88,7 +89,6 @@ class attached_rank {
     }
     const place mine{process, static_cast<std::uint64_t>(device_.index())};
     std::vector<place> there(n);
-    const cuda::stream side = device_.side_stream();  // the caller's may hold work that nobody has begun yet
     device_.upload(memory, &mine, sizeof mine, side);
     const auto op = all.begin("attach", sizeof mine);
     all.issue(*op, "ncclAllGather", [&] {

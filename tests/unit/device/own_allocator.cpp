@@ -132,6 +132,8 @@ TEST_CASE("an allocator that has no more is asked again without the cache, and t
   device.release(device.allocate(3072));
   void* const second = device.allocate(2048);  // with the first one's block given back
   CHECK(mine.bytes == 2048);
+  CHECK(
+      refusal([&] { device.allocate(~std::size_t{0} - 31); }).starts_with("out of memory: 18446744073709551584 bytes"));
   CHECK(refusal([&] { device.allocate(4096); }) == "cpu: out of memory, 4096 bytes were asked for");
   device.release(second);
 }

@@ -198,7 +198,7 @@ struct state {
     for (const cudaStream_t stream : streams()) cudaStreamSynchronize(stream);
   }
   bool is_idle() const {
-    const relaxed_capture relaxed;
+    const plait::detail::relaxed_capture relaxed;
     bool idle = true;
     for (const cudaStream_t stream : streams()) idle = cudaStreamQuery(stream) == cudaSuccess && idle;
     static_cast<void>(cudaGetLastError());  // not ready

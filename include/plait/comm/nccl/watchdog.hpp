@@ -30,6 +30,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/device/registered_memory.hpp"
+#include "plait/device/relaxed_capture.hpp"
 
 namespace plait::nccl {
 
@@ -50,18 +51,6 @@ struct operation {
 };
 
 class session;
-
-/// Lets the thread ask for events while some stream is being recorded, in whatever mode: none of these events is.
-class relaxed_capture {
- public:
-  relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  relaxed_capture(const relaxed_capture&) = delete;
-  relaxed_capture& operator=(const relaxed_capture&) = delete;
-  ~relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 /// The ranks of this process, which fail together, and the thread that watches over them.
 class team {
@@ -300,7 +289,7 @@ class session {
  private:
   /// Forgets what has finished, in order. With the mutex held.
   void retire() {
-    const relaxed_capture relaxed;
+    const plait::detail::relaxed_capture relaxed;
     while (!in_flight_.empty()) {
       const std::shared_ptr<operation>& first = in_flight_.front();
       if (first->now == operation::phase::issuing) return;

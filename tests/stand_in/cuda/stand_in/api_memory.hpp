@@ -14,7 +14,7 @@
 
 namespace stand_in {
 
-inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
+inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool, const stream_ptr& stream = {}) {
   arena& memory = arena::instance();
   const int device = pool ? pool->device : current_device;
   const auto attempt = [&] {
@@ -26,7 +26,11 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool) {
     return found;
   };
   void* p = attempt();
-  if (!p) {  // releases may be waiting in streams
+  // Releases may be waiting in streams. A pool has those of the stream that asks, and waits for no other.
+  if (!p && pool) {
+    r.finish(stream);
+    p = attempt();
+  } else if (!p) {
     if (r.refuse_while_capturing(nullptr) != cudaSuccess) return nullptr;
     r.finish_all();
     p = attempt();
@@ -109,7 +113,7 @@ inline cudaError_t cudaMallocFromPoolAsync(void** p, std::size_t bytes, cudaMemP
       return error;  // graphs with memory of their own are not modelled
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
-    void* memory = stand_in::allocate(r, bytes, pool);
+    void* memory = stand_in::allocate(r, bytes, pool, s);
     *p = memory;
     if (!memory) return cudaErrorMemoryAllocation;
     return r.enqueue(s, [memory] { stand_in::arena::instance().make_usable(memory); });

@@ -1,0 +1,26 @@
+// What a thread says to CUDA before it asks for an event or waits for a stream that nobody records. Next:
+// device/cuda.hpp.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "plait/core/macros_off.hpp"
+
+namespace plait::detail {
+
+/// While it lives, the thread may ask for events and wait for streams though some stream is being recorded into a
+/// graph, maybe by another part of the program, in whatever mode: none of the events and streams is of that recording.
+class relaxed_capture {
+ public:
+  relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  relaxed_capture(const relaxed_capture&) = delete;
+  relaxed_capture& operator=(const relaxed_capture&) = delete;
+  ~relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"
