@@ -8,6 +8,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/layout/rules.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 
 namespace plait {
 
@@ -75,6 +76,7 @@ class activation : public layer_types<activation_of<Precision>, Spec, Spec, Devi
 
   tensor<T, Spec, Device> forward(const microbatch<Device>& mb, const tensor<T, Spec, Device>& x, saved* = nullptr) {
     tensor<T, Spec, Device> y(mb.ctx);
+    detail::require_size("activation", "x", x.size(), y.size());
     Function::forward(mb.ctx.device, x.data(), y.data(), x.size());
     return y;
   }
@@ -83,6 +85,8 @@ class activation : public layer_types<activation_of<Precision>, Spec, Spec, Devi
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, Spec>, among<Spec>, Gradient, Spec>);
     tensor<T, dual_t<Spec>, Device> dx(mb.ctx);
+    detail::require_size("activation", "x", x.size(), dx.size());
+    detail::require_size("activation", "dy", dy.size(), dx.size());
     Function::backward(mb.ctx.device, x.data(), dy.data(), dx.data(), x.size());
     return dx;
   }

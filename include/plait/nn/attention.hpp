@@ -17,6 +17,7 @@
 #include "plait/nn/attention/head_norms.hpp"
 #include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/strategy/branch.hpp"
 
 namespace plait {
@@ -38,10 +39,11 @@ struct attention_lora {
 
 /// Options of a self-attention, beside its strategy.
 struct attention_options {
-  /// A token sees itself and window - 1 tokens before it; 0: all before it.
+  /// A token sees itself and window - 1 tokens before it; 0: all before it. Without a causal mask it sees all behind
+  /// it, too.
   std::int64_t window = 0;
   /// Whether sequences are packed from documents, which do not see each other: then `microbatch::document_starts` names
-  /// the first token of each token's document.
+  /// the first token of each token's document. With a causal mask alone.
   bool documents = false;
   /// The policy that `chosen` stands for.
   chosen_policy context = chosen_policy::ring;
@@ -134,6 +136,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
     check_documents(mb);
+    detail::require_size(qkv_.weight(0)->name(), "x", x.size(), qkv_.input_size());
     auto qkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     auto attended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     T* const q = qkv.template data<T>();
@@ -158,6 +161,8 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
+    detail::require_size(qkv_.weight(0)->name(), "x", x.size(), qkv_.input_size());
+    detail::require_size(qkv_.weight(0)->name(), "dy", dy.size(), out_.output_size());
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();

@@ -186,6 +186,7 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
+    detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
     core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plait/layout/errors.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/strategy/branch.hpp"
 
 namespace plait {
@@ -65,6 +66,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
                                     saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.forward());
+    detail::require_size(gate_up_.weight(0)->name(), "x", x.size(), gate_up_.input_size());
     if (keep) *keep = {};  // of an earlier pass
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     auto gate_up = make_buffer<T>(ctx.device, static_cast<std::size_t>(2 * rows * width));
@@ -87,6 +89,8 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     const context<Device>& ctx = mb.ctx;
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
     const range profiled(ctx.device, names_.backward());
+    detail::require_size(gate_up_.weight(0)->name(), "x", x.size(), gate_up_.input_size());
+    detail::require_size(gate_up_.weight(0)->name(), "dy", dy.size(), down_.output_size());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));

@@ -112,15 +112,16 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    detail::require_size(core_.weight->name(), "dx", dx.size(), core_.rows * core_.columns);
+    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
-  /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
+  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
+  /// computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
-    core_.check_backward(kept.inv_rms, dy, dx, addend);
+    core_.check_backward(kept.inv_rms, x, dy, dx, addend);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
       const bool now = !mb.deferred && !core_.canonical && core_.in_place;
@@ -257,15 +258,16 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
                 const tensor<T, Gradient, Device>& dy, tensor<T, dual_t<input>, Device>& dx,
                 const tensor<T, dual_t<input>, Device>* addend = nullptr) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Input>, Gradient, output>);
-    detail::require_size(core_.weight->name(), "dx", dx.size(), core_.rows * core_.columns);
+    core_.require_backward_sizes(x.size(), dy.size(), dx.size());
     backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
-  /// Backward on the caller's memory; dx must be neither dy nor addend. Null: only the weights' gradients are computed.
+  /// Backward on the caller's memory; dx must be neither x nor dy nor addend. Null: only the weights' gradients are
+  /// computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
-    core_.check_backward(kept.statistics, dy, dx, addend);
+    core_.check_backward(kept.statistics, x, dy, dx, addend);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {

@@ -19,6 +19,7 @@
 #include "plait/layout/cost.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/layout/plan.hpp"
+#include "plait/tensor/boundary_check.hpp"
 
 namespace plait {
 
@@ -29,10 +30,6 @@ void enforce_axes(const layout& a, const mesh_shape& mesh, std::string_view wher
 /// `a` without the axes along which there is one rank: they cost nothing and mean nothing. Axes that the mesh does not
 /// have go as well: `enforce_axes` comes first.
 layout prune(const layout& a, const world& w);
-
-/// Throws unless every dim divides by the ranks that shard it; the text names the dim, its size, the axes and their
-/// extents.
-void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes, std::string_view where);
 
 /// Returns the moves of a plan in words: "all_gather over tp".
 std::string describe_steps(const plan& moves);

@@ -28,20 +28,6 @@ PLAIT_INLINE layout prune(const layout& a, const world& w) {
   return b;
 }
 
-PLAIT_INLINE void enforce_divides(const layout& a, const mesh_shape& mesh, const dim_sizes& sizes,
-                                  std::string_view where) {
-  for (const dim_placement& p : a.dims) {
-    const std::int64_t size = sizes.of(p.dim), ranks = mesh.size(p.axes);
-    if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
-    if (size % ranks == 0) continue;
-    std::string extents;
-    for (axis_id axis : p.axes) append(extents, {extents.empty() ? "" : " x ", axis.text(), "=", mesh.extent(axis)});
-    fail({where, ": ", text_of(layout_error::does_not_divide), ": ", p.dim.text(), " is ", size, ", sharded over ",
-          extents, " = ", ranks, " ranks; the nearest sizes that divide are ", size / ranks * ranks, " and ",
-          (size / ranks + 1) * ranks});
-  }
-}
-
 PLAIT_INLINE std::string describe_steps(const plan& moves) {
   std::string text;
   for (const redistribution_step& s : moves.steps)

@@ -35,6 +35,8 @@ tensor<T, To, Device> redistribute(const context<Device>& ctx, const tensor<T, F
   static_assert(enforced<detail::redistribution_value<From, To>, among<From, To>, From, To>);
   const executor moves(layout_v<From>, layout_v<To>, ctx.ranks, ctx.sizes, "redistribute");
   detail::require_no_sum(ctx, moves, "redistribute");
+  if (x.size() != moves.source().local_size())
+    fail({"redistribute: x has ", x.size(), " elements, and in this context there are ", moves.source().local_size()});
   tensor<T, To, Device> y(ctx);
   moves.run(ctx.device, x.data(), y.data(), dtype_of<T>);
   return y;

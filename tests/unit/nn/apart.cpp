@@ -6,8 +6,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "plait/nn/activation.hpp"
+#include "plait/nn/attention.hpp"
+#include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
+#include "plait/tensor/redistribute.hpp"
 #include "support/small_layers.hpp"
 #include "support/texts.hpp"
 
@@ -59,6 +64,18 @@ TEST_CASE("a call does not write what it still reads") {
                        norm.backward(ctx, x.data(), kept, dy.data(), dy.data());
                      }),
             "norm.weight: backward writes dx while it still reads dy"));
+  CHECK(has(on_ranks(1,
+                     [](const context<cpu>& ctx) {
+                       std::vector<double> x(tokens * width, 1.0), y(x), dy(x);
+                       layer_norm<double, rows> norm(ctx, 1e-5, "norm");
+                       norm.visit([&](auto& p) { p.initialize(ctx); });
+                       gather_parameters(ctx, norm);
+                       zero_gradients(ctx, norm);
+                       layer_norm<double, rows>::saved kept;
+                       norm.forward(ctx, x.data(), y.data(), &kept);
+                       norm.backward(ctx, x.data(), kept, dy.data(), x.data());
+                     }),
+            "norm.weight: backward writes dx while it still reads x"));
 }
 
 TEST_CASE("tensors of other sizes than the layer's are refused") {
@@ -84,6 +101,43 @@ TEST_CASE("tensors of other sizes than the layer's are refused") {
                        norm.forward(longer, x);
                      }),
             "norm.weight: x has 64 elements on this rank, and the layer was made for 32"));
+  // What has no sizes of its own goes by the context.
+  const auto longer_than = [](const context<cpu>& ctx) {
+    context<cpu> longer = ctx;
+    longer.sizes.set(dim_of<seq>, 2 * tokens);
+    return longer;
+  };
+  CHECK(has(on_ranks(1,
+                     [&](const context<cpu>& ctx) {
+                       activation<double, gelu, rows> f;
+                       f.forward(ctx, tensor<double, rows>(longer_than(ctx)));
+                     }),
+            "activation: x has 64 elements on this rank, and the layer was made for 32"));
+  CHECK(has(on_ranks(2,
+                     [&](const context<cpu>& ctx) {
+                       const tensor<double, rows> x(ctx);
+                       redistribute<spec<seq, hidden, replicate<tp>>>(longer_than(ctx), x);
+                     }),
+            "redistribute: x has 16 elements, and in this context there are 32"));
+  CHECK(has(on_ranks(1,
+                     [&](const context<cpu>& ctx) {
+                       redistribution<double, rows, spec<seq, hidden, replicate<tp>>> moves(ctx);
+                       moves.forward(ctx, tensor<double, rows>(longer_than(ctx)));
+                     }),
+            "redistribution: x has 64 elements on this rank, and the layer was made for 32"));
+  CHECK(has(on_ranks(1,
+                     [&](const context<cpu>& ctx) {
+                       swiglu_mlp<double, tensor_strategy> mlp(ctx, "mlp");
+                       mlp.forward(ctx, tensor<double, swiglu_mlp<double, tensor_strategy>::input>(longer_than(ctx)));
+                     }),
+            "mlp.gate_proj.weight: x has 64 elements on this rank, and the layer was made for 32"));
+  CHECK(has(on_ranks(1,
+                     [&](const context<cpu>& ctx) {
+                       self_attention<double, tensor_strategy> attention(ctx, "attention");
+                       attention.forward(
+                           ctx, tensor<double, self_attention<double, tensor_strategy>::input>(longer_than(ctx)));
+                     }),
+            "attention.q_proj.weight: x has 64 elements on this rank, and the layer was made for 32"));
 }
 
 TEST_CASE("a call does not write bytes that it still reads, wherever arrays begin") {

@@ -131,6 +131,56 @@ TEST_CASE("lengths that cannot be cut are refused with the nearest that can") {
   CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::original(36));
 }
 
+TEST_CASE("values have a stride of their own, under every policy") {
+  const auto outputs = []<class Policy>(std::type_identity<Policy>, int ranks) {
+    std::vector<double> all(4);
+    threads::run(ranks, [&](threads::communicator c) {
+      world w(plait::mesh<axis<cp>>(ranks).shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, {}, 1};
+      kernels::attention_shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .scale = 1};
+      shape.k_stride = 2;
+      context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4));
+      const auto own = static_cast<std::size_t>(4 / ranks), first = own * static_cast<std::size_t>(c.rank());
+      const std::vector<double> q(own, 0.0), k(2 * own, 0.0);
+      std::vector<double> v(2 * own, 1000.0);  // behind the values is something else
+      for (std::size_t i = 0; i < own; ++i) v[i] = 10.0 * static_cast<double>(first + i + 1);
+      attention.forward(ctx, {q.data(), k.data(), v.data()}, all.data() + first, nullptr);
+    });
+    return all;
+  };
+  const std::vector<double> expected{10, 15, 20, 25};
+  CHECK(outputs(std::type_identity<whole_sequence>(), 1) == expected);
+  CHECK(outputs(std::type_identity<ring<cp>>(), 2) == expected);
+  CHECK(outputs(std::type_identity<all_gather_kv<cp>>(), 2) == expected);
+}
+
+TEST_CASE("gaps in an output, and documents without a causal mask, are refused") {
+  const auto made = []<class Policy>(std::type_identity<Policy>, int ranks, kernels::attention_shape shape,
+                                     bool documents) {
+    shape.batch = 1, shape.heads = shape.kv_heads = 2, shape.head_dim = 2, shape.scale = 1;
+    return refusal([&] {
+      threads::run(ranks, [&](threads::communicator c) {
+        world w(plait::mesh<axis<cp>>(ranks).shape(), c);
+        cpu device;
+        const context<cpu> ctx{device, w, {}, 1};
+        context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4), documents);
+        const std::vector<double> x(4 * 4, 1.0);
+        std::vector<double> o(4 * 4);
+        attention.forward(ctx, {x.data(), x.data(), x.data()}, o.data(), nullptr);
+      });
+    });
+  };
+  const std::type_identity<ulysses<cp>> exchanged;
+  CHECK(made(exchanged, 2, {.o_stride = 4, .do_stride = 4}, false) == "");  // heads * head_dim: no gaps
+  CHECK(made(exchanged, 2, {.o_stride = 5}, false).find("o_stride or do_stride is 5; ") != std::string::npos);
+  CHECK(made(std::type_identity<whole_sequence>(), 1, {.do_stride = 8}, false).find("legal are 0 and 4") !=
+        std::string::npos);
+  const std::string mask = "attention without a causal mask sees what is behind a token, in other documents too";
+  CHECK(made(std::type_identity<whole_sequence>(), 1, {.causal = false}, true).find(mask) != std::string::npos);
+  CHECK(made(exchanged, 2, {.causal = false}, true).find(mask) != std::string::npos);
+}
+
 TEST_CASE("attention without a causal mask is refused over a cut sequence, unless a rank gets all of it") {
   const auto made = []<class Policy>(std::type_identity<Policy>, int ranks) {
     return refusal([&] {

@@ -45,9 +45,14 @@ class context_attention {
     shape.q_offset = shape.k_offset = 0;
     shape.q_batch = shape.k_batch = shape.lse_stride = 0;
     static_cast<void>(shape.checked());
+    for (const std::int64_t stride : {shape.o_stride, shape.do_stride})
+      if (stride != 0 && stride != shape.heads * shape.head_dim)
+        fail({name, ": o_stride or do_stride is ", stride,
+              "; o and its gradient are without gaps, so that legal are 0 and ", shape.heads * shape.head_dim});
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     part.chunk = detail::chunk_of<engine>(ctx.numerics, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(r * own, own));
+    if (documents && !shape.causal) require_causal_or_whole(part);
     require_whole_chunks(part);
     positions_ = order.positions(mine * own, own);
     engine_ = engine(ctx, part, axes);

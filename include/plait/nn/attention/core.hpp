@@ -15,6 +15,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/local_heads.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 
 namespace plait {
@@ -117,6 +118,10 @@ class attention_core {
                             saved* keep = nullptr) {
     const context<Device>& ctx = mb.ctx;
     made_for_.require(name_, ctx.sizes);
+    const std::int64_t tokens = shape_.batch * shape_.k_len;
+    detail::require_size(name_, "q", q.size(), output_size());
+    for (const tensor_of<K>* one : {&k, &v})
+      detail::require_size(name_, one == &k ? "k" : "v", one->size(), tokens * kv_heads_ * shape_.head_dim);
     rotate(ctx, q.data(), k.data(), [](auto&&... a) { kernels::rope_forward(a...); });
     tensor_of<output> o(ctx);
     auto lse = make_buffer<S>(ctx.device, static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.q_len));
@@ -134,6 +139,8 @@ class attention_core {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, among<Q>, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
     made_for_.require(name_, ctx.sizes);
+    detail::require_size(name_, "o", o.size(), output_size());
+    detail::require_size(name_, "d_o", d_o.size(), output_size());
     gradients d{tensor_of<dual_t<Q>>(ctx), tensor_of<dual_t<K>>(ctx), tensor_of<dual_t<K>>(ctx)};
     if (shape_.kv_heads != kv_heads_)  // queries here use some of the keys only
       for (auto* unused : {&d.k, &d.v})
@@ -148,6 +155,7 @@ class attention_core {
   }
 
  private:
+  std::int64_t output_size() const { return shape_.batch * shape_.q_len * shape_.heads * shape_.head_dim; }
   buffer<Device> make_rotations(const context<Device>& ctx, const std::vector<double>& frequencies, std::int64_t first,
                                 std::int64_t count) const {
     std::vector<std::int64_t> positions(static_cast<std::size_t>(count));

@@ -8,6 +8,7 @@
 #include "plait/nn/attention.hpp"
 #include "plait/nn/attention/core.hpp"
 #include "plait/nn/combinators/sum.hpp"
+#include "plait/nn/layer/apart.hpp"
 
 namespace plait {
 namespace detail {
@@ -147,6 +148,7 @@ class cross_attention {
                             const tensor_of<memory_input>& source, saved* keep = nullptr,
                             const tensor_of<output>* addend = nullptr) {
     const range profiled(mb.ctx.device, names_.forward());
+    check_sizes(x, source);
     if (keep) *keep = {};  // of an earlier pass
     tensor_of<seen> gathered = gather(mb, source);
     tensor_of<queries> q(mb.ctx);
@@ -170,6 +172,8 @@ class cross_attention {
                      saved& kept, const tensor_of<Gradient>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, output>, S, Gradient, output>);
     const range profiled(mb.ctx.device, names_.backward());
+    check_sizes(x, source);
+    detail::require_size(q_.weight(0)->name(), "dy", dy.size(), out_.output_size());
     tensor_of<dual_t<queries>> dattended(mb.ctx);
     out_.backward(mb, kept.attended.data(), kept.out, dy.data(), dattended.data());
     const auto inside = core_.backward(mb, kept.attended, kept.inside, dattended);
@@ -190,6 +194,10 @@ class cross_attention {
   }
 
  private:
+  void check_sizes(const tensor_of<input>& x, const tensor_of<memory_input>& source) const {
+    detail::require_size(q_.weight(0)->name(), "x", x.size(), q_.input_size());
+    detail::require_size(q_.weight(0)->name(), "the memory", source.size(), gather_.input_size());
+  }
   template <class Policy>
   static linear_branch describe(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
                                 const lora_options& lora) {

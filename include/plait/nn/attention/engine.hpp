@@ -144,14 +144,20 @@ inline void require_whole_chunks(const attention_part& part) {
               " tokens (numerics::sequence), and a rank has a run of ", run.length, " from ", run.position,
               "; legal are more chunks, so that each run is whole ones"});
 }
-/// Throws where a sequence is cut whose tokens see those behind them: an engine passes round what is before alone.
+/// Throws where a sequence is cut whose tokens see those behind them, as an engine passes round what is before alone,
+/// or where documents are packed in one: a mask has no end of a document.
 inline void require_causal_or_whole(const attention_part& part) {
+  if (!part.shape.causal && part.documents)
+    fail({part.name,
+          ": attention without a causal mask sees what is behind a token, in other documents too; pack no documents in "
+          "a sequence (attention_options::documents), or use a causal mask"});
   if (!part.shape.causal && part.blocks.size() > 1)
     fail({part.name, ": attention without a causal mask needs the whole sequence on each rank; here it is cut into ",
           part.blocks.size()});
 }
 
-/// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride.
+/// Keys and values of a block of tokens, in runs of the text: token i of batch b at (b * tokens + i) * stride, values
+/// with a stride of their own where that is not 0.
 template <class T>
 struct key_block {
   const T* k = nullptr;
@@ -159,13 +165,17 @@ struct key_block {
   std::int64_t stride = 0;
   std::int64_t tokens = 0;
   const std::vector<token_run>* runs = nullptr;
+  std::int64_t v_stride = 0;
+
+  std::int64_t stride_of_values() const { return v_stride == 0 ? stride : v_stride; }
 };
 
 /// The keys and values of the local tokens, where they are.
 template <class T>
 key_block<T> local_keys(const attention_inputs<T>& in, const kernels::attention_shape& shape,
                         const std::vector<token_run>& runs) {
-  return {in.k, in.v, shape.checked().k_stride, shape.k_len, &runs};
+  const kernels::attention_shape s = shape.checked();
+  return {in.k, in.v, s.k_stride, s.k_len, &runs, s.v_stride};
 }
 
 /// Keys and values side by side, [batch, tokens, 2, kv_heads, head_dim]: one message.

@@ -86,10 +86,10 @@ class attention_sum {
   /// Queries of one run over keys of one run; o and lse are those of the first query.
   kernels::attention_shape forward(const key_block<T>& keys, const token_run& q, const token_run& k, S* o, S* lse) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
-    piece.k_stride = piece.v_stride = keys.stride;
+    piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
     piece.k_batch = keys.tokens;
     kernels::attention_forward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
-                               keys.v + k.at * keys.stride, o, lse, piece);
+                               keys.v + k.at * keys.stride_of_values(), o, lse, piece);
     return piece;
   }
   void add_chunks(const key_block<T>& keys) {
@@ -240,14 +240,14 @@ class attention_gradient_sum {
   void backward(const key_block<T>& keys, const token_run& q, const token_run& k, S* dq, S* dk, S* dv,
                 std::int64_t stride) {
     kernels::attention_shape piece = detail::piece_of(shape_, q, k, in_.first_visible);
-    piece.k_stride = piece.v_stride = keys.stride;
+    piece.k_stride = keys.stride, piece.v_stride = keys.stride_of_values();
     piece.dk_stride = piece.dv_stride = stride;
     piece.dq_stride = width();
     piece.k_batch = keys.tokens;
     kernels::attention_backward(device_, in_.q + q.at * shape_.q_stride, keys.k + k.at * keys.stride,
-                                keys.v + k.at * keys.stride, o_ + q.at * width(), lse_ + q.at, d_o_ + q.at * width(),
-                                dq + q.at * width(), dk + k.at * stride, dv + k.at * stride, piece,
-                                kernels::attention_accumulate{true, true}, delta_.template data<S>() + q.at);
+                                keys.v + k.at * keys.stride_of_values(), o_ + q.at * width(), lse_ + q.at,
+                                d_o_ + q.at * width(), dq + q.at * width(), dk + k.at * stride, dv + k.at * stride,
+                                piece, kernels::attention_accumulate{true, true}, delta_.template data<S>() + q.at);
   }
 
   std::int64_t rows() const { return shape_.batch * shape_.q_len; }

@@ -10,6 +10,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer.hpp"
+#include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/tensor/redistribute.hpp"
 
@@ -35,6 +36,7 @@ class redistribution : public layer_types<T, From, To, Device> {
   }
   tensor<T, To, Device> forward(const microbatch<Device>& mb, const tensor<T, From, Device>& x, saved* = nullptr) {
     made_for_.require(name_, mb.ctx.sizes);
+    detail::require_size(name_, "x", x.size(), input_size());
     tensor<T, To, Device> y(mb.ctx);
     there_.run(mb.ctx.device, x.data(), y.data(), dtype_of<T>);
     return y;
@@ -44,12 +46,15 @@ class redistribution : public layer_types<T, From, To, Device> {
                                            const tensor<T, Gradient, Device>& dy) {
     static_assert(enforced<detail::dual_value_check<Gradient, To>, among<From, To>, Gradient, To>);
     made_for_.require(name_, mb.ctx.sizes);
+    detail::require_size(name_, "dy", dy.size(), back_.source().local_size());
     tensor<T, dual_t<From>, Device> dx(mb.ctx);
     back_.run(mb.ctx.device, dy.data(), dx.data(), dtype_of<T>);
     return dx;
   }
   template <class F>
   void visit(F&&) {}
+  /// Local elements.
+  std::int64_t input_size() const { return there_.source().local_size(); }
   /// Whether no data moves.
   bool trivial() const { return there_.trivial() && back_.trivial(); }
 

@@ -103,15 +103,21 @@ class norm_core {
     return sum;
   }
 
+  void require_backward_sizes(std::int64_t x, std::int64_t dy, std::int64_t dx) const {
+    require_size(weight->name(), "x", x, rows * columns);
+    require_size(weight->name(), "dy", dy, rows * columns);
+    require_size(weight->name(), "dx", dx, rows * columns);
+  }
   /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
   template <class T>
-  void check_backward(const buffer<Device>& kept, const T* dy, const T* dx, const T* addend) const {
+  void check_backward(const buffer<Device>& kept, const T* x, const T* dy, const T* dx, const T* addend) const {
     if (kept.empty() && rows != 0)
       fail({"the norm of ", weight->name(),
             ": backward without what forward keeps: give forward a `saved`, and backward "
             "the same one, once"});
     const std::int64_t size = rows * columns;
-    require_apart(weight->name(), "backward", {dx, size, "dx"}, {{dy, size, "dy"}, {addend, size, "addend"}});
+    require_apart(weight->name(), "backward", {dx, size, "dx"},
+                  {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }
 
   /// Adds to the canonical sums over tokens of a parameter: add(row of x, ..., G* out) of some rows adds to out.

@@ -66,6 +66,7 @@ class ulysses_attention {
     s.q_len = s.k_len = text_.length();
     s.q_batch = s.k_batch = s.lse_stride = 0;
     s.q_stride = s.k_stride = s.v_stride = s.dq_stride = s.dk_stride = s.dv_stride = width();
+    s.o_stride = s.do_stride = 0;
     inner_ = Inner(ctx, here, outer);
   }
 
