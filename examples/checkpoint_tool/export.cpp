@@ -25,10 +25,13 @@ namespace {
 /// nothing.
 class new_file {
  public:
-  explicit new_file(const std::string& path) : path_(path), temporary_(fmt::format("{}.tmp-{}", path, ::getpid())) {
+  explicit new_file(const std::string& path) : path_(path) {
     if (path.empty()) plait::fail("OUT: the name of the file to write is empty");
     about("OUT", [&] {
       if (plait::machine_files().kind_of(path)) refuse_existing();
+      int count = 0;  // a killed process that had the same number may have left one
+      do temporary_ = fmt::format("{}.tmp-{}-{}", path, ::getpid(), count++);
+      while (plait::machine_files().kind_of(temporary_));
     });
   }
   ~new_file() {
@@ -39,9 +42,8 @@ class new_file {
 
   const std::string& directory() const { return directory_; }
   plait::safetensors_stream create(plait::safetensors_plan plan) {
-    plait::safetensors_stream out(plait::machine_files(), temporary_, std::move(plan));
-    made_ = true;
-    return out;
+    made_ = true;  // or it is nothing that is removed
+    return plait::safetensors_stream(plait::machine_files(), temporary_, std::move(plan));
   }
   /// A rename would take the place of a file that another program has made since.
   void commit() {

@@ -27,6 +27,10 @@ namespace {
 /// Refuses a directory that has not the model's tensors, all of them and no others.
 void require_model(const plait::model_directory& from) {
   plait::manifest there;
+  for (const plait::weight_tensor& t : from.entries)
+    if (!is_floating(t.dtype))
+      plait::fail({from.source(), ": tensor '", t.name, "' holds ", name_of(t.dtype),
+                   " elements, which are no weights; legal are F64, F32, F16 and BF16"});
   for (const plait::weight_tensor& t : from.entries) there.tensors.push_back({t.name, t.dtype, t.shape, {}});
   static_cast<void>(tensors_of_step(there, tensors_of(from.config), from.source(), true));
 }
@@ -89,6 +93,10 @@ void import_hf(const import_hf_options& opt) {
     return step->commit(saved);
   });
   if (!warning.empty()) fmt::print(stderr, "checkpoint_tool: {}\n", printable(warning));
+  if (from.untied)
+    fmt::print(
+        "its lm_head.weight is another than its embedding, so that the step has both: for it, set "
+        "tie_word_embeddings to false in config.json\n");
   fmt::print("{}/{}: {}, {}; weights alone, for --init-from\n", printable(root->path()), plait::step_name(0),
              counted(saved.tensors.size(), "tensor", "tensors"), size_text(static_cast<double>(bytes_of(saved))));
 }

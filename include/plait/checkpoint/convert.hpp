@@ -23,7 +23,8 @@ constexpr std::optional<dtype> weight_dtype_of(safetensors_dtype type) {
   return std::nullopt;
 }
 
-/// Converts `n` elements of a file to F64, F32 or BF16, with one rounding. Throws as `copy_elements`, naming `name`.
+/// Converts `n` elements of a file to F64, F32 or BF16, with one rounding; copies them where they are of the type that
+/// is asked for, whatever it is. Throws as `copy_elements`, naming `name`, and for another type.
 inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in, std::byte* out, std::int64_t n,
                           const std::string& name) {
   const auto count = static_cast<std::size_t>(n);
@@ -31,6 +32,8 @@ inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in,
     std::memcpy(out, in, count * size_of(to));
     return;
   }
+  if (to != dtype::f64 && to != dtype::f32 && to != dtype::bf16)
+    fail({"tensor '", name, "' holds ", name_of(from), " elements, which do not become ", plait::name_of(to)});
   const safetensors_entry entry{name, from, {n}, {in, count * size_of(from)}};
   if (to == dtype::f64) {
     std::vector<double> values(count);

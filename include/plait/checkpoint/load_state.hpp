@@ -181,9 +181,11 @@ class state_loader {
       if (t.shape != h.shape)
         append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' has the shape ", text_of(t.shape),
                        ", and the model needs ", text_of(h.shape)});
-      else if (!floating(t.dtype))
+      else if (safetensors_dtype_of(h.type) != t.dtype &&
+               !(is_floating(t.dtype) && is_floating(safetensors_dtype_of(h.type))))
         append(wrong, {wrong.empty() ? "" : "; ", "'", h.name, "' holds ", name_of(t.dtype),
-                       " elements; legal are F64, F32, F16 and BF16"});
+                       " elements, and the program's are ", name_of(safetensors_dtype_of(h.type)),
+                       "; legal are F64, F32, F16 and BF16 for each other"});
     }
     const std::size_t count = met.size();
     const std::vector<std::uint64_t> all = gather_all(ctx_.device, ranks_, std::move(met), count);
@@ -237,10 +239,6 @@ class state_loader {
     std::string text;
     for (const std::int64_t n : shape) append(text, {text.empty() ? "" : ", ", n});
     return "[" + text + "]";
-  }
-  static bool floating(safetensors_dtype type) {
-    return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
-           type == safetensors_dtype::bf16;
   }
 
   std::size_t share_bytes(const held_tensor& h) const {

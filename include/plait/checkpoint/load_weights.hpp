@@ -30,11 +30,6 @@ using parameter_aliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace detail {
 
-constexpr bool floating(safetensors_dtype type) {
-  return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
-         type == safetensors_dtype::bf16;
-}
-
 /// The tensors of a file by their names. Throws where two have one.
 inline std::unordered_map<std::string_view, const weight_tensor*> entries_by_name(
     std::span<const weight_tensor> entries, const std::string& source) {
@@ -171,7 +166,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const weig
     else if (entry->shape != p.info().shape)
       wanted.misfits.push_back(cat({"tensor '", entry->name, "' has the shape ", detail::shape_text(entry->shape),
                                     ", and the model needs ", detail::shape_text(p.info().shape)}));
-    else if (!detail::floating(entry->dtype))
+    else if (!is_floating(entry->dtype))
       wanted.misfits.push_back(cat({"tensor '", entry->name, "' holds ", name_of(entry->dtype),
                                     " elements; weights are F64, F32, F16 or BF16"}));
   });

@@ -21,11 +21,7 @@
 namespace plait {
 
 /// Returns the number of elements of a tensor, whose manifest was checked.
-inline std::int64_t elements_of(const stored_tensor& tensor) {
-  std::int64_t n = 1;
-  for (const std::int64_t extent : tensor.shape) n *= extent;
-  return n;
-}
+inline std::int64_t elements_of(const stored_tensor& tensor) { return elements_of_shape(tensor.shape); }
 
 /// Returns how many elements to read at once: as many as fit in `bytes`, at least one, in whole rows where a row fits
 /// (whole planes of rows where those do), so that a chunk is one box.

@@ -95,6 +95,22 @@ inline std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 }  // namespace detail
 
+/// Whether a type is one of real numbers that weights have: loads convert these to each other.
+constexpr bool is_floating(safetensors_dtype type) {
+  return type == safetensors_dtype::f64 || type == safetensors_dtype::f32 || type == safetensors_dtype::f16 ||
+         type == safetensors_dtype::bf16;
+}
+
+/// Returns the number of elements of a shape that a reader has accepted, whose product may overflow where an extent
+/// is 0.
+inline std::int64_t elements_of_shape(std::span<const std::int64_t> shape) {
+  for (const std::int64_t extent : shape)
+    if (extent == 0) return 0;
+  std::int64_t n = 1;
+  for (const std::int64_t extent : shape) n *= extent;
+  return n;
+}
+
 /// One tensor of a file: row-major elements in `bytes`, which need not be aligned. A scalar has the shape {}.
 struct safetensors_entry {
   std::string name;

@@ -32,11 +32,7 @@ struct weight_tensor {
   std::function<void(std::int64_t begin, std::int64_t end, std::byte* out)> read;
 
   /// Number of elements.
-  std::int64_t size() const {
-    std::int64_t n = 1;
-    for (const std::int64_t extent : shape) n *= extent;
-    return n;
-  }
+  std::int64_t size() const { return elements_of_shape(shape); }
 };
 
 /// A tensor that lies in memory, which must outlive the result. Throws `error` that names it if it has not the bytes

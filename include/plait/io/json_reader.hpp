@@ -32,6 +32,8 @@ Json parse_json(std::string_view text, const std::string& source) {
       fail({source, ": the key '", parsed.template get<std::string>(), "' appears twice in one object"});
     return true;
   };
+  if (const std::size_t zero = text.find('\0'); zero != text.npos)
+    fail({source, ": malformed JSON: there is a zero byte at ", zero, ", where the parser would stop"});
   try {
     return Json::parse(text, accept);
   } catch (const nlohmann::json::exception& e) {

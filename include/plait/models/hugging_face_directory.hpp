@@ -23,6 +23,7 @@ struct model_directory {
   llama_config config;
   std::vector<weight_tensor> entries;
   safetensors_directory files;
+  bool untied = false;  ///< config.json ties the head, and the weights have another: `config` does not tie it
 
   /// Returns the beginning of messages about the weights.
   std::string source() const { return files.source(); }
@@ -71,6 +72,7 @@ inline void settle_head(model_directory& d) {
     d.entries.erase(d.entries.begin() + (head - d.entries.data()));
   } else {
     d.config.tie_embeddings = false;
+    d.untied = true;
   }
 }
 

@@ -39,8 +39,7 @@ class weight_converter {
             place.rows});
     weight_tensor part{std::move(name), e.dtype, e.shape, {}};
     part.shape[0] = rows;
-    std::int64_t row = 1;
-    for (std::size_t d = 1; d < e.shape.size(); ++d) row *= e.shape[d];
+    const std::int64_t row = elements_of_shape(std::span(e.shape).subspan(1));
     part.read = [read = e.read, row, width = size_of(e.dtype), row_at = place.row_at](
                     std::int64_t begin, std::int64_t end, std::byte* out) {
       each_row_run(begin, end, row, row_at, [&](std::int64_t at, std::int64_t from, std::int64_t n) {

@@ -127,6 +127,38 @@ TEST_CASE("numbers of one width become those of another") {
   });
 }
 
+TEST_CASE("elements that are no real numbers come back as they are, and as nothing else") {
+  memory_file_system files;
+  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    std::vector<std::int64_t> counts(own_tensors::elements);
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = (std::int64_t{1} << 60) + static_cast<std::int64_t>(i);
+    const auto held_by = [&](std::vector<std::int64_t>& values) {
+      own_tensors any(ctx, 1);
+      held_tensor h = any.held()[1];
+      h.name = "counts", h.type = dtype::i64;
+      h.read = [&values](std::int64_t from, std::int64_t to, std::byte* out) {
+        std::memcpy(out, values.data() + from, static_cast<std::size_t>(to - from) * sizeof(std::int64_t));
+      };
+      h.write = [&values](const std::byte* in) {
+        std::memcpy(values.data(), in, values.size() * sizeof(std::int64_t));
+      };
+      return h;
+    };
+    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+    saver.save(ctx, 1, {.tensors = {held_by(counts)}});
+    CHECK(saver.wait(ctx.device).at(0).failure == "");
+    std::vector<std::int64_t> back(counts.size());
+    load_tensors(ctx, ranks, "steps", {.tensors = {held_by(back)}}, files);
+    CHECK(back == counts);
+    for (const dtype other : {dtype::u8, dtype::i32, dtype::f32}) {
+      held_tensor h = held_by(back);
+      h.type = other;
+      CHECK_ERROR(load_tensors(ctx, ranks, "steps", {.tensors = {h}}, files),
+                  "'counts' holds I64 elements, and the program's are ");
+    }
+  });
+}
+
 TEST_CASE("missing, unexpected and misshapen tensors are listed together, on all ranks alike, and nothing changes") {
   memory_file_system files;
   save_one(files);

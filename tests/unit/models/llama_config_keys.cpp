@@ -47,6 +47,11 @@ TEST_CASE("what is not supported is refused by key") {
     CHECK_ERROR(asks(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})"), "'rope_scaling.rope_type'", "yarn");
   }
   CHECK_ERROR(parse_config(config_with(R"("hidden_act": "gelu")")), "'hidden_act'", "gelu", "silu");
+  // SmolLM2's own.
+  CHECK_NOTHROW(parse_config(config_with(R"("is_llama_config": true, "transformers.js_config": {"dtype": "q4"})")));
+  CHECK_ERROR(parse_config(config_with(R"("is_llama_config": false)")), "'is_llama_config' is false", "legal is true");
+  CHECK_ERROR(plait::parse_llama_config(std::string(R"({"model_type": "llama"})") + std::string("\0more", 5), "x"),
+              "x: malformed JSON: there is a zero byte at 23");
   CHECK_ERROR(parse_config(config_with(R"("pretraining_tp": 2)")), "'pretraining_tp' is 2", "legal is 1");
   CHECK_ERROR(parse_config(config_with(R"("attention_dropout": 0.1)")), "'attention_dropout'");
   CHECK_ERROR(parse_config(config_with(R"("partial_rotary_factor": 0.5)")), "'partial_rotary_factor'");
