@@ -12,14 +12,13 @@ its own here: --end-of-document is put behind each document, by default the toke
 
 import argparse
 import array
-import contextlib
+import collections
+import concurrent.futures
 import itertools
 import json
-import multiprocessing
 import os
 import struct
 import sys
-import threading
 import time
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -111,6 +110,11 @@ def documents_of(path, field, separator):
                     raise Refused(f"'{path}', line {number}: no object with a text '{field}' (--field): {why!r}")
                 if not isinstance(text, str):
                     raise Refused(f"'{path}', line {number}: '{field}' (--field) is no text")
+                try:
+                    text.encode("utf-8", "surrogateescape")
+                except UnicodeEncodeError as why:
+                    raise Refused(f"'{path}', line {number}: '{field}' (--field) has {why.object[why.start]!a}, half of a "
+                                  "surrogate pair, which no text in UTF-8 has")
                 yield text
         else:
             text = f.read()
@@ -130,25 +134,24 @@ def encode(texts):
     return worker_tokenizer.encode(texts), sum(len(t) for t in texts)
 
 
-class Batches:
-    """Lists of texts for the workers, not many more than they work on: what is read would fill the memory."""
-
-    def __init__(self, texts, size, ahead):
-        self.texts, self.size, self.room, self.stopped = iter(texts), size, threading.Semaphore(ahead), False
-
-    def __iter__(self):
-        while batch := list(itertools.islice(self.texts, self.size)):
-            self.room.acquire()
-            if self.stopped:
-                return
-            yield batch
-
-    def taken(self):
-        self.room.release()
-
-    def stop(self):
-        self.stopped = True
-        self.room.release()
+def encoded_batches(texts, arguments):
+    """Yields what `encode` makes of batches of texts, in their order. Not many more are read than the workers work on:
+    they would fill the memory."""
+    with concurrent.futures.ProcessPoolExecutor(
+            arguments.workers, initializer=start_worker, initargs=(arguments.tokenizer,)) as pool:
+        waiting = collections.deque()
+        try:
+            while True:
+                while len(waiting) < 4 * arguments.workers and (batch := list(itertools.islice(texts, 64))):
+                    waiting.append(pool.submit(encode, batch))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        except concurrent.futures.BrokenExecutor:
+            raise Refused(f"a process that encodes was killed, for want of memory maybe; try fewer than "
+                          f"{arguments.workers} --workers")
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class Writer:
@@ -210,22 +213,17 @@ def run(arguments):
     began = time.monotonic()
     writer = Writer(arguments.output, tokenizer.vocab > 65536)
     empty = tokens = characters = 0
-    batches = Batches(texts, 64, 4 * arguments.workers)
     try:
-        with multiprocessing.Pool(arguments.workers, start_worker, (arguments.tokenizer,)) as pool, \
-                contextlib.ExitStack() as at_exit:
-            at_exit.callback(batches.stop)
-            for encoded, length in pool.imap(encode, batches):
-                batches.taken()
-                characters += length
-                for document in encoded:
-                    if not document:
-                        empty += 1
-                        continue
-                    if end is not None:
-                        document.append(end)
-                    writer.add(document)
-                    tokens += len(document)
+        for encoded, length in encoded_batches(texts, arguments):
+            characters += length
+            for document in encoded:
+                if not document:
+                    empty += 1
+                    continue
+                if end is not None:
+                    document.append(end)
+                writer.add(document)
+                tokens += len(document)
         if tokens == 0:
             raise Refused("there is no text in the files")
         writer.finish()

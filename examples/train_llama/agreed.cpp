@@ -46,35 +46,6 @@ compared how_to_compare(std::string_view option) {
   return compared::by_value;
 }
 
-void add_model(std::vector<plait::knob>& knobs, const plait::llama_config& c) {
-  const auto add = [&](const char* key, auto value) {
-    knobs.push_back({std::string("--model's ") + key, fmt::format("{}", value)});
-  };
-  add("vocab_size", c.vocab);
-  add("hidden_size", c.hidden);
-  add("num_hidden_layers", c.layers);
-  add("num_attention_heads", c.heads);
-  add("num_key_value_heads", c.kv_heads);
-  add("head_dim", c.head_dim);
-  add("intermediate_size", c.ffn);
-  add("max_position_embeddings", c.max_position);
-  add("rms_norm_eps", c.rms_eps);
-  add("rope_theta", c.rope_theta);
-  add("rope_scaling.rope_type", c.rope.kind == plait::rope_kind::llama3 ? "llama3" : "none");
-  add("rope_scaling.factor", c.rope.factor);
-  add("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
-  add("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
-  add("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
-  add("tie_word_embeddings", c.tie_embeddings);
-  add("attention_bias", c.attention_bias);
-  add("mlp_bias", c.mlp_bias);
-  add("qkv_bias", c.qkv_bias);
-  add("qk_norm", c.qk_norm);
-  add("sliding_window", c.sliding_window);
-  add("pad_token_id", c.pad_token);
-  add("initializer_range", c.initializer_range);
-}
-
 /// "21 tensors, digest 0123456789abcdef": of names, shapes, types and the first page of each.
 std::string weights_text(const plait::model_directory& weights) {
   std::uint64_t digest = weights.entries.size();
@@ -102,6 +73,35 @@ std::string step_text(const std::string& path) {
 
 }  // namespace
 
+std::vector<plait::knob> model_knobs(const plait::llama_config& c) {
+  std::vector<plait::knob> knobs;
+  const auto add = [&](const char* key, auto value) { knobs.push_back({key, fmt::format("{}", value)}); };
+  add("vocab_size", c.vocab);
+  add("hidden_size", c.hidden);
+  add("num_hidden_layers", c.layers);
+  add("num_attention_heads", c.heads);
+  add("num_key_value_heads", c.kv_heads);
+  add("head_dim", c.head_dim);
+  add("intermediate_size", c.ffn);
+  add("max_position_embeddings", c.max_position);
+  add("rms_norm_eps", c.rms_eps);
+  add("rope_theta", c.rope_theta);
+  add("rope_scaling.rope_type", c.rope.kind == plait::rope_kind::llama3 ? "llama3" : "none");
+  add("rope_scaling.factor", c.rope.factor);
+  add("rope_scaling.low_freq_factor", c.rope.low_freq_factor);
+  add("rope_scaling.high_freq_factor", c.rope.high_freq_factor);
+  add("rope_scaling.original_max_position_embeddings", c.rope.original_max_position);
+  add("tie_word_embeddings", c.tie_embeddings);
+  add("attention_bias", c.attention_bias);
+  add("mlp_bias", c.mlp_bias);
+  add("qkv_bias", c.qkv_bias);
+  add("qk_norm", c.qk_norm);
+  add("sliding_window", c.sliding_window);
+  add("pad_token_id", c.pad_token);
+  add("initializer_range", c.initializer_range);
+  return knobs;
+}
+
 std::vector<plait::knob> agreed_knobs(const setup& s) {
   std::vector<plait::knob> knobs = {
       {"plait", fmt::format("{}.{}.{}", PLAIT_VERSION_MAJOR, PLAIT_VERSION_MINOR, PLAIT_VERSION_PATCH)}};
@@ -110,7 +110,7 @@ std::vector<plait::knob> agreed_knobs(const setup& s) {
     if (how == compared::by_value) knobs.push_back({name, value});
     if (how == compared::by_whether_it_is_given && value != "''") knobs.push_back({name, ""});
   }
-  add_model(knobs, s.config);
+  for (const auto& [key, value] : model_knobs(s.config)) knobs.push_back({"--model's " + key, value});
   knobs.push_back({"--init-from", s.weights              ? weights_text(*s.weights)
                                   : s.first_step.empty() ? ""
                                                          : step_text(s.first_step)});

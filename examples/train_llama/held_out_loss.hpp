@@ -24,7 +24,7 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
     auto& [ids, labels] = batch.emplace_back(tokens(ctx), tokens(ctx));
     plait::host_tokens host_ids(ids.part()), host_labels(ids.part());
     plait::host_starts host_starts(ids.part());
-    batches.fill_held_out(i, host_ids, host_labels, host_starts);
+    batches.fill_held_out(i, model.ignore_index(), host_ids, host_labels, host_starts);
     plait::upload(ctx, host_ids, ids);
     plait::upload(ctx, host_labels, labels);
     if (model.documents()) plait::upload(ctx, host_starts, starts.emplace_back(ctx));

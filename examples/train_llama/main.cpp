@@ -123,8 +123,13 @@ int finish(const std::string& problem, bool speaks) {
 template <class Run>
 int plan_or_train(const setup& s, bool speaks, Run&& run) {
   if (s.opt.dry_run) {
-    if (speaks) print_plan(s, plan_of(s));
-    return finish("", speaks);
+    std::string problem;
+    try {
+      if (speaks) print_plan(s, plan_of(s));
+    } catch (const std::exception& e) {  // the other processes end well, and wait for this one
+      problem = e.what();
+    }
+    return finish(problem, speaks);
   }
   watch_signals(s.opt);
   return finish(run(), speaks);

@@ -76,7 +76,7 @@ void open_model(setup& s) {
   }
 }
 
-void open_data(setup& s, std::int64_t dp) {
+void open_data(setup& s) {
   const options& opt = s.opt;
   std::vector<plait::token_source> sources;
   const auto add = [&](std::vector<std::string> paths) {
@@ -91,13 +91,14 @@ void open_data(setup& s, std::int64_t dp) {
   else
     add(opt.data);
   const std::vector<double> weights = blended ? opt.data_weights : std::vector<double>{1};
-  for (const char* name : {"tokenizer.json", "tokenizer.model"})
-    if (s.weights && opt.data_format == "auto" && sources[0].format() == plait::token_format::bytes &&
-        std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
-      plait::fail(
-          fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
-                      "files (.bin) that it made, or --data-format bytes if bytes are meant",
-                      opt.data.front(), opt.init_from, name));
+  for (std::size_t i = 0; s.weights && opt.data_format == "auto" && i < sources.size(); ++i)
+    for (const char* name : {"tokenizer.json", "tokenizer.model"})
+      if (sources[i].format() == plait::token_format::bytes &&
+          std::filesystem::exists(std::filesystem::path(opt.init_from) / name))
+        plait::fail(
+            fmt::format("--data {}: it would be read as bytes, and --init-from {} has a {} of its own; give token "
+                        "files (.bin) that it made, or --data-format bytes if bytes are meant",
+                        opt.data[i], opt.init_from, name));
   std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
@@ -111,9 +112,7 @@ void open_data(setup& s, std::int64_t dp) {
       plait::sampler_config{
           .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
-  if (opt.held_out > 0 && s.data->held_out_samples() < s.sequences)
-    plait::fail(fmt::format(
-        "--held-out {} keeps {} sequences, and one microbatch over the mesh takes {} (--micro-batch {} times "
-        "dp={}); keep a larger fraction, or 0",
-        opt.held_out, s.data->held_out_samples(), s.sequences, opt.micro_batch, dp));
+  if (opt.held_out > 0 && s.data->held_out_samples() == 0)
+    plait::fail(fmt::format("--held-out {} keeps no whole sequence of --seq {}; keep a larger fraction, or 0",
+                            opt.held_out, opt.seq));
 }

@@ -8,4 +8,4 @@
 void open_model(setup& s);
 
 /// Opens --data, for so many data ranks.
-void open_data(setup& s, std::int64_t dp);
+void open_data(setup& s);

@@ -36,34 +36,43 @@ class rank_batches {
         [&](std::int64_t row, auto... rest) { s_.data->starts(sample(row), rest...); });
   }
 
-  /// Fills microbatch i of those that are held out.
-  void fill_held_out(std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
+  /// Fills microbatch i of those that are held out. Where the last has more sequences than are left, the labels of the
+  /// others are `ignored`, so that every mesh judges by the same tokens.
+  void fill_held_out(std::int64_t i, std::int64_t ignored, plait::host_tokens& ids, plait::host_tokens& labels,
                      plait::host_starts& starts) const {
+    const std::int64_t last = s_.data->held_out_samples() - 1;
+    const auto sample = [&](std::int64_t row) { return std::min(last, i * s_.sequences + row); };
     fill_with(
-        ids, labels, starts,
-        [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(i * s_.sequences + row, rest...); },
-        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(i * s_.sequences + row, rest...); });
+        ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(sample(row), rest...); },
+        [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(sample(row), rest...); });
+    std::fill(labels.data() + held_out_rows(i, ids.part()) * ids.part().local[1], labels.data() + labels.size(), ignored);
   }
 
-  /// Whole microbatches of what is held out.
-  std::int64_t held_out() const { return s_.data->held_out_samples() / s_.sequences; }
+  /// Microbatches of what is held out.
+  std::int64_t held_out() const { return (s_.data->held_out_samples() + s_.sequences - 1) / s_.sequences; }
 
-  /// This rank's targets that count in what is held out: all, or all but those that `ignored` stands for.
+  /// This rank's targets that count in what is held out: all but those that `ignored` stands for.
   std::int64_t held_out_targets(std::int64_t ignored) const {
     const plait::box part =
         plait::local_box(plait::layout_v<typename Tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
-    if (!documents_) return held_out() * part.local_size();
+    std::int64_t counted = 0;
+    for (std::int64_t i = 0; !documents_ && i < held_out(); ++i) counted += held_out_rows(i, part) * part.local[1];
+    if (!documents_) return counted;
     plait::host_tokens ids(part), labels(part);
     plait::host_starts starts(part);
-    std::int64_t counted = 0;
     for (std::int64_t i = 0; i < held_out(); ++i) {
-      fill_held_out(i, ids, labels, starts);
+      fill_held_out(i, ignored, ids, labels, starts);
       counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), ignored);
     }
     return counted;
   }
 
  private:
+  /// The rows of microbatch i of those that are held out that this rank has of it: all, but for the last.
+  std::int64_t held_out_rows(std::int64_t i, const plait::box& part) const {
+    return std::clamp<std::int64_t>(s_.data->held_out_samples() - i * s_.sequences - part.offset[0], 0, part.local[0]);
+  }
+
   /// `read` is given a sample of the microbatch, the first position of some tokens that follow each other, how many,
   /// and where they go; `read_starts` likewise, for the documents.
   template <class Read, class ReadStarts>

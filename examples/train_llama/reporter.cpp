@@ -25,7 +25,11 @@ namespace {
 
 /// Where the first weights come from, where that may not be what was meant; a line, or nothing.
 std::string weights_text(const setup& s) {
-  if (s.weights) return fmt::format("weights: {} tensors of '{}'\n", s.weights->entries.size(), s.opt.init_from);
+  if (s.weights)
+    return fmt::format("weights: {} tensors of '{}'{}\n", s.weights->entries.size(), s.opt.init_from,
+                       s.weights->untied ? ", whose head is another than its embedding, though config.json ties them: "
+                                           "both are trained"
+                                         : "");
   if (!s.first_step.empty())
     return fmt::format("weights: those of '{}', with a new optimizer\n{}", s.first_step,
                        s.passed_over.empty() ? "" : fmt::format("newer ones are not whole: {}\n", s.passed_over));
@@ -40,10 +44,12 @@ std::string weights_text(const setup& s) {
   return {};
 }
 
-/// Writes what the traced step looked like, and prints its bubble beside that of the simulation, in which each action
-/// takes the mean of its measured times.
-void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait::step_event>>& ranks) {
-  if (!s.opt.trace.empty()) plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace);
+/// Has `written` write what the traced step looked like, and prints its bubble beside that of the simulation, in which
+/// each action takes the mean of its measured times.
+template <class Written>
+void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait::step_event>>& ranks,
+          Written&& written) {
+  if (!s.opt.trace.empty()) written([&] { plait::write_chrome_trace(plait::trace_of(ranks), s.opt.trace); });
   const plait::pipeline_shape& shape = s.schedule.shape;
   std::vector<std::vector<plait::step_event>> along;  // the pipeline of rank 0
   std::vector<std::vector<std::vector<plait::step_event>>> peers(static_cast<std::size_t>(shape.ranks));
@@ -64,7 +70,8 @@ void show(const setup& s, std::int64_t step, const std::vector<std::vector<plait
   if (shape.ranks > 1)
     say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
         100 * measured.idle(), 100 * simulated.idle());
-  if (!s.opt.timeline.empty()) plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline");
+  if (!s.opt.timeline.empty())
+    written([&] { plait::write_pipeline_svg({simulated, measured}, s.opt.timeline, "--timeline"); });
 }
 
 /// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
@@ -103,10 +110,33 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
       plait::progress_config{.steps = s.opt.steps, .first_step = resumed, .every = steps_between_lines(s)});
 }
 
+template <class F>
+bool reporter::written(F&& write) {
+  try {
+    write();
+    return true;
+  } catch (const plait::error& e) {
+    if (display_) display_->finish();  // a line of its own
+    say_now();
+    fmt::print(stderr, "train_llama: {}; the run goes on without it\n", e.what());
+    if (failure_.empty()) failure_ = e.what();
+    return false;
+  }
+}
+
+template <class F>
+void reporter::logged(F&& add) {
+  if (log_ && !written([&] { add(*log_); })) log_.reset();
+}
+
+void reporter::hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all) {
+  logged([&](plait::json_log& log) { log.hashes(step, all); });
+}
+
 void reporter::step(plait::step_record record, double took) {
   took_.push_back(took);
   record.mfu = use_.of_step(record.tokens_per_second);
-  if (log_) log_->step(record);
+  logged([&](plait::json_log& log) { log.step(record); });
   if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
   shown_ = record.communication;
   display_->update(record);
@@ -124,7 +154,7 @@ void reporter::saved(const keeper::news& news) {
   if (news.loss) line.add("held_out_loss", *news.loss).add("best", news.is_best);
   if (!s.failure.empty()) line.add("failure", s.failure);
   if (!s.warning.empty()) line.add("warning", s.warning);
-  if (log_) log_->write(plait::json_object().add("save", line));
+  logged([&](plait::json_log& log) { log.write(plait::json_object().add("save", line)); });
   display_->finish();  // a line of its own
   if (s.failure.empty())
     say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms{}\n", s.step,
@@ -151,7 +181,7 @@ void reporter::finish(const ending& e) {
   summary.add("weights_hash", fmt::format("{:016x}", e.hash)).add("interrupted", interrupted_early);
   use_.add_to(summary);
   if (s_.predicted) summary.add("prediction", prediction_json(*s_.predicted, median_step(), e.peak_bytes));
-  if (log_) log_->summary(summary);
+  logged([&](plait::json_log& log) { log.summary(summary); });
   say("{}{} in {}",
       e.diverged          ? "diverged: "
       : interrupted_early ? "interrupted: "
@@ -167,11 +197,11 @@ void reporter::finish(const ending& e) {
       e.sent.as_predicted ? ", as predicted from the types" : ", NOT as predicted from the types",
       communication_text(e), e.hash, use_.ending());
   if (s_.predicted && !took_.empty()) say("{}", beside_measured(*s_.predicted, median_step(), e.peak_bytes));
-  if (!s_.opt.plot.empty()) draw();
+  if (!s_.opt.plot.empty()) written([&] { draw(); });
   const std::int64_t step = traced_step(s_.opt, e.resumed);
   const bool is_traced = std::any_of(e.traced.begin(), e.traced.end(), [](const auto& rank) { return !rank.empty(); });
   if (is_traced && e.steps > step)
-    show(s_, step, e.traced);
+    show(s_, step, e.traced, [&](auto&& write) { written(write); });
   else if (!e.traced.empty())
     say("nothing is traced: the run ended before step {}\n", step + 1);
   say_now();

@@ -25,7 +25,7 @@ class reporter {
   /// After a step, which took so many seconds.
   void step(plait::step_record record, double took);
 
-  void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all) { log_->hashes(step, all); }
+  void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all);
 
   /// Tells what became of a save, with its time on rank 0 and all ranks' bytes.
   void saved(const keeper::news& news);
@@ -49,7 +49,17 @@ class reporter {
 
   void finish(const ending& e);
 
+  /// What could not be written; empty: nothing.
+  const std::string& failure() const { return failure_; }
+
  private:
+  /// Has a file of the run written. Training is worth more than what it writes beside the model: the run goes on where
+  /// that fails, and complains when it has ended. Returns whether it is written.
+  template <class F>
+  bool written(F&& write);
+  /// Adds to the log, if there is one still.
+  template <class F>
+  void logged(F&& add);
   void draw();
 
   /// Seconds of the median step; 0 where there was none.
@@ -63,4 +73,5 @@ class reporter {
   std::vector<plait::axis_communication> shown_;
   std::vector<double> took_;  ///< seconds of each step
   plait::curve_series curve_{"training", {}};
+  std::string failure_;
 };

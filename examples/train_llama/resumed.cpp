@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../size_text.hpp"
+#include "agreed.hpp"
 #include "checkpoint_files.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/tensors_of_step.hpp"
@@ -108,12 +109,13 @@ std::string told_by(const plait::loaded_state& loaded, const char* scalar) {
 }
 
 std::string training_text(const setup& s) {
-  constexpr std::string_view names[] = {"--model",      "--strategy",      "--optimizer",    "--muon-momentum",
-                                        "--muon-scale", "--muon-lr-ratio", "--weight-decay", "--clip",
-                                        "--clip-norm",  "--dropout",       "--documents",    "--label-smoothing",
-                                        "--z-loss",     "--precision",     "--gradients",    "--moments",
-                                        "--reduce-in",  "--deterministic", "--on-nonfinite", "--end-of-document"};
+  constexpr std::string_view names[] = {
+      "--strategy",        "--optimizer",     "--muon-momentum", "--muon-scale",     "--muon-lr-ratio",
+      "--weight-decay",    "--clip",          "--clip-norm",     "--dropout",        "--documents",
+      "--label-smoothing", "--z-loss",        "--precision",     "--gradients",      "--moments",
+      "--reduce-in",       "--deterministic", "--on-nonfinite",  "--end-of-document"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
+  for (const auto& [key, value] : model_knobs(s.config)) text += fmt::format("{}model:{} {}", between, key, value);
   for (const auto& [name, value] : s.opt.by_name)
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
       text += fmt::format("{}{} {}", between, name.substr(2), value);
@@ -132,7 +134,8 @@ std::string changed_options(const setup& s, const plait::loaded_state& loaded) {
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded) {
   bool otherwise = false;
   each_changed(s, loaded, [&](std::string_view name, std::string_view, std::string_view) {
-    otherwise = otherwise || name == "documents" || name == "end-of-document";
+    for (const char* judging : {"documents", "end-of-document", "label-smoothing", "z-loss"})
+      otherwise = otherwise || name == judging;
   });
   return otherwise;
 }

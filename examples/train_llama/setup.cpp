@@ -155,7 +155,7 @@ setup prepare(const options& opt, std::int64_t ranks) {
   check_tensor_overlap(opt, cp, tp);
   set_numerics(s, dp, cp, tp);
   if (!opt.data.empty())
-    open_data(s, dp);
+    open_data(s);
   else if (!opt.dry_run && ((opt.steps > 0 && opt.resume == "none") || opt.held_out > 0))
     plait::fail("--data is missing: name a text file, or token files (.bin)");
   if (!opt.sample_given && !s.bytes) s.opt.sample = 0;

@@ -65,7 +65,8 @@ class text_sampler {
   std::int64_t draw(const typename Model::logits& scores, std::int64_t length, std::int64_t place) {
     const plait::box& part = scores.part();
     const std::int64_t vocab = s_.config.vocab, columns = part.local[2];
-    double best = -std::numeric_limits<double>::infinity();
+    constexpr double none = std::numeric_limits<double>::infinity();
+    double best = -none;
     std::int64_t token = -1, last = -1;  // where the last token's scores are here
     for (std::int64_t at = 0; scores && part.offset[0] == 0 && at < part.local[1]; ++at)
       if (order_.position(part.offset[1] + at) == length - 1) last = at;
@@ -84,9 +85,11 @@ class text_sampler {
       }
     }
     const double top = plait::all_reduce_scalar(ctx_.device, ranks_, best, plait::reduce_op::max);
-    const double winner = plait::all_reduce_scalar(ctx_.device, ranks_, best == top ? static_cast<double>(token) : -1.0,
-                                                   plait::reduce_op::max);
-    if (winner < 0)
+    // Of tokens with the same score the first wins, whichever rank has it.
+    const bool wins = best == top && token >= 0;
+    const double winner = -plait::all_reduce_scalar(ctx_.device, ranks_, wins ? -static_cast<double>(token) : -none,
+                                                    plait::reduce_op::max);
+    if (winner == none)
       plait::fail(
           "sampling: no token has a finite score, so the last step's update has ruined the weights; try a smaller "
           "--lr");

@@ -98,7 +98,7 @@ std::string train(const setup& s, model_run& run) {
     end.longest_wait = run.longest_wait(most->axes);
   end.sent = traffic_of(s, run, end.steps - end.resumed);
   end.peak_bytes = run.all_reduce(static_cast<double>(run.peak_bytes()), plait::reduce_op::max);
-  if (problem.empty() && s.data && s.data->held_out_samples() >= s.sequences) end.held_out = run.evaluate();
+  if (problem.empty() && s.data && s.data->held_out_samples() > 0) end.held_out = run.evaluate();
   end.hash = run.weights_hash();
   end.traced = run.traced();
   if (report) report->finish(end);
@@ -113,5 +113,6 @@ std::string train(const setup& s, model_run& run) {
     say("nothing is written to --export-hf {}: {} of {} steps were done\n", s.opt.export_hf, end.steps, s.opt.steps);
   }
   if (problem.empty() && !saves.failure().empty()) problem = "the last state is not saved: " + saves.failure();
+  if (problem.empty() && report) problem = report->failure();
   return problem;
 }

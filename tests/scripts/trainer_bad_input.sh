@@ -1,6 +1,6 @@
 #!/bin/sh
 # Input that cannot be: one line on stderr that names the knob and the values, an exit code, and nothing written.
-# timeout: 240
+# timeout: 480
 . "$(dirname "$0")/lib/common.sh"
 
 # refused TEXT ARGUMENTS...: the message contains TEXT (a basic regular expression). ARGUMENTS come last and win.
@@ -198,7 +198,7 @@ refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale or
 refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
-refused '--held-out 1e-05 keeps 1 sequences, and one microbatch .* takes 4' --held-out 0.00001
+refused '--held-out 1e-06 keeps no whole sequence of --seq' --held-out 0.000001
 
 # config.json.
 config() { # config EDIT: config.json after a sed command, as bad.json

@@ -181,6 +181,23 @@ no_tokens() {
   if python3 "$SOURCE/examples/tokenize_text.py" "$@" >stdout 2>stderr; then fail "tokenize $* was accepted"; fi
   grep -q -e "^tokenize_text.py: .*$expected" stderr || fail "tokenize $*: '$expected' is not in: $(cat stderr)"
 }
+printf '{"text": "a\\ud800"}\n' >half.jsonl
+no_tokens "'half.jsonl', line 1: 'text' (--field) has '.ud800', half of a surrogate pair" --tokenizer bytes --output x half.jsonl
+# A process that is killed, as for want of memory, ends all.
+cat >killed.py <<'PY'
+import os, sys
+import tokenize_text
+def encode(texts):
+    os.kill(os.getpid(), 9)
+encode.__module__ = "tokenize_text"
+tokenize_text.encode = encode
+tokenize_text.main()
+PY
+code=0
+PYTHONPATH=$SOURCE/examples timeout 60 python3 killed.py --tokenizer bytes --output x --workers 2 first.jsonl >stdout 2>stderr || code=$?
+[ "$code" = 1 ] || fail "a killed process: exit code $code, $(cat stderr)"
+grep -q "^tokenize_text.py: a process that encodes was killed, .* fewer than 2 --workers" stderr || fail "a killed process: $(cat stderr)"
+[ ! -e x.bin.tmp ] || fail "a killed process leaves its files"
 no_tokens "there is no file 'absent'" --tokenizer bytes --output x absent
 no_tokens "'first.jsonl', line 1: no object with a text 'body' (--field)" --tokenizer bytes --output x --field body first.jsonl
 : >empty.txt

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Files and streams that change, fill up or close while a run works: it ends in words, or goes on and says so at the end,
 # and eats no other file.
-# timeout: 120
+# timeout: 400
 . "$(dirname "$0")/lib/common.sh"
 
 # ends_with CODE TEXT: of the run before, whose code is in $code.
@@ -39,6 +39,15 @@ run --log piped.jsonl >pipe
 wait $!
 ends_with 1 'standard output could not be written, .*: Broken pipe' 'a reader that went away'
 [ "$(logs get piped.jsonl steps)" = 3 ] || fail "a broken pipe ends the run"
+# Nor does another output: training goes on without it, and what it leaves is there.
+run --log /dev/full --checkpoint-dir logfull >stdout
+ends_with 1 "--log: cannot append to '/dev/full': No space left on device" 'a full log'
+grep -q "/dev/full': No space left on device; the run goes on without it" stderr || fail "a full log is not told at once: $(cat stderr)"
+[ -f logfull/step-00000003/COMMIT ] || fail "a full log costs the state: $(ls logfull)"
+grep -q '^3 steps in ' stdout || fail "a full log ends the run: $(cat stdout)"
+run --plot /dev/full --export-hf exported >/dev/null
+ends_with 1 '--plot: .*/dev/full' 'a full picture'
+[ -f exported/model.safetensors ] || fail "a full picture costs the model: $(ls exported)"
 run --dry-run >/dev/full
 ends_with 1 'standard output could not be written' 'a plan'
 
@@ -50,7 +59,7 @@ ends_with 1 "--log: 'shared.jsonl' is being written by another run" 'a shared lo
 kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"
 wait "$watcher" || true
 [ "$(logs get shared.jsonl steps)" -gt 0 ] || fail "the run that had the log has lost it"
-(ulimit -f 2; code=0; timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 1000 --sample 0 \
+(ulimit -f 2; code=0; timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 30 --sample 0 \
   --log limited.jsonl 2>stderr >/dev/null || code=$?; [ "$code" = 1 ]) || fail "a limit of the log's size: $(cat stderr)"
 grep -q "^train_llama: .*--log: cannot append to 'limited.jsonl': File too large" stderr || fail "a limit of the log's size: $(cat stderr)"
 

@@ -55,6 +55,24 @@ for order in megatron meta; do
   done
 done
 
+# Where all tokens have the same score, the first is drawn on any mesh.
+mkdir alike
+cp "$models/llama_mha/config.json" alike
+python3 - "$models/llama_mha/model.safetensors" alike/model.safetensors <<'PY'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+size, = struct.unpack("<Q", data[:8])
+begin, end = json.loads(data[8:8 + size])["lm_head.weight"]["data_offsets"]
+data[8 + size + begin:8 + size + end] = bytes(end - begin)
+open(sys.argv[2], "wb").write(data)
+PY
+for mesh in tp=1 tp=2; do
+  begun "alike_$mesh" alike --steps 0 --mesh $mesh --sample 3 --temperature 0 --prompt x
+  sed -n '/^sampled text:$/,$p' "alike_$mesh.out" >"alike_$mesh.text"
+done
+cmp alike_tp=1.text alike_tp=2.text || fail "tp=2 draws another text"
+[ "$(tail -n +2 alike_tp=1.text | tr -d '\0\n')" = x ] || fail "not the first token is drawn: $(od -c alike_tp=1.text)"
+
 # In bf16 without masters the weights are exported as they are kept.
 begun few "$models/llama_mha" --steps 1 --precision bf16-no-masters --mesh pp=2 --export-hf few
 grep -q '"torch_dtype": "bfloat16"' few/config.json || fail "the weights are not in bf16: $(cat few/config.json)"
@@ -107,6 +125,9 @@ refused "--init-from: cannot open 'meta-llama/Llama-3.2-1B': No such file .* is 
 mkdir words
 cp "$mha/config.json" "$mha/model.safetensors" words && touch words/tokenizer.json
 refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.json of its own" --init-from words
+python3 "$SOURCE/examples/tokenize_text.py" --tokenizer bytes --output tokens "$text" >tokens.out || fail "$(cat tokens.out)"
+refused "--data .*kjv.txt: it would be read as bytes, and --init-from words has a tokenizer.json of its own" --init-from words \
+  --data tokens.bin "$text" --data-weights 0.8,0.2
 timeout 60 "$trainer" --init-from words --data "$text" --data-format bytes --seq 32 --steps 1 --sample 0 >bytes.out ||
   fail "bytes were asked for"
 

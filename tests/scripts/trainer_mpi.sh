@@ -1,6 +1,6 @@
 #!/bin/sh
 # The trainer with a process per rank: the losses of threads; errors are said once, end every process and hang none.
-# timeout: 240
+# timeout: 480
 . "$(dirname "$0")/lib/common.sh"
 
 command -v mpirun >/dev/null || { echo "no mpirun"; exit 77; }
@@ -114,6 +114,9 @@ grep -q '^train_llama: --backend threads: this is one of 4 processes' bad.err ||
 # A dry run is one plan, however many processes.
 # shellcheck disable=SC2086
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
+
+# What it refuses after the ranks have begun is said once, too.
+refused "there is no 'absent'" --data "$text" --mesh dp=4 --resume absent --dry-run
 
 # A saved step as ranks in processes read, exchange and save it: in other parts, the same numbers.
 train saving --steps 3 --sample 0 --mesh dp=2 --checkpoint-dir saved

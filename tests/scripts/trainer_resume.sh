@@ -97,6 +97,14 @@ train smaller --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 
 grep -qx -- '--resume: other options than before: --global-batch 4, which was 8; --clip 0.5, which was 1' smaller.out ||
   fail "a dry run says nothing of other options: $(cat smaller.out)"
 
+# A model of the same shapes may compute something else.
+sed 's/"vocab_size"/"rope_theta": 5000, "vocab_size"/' config.json >theta.json
+train theta --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --model ./theta.json --dry-run
+grep -qx -- '--resume: other options than before: --model:rope_theta 5000, which was 10000' theta.out ||
+  fail "another model is not said: $(cat theta.out)"
+cp config.json same.json
+train same --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --model ./same.json --dry-run
+! grep -q 'other options' same.out || fail "the model of another file is another: $(cat same.out)"
 train others --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 --documents apart --end-of-document 10 \
   --on-nonfinite skip --dry-run
 others='--documents apart, which was joined; --end-of-document 10, which was -1; --on-nonfinite skip, which was stop'
@@ -153,7 +161,7 @@ timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch
   --warmup 0 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
 watcher=$!
 for _ in $(seq 200); do
-  [ "$(steps_in killed 2>/dev/null | wc -w)" -ge 2 ] && break
+  [ "$(find killed -maxdepth 1 -name 'step-????????' 2>/dev/null | wc -l)" -ge 2 ] && break
   sleep 0.1
 done
 program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
@@ -206,6 +214,12 @@ train apart --steps 6 --sample 0 --held-out 0.001 --checkpoint-dir best --save-e
   --resume auto --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow --documents apart --end-of-document 10
 [ "$(steps_in best)" = "step-00000006 " ] || fail "there are $(steps_in best)"
 grep -q '^saved step 6: .*, the best so far$' apart.out || fail "which is the best: $(cat apart.out)"
+
+# So is the one with another part beside cross entropy.
+train with_z --steps 7 --sample 0 --held-out 0.001 --checkpoint-dir best --save-every 1 --keep 1 --keep-best held-out \
+  --resume auto --lr 0.001 --lr-schedule constant --warmup 0 --on-new-schedule follow --documents apart \
+  --end-of-document 10 --z-loss 1
+grep -q '^saved step 7: .*, the best so far$' with_z.out || fail "which is the best with --z-loss: $(cat with_z.out)"
 
 # A folder that cannot be written to is read all the same, and said by name where a step would go there.
 chmod 755 .

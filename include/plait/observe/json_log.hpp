@@ -60,8 +60,16 @@ class json_log {
     open();
     if (goes_on)
       drop_torn_line();
-    else if (keep())
-      open();
+    else if (keep()) {
+      const int kept = std::exchange(file_, -1);  // locked until the new one is
+      try {
+        open();
+      } catch (...) {
+        ::close(kept);
+        throw;
+      }
+      ::close(kept);
+    }
   }
   json_log(json_log&& other) noexcept
       : path_(std::move(other.path_)),
@@ -114,13 +122,22 @@ class json_log {
   const std::string& kept() const { return kept_; }
 
  private:
+  /// Opens the log, and locks the file that has its name then: between the two, another run may rename the one that was
+  /// opened.
   void open() {
-    file_ =
-        detail::uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
-    if (file_ < 0) refuse("cannot write");
-    if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    while (true) {
+      file_ =
+          detail::uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
+      if (file_ < 0) refuse("cannot write");
+      if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close();
+        fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
+      }
+      struct ::stat opened {
+      }, named{};
+      if (::fstat(file_, &opened) != 0) refuse("cannot ask for the size of");
+      if (::stat(path_.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino) return;
       close();
-      fail({knob_, ": '", path_, "' is being written by another run; give each its own log"});
     }
   }
   /// Cuts the file behind its last whole line: what is appended to a part of one would be no line either. Only a
@@ -163,7 +180,6 @@ class json_log {
     const std::string file = fs::is_symlink(path_, not_there) ? fs::canonical(path_, not_there).string() : path_;
     for (int n = 1; fs::exists(kept_ = file + "." + std::to_string(n), not_there);) ++n;
     fs::rename(file, kept_, why);
-    close();
     if (why)
       fail({knob_, ": '", path_, "' is the log of an earlier run, which cannot be renamed to '", kept_,
             "': ", why.message(), "; name another file"});

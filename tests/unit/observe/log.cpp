@@ -2,13 +2,16 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -122,6 +125,33 @@ TEST_CASE("a log has one writer, and another does not touch it") {
   }
   const std::string all = dir.read("log.jsonl");
   CHECK(std::count(all.begin(), all.end(), '\n') == 3);
+}
+
+TEST_CASE("of two runs that begin at once one has the log") {
+  temp_folder dir;
+  for (int round = 0; round < 200; ++round) {
+    const std::string name = "log" + std::to_string(round);
+    dir.write(name, "what an earlier run left\n");
+    std::atomic<int> here = 0, began = 0;
+    const auto run = [&] {
+      std::optional<json_log> log;
+      ++here;
+      while (here < 2) std::this_thread::yield();
+      try {
+        log.emplace(dir / name);
+        ++began;
+      } catch (const plait::error&) {
+      }
+      ++here;
+      while (here < 4) std::this_thread::yield();
+    };
+    std::thread other(run);
+    run();
+    other.join();
+    CHECK(began == 1);
+    CHECK(dir.read(name + ".1") == "what an earlier run left\n");
+    CHECK(dir.read(name).empty());
+  }
 }
 
 TEST_CASE("a run that goes on drops the line that was torn, and no other") {
