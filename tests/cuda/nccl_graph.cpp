@@ -106,7 +106,7 @@ TEST_CASE("nccl in a graph: a replay is what the calls are, as often as it is la
 }
 
 TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recording nor takes it for work") {
-  const nccl::options quick{.deadline = 0.2};
+  const nccl::options quick{.deadline = 2};
   CHECK(text_of(2, quick, [](rank_comm& comm, cuda& device) {
           step s{device, comm};
           s.start(1.0f);
@@ -118,7 +118,7 @@ TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recordi
           cudaGraph_t graph = nullptr;
           REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
           for (int i = 0; i < 40; ++i) comm.all_reduce(s.x.data(), s.x.data(), n, dtype::f32, reduce_op::max);
-          std::this_thread::sleep_for(std::chrono::milliseconds(500));
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // longer than the deadline
           REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
           std::this_thread::sleep_for(std::chrono::milliseconds(300));
           cudaGraphDestroy(graph);

@@ -93,7 +93,6 @@ void on_mesh(mpi::communicator& all, const Body& body) {
 }
 
 void save(mpi::communicator& all, const std::string& directory, int who, const std::string& point) {
-  all.set_deadline(3);
   deadly_files files;
   on_mesh(all, [&](const context<cpu>& ctx, any_communicator& ranks) {
     checkpoint_saver saver(ctx.device, ranks, {.directory = directory, .keep = {.last = 2}, .deadline = 10}, files);
@@ -106,6 +105,7 @@ void save(mpi::communicator& all, const std::string& directory, int who, const s
           if (!s.failure.empty()) fail(s.failure);
         if (all.rank() == who) files.point = point;
         all.barrier();  // nobody is at work on a file
+        all.set_deadline(3);
         continue;
       }
       mine.fill(99);  // the next training step

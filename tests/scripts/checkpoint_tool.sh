@@ -1,7 +1,7 @@
 #!/bin/sh
 # Saved steps as checkpoint_tool sees them: what they hold, whether they are whole, how two of different layouts differ,
 # and whole tensors as a safetensors file; what is damaged or badly asked for is said by name, and nothing is overwritten.
-# timeout: 120
+# timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 tool=$BIN/checkpoint_tool
 [ -x "$tool" ] || fail "$tool is not there; build it first"

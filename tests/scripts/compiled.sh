@@ -1,7 +1,7 @@
 #!/bin/sh
 # Without CMake: PLAIT_COMPILED, plait/compiled.cpp among the files of a program, and no run-time type information. It
 # prints what the same program prints otherwise.
-# timeout: 300
+# timeout: 600
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -2,7 +2,7 @@
 # The C program of a GPT-2 made parallel: the losses and gradient norms of the plain program, on 1, 2 and 4 threads and
 # processes of MPI, tensor-parallel with sequence parallelism and without; few added lines; its page shows lines of the two
 # programs. mpi/gpt2_c.cpp compares their gradients tensor by tensor.
-# timeout: 120
+# timeout: 400
 . "$(dirname "$0")/lib/base.sh"
 text=$SOURCE/examples/data/kjv.txt
 steps=10

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The script that fits the planner finds the constants that made a table, and reports what it did not fit.
-# timeout: 120
+# timeout: 300
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

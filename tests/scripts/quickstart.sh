@@ -1,7 +1,7 @@
 #!/bin/sh
 # The program on README's first screen is examples/quickstart.cpp, prints what README says, and is built by its command;
 # on one rank it prints the same.
-# timeout: 300
+# timeout: 600
 . "$(dirname "$0")/lib/base.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

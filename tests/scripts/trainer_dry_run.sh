@@ -1,16 +1,16 @@
 #!/bin/sh
 # The plan is printed without training, and what it says of the bytes is what a run sends.
-# timeout: 120
+# timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 
 planned() { sed -n 's/^ *bytes sent in a step, by axis: //p' plan.out; }
 
 # A model of eight billion parameters is planned in seconds, in a memory that holds none of its weights.
 python3 - "$trainer" >plan.out <<'PYTHON' || fail "the plan of a large model"
-import resource, subprocess, sys, time
-begin = time.monotonic()
+import resource, subprocess, sys
 subprocess.run([sys.argv[1], "--model", "llama-3-8b", "--mesh", "dp=2,tp=8", "--seq", "4096", "--dry-run"], check=True)
-took, peak = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+took, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024  # of processors, which others may be using too
 if took > 10 or peak > 300e6:
     sys.exit(f"it took {took:.1f} s and {peak / 1e6:.0f} MB")
 PYTHON

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs that end early. Ctrl-C ends one after the step it is in: a summary that says so, a picture, no text, exit code 130.
 # One that diverges says at which step, on one line.
-# timeout: 120
+# timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 
 # Waits until the run has logged two steps.
@@ -48,7 +48,8 @@ interrupt TERM "$trainer" --mesh dp=2,tp=2 --data-parallel zero3
 stopped
 
 if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
-  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+  # Open MPI kills what has not ended a second after it was asked to.
+  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_odls_base_sigkill_timeout=30
   interrupt INT mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2
   case $code in 0 | 124) fail "exit code $code of mpirun" ;; esac
   stopped

@@ -1,6 +1,7 @@
 // program: communicators
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -174,18 +175,21 @@ TEST_CASE("the flight recorder keeps the last operations in order") {
 }
 
 TEST_CASE("waiting for a late rank counts as time in the communicator") {
-  threads::run(2, [](threads::communicator& world) {
+  std::atomic<int> arrived = 0;
+  threads::run(2, [&](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
     auto events = std::make_shared<recorder>();
     any_communicator c = any_communicator(world).counted(book, events);
-    const auto late = [&] {
-      if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    const auto late = [&](int time) {  // rank 0 sleeps when rank 1 is about to wait for it
+      if (c.rank() == 1) arrived = time;
+      while (arrived < time) std::this_thread::yield();
+      if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     };
     float x = 1;
-    late();
+    late(1);
     c.all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
     if (c.rank() == 1) CHECK(book->total("world", collective::all_reduce).seconds > 0.01);
-    late();
+    late(2);
     c.start_all_gather(&x, std::vector<float>(2).data(), 0, dtype::f32).wait();
     if (c.rank() == 1) {
       CHECK(book->total("world", collective::all_gather).seconds > 0.01);

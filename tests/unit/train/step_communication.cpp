@@ -86,11 +86,15 @@ TEST_CASE("the measured share that is hidden is that of the simulation") {
         tried{"zero1", {.level = zero_level::optimizer}, 1}, tried{"zero3", {.level = zero_level::parameters}, 0.5}}) {
     INFO(t.name);
     const testing::sleeping_shape s = blocks(t.share);
-    const communicated m = run_blocks(s, t.policy);
-    REQUIRE(m.communication.size() == 1);
+    const double expected = testing::simulate_sleeping(s, t.policy, 4, 4).hidden_share();
+    communicated m;
+    for (int tries = 3; tries > 0; --tries) {  // a busy machine disturbs one of them, a mistake all
+      m = run_blocks(s, t.policy);
+      REQUIRE(m.communication.size() == 1);
+      if (std::abs(m.communication[0].hidden() - expected) < 0.2) break;
+    }
     const axis_communication& dp = m.communication[0];
     CHECK(dp.axes == "dp");
-    const double expected = testing::simulate_sleeping(s, t.policy, 4, 4).hidden_share();
     CAPTURE(expected);
     CHECK(std::abs(dp.hidden() - expected) < 0.2);
     CHECK(dp.worst <= dp.hidden() + 1e-9);
