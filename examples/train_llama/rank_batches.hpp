@@ -45,7 +45,8 @@ class rank_batches {
     fill_with(
         ids, labels, starts, [&](std::int64_t row, auto... rest) { s_.data->fill_held_out(sample(row), rest...); },
         [&](std::int64_t row, auto... rest) { s_.data->starts_held_out(sample(row), rest...); });
-    std::fill(labels.data() + held_out_rows(i, ids.part()) * ids.part().local[1], labels.data() + labels.size(), ignored);
+    std::fill(labels.data() + held_out_rows(i, ids.part()) * ids.part().local[1], labels.data() + labels.size(),
+              ignored);
   }
 
   /// Microbatches of what is held out.

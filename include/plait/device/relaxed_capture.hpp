@@ -1,4 +1,4 @@
-// What a thread says to CUDA before it asks for an event or waits for a stream that nobody records. Next:
+// The permission to ask for events and to wait for streams while another part of the program records a graph. Next:
 // device/cuda.hpp.
 #pragma once
 
