@@ -112,7 +112,4 @@ void open_data(setup& s) {
       plait::sampler_config{
           .seq = opt.seq, .seed = opt.seed, .held_out = opt.held_out, .documents = keeps_documents_apart(opt)});
   if (!opt.checkpoint_dir.empty() || opt.resume != "none") s.data_text = data_text(opt);
-  if (opt.held_out > 0 && s.data->held_out_samples() == 0)
-    plait::fail(fmt::format("--held-out {} keeps no whole sequence of --seq {}; keep a larger fraction, or 0",
-                            opt.held_out, opt.seq));
 }

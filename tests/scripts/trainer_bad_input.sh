@@ -198,7 +198,6 @@ refused '--muon-scale is for --optimizer muon; here it is adamw' --muon-scale or
 refused '--muon-lr-ratio is for --optimizer muon; here it is adamw' --optimizer adamw --muon-lr-ratio 2
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
-refused '--held-out 1e-06 keeps no whole sequence of --seq' --held-out 0.000001
 
 # config.json.
 config() { # config EDIT: config.json after a sed command, as bad.json

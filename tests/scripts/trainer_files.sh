@@ -60,8 +60,10 @@ kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"
 wait "$watcher" || true
 [ "$(logs get shared.jsonl steps)" -gt 0 ] || fail "the run that had the log has lost it"
 (ulimit -f 2; code=0; timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --steps 30 --sample 0 \
-  --log limited.jsonl 2>stderr >/dev/null || code=$?; [ "$code" = 1 ]) || fail "a limit of the log's size: $(cat stderr)"
-grep -q "^train_llama: .*--log: cannot append to 'limited.jsonl': File too large" stderr || fail "a limit of the log's size: $(cat stderr)"
+  --log limited.jsonl 2>&1 >/dev/null || code=$?; echo "$code" >limited.code) | cat >stderr
+[ "$(cat limited.code)" = 1 ] || fail "a limit of the log's size: exit code $(cat limited.code): $(cat stderr)"
+grep -q "^train_llama: --log: cannot append to 'limited.jsonl': File too large$" stderr || fail "a limit of the log's size: $(cat stderr)"
+grep -q '^step 30/30 ' stderr || fail "a limit of the log's size ends the run: $(cat stderr)"
 
 # Data that become shorter while they are read.
 head -c 400000 "$text" >shrinking.txt

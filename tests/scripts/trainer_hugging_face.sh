@@ -71,7 +71,7 @@ for mesh in tp=1 tp=2; do
   sed -n '/^sampled text:$/,$p' "alike_$mesh.out" >"alike_$mesh.text"
 done
 cmp alike_tp=1.text alike_tp=2.text || fail "tp=2 draws another text"
-[ "$(tail -n +2 alike_tp=1.text | tr -d '\0\n')" = x ] || fail "not the first token is drawn: $(od -c alike_tp=1.text)"
+grep -qxF 'x\x00\x00\x00' alike_tp=1.text || fail "not the first token is drawn: $(cat alike_tp=1.text)"
 
 # In bf16 without masters the weights are exported as they are kept.
 begun few "$models/llama_mha" --steps 1 --precision bf16-no-masters --mesh pp=2 --export-hf few

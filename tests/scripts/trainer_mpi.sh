@@ -116,7 +116,7 @@ grep -q '^train_llama: --backend threads: this is one of 4 processes' bad.err ||
 [ "$($launch --mesh dp=2,tp=2 --dry-run | grep -c '^memory of a rank')" = 1 ] || fail "the plan is not printed once"
 
 # What it refuses after the ranks have begun is said once, too.
-refused "there is no 'absent'" --data "$text" --mesh dp=4 --resume absent --dry-run
+refused "there is no 'absent'" --data "$text" --mesh dp=2,tp=2 --resume absent --dry-run
 
 # A saved step as ranks in processes read, exchange and save it: in other parts, the same numbers.
 train saving --steps 3 --sample 0 --mesh dp=2 --checkpoint-dir saved

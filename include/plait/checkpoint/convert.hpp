@@ -11,6 +11,8 @@
 
 #include "plait/checkpoint/safetensors_format.hpp"
 #include "plait/core/dtype.hpp"
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
 #include "plait/core/precision.hpp"
 
 namespace plait {
@@ -53,3 +55,5 @@ inline void convert_saved(safetensors_dtype from, dtype to, const std::byte* in,
 }
 
 }  // namespace plait
+
+#include "plait/core/macros_on.hpp"

@@ -189,9 +189,11 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
   constexpr std::string_view legal = "; legal are a saved step and a folder of them";
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   // A step's name says which it is: "." and links that have another are followed.
-  if (!step_called(std::string_view(path).substr(path.find_last_of('/') + 1)) &&
-      files.kind_of(path_in(path, commit_file)))
-    path = files.resolved(path);
+  const auto has_name = [](std::string_view of) {
+    return step_called(of.substr(of.find_last_of('/') + 1)).has_value();
+  };
+  if (!has_name(path) && files.kind_of(path_in(path, commit_file)))
+    if (std::string real = files.resolved(path); has_name(real)) path = std::move(real);
   const auto kind = files.kind_of(path);
   if (!kind) {
     const std::size_t slash = path.rfind('/');

@@ -8,8 +8,9 @@
 
 namespace plait::detail {
 
-/// While it lives, the thread may ask for events and wait for streams though some stream is being recorded into a
-/// graph, maybe by another part of the program, in whatever mode: none of the events and streams is of that recording.
+/// While it lives, the thread may ask for events, wait for streams, and take and give back memory though some stream is
+/// being recorded into a graph, maybe by another part of the program, in whatever mode: none of them is of that
+/// recording.
 class relaxed_capture {
  public:
   relaxed_capture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }

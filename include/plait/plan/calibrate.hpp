@@ -240,11 +240,12 @@ inline void fit_turn(hardware& h, const measurements& all) {
   if (!each.empty()) h.turn = median(std::move(each));
 }
 
-/// The median of the parts of a computation beside which a collective ran unnoticed; a twentieth or less is noise.
+/// The median of the parts of a computation beside which a collective ran unnoticed; a twentieth or less is noise, and
+/// so is all of it.
 inline void fit_overlap(hardware& h, const measurements& all) {
   std::vector<double> parts;
   for (const measured_overlap& p : all.overlaps)
-    parts.push_back(std::clamp((p.alone + p.computing - p.seconds) / p.computing, 0.0, 1.0));
+    parts.push_back(std::clamp((p.alone + p.computing - p.seconds) / p.computing, 0.0, 0.99));
   if (!parts.empty()) h.data_hidden = or_none(median(std::move(parts)), 0.05);
 }
 

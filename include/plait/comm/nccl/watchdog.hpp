@@ -147,6 +147,7 @@ class session {
       own_side_ = plait::detail::make_urgent_stream();
       side = cuda::stream(own_side_.get());
     }
+    const plait::detail::relaxed_capture relaxed;  // another rank of the process may be recording
     plait::detail::cuda_check(cudaMalloc(&barrier_word_, sizeof(int)), "allocating a word");
     plait::detail::cuda_check(cudaMemset(barrier_word_, 0, sizeof(int)), "zeroing a word");
     team_->add(this, settings.deadline);
@@ -155,6 +156,7 @@ class session {
   session& operator=(const session&) = delete;
   ~session() {
     team_->remove(this);
+    const plait::detail::relaxed_capture relaxed;
     cudaFree(barrier_word_);
   }
 
