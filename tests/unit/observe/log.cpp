@@ -129,7 +129,7 @@ TEST_CASE("a log has one writer, and another does not touch it") {
 
 TEST_CASE("of two runs that begin at once one has the log") {
   temp_folder dir;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 3000; ++round) {
     const std::string name = "log" + std::to_string(round);
     dir.write(name, "what an earlier run left\n");
     std::atomic<int> here = 0, began = 0;
