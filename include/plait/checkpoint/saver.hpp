@@ -288,8 +288,8 @@ class checkpoint_saver {
     const bool here = writer_->end(j);
     finished_save out = outcome_of(j, here);
     if (all == failed) {
-      // A rank that failed by itself says so, and not one that gave up for its sake.
-      const bool own = here && j.failure != detail::save_writer::gave_up;
+      // A rank that failed by itself says so, and not one that wrote its part, or gave up for its sake.
+      const bool own = here && !j.failure.empty() && j.failure != detail::save_writer::gave_up;
       out.failure = said_by_one(device, own, here ? j.failure : std::string());
     }
     if (all == committed && here) writer_->committed(j);

@@ -204,7 +204,7 @@ class caching_allocator {
       if (pointer == nullptr) {
         std::vector<stream_key> released{stream};
         for (const auto& [of, blocks] : cached_)
-          if (of != stream) released.push_back(of);
+          if (of != stream && !blocks.empty()) released.push_back(of);
         empty_cache();
         pointer = source_.try_allocate(size, stream);
         if constexpr (requires { source_.await_releases(released); })
