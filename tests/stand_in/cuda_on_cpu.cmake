@@ -117,7 +117,7 @@ function(plait_add_cuda_on_cpu_test target part)
       set(test ${test}.${order})
     endif()
     set(environment "${test_environment};PLAIT_STAND_IN_ORDER=${order}")
-    if(order STREQUAL "shuffle")
+    if(order STREQUAL "shuffle" AND NOT name STREQUAL "memory")  # whose releases come as late as CUDA allows
       list(APPEND environment "PLAIT_STAND_IN_STREAMS=random")
     endif()
     if(name MATCHES "^(memory|products)$")  # which take all there is, and the arena fills it
