@@ -85,6 +85,7 @@ std::map<std::string, bool*> fact_columns(pp::software& s) {
           {"sends_tokens_once", &s.sends_tokens_once},
           {"gathers_masters", &s.gathers_masters},
           {"fused_norms", &s.fused_norms},
+          {"fixed_order_attention", &s.fixed_order_attention},
           {"gathers_again", &s.gathers_again},
           {"gathers_late", &s.gathers_late},
           {"packs_gradients", &s.packs_gradients},

@@ -89,6 +89,8 @@ run_plan plan_for(const setup& s, Counted& counted) {
   plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
+  if (s.cudnn && s.opt.attention_sums == "fixed")
+    plan.attention = static_cast<double>(ctx.device.fixed_order_attention_bytes());
   plan.traffic = step.traffic;
   plan.posted = step.posted;
   if (!s.opt.checkpoint_dir.empty()) {

@@ -15,6 +15,7 @@
 #include "plait/plan/price_report.hpp"
 #include "plait/plan/software_table.hpp"
 #include "recompute.hpp"
+#include "start_cuda.hpp"
 
 namespace {
 
@@ -54,6 +55,8 @@ pp::software program_of(const options& opt) {
   program.optimizer_bytes = moments + (opt.precision == "bf16" ? 4 : 0);  // masters
   if (has_bf16_gradients(opt)) program.gradient_bytes = 2;
   if (opt.reduce_in == "bf16" || (has_bf16_gradients(opt) && opt.reduce_in == "full")) program.reduced_bytes = 2;
+  program.fixed_order_attention = opt.device == "cuda" && has_cudnn() && in_bf16(opt) &&
+                                  opt.attention_kernel != "own" && opt.attention_sums == "fixed";
   program.overlaps_tensor = opt.tensor_overlap > 1;
   program.overlaps_data = opt.overlap == "on";
   program.delayed_norm = opt.clip_norm == "delayed";

@@ -92,6 +92,9 @@ void print_plan(const setup& s, const run_plan& plan) {
   row("gradients", plan.gradients);
   row("optimizer", plan.optimizer);
   row("activations", plan.kept);
+  if (plan.attention > 0)
+    say("  {:12} {:>12}, of cuDNN's gradients in a fixed order; none with --attention-sums any\n", "attention",
+        size_text(plan.attention));
   row("in all", plan.bytes());
   if (plan.on_host > 0) row("on the host", plan.on_host);
   if (plan.saved > 0)

@@ -87,6 +87,13 @@ class counting_device {
   double operations() const { return operations_; }
   void count_operations(double more) { operations_ += more; }
 
+  /// The most bytes that a backward pass of attention in bf16 would take for itself if cuDNN computed it with sums in a
+  /// fixed order (`kernels::attention_shape::fixed_order_bytes`). They are in no other count of this device.
+  std::int64_t fixed_order_attention_bytes() const { return fixed_order_attention_; }
+  void count_fixed_order_attention(std::int64_t bytes) {
+    fixed_order_attention_ = std::max(fixed_order_attention_, bytes);
+  }
+
   /// Tells `meter` of all work from here on; null: nobody. It must outlive that work.
   void tell(work_meter* meter) { meter_ = meter; }
   void count_moved(double bytes) {
@@ -125,6 +132,7 @@ class counting_device {
   bool offloads_;
   caching_allocator<address_space> allocator_, on_host_;
   double operations_ = 0;
+  std::int64_t fixed_order_attention_ = 0;
   work_meter* meter_ = nullptr;
 };
 

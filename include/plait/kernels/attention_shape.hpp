@@ -48,6 +48,15 @@ struct attention_shape {
 
   std::int64_t group() const { return heads / kv_heads; }
 
+  /// Bytes of device memory that cuDNN's backward pass with sums in a fixed order takes for itself: the gradient of
+  /// every score in bf16, with both lengths rounded up to its tiles (NVIDIA/cudnn-frontend, `use_dp_workspace` in
+  /// scaled_dot_product_flash_attention.h). It grows with the square of the sequence; sums in any order need none of
+  /// it.
+  std::int64_t fixed_order_bytes() const {
+    const auto up = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile * tile; };
+    return 2 * batch * heads * up(q_len, 64) * up(k_len, 128);
+  }
+
   /// Returns this shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
   attention_shape checked() const;
 

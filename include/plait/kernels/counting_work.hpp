@@ -54,8 +54,11 @@ inline double visible_pairs(const attention_shape& s) {
 template <class T, class... Arguments>
 void attend(counting_device& device, double operations, const Arguments&... arguments) {
   const auto take = [&](const auto& argument) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(argument)>, attention_shape>)
-      device.count_attention<T>(operations * visible_pairs(argument), argument.k_len, operations <= 4);
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(argument)>, attention_shape>) {
+      const bool forward = operations <= 4;
+      device.count_attention<T>(operations * visible_pairs(argument), argument.k_len, forward);
+      if (!forward && std::is_same_v<T, bf16>) device.count_fixed_order_attention(argument.fixed_order_bytes());
+    }
   };
   (take(arguments), ...);
 }

@@ -139,6 +139,10 @@ struct rank_load {
     const double whole = e * z.hidden * z.tokens;
     passes.working = 2 * whole + e * z.routed * (job.model.wide_products() + 1) * z.wide;
     if (l.recompute != plait::recompute::none) passes.working += everything - by_policy;
+    if (program.fixed_order_attention) {
+      const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
+      passes.working += 2 * z.tokens * static_cast<double>(keys) * z.query / static_cast<double>(job.model.head_dim);
+    }
     // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
     if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
       passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));

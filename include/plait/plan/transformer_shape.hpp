@@ -104,6 +104,7 @@ struct software {
   std::string name = "plait";
   number_kind products = number_kind::bf16;  ///< of the linears' operands; attention has bf16 at most
   attention_kernel attention = attention_kernel::flash3;
+  bool fixed_order_attention = false;  ///< cuDNN's gradients in a fixed order, which hold a gradient of each score
   bool fused = true;         ///< norms, rotary positions and activations are a kernel each; else one for each operation
   bool fused_norms = false;  ///< norms are a kernel each even where other operations are not fused
   double loss_bytes = 10;    ///< that pass memory of each logit in its loss, forward and backward

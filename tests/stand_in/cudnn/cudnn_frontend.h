@@ -137,7 +137,7 @@ class Graph {
   }
   error_object get_workspace_size(std::int64_t& bytes) const {
     if (!built_) return error_object("the graph was not built");
-    bytes = workspace_bytes;
+    bytes = workspace_bytes();
     return {};
   }
   error_object execute(cudnnHandle_t handle, std::unordered_map<std::int64_t, void*>& arrays, void* workspace) const {
@@ -159,8 +159,8 @@ class Graph {
         return cudaErrorInvalidResourceHandle;
       for (const void* p : at) stand_in::check_argument(r, p, "cuDNN's attention");
       stand_in::check_argument(r, static_cast<const void*>(workspace), "cuDNN's attention");
-      return r.enqueue(s, [=, this_pass = backward_, fixed = fixed_] {
-        std::memset(workspace, 0xff, workspace_bytes);
+      return r.enqueue(s, [=, this_pass = backward_, fixed = fixed_, bytes = workspace_bytes()] {
+        std::memset(workspace, 0xff, static_cast<std::size_t>(bytes));
         if (this_pass) {
           ++(fixed ? stand_in::cudnn_fixed_gradients : stand_in::cudnn_other_gradients);
           what.backward(at, fixed);
@@ -173,7 +173,12 @@ class Graph {
   }
 
  private:
-  static constexpr std::int64_t workspace_bytes = 1000;
+  /// As on Hopper: gradients in a fixed order hold one of each score in bf16.
+  std::int64_t workspace_bytes() const {
+    const auto up = [](std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile * tile; };
+    const auto &q = tensors_[0]->dim_, &k = tensors_[1]->dim_;
+    return 1000 + (backward_ && fixed_ ? 2 * q[0] * q[1] * up(q[2], 64) * up(k[2], 128) : 0);
+  }
   static tensor_ptr made() { return std::make_shared<Tensor_attributes>(); }
 
   template <class A>

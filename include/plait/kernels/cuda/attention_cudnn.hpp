@@ -29,7 +29,9 @@ namespace plait {
 struct cudnn_attention_options {
   /// Whether equal inputs give equal bits of dq, dk and dv. cuDNN's other algorithm adds to dq in the order in which
   /// its blocks happen to come; it is the faster one: 1 to 1.5 points of a step's utilisation are expected for a Llama
-  /// of 1.7 billion parameters on an H100 (derived, not measured).
+  /// of 1.7 billion parameters on an H100 (derived, not measured). The fixed order also takes memory that grows with
+  /// the square of the sequence, see `kernels::attention_shape::fixed_order_bytes`; a shape for which that is more than
+  /// the device has is refused.
   bool deterministic = true;
 };
 
@@ -40,6 +42,8 @@ struct cudnn_attention_options {
 /// but not `first_visible`. Belongs to one device and its thread.
 class cudnn_attention final : public attention_library {
  public:
+  using graph = cudnn_frontend::graph::Graph;
+
   /// Throws `plait::error` where cuDNN cannot be loaded or finds no GPU.
   explicit cudnn_attention(const cudnn_attention_options& options = {}) : options_(options) {
     if (cudnnGetVersion() < 90000) {
@@ -73,6 +77,76 @@ class cudnn_attention final : public attention_library {
     run(device, shape.checked(), true, arrays);
   }
 
+  /// The graph of one direction of a checked shape, which neither has a plan nor needs a GPU yet: with
+  /// `set_sm_version`, its `validate` says whether cuDNN would take it.
+  static std::unique_ptr<graph> describe(const kernels::attention_shape& s, bool backward,
+                                         const cudnn_attention_options& options) {
+    namespace fe = cudnn_frontend;
+    auto made = std::make_unique<graph>();
+    graph& g = *made;
+    g.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides say how they lie.
+    const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
+      // A gradient or output lies, between batches, as what belongs to its tokens does.
+      const std::int64_t batch =
+          name == uid_k || name == uid_v || name == uid_dk || name == uid_dv ? s.k_batch : s.q_batch;
+      t->set_uid(name)
+          .set_dim({s.batch, heads, len, s.head_dim})
+          .set_stride({batch * stride, s.head_dim, stride, 1})
+          .set_data_type(fe::DataType_t::BFLOAT16);
+    };
+    const auto settle_lse = [&](const tensor& t) {
+      t->set_uid(uid_lse)
+          .set_dim({s.batch, s.heads, s.q_len, 1})
+          .set_stride({s.heads * s.q_len, s.q_len, 1, 1})
+          .set_data_type(fe::DataType_t::FLOAT);
+    };
+    const auto input = [&](uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
+      const tensor t = g.tensor(fe::graph::Tensor_attributes());
+      settle(t, name, heads, len, stride);
+      return t;
+    };
+    const auto mask = [&](auto& attributes) {
+      if (sees_all(s)) return;
+      const bool begin_together = s.q_offset == s.k_offset;
+      attributes
+          .set_diagonal_alignment(begin_together ? fe::DiagonalAlignment_t::TOP_LEFT
+                                                 : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+          .set_diagonal_band_right_bound(0);
+      // Its bound keeps column + bound > row, as the window does.
+      if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
+    };
+    const tensor q = input(uid_q, s.heads, s.q_len, s.q_stride), k = input(uid_k, s.kv_heads, s.k_len, s.k_stride);
+    const tensor v = input(uid_v, s.kv_heads, s.k_len, s.v_stride);
+    if (!backward) {
+      fe::graph::SDPA_attributes attributes;
+      attributes.set_name("attention").set_generate_stats(true).set_attn_scale(static_cast<float>(s.scale));
+      mask(attributes);
+      const auto [o, lse] = g.sdpa(q, k, v, attributes);
+      o->set_output(true);
+      settle(o, uid_o, s.heads, s.q_len, s.o_stride);
+      lse->set_output(true);
+      settle_lse(lse);
+    } else {
+      const tensor o = input(uid_o, s.heads, s.q_len, s.o_stride), d_o = input(uid_do, s.heads, s.q_len, s.do_stride);
+      const tensor lse = g.tensor(fe::graph::Tensor_attributes());
+      settle_lse(lse);
+      fe::graph::SDPA_backward_attributes attributes;
+      attributes.set_name("attention_backward")
+          .set_attn_scale(static_cast<float>(s.scale))
+          .set_deterministic_algorithm(options.deterministic);
+      mask(attributes);
+      const auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, d_o, lse, attributes);
+      for (const tensor& t : {dq, dk, dv}) t->set_output(true);
+      settle(dq, uid_dq, s.heads, s.q_len, s.dq_stride);
+      settle(dk, uid_dk, s.kv_heads, s.k_len, s.dk_stride);
+      settle(dv, uid_dv, s.kv_heads, s.k_len, s.dv_stride);
+    }
+    return made;
+  }
+
   /// Why a shape is not supported; empty if it is.
   std::string refusal(const kernels::attention_shape& shape) {
     const kernels::attention_shape s = shape.checked();
@@ -82,7 +156,6 @@ class cudnn_attention final : public attention_library {
   }
 
  private:
-  using graph = cudnn_frontend::graph::Graph;
   using tensor = std::shared_ptr<cudnn_frontend::graph::Tensor_attributes>;
   enum uid : std::int64_t { uid_q = 1, uid_k, uid_v, uid_o, uid_lse, uid_do, uid_dq, uid_dk, uid_dv };
   using key = std::array<std::int64_t, 21>;
@@ -140,79 +213,40 @@ class cudnn_attention final : public attention_library {
   }
 
   plan make_plan(const kernels::attention_shape& s, bool backward) const {
-    namespace fe = cudnn_frontend;
     plan made;
-    made.operations = std::make_unique<graph>();
+    made.operations = describe(s, backward, options_);
     graph& g = *made.operations;
-    g.set_io_data_type(fe::DataType_t::BFLOAT16)
-        .set_intermediate_data_type(fe::DataType_t::FLOAT)
-        .set_compute_data_type(fe::DataType_t::FLOAT);
-    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides say how they lie.
-    const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
-      // A gradient or output lies, between batches, as what belongs to its tokens does.
-      const std::int64_t batch =
-          name == uid_k || name == uid_v || name == uid_dk || name == uid_dv ? s.k_batch : s.q_batch;
-      t->set_uid(name)
-          .set_dim({s.batch, heads, len, s.head_dim})
-          .set_stride({batch * stride, s.head_dim, stride, 1})
-          .set_data_type(fe::DataType_t::BFLOAT16);
-    };
-    const auto settle_lse = [&](const tensor& t) {
-      t->set_uid(uid_lse)
-          .set_dim({s.batch, s.heads, s.q_len, 1})
-          .set_stride({s.heads * s.q_len, s.q_len, 1, 1})
-          .set_data_type(fe::DataType_t::FLOAT);
-    };
-    const auto input = [&](uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
-      const tensor t = g.tensor(fe::graph::Tensor_attributes());
-      settle(t, name, heads, len, stride);
-      return t;
-    };
-    const auto mask = [&](auto& attributes) {
-      if (sees_all(s)) return;
-      const bool begin_together = s.q_offset == s.k_offset;
-      attributes
-          .set_diagonal_alignment(begin_together ? fe::DiagonalAlignment_t::TOP_LEFT
-                                                 : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
-          .set_diagonal_band_right_bound(0);
-      // Its bound keeps column + bound > row, as the window does.
-      if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
-    };
-    const tensor q = input(uid_q, s.heads, s.q_len, s.q_stride), k = input(uid_k, s.kv_heads, s.k_len, s.k_stride);
-    const tensor v = input(uid_v, s.kv_heads, s.k_len, s.v_stride);
-    if (!backward) {
-      fe::graph::SDPA_attributes attributes;
-      attributes.set_name("attention").set_generate_stats(true).set_attn_scale(static_cast<float>(s.scale));
-      mask(attributes);
-      const auto [o, lse] = g.sdpa(q, k, v, attributes);
-      o->set_output(true);
-      settle(o, uid_o, s.heads, s.q_len, s.o_stride);
-      lse->set_output(true);
-      settle_lse(lse);
-    } else {
-      const tensor o = input(uid_o, s.heads, s.q_len, s.o_stride), d_o = input(uid_do, s.heads, s.q_len, s.do_stride);
-      const tensor lse = g.tensor(fe::graph::Tensor_attributes());
-      settle_lse(lse);
-      fe::graph::SDPA_backward_attributes attributes;
-      attributes.set_name("attention_backward")
-          .set_attn_scale(static_cast<float>(s.scale))
-          .set_deterministic_algorithm(options_.deterministic);
-      mask(attributes);
-      const auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, d_o, lse, attributes);
-      for (const tensor& t : {dq, dk, dv}) t->set_output(true);
-      settle(dq, uid_dq, s.heads, s.q_len, s.dq_stride);
-      settle(dk, uid_dk, s.kv_heads, s.k_len, s.dk_stride);
-      settle(dv, uid_dv, s.kv_heads, s.k_len, s.dv_stride);
-    }
     std::int64_t workspace = 0;
-    auto status = g.build(handle_, {fe::HeurMode_t::A});
+    auto status = g.build(handle_, {cudnn_frontend::HeurMode_t::A});
     if (status.is_good()) status = g.get_workspace_size(workspace);
     if (status.is_bad()) {
       made.refusal = status.get_message().empty() ? "no reason given" : status.get_message();
       made.operations.reset();
     }
     made.workspace = static_cast<std::size_t>(workspace);
+    std::size_t free = 0, total = 0;
+    detail::cuda_check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
+    if (made.workspace > total) {
+      made.refusal =
+          cat({"it needs ", made.workspace, " bytes for itself, and the device has ", total, hint(backward)});
+      made.operations.reset();
+    }
     return made;
+  }
+
+  buffer<cuda> workspace_of(cuda& device, std::size_t bytes, bool backward) const {
+    try {
+      return make_buffer<std::byte>(device, bytes);
+    } catch (const error& e) {
+      fail({"cudnn_attention: ", bytes, " bytes for the ", backward ? "backward" : "forward", " pass itself",
+            hint(backward), ": ", e.what()});
+    }
+  }
+  /// A way to use less memory, where there is one.
+  const char* hint(bool backward) const {
+    return backward && options_.deterministic
+               ? "; with cudnn_attention_options::deterministic = false it needs far less"
+               : "";
   }
 
   void run(cuda& device, const kernels::attention_shape& s, bool backward,
@@ -221,7 +255,7 @@ class cudnn_attention final : public attention_library {
     const plan& p = plan_of(s, backward);
     if (!p.refusal.empty()) fail({"cudnn_attention: cuDNN refuses the shape: ", p.refusal});
     check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");
-    auto workspace = make_buffer<std::byte>(device, p.workspace);
+    auto workspace = workspace_of(device, p.workspace, backward);
     auto status = p.operations->execute(handle_, arrays, workspace.data());
     if (status.is_bad() && !cuda::capturing(device.main_stream())) {  // perhaps for want of memory for its kernels
       device.make_room();
