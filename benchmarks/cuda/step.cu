@@ -2,6 +2,7 @@
 // utilisation, time against that of its kernels, memory. Forward, loss, backward, clipping by the global norm, AdamW;
 // --microbatches N (8) of --tokens each, whose gradients add up.
 #include <chrono>
+#include <optional>
 
 #include "attention.hpp"
 #include "harness.hpp"
@@ -10,6 +11,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategies.hpp"
 #include "plait/train/graph_step.hpp"
+#include "step_memory.hpp"
 
 namespace {
 
@@ -25,6 +27,7 @@ static __global__ void do_nothing() {}
 /// Seconds between the starts of kernels that do nothing, in a graph: what a graph needs for a kernel beside its work.
 double seconds_of_a_launch(cuda& device, int kernels) {
   plait::cuda_graph graph(device);
+  plait::detail::launch(device, {1, 32}, do_nothing);  // a kernel is loaded when it is first launched: not in a capture
   graph.record([&] {
     for (int i = 0; i < kernels; ++i) plait::detail::launch(device, {1, 32}, do_nothing);
   });
@@ -73,7 +76,7 @@ class measurement {
         ctx_{device, ranks, plait::llama_sizes<plait::megatron_sp>(s.model, ranks.shape(), s.tokens / seq, seq), 7},
         model_(ctx_, s.model, plait::llama_options{}),
         step_(ctx_, model_, optimizer_, microbatches_, 1.0),
-        replayed_(ctx_, step_) {
+        replayed_(std::in_place, ctx_, step_) {
     model_.visit([&](auto& p) { p.initialize(ctx_); });
   }
 
@@ -86,22 +89,25 @@ class measurement {
     row(id_ + ".products", static_cast<double>(chosen.size())).text("choices", chosen.text()).print();
   }
 
+  /// Launched steps first, then replayed ones: a graph keeps a step's temporaries for itself, so that taking turns
+  /// would need them twice. Each row is printed when it is known, and what may fail comes last.
   void run() {
-    for (int i = 0; i < (o_.tiny ? 1 : 2); ++i) one(false);
-    for (int i = 0; i < 3; ++i) one(true);  // recorded in the third
-    std::vector<double> launched, replayed;
-    for (int round = 0; round < (o_.tiny ? 1 : o_.quick ? 2 : 5); ++round) {
-      launched.push_back(one(false));
-      replayed.push_back(one(true));
-    }
     const double tokens = static_cast<double>(s_.tokens * microbatches_);
     const plait::llama_flops flops = plait::flops_per_token(s_.model, seq_);
+    const int warm_up = o_.tiny ? 1 : 2, rounds = o_.tiny ? 1 : o_.quick ? 2 : 5;
+    std::vector<double> launched, replayed;
+    for (int i = 0; i < warm_up; ++i) one(false);
+    for (int i = 0; i < rounds; ++i) launched.push_back(one(false));
     print(".launched", launched, tokens, flops);
+    for (int i = 0; i < 3; ++i) one(true);  // recorded in the third
+    for (int i = 0; i < rounds; ++i) replayed.push_back(one(true));
     print("", replayed, tokens, flops);
     row(id_ + ".peak_memory", static_cast<double>(device_.peak_bytes()) / 0x1p30)
-        .number("held_gib", static_cast<double>(device_.peak_bytes() + device_.cached_bytes()) / 0x1p30)
+        .number("held_gib", static_cast<double>(device_.reserved_bytes()) / 0x1p30)
+        .number("planned_gib", static_cast<double>(planned_bytes(s_.model, s_.tokens, seq_, microbatches_)) / 0x1p30)
         .number("loss", last_loss_)
         .print();
+    replayed_.reset();
     compare_with_kernels(median(launched), median(replayed));
   }
 
@@ -118,7 +124,7 @@ class measurement {
     });
     optimizer_.begin_step(ctx_, 1e-4);
     if (as_graph)
-      replayed_.run(ctx_);
+      replayed_->run(ctx_);
     else
       step_.run(ctx_);
     const plait::step_result result = step_.result(ctx_);
@@ -185,10 +191,22 @@ class measurement {
   model_type model_;
   plait::adamw<bf16, cuda> optimizer_{{}};
   plait::training_step<model_type> step_;
-  plait::graph_step<plait::training_step<model_type>> replayed_;
+  std::optional<plait::graph_step<plait::training_step<model_type>>> replayed_;
   std::uint64_t random_ = 1;
   double last_loss_ = 0;
 };
+
+/// Before anything is allocated: a step that does not fit says what it would take.
+void require_memory(cuda& device, std::int64_t planned) {
+  std::size_t free = 0, total = 0;
+  plait::detail::cuda_check(cudaMemGetInfo(&free, &total), "asking for free memory");
+  device.expect_bytes(static_cast<std::size_t>(planned));
+  std::fprintf(stderr, "the step will take %.1f GiB of %.1f GiB that are free\n", static_cast<double>(planned) / 0x1p30,
+               static_cast<double>(free) / 0x1p30);
+  if (static_cast<std::size_t>(planned) > free)
+    plait::fail("the step takes " + std::to_string(planned) + " bytes, and the device has " + std::to_string(free) +
+                " free: give --tokens a smaller number");
+}
 
 void measure(const options& o, parts& all) {
   const std::int64_t seq = o.number("--seq", 2048);
@@ -214,6 +232,7 @@ void measure(const options& o, parts& all) {
     const std::string id = "step." + std::to_string(seq) + (wanted == "own" ? ".own" : "") +
                            (products == "measured" ? ".measured" : "") + (sums == "any" ? ".any" : "");
     all.run(id, [&] {
+      require_memory(device, planned_bytes(s.model, s.tokens, length, s.microbatches));
       plait::world ranks(one_rank(static_cast<const plait::megatron_sp::mesh*>(nullptr)), c);
       measurement m(device, ranks, o, s, length, id, cudnn != nullptr ? "cudnn" : "own");
       if (products == "measured") m.choose_products();

@@ -34,6 +34,35 @@ TEST_CASE("values that somebody sets between replays are those of the next step"
   CHECK(plain.losses != train_small(s, false).losses);
 }
 
+TEST_CASE("a step that is launched after replays takes the graph's memory, not as much again") {
+  const scenario s = small_scenario();
+  on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
+    small_model model(ctx, s.config, s.options);
+    adamw<bf16, cuda> optimizer;
+    training_step step(ctx, model, optimizer, s.microbatches, 1.0);
+    graph_step replayed(ctx, step);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    const auto run = [&] {
+      step.load(ctx, 0, [&](std::int64_t m, auto& ids, auto& labels) {
+        fill_tokens(s, m * s.batch / s.microbatches, ids, labels);
+      });
+      optimizer.begin_step(ctx, 1e-3);
+      replayed.run(ctx);
+      static_cast<void>(step.result(ctx));
+    };
+    for (int i = 0; i < 3; ++i) run();
+    CHECK(replayed.replaying());
+    CHECK(ctx.device.scratch_bytes() > 0);
+    const std::size_t reserved = ctx.device.reserved_bytes();
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    run();
+    CHECK_FALSE(replayed.replaying());
+    run();
+    CHECK(replayed.replaying());
+    CHECK(ctx.device.reserved_bytes() == reserved);
+  });
+}
+
 TEST_CASE("dropout is refused") {
   scenario s = small_scenario();
   s.options.dropout = 0.1;
