@@ -41,6 +41,14 @@ struct product {
   }
 };
 
+/// Whether cuBLASLt has an algorithm for this product with sums, which plait does without where it has none.
+bool optional(bool made) {
+#ifdef PLAIT_CUDA_STAND_IN
+  CHECK(made);  // the stand-in has one
+#endif
+  return made;
+}
+
 std::vector<float> expected(std::int64_t m) {
   cuda device(small);
   return product{device, m}.run();
@@ -81,7 +89,7 @@ TEST_CASE("a product that sums a factor's rows is chosen apart from the one that
   };
   const std::vector<float> plain = p.run();
   product again{device, 8};
-  CHECK(run(device, again));
+  if (!optional(run(device, again))) return;
   std::vector<float> both(plain.size()), found(8);
   device.download(both.data(), again.c.data(), again.c.bytes(), device.main_stream());
   CHECK(both == plain);
@@ -113,7 +121,7 @@ TEST_CASE("sums that a product cannot make are left to kernels") {
     return x.device.gemm_with_row_sums(false, false, x.m, x.n, x.k, 1.0, x.a.data<float>(), x.k, x.b.data<float>(), x.n,
                                        0.0, x.c.data<float>(), x.n, to);
   };
-  CHECK(makes(p, sums.data<float>()));
+  static_cast<void>(optional(makes(p, sums.data<float>())));
   CHECK_FALSE(makes(p, sums.data<float>() + 1));
   CHECK_FALSE(makes(q, sums.data<float>()));
 }

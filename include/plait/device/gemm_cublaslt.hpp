@@ -272,7 +272,8 @@ class cublaslt_gemm {
     return e;
   }
 
-  /// Gives an entry the algorithm of its kind: the first that the heuristic has for a square of 512 with as many terms.
+  /// Gives an entry the algorithm of its kind, which depends on nothing that a layout cuts: of those that the heuristic
+  /// has for a square of 512 with as many terms, the first that also computes narrow, short and long products.
   void pin(entry& e, const key& k) {
     const gemm_problem& p = k.problem;
     e.exists = k.also != beside::row_sums;
@@ -284,21 +285,36 @@ class cublaslt_gemm {
       refuse("which needs parts of matrices that begin at multiples of 16 bytes");
     auto found = pinned_.find(kind_of(k));
     if (found == pinned_.end()) {
-      gemm_problem square = p;
-      square.m = square.n = 512;
-      square.lda = p.trans_a ? 512 : p.k, square.ldb = p.trans_b ? p.k : 512, square.ldc = 512;
-      key like = k;
-      like.problem = square, like.workspace = 0;
-      for (std::uint16_t& bytes : like.aligned) bytes = 16;
-      const entry reference = describe(like);
-      found = pinned_.emplace(kind_of(k), proposed(reference, like, 1).algorithm(0)).first;
+      const key like = of_size(k, 512, 512);
+      const entry square = describe(like);
+      const proposals all = proposed(square, like, most_candidates);
+      const auto* const best = std::find_if(all.results.data(), all.results.data() + all.count,
+                                            [&](const auto& result) { return computes_all_sizes(result.algo, k); });
+      if (best == all.results.data() + all.count) refuse("and none of cuBLASLt's computes every size");
+      found = pinned_.emplace(kind_of(k), best->algo).first;
     }
-    cublasLtMatmulHeuristicResult_t result{};
-    if (cublasLtMatmulAlgoCheck(handle_, e.operation.get(), e.b.get(), e.a.get(), e.c.get(), e.c.get(), &found->second,
-                                &result) != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize != 0)
-      refuse("which cannot compute this one");
+    if (!computes(found->second, e)) refuse("which cannot compute this one");
     e.algorithm = found->second;
+  }
+  /// A product of m rows and n columns, without gaps and workspace, that is otherwise like `k`.
+  static key of_size(key k, std::int64_t m, std::int64_t n) {
+    gemm_problem& p = k.problem;
+    p.m = m, p.n = n, p.lda = p.trans_a ? m : p.k, p.ldb = p.trans_b ? p.k : n, p.ldc = n;
+    k.workspace = 0;
+    for (std::uint16_t& bytes : k.aligned) bytes = 16;
+    return k;
+  }
+  bool computes(const cublasLtMatmulAlgo_t& algorithm, const entry& e) const {
+    cublasLtMatmulHeuristicResult_t result{};
+    return cublasLtMatmulAlgoCheck(handle_, e.operation.get(), e.b.get(), e.a.get(), e.c.get(), e.c.get(), &algorithm,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize == 0;
+  }
+  bool computes_all_sizes(const cublasLtMatmulAlgo_t& algorithm, const key& k) const {
+    for (const std::int64_t m : {8, 24, 512, 16384})
+      for (const std::int64_t n : {8, 24, 512, 16384})
+        if (!computes(algorithm, describe(of_size(k, m, n)))) return false;
+    return true;
   }
   static std::string kind_of(const key& k) {
     return cat({name_of(k.in), " ", name_of(k.out), " ", int{k.problem.trans_a}, int{k.problem.trans_b}, int{k.tf32},

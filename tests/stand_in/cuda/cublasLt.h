@@ -236,13 +236,13 @@ inline thread_local int unable_algorithm = -1;
 
 namespace stand_in {
 /// A test's: whether each algorithm adds the terms of a sum in an order of its own, and the heuristic's proposals
-/// depend on how large a product is.
+/// depend on how large a product is. The algorithm that comes first for large ones then computes no narrow ones.
 inline std::atomic<bool> orders_differ = false;
 /// A test's: whether the heuristic finds no algorithm for any product.
 inline std::atomic<bool> no_algorithms = false;
 }  // namespace stand_in
 
-/// Every algorithm can compute every product.
+/// Every algorithm can compute every product, unless `orders_differ`.
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -251,6 +251,8 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
   stand_in::gemm g;
   if (!handle || !algorithm || algorithm->data[0] != 0x51a7d) return CUBLAS_STATUS_INVALID_VALUE;
   if (const auto status = stand_in::make_gemm(desc, a, b, c, d, g)) return status;
+  if (stand_in::orders_differ && algorithm->data[1] == 1 && (g.d.rows < 64 || g.d.cols < 64))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   *result = {*algorithm, algorithm->data[2], CUBLAS_STATUS_SUCCESS, 1.0f, {}};
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -161,6 +161,7 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute at
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (value < 0 || value > stand_in::shared_limit()) return cudaErrorInvalidValue;
     r.dynamic_shared_limit[kernel] = value;
+    r.loaded.insert(kernel);
     return cudaSuccess;
   });
 }
@@ -240,6 +241,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters..
     const auto s = r.find(config.stream);
     if (!s || s->device != current_device) return cudaErrorInvalidResourceHandle;
     if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
+    if (r.loaded.insert(reinterpret_cast<const void*>(kernel)).second && s->captured_by) {
+      s->captured_by->invalid = true;  // it would be loaded here and now, for which CUDA may wait for the device
+      return cudaErrorStreamCaptureUnsupported;
+    }
     std::apply([&](const auto&... each) { (check_argument(r, each, name), ...); }, arguments);
     const executor::launch what{config.gridDim, config.blockDim, config.dynamicSmemBytes, name};
     const dim3 g = what.grid, b = what.block;

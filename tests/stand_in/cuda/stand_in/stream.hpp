@@ -57,6 +57,7 @@ class runtime {
   std::map<int, cudaMemPool_t> current_pools, default_pools;
   std::map<const char*, std::size_t> pinned;                  // start and bytes
   std::unordered_map<const void*, int> dynamic_shared_limit;  // by kernel
+  std::set<const void*> loaded;                               // kernels that have been launched, or set up
   bool executing = false;
   stream_order order = streams_from_environment();
   virtual_clock clock;
