@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 
@@ -177,16 +178,54 @@ esac
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
 
-    @unittest.skipUnless(NVCC, "there is no nvcc")
-    def test_a_build_is_configured(self) -> None:
-        done = self.run_script("configure", "--build", self.home / "real build")
+    def test_rows_before_a_failure_are_kept(self) -> None:
+        program = self.home / "build/bench_cuda_step"
+        text = program.read_text()
+        script(program, """#!/bin/sh
+echo "$*" >>'%s'
+echo '{"id": "step.4096.mfu", "value": 0.5}'
+echo 'no times of kernels' >&2
+exit 1
+""" % (self.home / "calls"))
+        results = self.home / "out/step-4096.jsonl"
+        before = results.read_text()
+        try:
+            done = self.run_script("step-4096")
+        finally:
+            script(program, text)
+            after = results.read_text()
+            results.write_text(before)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAILED step-4096: exit code 1", done.stdout)
+        self.assertEqual(json.loads(after)["value"], 0.5)
+        self.assertNotIn("--tokens", (self.home / "calls").read_text())
+
+    def test_an_archive_and_a_short_table(self) -> None:
+        done = self.run_script("collective", "--short", "--archive", self.home / "logs.tgz")
         self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("ok configure", done.stdout)
-        text = (self.home / "real build/CMakeCache.txt").read_text()
-        self.assertIn("PLAIT_CUDA_ARCHITECTURES:STRING=90a", text)
-        targets = subprocess.run(["cmake", "--build", self.home / "real build", "--target", "help"], capture_output=True,
-                                 text=True).stdout
-        self.assertIn("plait_cuda_benchmarks", targets)
+        self.assertIn("| copy by a kernel |", done.stdout)  # of the run before
+        self.assertNotIn("Kernels of", done.stdout)
+        with tarfile.open(self.home / "logs.tgz") as archive:
+            names = archive.getnames()
+        for name in ("out/collective.log", "out/collective.jsonl", "out/table.md"):
+            self.assertIn(name, names)
+
+    def test_every_test_is_named_with_its_end(self) -> None:
+        folder = self.home / "build/tests"
+        folder.mkdir()
+        try:
+            for name, text in (("launch", "echo '[doctest] test cases: 3 | 3 passed'"), ("attention", "echo none; exit 77"),
+                               ("zebra", "echo 'a.cpp:1:'; echo 'TEST CASE:  stripes'; exit 1"), ("memory", "exit 0")):
+                script(folder / f"cuda_{name}", f"#!/bin/sh\n{text}\n")
+            done = self.run_script("tests")
+        finally:
+            shutil.rmtree(folder)
+        self.assertEqual(done.returncode, 1)
+        lines = [re.sub(r", \d+ s", "", line) for line in done.stdout.splitlines()]
+        expected_lines = ["passed launch: [doctest] test cases: 3 | 3 passed", "skipped attention: none", "FAILED zebra: exit code 1",
+                          "passed memory: "]
+        self.assertEqual([line for line in lines if line in expected_lines], expected_lines)
+        self.assertIn("stripes", (self.home / "out/test-zebra.log").read_text())
 
     def test_sanitizers_name_the_program(self) -> None:
         sanitize = ["sh", HERE.parents[1] / "tests/cuda/sanitize.sh", self.home / "tests"]
@@ -246,7 +285,10 @@ class Table(unittest.TestCase):
                 {"id": "step.2048.launched.tokens_per_second", "value": 46000},
                 {"id": "pytorch.2048.tokens_per_second", "value": 40000}]
         self.assertEqual(self.line(table.table(both), "step at 2048 against PyTorch's")[1:],
-                         ["1.15 times", "40000 tokens/s", "at least 1.15", "yes", ""])
+                         ["1.15 times", "40000 tokens/s", "at least 1.2", "NO", ""])
+        both.append({"id": "step.2048.measured.any.tokens_per_second", "value": 48000})
+        self.assertEqual(self.line(table.table(both), "step at 2048 against PyTorch's")[1:],
+                         ["1.20 times", "40000 tokens/s", "at least 1.2", "yes", ""])
         self.assertEqual(self.line(table.table(both[:2]), "step at 2048 against PyTorch's")[4], "MISSING")
 
     def test_attention_counts_as_the_step_calls_it(self) -> None:
@@ -256,6 +298,13 @@ class Table(unittest.TestCase):
                 {"id": "step.4096.tokens_per_second", "value": 1, "seconds": 2.0}]
         self.assertEqual(self.line(table.table(both), "attention, forward, 4096, against PyTorch's")[1:],
                          ["0.90 times (360 TFLOP/s)", "400 TFLOP/s", "at least 1", "NO", "9.6 %"])
+
+    def test_the_short_table_is_short(self) -> None:
+        everything = [{"id": row.id, "value": 12345.678} for row in rows.rows()]
+        lines = table.short_table(everything)
+        self.assertLessEqual(len("\n".join(lines)), table.SHORT)
+        self.assertIn("missing: nothing.", lines[-1])
+        self.assertIn("missing: 2 of copy, 20 of memory", table.short_table([])[-1])
 
     def test_two_ways_are_told_with_their_times(self) -> None:
         lines = table.table([{"id": "choice.residual_norm", "value": 1.25, "seconds": 4e-5, "other_seconds": 5e-5,

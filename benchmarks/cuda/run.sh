@@ -3,13 +3,16 @@
 # benchmarks/results/ (or --results) under the GPU's name and the date.
 #
 #   sh benchmarks/cuda/run.sh [--out DIR] [--quick] [--only STEP,...] [--limit SECONDS] [--headers DIR]
-#                             [--python PYTHON] [--build DIR] [--results DIR]
+#                             [--python PYTHON] [--build DIR] [--results DIR] [--archive FILE] [--short] [--no-gpu]
 #
-# Steps, in order: configure, build, tests, memory, linears, attention, choices, collective, step-2048, pytorch-2048,
-# step-4096, pytorch-4096, sanitize. `--only` names those to run (step and pytorch stand for both lengths); what they measure is
-# added to what lies in --out, so a run may be split into several. --limit ends a run in time for its table.
-# --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks:
-# doctest/doctest.h for the tests, cudnn_frontend.h and the folder cudnn_frontend for cuDNN's attention.
+# Steps, in order: configure, build, machine, tests, memory, linears, attention, choices, collective, step-2048,
+# pytorch-2048, step-4096, pytorch-4096, sanitize, profile, trainer (the last of a pack alone, see pack.sh). `--only` names
+# those to run (step and pytorch stand for both lengths); what they measure is added to what lies in --out, so a run may be
+# split into several. --limit ends a run in time for its table. --archive keeps logs and results in a .tgz, made anew after
+# every step. --short prints a table of at most 11,000 characters. --no-gpu runs everything where there is no GPU: every
+# program then says that it skips.
+# --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks, as headers.sh
+# makes it: doctest and nlohmann for the tests, and all of cudnn-frontend/include for cuDNN's attention.
 # PYTHON is an interpreter with torch and transformers; python3 by default.
 #
 # A step that fails is named at once and in the table, the others still run, and the exit code is 1. Targets that are
@@ -23,13 +26,19 @@ headers=${PLAIT_HEADERS:-}
 python=python3
 tables=$root/benchmarks/results
 quick=
-all='configure build tests memory linears attention choices collective step-2048 pytorch-2048 step-4096 pytorch-4096 sanitize'
+all='configure build machine tests memory linears attention choices collective step-2048 pytorch-2048 step-4096 pytorch-4096
+  sanitize profile trainer'
+archive=
+short=
+no_gpu=
 whole=1000000
 only=$all
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=--quick ;;
-    --out | --only | --limit | --headers | --python | --build | --results)
+    --short) short=--short ;;
+    --no-gpu) no_gpu=yes ;;
+    --out | --only | --limit | --headers | --python | --build | --results | --archive)
       if [ $# -lt 2 ]; then echo "$1 needs a value" >&2; exit 2; fi
       case "$1" in
         --out) out=$2 ;;
@@ -39,11 +48,12 @@ while [ $# -gt 0 ]; do
         --python) python=$2 ;;
         --build) build=$2 ;;
         --results) tables=$2 ;;
+        --archive) archive=$2 ;;
       esac
       shift
       ;;
-    *) echo "unknown argument '$1'; legal are --out, --quick, --only, --limit, --headers, --python, --build and" \
-      "--results" >&2; exit 2 ;;
+    *) echo "unknown argument '$1'; legal are --out, --quick, --only, --limit, --headers, --python, --build," \
+      "--results, --archive, --short and --no-gpu" >&2; exit 2 ;;
   esac
   shift
 done
@@ -51,13 +61,15 @@ case "$whole" in
   '' | *[!0-9]*) echo "--limit is '$whole', must be a number of seconds" >&2; exit 2 ;;
 esac
 for step in $only; do
-  case " $all " in
+  case " $(echo $all) " in
     *" $step "*) ;;
-    *) echo "--only names '$step'; legal are $all, step and pytorch" >&2; exit 2 ;;
+    *) echo "--only names '$step'; legal are $(echo $all), step and pytorch" >&2; exit 2 ;;
   esac
 done
 
-if ! gpu=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>&1); then
+if [ -n "$no_gpu" ]; then
+  gpu='no GPU, 9.0'
+elif ! gpu=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>&1); then
   echo "FAILED device: nvidia-smi finds no GPU here: $gpu" >&2
   exit 1
 fi
@@ -80,8 +92,8 @@ started=$(date +%s)
 limit_of() {
   case "$1" in
     build) echo 400 ;;
-    tests | sanitize) echo 240 ;;
-    pytorch-*) echo 240 ;;
+    tests | step-* | trainer) echo 330 ;;  # a step at 16384 tokens takes 3 to 4 s, and five settings are measured
+    pytorch-* | sanitize) echo 240 ;;
     *) echo 150 ;;
   esac
 }
@@ -102,16 +114,25 @@ for step in $all; do
   if [ "$limit" -gt "$left" ]; then limit=$left; fi
   timeout "$limit" sh "$root/benchmarks/cuda/step.sh" "$step" >"$out/$step.log" 2>&1
   code=$?
+  if [ -n "$archive" ]; then tar czf "$archive" -C "$(dirname "$out")" "$(basename "$out")"; fi
   spent=$(($(date +%s) - begun))
   case "$code" in
-    0) echo "ok $step, $spent s"; grep -h 'MISSING:\|LEFT OUT:' "$out/$step.log"; continue ;;
+    0)
+      echo "ok $step, $spent s"
+      case "$step" in
+        tests) grep -h '^\(passed\|skipped\|FAILED\) ' "$out/$step.log" ;;
+        trainer) tail -n 8 "$out/$step.log" ;;
+        *) grep -h 'MISSING:\|LEFT OUT:' "$out/$step.log" ;;
+      esac
+      continue
+      ;;
     77) echo "skipped $step: $(tail -n 1 "$out/$step.log")"; continue ;;
     124) why="ran past its limit of $limit s" ;;
     *) why="exit code $code after $spent s" ;;
   esac
   echo "$step ($why)" >>"$failed"
   echo "FAILED $step: $why; the end of $out/$step.log:"
-  tail -n 25 "$out/$step.log"
+  if [ "$step" != tests ] || ! grep -h '^\(passed\|skipped\|FAILED\) ' "$out/$step.log"; then tail -n 25 "$out/$step.log"; fi
 done
 
 day=$(date +%Y-%m-%d)
@@ -125,7 +146,8 @@ done
 "$python" "$root/benchmarks/cuda/table.py" --title "$name, $day" "$@" >"$file.new" || { rm -f "$file.new"; exit 1; }
 mv "$file.new" "$file"
 cp "$file" "$out/table.md"
-cat "$file"
+if [ -n "$archive" ]; then tar czf "$archive" -C "$(dirname "$out")" "$(basename "$out")"; fi
+if [ -n "$short" ]; then "$python" "$root/benchmarks/cuda/table.py" --short "$@"; else cat "$file"; fi
 echo
-echo "The table is in $file, logs and results in $out."
+echo "The table is in $file, logs and results in ${archive:-$out}."
 [ ! -s "$failed" ]

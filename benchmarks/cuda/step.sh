@@ -30,15 +30,75 @@ build() {
   return 1
 }
 
+# The machine, for whoever reads the results later.
+machine() {
+  nvidia-smi
+  nvcc --version | tail -n 2
+  g++ --version | head -n 1
+  cmake --version | head -n 1
+  "$python" -m pip list 2>/dev/null | grep -iE 'nvidia|torch|transformers|triton'
+  ip -br address
+  nproc
+  free -g
+  ldconfig -p | grep -E 'cublasLt|cudart|cudnn|nccl'
+  echo "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
+  code=0
+  for program in "$build"/bench_cuda_* "$build"/tests/cuda_* "$build"/train_llama; do
+    case "$program" in *.o | *.d | *.cmake) continue ;; esac
+    if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
+    if ldd "$program" | grep 'not found'; then
+      echo "$program lacks these libraries"
+      code=1
+    fi
+  done
+  return $code
+}
+
+# Names of the test programs: what most others rest on first, what may take all of a machine's memory last.
+test_programs() {
+  first='launch kernel_elementwise kernel_norms kernel_losses kernel_embedding kernel_optimizer kernel_random attention'
+  last='training leaving_nccl llama memory'
+  for program in "$build"/tests/cuda_*; do
+    if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
+    name=${program##*/cuda_}
+    case " $first $last " in
+      *" $name "*) ;;
+      *) rest="${rest:-} $name" ;;
+    esac
+  done
+  for name in $first ${rest:-} $last; do
+    if [ -x "$build/tests/cuda_$name" ]; then echo "$name"; fi
+  done
+}
+
+# Every test program by itself, and a line for each.
 tests() {
-  if ! ls "$build"/tests/cuda_* >/dev/null 2>&1; then
+  programs=$(test_programs)
+  if [ -z "$programs" ]; then
     echo "no tests were built: doctest/doctest.h is missing (--headers), or they did not compile"
     return 1
   fi
-  ctest --test-dir "$build" -L '^cuda$' --output-on-failure --no-tests=error
+  code=77
+  for name in $programs; do
+    begun=$(date +%s)
+    timeout 150 "$build/tests/cuda_$name" >"$out/test-$name.log" 2>&1
+    ended=$?
+    text="$name, $(($(date +%s) - begun)) s"
+    case "$ended" in
+      0) echo "passed $text: $(grep -a 'test cases' "$out/test-$name.log" | tail -n 1)"; [ "$code" = 1 ] || code=0 ;;
+      77) echo "skipped $text: $(head -n 1 "$out/test-$name.log")" ;;
+      *)
+        echo "FAILED $text: exit code $ended"
+        grep -a -A 12 -E 'TEST CASE|ERROR' "$out/test-$name.log" | head -n 15
+        code=1
+        ;;
+    esac
+  done
+  grep -a -h -E '^(FAILED|skipped|passed) ' "$out/tests.log" >"$out/tests.txt" 2>/dev/null
+  return $code
 }
 
-# measure RESULTS PROGRAM ARGUMENT...: a program's lines of results go to a file of their own.
+# measure RESULTS PROGRAM ARGUMENT...: a program's lines of results go to a file of their own, whatever follows them.
 measure() {
   results=$out/$1.jsonl
   program=$build/bench_cuda_$2
@@ -52,25 +112,29 @@ measure() {
   "$program" $quick "$@" >"$results"
 }
 
-# A step that does not run, perhaps for want of memory, is tried with half the tokens, and counts as failed.
+# A step that gives no utilisation, perhaps for want of memory, is tried with half the tokens, and counts as failed. One
+# that fails later, in the times of its kernels, keeps what it gave.
 train() {
   code=0
-  if ! measure "step-$1" step --seq "$1"; then
-    code=1
+  measure "step-$1" step --seq "$1" || code=$?
+  if [ $code = 77 ]; then return 77; fi
+  if [ $code != 0 ] && ! grep -qs '"id": "step[.0-9]*[.]mfu"' "$out/step-$1.jsonl"; then
     echo "the step failed with all tokens; again with 8192"
     measure "step-$1" step --seq "$1" --tokens 8192
   fi
-  if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
-    measure "step-$1-own" step --seq "$1" --attention own || code=1
-  fi
+  library=no
+  if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then library=yes; fi
+  if [ $library = yes ]; then measure "step-$1-any" step --seq "$1" --attention-sums any || code=1; fi
   measure "step-$1-measured" step --seq "$1" --products measured || code=1
-  if grep -qs '"attention": "cudnn"' "$out/step-$1.jsonl"; then
+  if [ $library = yes ]; then
     measure "step-$1-measured-any" step --seq "$1" --products measured --attention-sums any || code=1
+    measure "step-$1-own" step --seq "$1" --attention own || code=1
   fi
   return $code
 }
 
 pytorch() {
+  if ! nvidia-smi -L >/dev/null 2>&1; then echo 'no CUDA device'; return 77; fi
   results=$out/pytorch-$1.jsonl
   rm -f "$results"
   # shellcheck disable=SC2086  # a word or none
@@ -81,8 +145,43 @@ pytorch() {
   return 1
 }
 
+# The trainer on real text, 200 steps in bf16 and in float, launched and replayed, and on the processor: plait's own
+# trainer, from a pack. Replayed steps have the losses of launched ones, to the last bit.
+trainer() {
+  program=$build/train_llama
+  if [ ! -x "$program" ]; then echo "there is no trainer in $build: only a pack has one"; return 77; fi
+  if ! nvidia-smi -L >/dev/null 2>&1; then
+    "$program" --device cuda --data "$build/kjv.txt" --steps 1
+    echo "no CUDA device"
+    return 77
+  fi
+  code=0
+  for precision in bf16 float; do
+    for graph in on off; do
+      name=trainer-$precision-graph-$graph
+      rm -f "$out/$name.jsonl"
+      timeout 60 "$program" --device cuda --model tiny --data "$build/kjv.txt" --steps 200 --precision $precision \
+        --graph $graph --sample 0 --log "$out/$name.steps" || code=1
+    done
+  done
+  timeout 120 "$program" --device cpu --model tiny --data "$build/kjv.txt" --steps 200 --sample 0 \
+    --log "$out/trainer-cpu.steps" || code=1
+  "$python" "$root/benchmarks/cuda/losses.py" "$out" || code=1
+  return $code
+}
+
+# plait's own kernels under Nsight Compute.
+profile() {
+  if ! command -v ncu >/dev/null; then echo 'ncu is not installed'; return 77; fi
+  if ! nvidia-smi -L >/dev/null 2>&1; then echo 'no CUDA device'; return 77; fi
+  ncu --clock-control none --set full -k 'regex:attention_.*mma|norm_backward|adamw' -c 6 -f -o "$out/own_kernels" \
+    "$build/bench_cuda_attention" --quick --only attention.own
+  ncu --clock-control none --set full -k 'regex:norm_backward|adamw' -c 4 -f -o "$out/memory_kernels" \
+    "$build/bench_cuda_memory" --quick
+}
+
 case "$1" in
-  configure | build | tests) "$1" ;;
+  machine | configure | build | tests | trainer | profile) "$1" ;;
   sanitize)
     tools='memcheck racecheck'
     if [ -n "$quick" ]; then tools=memcheck; fi

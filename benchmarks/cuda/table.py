@@ -14,6 +14,8 @@ import sys
 
 from rows import SEQUENCES, Row, rows
 
+SHORT = 11_000  # characters
+
 DETAILS = {"terabytes_per_second": "{:.2f} TB/s", "teraflops": "{:.0f} TFLOP/s", "causal": "{:.3f} by half of attention",
            "held_gib": "{:.1f} GiB held", "launches": "{:.0f} launches", "attention": "{} attention", "method": "by {}"}
 
@@ -43,18 +45,19 @@ def read(paths: list[str]) -> list[dict]:
 
 
 def with_ratios(found: dict[str, dict]) -> dict[str, dict]:
-    """Adds our tokens per second, and rates of attention, over PyTorch's; the faster of our two ways counts, and cuDNN's
-    attention in its one order where it was built."""
+    """Adds our tokens per second, and rates of attention, over PyTorch's; the fastest of our settings counts, as PyTorch's
+    attention has no fixed order either."""
     for seq in SEQUENCES:
         theirs = found.get(f"pytorch.{seq}.tokens_per_second")
-        ours = [found[key]["value"] for key in (f"step.{seq}.tokens_per_second", f"step.{seq}.launched.tokens_per_second")
-                if key in found]
+        ours = [entry["value"] for key, entry in found.items()
+                if key.startswith(f"step.{seq}.") and key.endswith(".tokens_per_second")]
         if theirs and ours and theirs["value"] > 0:
             found[f"pytorch.{seq}.ratio"] = {"value": max(ours) / theirs["value"],
                                              "known": f"{shown(theirs['value'])} tokens/s"}
         for key in ("forward", "backward"):
             theirs = found.get(f"pytorch.attention.{seq}.{key}")
-            own = found.get(f"attention.cudnn.{seq}.{key}") or found.get(f"attention.own.{seq}.{key}")
+            own = max((found[name] for whose in ("own", "cudnn", "any_order")
+                       if (name := f"attention.{whose}.{seq}.{key}") in found), key=lambda e: e["value"], default=None)
             if theirs and own and theirs["value"] > 0:
                 found[f"attention.{seq}.{key}.ratio"] = {**own, "teraflops": own["value"],
                                                          "value": own["value"] / theirs["value"],
@@ -124,6 +127,29 @@ def table(found: list[dict], only: str = "") -> list[str]:
     return lines
 
 
+def short_table(found: list[dict]) -> list[str]:
+    """What was measured, in three columns; rows that are missing are counted by the first part of their ids."""
+    by_id = with_ratios({entry["id"]: entry for entry in found})
+    lines, missing, counts = ["| what | measured | target |", "|---|---:|---|"], {}, {"yes": 0, "NO": 0}
+    for row in rows():
+        entry = by_id.get(row.id)
+        if entry is None:
+            if not row.optional:
+                group = row.id.split(".")[0]
+                missing[group] = missing.get(group, 0) + 1
+            continue
+        met = verdict(row, entry)
+        counts[met] = counts.get(met, 0) + 1
+        aim = f"{'<=' if row.at_most else '>='} {row.target:g} {met}" if row.target is not None else ""
+        lines.append(f"| {row.what} | {shown(entry['value'])} {row.unit} | {aim} |")
+    missed = ", ".join(f"{n} of {group}" for group, n in missing.items())
+    end = [f"{counts['yes']} targets met, {counts['NO']} not met; missing: {missed or 'nothing'}."]
+    while sum(len(line) + 1 for line in lines + end) > SHORT - 80:
+        lines = lines[:-1]
+        end[-1:] = [end[-1]] if end[0].startswith("(") else ["(the rest is in the archive)", end[-1]]
+    return lines + end
+
+
 def parts(found: list[dict]) -> list[str]:
     """Where the steps' time goes, part by part: kernels by their names."""
     lines = []
@@ -155,9 +181,13 @@ def main() -> None:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--only", default="", help="the rows whose ids begin so")
     parser.add_argument("--title")
+    parser.add_argument("--short", action="store_true", help=f"what was measured, in at most {SHORT} characters")
     parser.add_argument("--failed", action="append", default=[], help="a step that failed; may be repeated")
     options = parser.parse_args()
     found = read(options.files)
+    if options.short:
+        print("\n".join(short_table(found)))
+        return
     lines = [f"# {options.title}", ""] if options.title else []
     lines += [f"FAILED: {step}" for step in options.failed] + ([""] if options.failed else [])
     print("\n".join(lines + table(found, options.only) + parts(found) + kernels(found)))

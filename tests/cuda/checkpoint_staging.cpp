@@ -188,6 +188,7 @@ TEST_CASE("more pinned memory than is allowed, or than there is, is refused on a
       saver.save(ctx, 2, {.tensors = held_of(mine)});  // in the arena of the first
       CHECK(saver.wait(ctx.device).at(0).failure == "");
     }
+#ifdef PLAIT_CUDA_STAND_IN  // a machine that tries to pin more than it has may be lost
     checkpoint_saver saver(ctx.device, ctx.ranks.root(), {.directory = folder / "steps"});
     std::vector<held_tensor> held = held_of(mine);
     held[0].shape = {std::int64_t{1} << 44};
@@ -196,5 +197,6 @@ TEST_CASE("more pinned memory than is allowed, or than there is, is refused on a
                 "bytes of pinned memory", "saver_options::pinned_bytes", "--checkpoint-staging pageable");
     saver.save(ctx, 3, {.tensors = held_of(mine)});
     CHECK(saver.wait(ctx.device).at(0).failure == "");
+#endif
   });
 }

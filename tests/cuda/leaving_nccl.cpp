@@ -128,6 +128,7 @@ TEST_CASE("nccl: buffers that go to the driver in flight") {
 }
 
 TEST_CASE("nccl: an exception between the start of an operation and its wait") {
+  if (devices(2).empty()) return;
   const auto leaves = [](const nccl::options& settings, auto use) {
     return end_of(settings, [&](rank_comm& comm, cuda& device) {
       rank_comm apart = comm.split(0, comm.rank());

@@ -1,4 +1,5 @@
 // program: training_nccl
+// stand-in: only
 // Tensor parallelism does not slow pipelines over NCCL: on the stand-in's clock, a step of a small Llama takes as long
 // as the same schedule whose actions take as long as the model's, without a collective among them.
 #ifdef PLAIT_CUDA_STAND_IN

@@ -132,6 +132,12 @@ function(plait_add_cuda_on_cpu_test target part)
     add_test(NAME ${test} COMMAND ${target} "${cases_of_part}" ${cases})
     set_tests_properties(${test} PROPERTIES TIMEOUT ${seconds} LABELS "${labels}" ENVIRONMENT "${environment}")
   endforeach()
+  # What a machine with one GPU cannot try is left out there, and no failure.
+  if(NOT PLAIT_SANITIZE AND name MATCHES "nccl" AND NOT name MATCHES "nccl_graph|clock|overlap")
+    add_test(NAME cuda_on_cpu.${name}.one_gpu COMMAND ${target} "${cases_of_part}")
+    set_tests_properties(cuda_on_cpu.${name}.one_gpu PROPERTIES TIMEOUT ${seconds} LABELS cuda_on_cpu
+      ENVIRONMENT "${test_environment};PLAIT_TEST_ONE_GPU=1")
+  endif()
 endfunction()
 
 plait_glob(cuda_sources "cuda/*.cu")
