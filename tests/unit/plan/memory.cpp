@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "plait/device/counting.hpp"
+#include "plait/kernels/counting.hpp"
 #include "plait/models/llama_plan.hpp"
 #include "plait/plan/hardware_table.hpp"
 #include "plait/plan/parse_layout.hpp"
@@ -82,6 +84,35 @@ TEST_CASE("a tied embedding is held by the first and the last stage, and once wh
   CHECK(summed("pp=4,zero=0", 1) == 0);
   CHECK(summed("tp=2,pp=4,dp=4,zero=2", 3) == 1.0 / 8);
   CHECK(summed("pp=4,schedule=zb_v", 0) == 0);
+}
+
+TEST_CASE("gradients of attention in a fixed order hold one of each score, of a ring one of each score of a piece") {
+  pp::training_job job = llama_job(64);  // 32 heads, 8192 tokens
+  const auto more = [&](const char* layout) {
+    const pp::training_layout l = pp::parse_layout(layout, "x");
+    job.program.fixed_order_attention = false;
+    const double without = pp::rank_load(job, l, 0).passes.working;
+    job.program.fixed_order_attention = true;
+    return pp::rank_load(job, l, 0).passes.working - without;
+  };
+  CHECK(more("tp=1") == 2.0 * 32 * 8192 * 8192);
+  CHECK(more("tp=4,microbatch=2") == 2.0 * 2 * 8 * 8192 * 8192);
+  CHECK(more("cp=4,context=ring") == 2.0 * 32 * 2048 * 2048);
+  CHECK(more("cp=4,context=all_gather_kv") == 2.0 * 32 * 2048 * 8192);
+
+  // A dry run counts them of every call in bf16.
+  plait::counting_device device;
+  plait::kernels::attention_shape s;
+  s.batch = 2, s.q_len = s.k_len = 8192, s.heads = 8, s.kv_heads = 2, s.head_dim = 128;
+  float* const in_float = nullptr;
+  plait::bf16* const in_bf16 = nullptr;
+  plait::kernels::attention_backward(device, in_float, s);
+  plait::kernels::attention_forward(device, in_bf16, s);
+  CHECK(device.fixed_order_attention_bytes() == 0);
+  plait::kernels::attention_backward(device, in_bf16, s);
+  s.batch = 1;
+  plait::kernels::attention_backward(device, in_bf16, s);
+  CHECK(static_cast<double>(device.fixed_order_attention_bytes()) == more("tp=4,microbatch=2"));
 }
 
 TEST_CASE("ulysses keeps and sends a head of keys for each rank at least") {
