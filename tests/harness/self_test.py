@@ -38,13 +38,6 @@ HEADER_CASES = {  # name: (texts of plait/lower.hpp and plait/upper.hpp, whether
                                      '#pragma once\n#ifdef OURS\n#include "plait/lower.hpp"\n#endif\nnumber x();\n', False),
     "no guard": ("struct a {};\n", '#pragma once\n#include "plait/lower.hpp"\n', False),
 }
-LINES_CASES = {  # name: (a file's path, how many lines it has, whether it is accepted)
-    "of 400 lines": ("tests/unit/data/tokens.cpp", 400, True),
-    "of 401 lines": ("tests/unit/data/tokens.cpp", 401, False),
-    "a long CMake file": ("examples/CMakeLists.txt", 401, False),
-    "a long table": ("tests/data/table.csv", 401, True),
-    "in a build tree": ("benchmarks/build/made.cpp", 401, True),
-}
 DOCUMENT_CASES = {  # name: (text of README.md, whether it is accepted)
     "right": ("[a](tests/unit/a/b.cpp), `tests/unit/a/b.cpp`, `unit.a_b`, `unit.a_*`, `unit.long`", True),
     "a link into nowhere": ("[a](tests/unit/a/c.cpp)", False),
@@ -107,13 +100,6 @@ def main() -> int:
                 code, output = code or compiled, output + said
             wrong += judge("headers/chains.py", name, code, good, output)
             wrong += judge("headers/chains.py --check", name, run([sys.executable, *made, "--check"])[0], True, "")
-        for name, (path, lines, good) in LINES_CASES.items():
-            root = pathlib.Path(folder) / name
-            for file, count in {"include/plait/short.hpp": 1, path: lines}.items():
-                (root / file).parent.mkdir(parents=True, exist_ok=True)
-                (root / file).write_text("//\n" * count)
-            code, output = run([sys.executable, str(TESTS / "headers/lines.py"), str(root)])
-            wrong += judge("headers/lines.py", name, code, good, output)
         for name, (text, good) in DOCUMENT_CASES.items():
             root = pathlib.Path(folder) / "documents"
             (root / "tests/unit/a").mkdir(parents=True, exist_ok=True)
