@@ -34,7 +34,7 @@ shape fused(shape s) {
 
 std::string answer(const shape& s, bool backward, bool fixed) {
   const auto graph = plait::cudnn_attention::describe(s, backward, {.deterministic = fixed});
-  const auto status = graph->set_sm_version(90).set_sm_count(132).validate();
+  auto status = graph->set_sm_version(90).set_sm_count(132).validate();
   return status.is_good() ? "ok" : status.get_message();
 }
 

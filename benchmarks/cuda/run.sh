@@ -6,8 +6,8 @@
 #                             [--python PYTHON] [--build DIR] [--results DIR] [--archive FILE] [--short] [--no-gpu]
 #
 # Steps, in order: configure, build, machine, tests, memory, linears, attention, choices, collective, step-2048,
-# pytorch-2048, step-4096, pytorch-4096, sanitize, profile, trainer (the last of a pack alone, see pack.sh). `--only` names
-# those to run (step and pytorch stand for both lengths); what they measure is added to what lies in --out, so a run may be
+# pytorch-2048, step-4096, pytorch-4096, trainer (of a pack alone, see pack.sh), sanitize, profile. `--only` names those
+# to run (step and pytorch stand for both lengths); what they measure is added to what lies in --out, so a run may be
 # split into several. --limit ends a run in time for its table. --archive keeps logs and results in a .tgz, made anew after
 # every step. --short prints a table of at most 11,000 characters. --no-gpu runs everything where there is no GPU: every
 # program then says that it skips.
@@ -27,7 +27,7 @@ python=python3
 tables=$root/benchmarks/results
 quick=
 all='configure build machine tests memory linears attention choices collective step-2048 pytorch-2048 step-4096 pytorch-4096
-  sanitize profile trainer'
+  trainer sanitize profile'
 archive=
 short=
 no_gpu=
@@ -98,6 +98,9 @@ limit_of() {
   esac
 }
 
+# A line for each test program.
+named_tests() { grep -h '^\(passed\|skipped\|FAILED\) ' "$out/tests.log"; }
+
 for step in $all; do
   case " $only " in
     *" $step "*) ;;
@@ -117,22 +120,21 @@ for step in $all; do
   if [ -n "$archive" ]; then tar czf "$archive" -C "$(dirname "$out")" "$(basename "$out")"; fi
   spent=$(($(date +%s) - begun))
   case "$code" in
-    0)
-      echo "ok $step, $spent s"
+    0 | 77)
+      if [ "$code" = 0 ]; then echo "ok $step, $spent s"; else echo "skipped $step: $(tail -n 1 "$out/$step.log")"; fi
       case "$step" in
-        tests) grep -h '^\(passed\|skipped\|FAILED\) ' "$out/$step.log" ;;
+        tests) named_tests ;;
         trainer) tail -n 8 "$out/$step.log" ;;
         *) grep -h 'MISSING:\|LEFT OUT:' "$out/$step.log" ;;
       esac
       continue
       ;;
-    77) echo "skipped $step: $(tail -n 1 "$out/$step.log")"; continue ;;
     124) why="ran past its limit of $limit s" ;;
     *) why="exit code $code after $spent s" ;;
   esac
   echo "$step ($why)" >>"$failed"
   echo "FAILED $step: $why; the end of $out/$step.log:"
-  if [ "$step" != tests ] || ! grep -h '^\(passed\|skipped\|FAILED\) ' "$out/$step.log"; then tail -n 25 "$out/$step.log"; fi
+  if [ "$step" != tests ] || ! named_tests; then tail -n 25 "$out/$step.log"; fi
 done
 
 day=$(date +%Y-%m-%d)

@@ -94,7 +94,6 @@ tests() {
         ;;
     esac
   done
-  grep -a -h -E '^(FAILED|skipped|passed) ' "$out/tests.log" >"$out/tests.txt" 2>/dev/null
   return $code
 }
 
