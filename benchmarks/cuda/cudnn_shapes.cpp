@@ -33,8 +33,10 @@ shape fused(shape s) {
 }
 
 std::string answer(const shape& s, bool backward, bool fixed) {
-  const auto graph = plait::cudnn_attention::describe(s, backward, {.deterministic = fixed});
-  auto status = graph->set_sm_version(90).set_sm_count(132).validate();
+  plait::cudnn_attention::graph graph;
+  graph.set_sm_version(90).set_sm_count(132);
+  plait::cudnn_attention::describe(graph, s, backward, {.deterministic = fixed});
+  auto status = graph.validate();
   return status.is_good() ? "ok" : status.get_message();
 }
 

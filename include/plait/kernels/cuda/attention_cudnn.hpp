@@ -77,13 +77,11 @@ class cudnn_attention final : public attention_library {
     run(device, shape.checked(), true, arrays);
   }
 
-  /// The graph of one direction of a checked shape, which neither has a plan nor needs a GPU yet: with
-  /// `set_sm_version`, its `validate` says whether cuDNN would take it.
-  static std::unique_ptr<graph> describe(const kernels::attention_shape& s, bool backward,
-                                         const cudnn_attention_options& options) {
+  /// Puts one direction of a checked shape into an empty graph, which needs no GPU: where `set_sm_version` was called
+  /// on it before, `validate` says whether cuDNN would take the shape.
+  static void describe(graph& g, const kernels::attention_shape& s, bool backward,
+                       const cudnn_attention_options& options) {
     namespace fe = cudnn_frontend;
-    auto made = std::make_unique<graph>();
-    graph& g = *made;
     g.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -144,7 +142,6 @@ class cudnn_attention final : public attention_library {
       settle(dk, uid_dk, s.kv_heads, s.k_len, s.dk_stride);
       settle(dv, uid_dv, s.kv_heads, s.k_len, s.dv_stride);
     }
-    return made;
   }
 
   /// Why a shape is not supported; empty if it is.
@@ -214,8 +211,9 @@ class cudnn_attention final : public attention_library {
 
   plan make_plan(const kernels::attention_shape& s, bool backward) const {
     plan made;
-    made.operations = describe(s, backward, options_);
+    made.operations = std::make_unique<graph>();
     graph& g = *made.operations;
+    describe(g, s, backward, options_);
     std::int64_t workspace = 0;
     auto status = g.build(handle_, {cudnn_frontend::HeurMode_t::A});
     if (status.is_good()) status = g.get_workspace_size(workspace);
