@@ -3,13 +3,6 @@
 # programs of the pack, on a machine that has a driver, CUDA's libraries (a toolkit, or Python wheels) and python3.
 # Logs are in $OUT/logs.tgz, or beside this file; PLAIT_NO_GPU=yes rehearses the call without a GPU.
 here=$(cd "$(dirname "$0")" && pwd)
-wheels=$(python3 -c "import nvidia; print(list(nvidia.__path__)[0])" 2>/dev/null)
-for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib ${wheels:+"$wheels"/*/lib}; do
-  if [ -d "$folder" ]; then libraries=${libraries:+$libraries:}$folder; fi
-done
-export LD_LIBRARY_PATH="${libraries:-}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-# A machine by itself may have no network but this, and NCCL wants one.
-export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-lo}" NCCL_DEBUG="${NCCL_DEBUG:-WARN}" PYTHONUNBUFFERED=1
 
 call() {
   programs=$here/programs

@@ -9,7 +9,7 @@
 # pytorch-2048, step-4096, pytorch-4096, trainer (of a pack alone, see pack.sh), sanitize, profile. `--only` names those
 # to run (step and pytorch stand for both lengths); what they measure is added to what lies in --out, so a run may be
 # split into several. --limit ends a run in time for its table. --archive keeps logs and results in a .tgz, made anew after
-# every step. --short prints a table of at most 11,000 characters. --no-gpu runs everything where there is no GPU: every
+# every test and measurement. --short prints a table of at most 11,000 characters. --no-gpu runs everything where there is no GPU: every
 # program then says that it skips.
 # --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks, as headers.sh
 # makes it: doctest and nlohmann for the tests, and all of cudnn-frontend/include for cuDNN's attention.
@@ -83,7 +83,16 @@ fi
 mkdir -p "$out" "$build" || exit 1
 out=$(cd "$out" && pwd)
 build=$(cd "$build" && pwd)
-export root out build headers python quick capability
+export root out build headers python quick capability archive
+keep() { sh "$root/benchmarks/cuda/step.sh" keep; }
+
+# Programs may know no path to CUDA's libraries, of Python wheels (first, as PyTorch has them) or of a toolkit.
+wheels=$("$python" -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null)
+for folder in ${wheels:+"$wheels"/*/lib} "${CUDA_PATH:-/usr/local/cuda}"/lib64 "${CUDA_PATH:-/usr/local/cuda}"/lib; do
+  if [ -d "$folder" ]; then LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder; fi
+done
+# A machine by itself may have no network but this, and NCCL wants one.
+export LD_LIBRARY_PATH NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-lo}" NCCL_DEBUG="${NCCL_DEBUG:-WARN}" PYTHONUNBUFFERED=1
 failed=$out/failed
 : >"$failed"
 started=$(date +%s)
@@ -117,7 +126,7 @@ for step in $all; do
   if [ "$limit" -gt "$left" ]; then limit=$left; fi
   timeout "$limit" sh "$root/benchmarks/cuda/step.sh" "$step" >"$out/$step.log" 2>&1
   code=$?
-  if [ -n "$archive" ]; then tar czf "$archive" -C "$(dirname "$out")" "$(basename "$out")"; fi
+  keep
   spent=$(($(date +%s) - begun))
   case "$code" in
     0 | 77)
@@ -148,7 +157,7 @@ done
 "$python" "$root/benchmarks/cuda/table.py" --title "$name, $day" "$@" >"$file.new" || { rm -f "$file.new"; exit 1; }
 mv "$file.new" "$file"
 cp "$file" "$out/table.md"
-if [ -n "$archive" ]; then tar czf "$archive" -C "$(dirname "$out")" "$(basename "$out")"; fi
+keep
 if [ -n "$short" ]; then "$python" "$root/benchmarks/cuda/table.py" --short "$@"; else cat "$file"; fi
 echo
 echo "The table is in $file, logs and results in ${archive:-$out}."

@@ -1,9 +1,16 @@
 #!/bin/sh
 # shellcheck disable=SC2154
-# One step of run.sh, which sets root, out, build, headers, python, quick and capability.
+# One step of run.sh, which sets root, out, build, headers, python, quick, capability and archive.
 #
 #   sh benchmarks/cuda/step.sh STEP
 set -u
+
+# Puts all logs and results so far into the archive, where one is wanted.
+keep() {
+  if [ -z "${archive:-}" ]; then return 0; fi
+  tar czf "$archive.new" -C "$(dirname "$out")" "$(basename "$out")" || [ $? = 1 ] || return 1  # 1: a log has grown
+  mv "$archive.new" "$archive"
+}
 
 configure() {
   ninja=
@@ -93,6 +100,7 @@ tests() {
         code=1
         ;;
     esac
+    keep
   done
   return $code
 }
@@ -109,6 +117,9 @@ measure() {
   fi
   # shellcheck disable=SC2086  # a word or none
   "$program" $quick "$@" >"$results"
+  ended=$?
+  keep
+  return $ended
 }
 
 # A step that gives no utilisation, perhaps for want of memory, is tried with half the tokens, and counts as failed. One
@@ -180,7 +191,7 @@ profile() {
 }
 
 case "$1" in
-  machine | configure | build | tests | trainer | profile) "$1" ;;
+  keep | machine | configure | build | tests | trainer | profile) "$1" ;;
   sanitize)
     tools='memcheck racecheck'
     if [ -n "$quick" ]; then tools=memcheck; fi
