@@ -251,6 +251,10 @@ class save_writer {
     j.doing = doing;
     j.since = clock::now();
   }
+  bool is_given_up(const save_job& j) {
+    const std::lock_guard lock(mutex_);
+    return gone_ == &j;
+  }
   void write(save_job& j) {
     const auto writer = static_cast<std::uint32_t>(rank_);
     const std::string name = writer_name(writer);
@@ -273,7 +277,7 @@ class save_writer {
       else
         leave(j.path, name + ".note", note_text(done));
     } catch (const std::exception& e) {
-      j.failure = e.what();
+      j.failure = is_given_up(j) ? gave_up : e.what();  // then rank 0 may have removed the directory
       if (writer == 0) j.directory->abandon();
       try {
         if (writer != 0) leave(j.path, name + ".failed", j.failure);

@@ -123,8 +123,10 @@ TEST_CASE("what a save leaves that fails goes, whatever another rank puts there 
 
 TEST_CASE("training does not wait for the ranks that go on where one has failed with a save") {
   memory_file_system disk;
-  failing_files failing(disk, 2);  // while rank 0 waits, and rank 1 writes its part
-  gated_files files(failing);
+  failing_files failing(disk, 2);
+  gated_files second(failing);  // rank 0 removes the directory before rank 1 makes its file there
+  gated_files files(static_cast<file_system&>(second));
+  second.only("w00001");
   files.only("w00000");
   on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -133,6 +135,8 @@ TEST_CASE("training does not wait for the ranks that go on where one has failed 
     while (ranks.rank() == 2 && !saver.has_news()) std::this_thread::yield();
     CHECK(saver.finished(ctx.device).empty());
     files.open_gate();
+    while (!list_steps(disk, "steps").leftovers.empty()) std::this_thread::yield();
+    second.open_gate();
     const auto ended = saver.wait(ctx.device);
     REQUIRE(ended.size() == 1);
     CHECK(contains(ended[0].failure, "rank 2: "));
