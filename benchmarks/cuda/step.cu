@@ -155,6 +155,7 @@ class measurement {
   void compare_with_kernels(double launched, double replayed) {
     device_.synchronize();
     optimizer_.begin_step(ctx_, 1e-4);
+    step_.load_again();
     const std::size_t launches = count_launches(device_, [&] { step_.run(ctx_); });
     const double gap = seconds_of_a_launch(device_, static_cast<int>(launches));
     double sum = replayed - gap * static_cast<double>(launches);

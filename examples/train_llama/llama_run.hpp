@@ -68,6 +68,7 @@ class llama_run final : public model_run {
         batches_(s, ctx_, model_.documents()),
         exchange_(device, asks_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
         since_(world_.stage().ledger()) {
+    world_.stage().checks().set(s.opt.compared);
     if (s.weights)
       plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source());
     else if (!s.first_step.empty())

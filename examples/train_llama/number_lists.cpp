@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 
@@ -40,4 +41,38 @@ plait::numerics parse_deterministic(const std::string& text) {
     at = end + 1;
   }
   return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
+}
+
+plait::value_check parse_check(const std::string& text) {
+  const auto refuse = [&] {
+    plait::fail(
+        fmt::format("--check {}: legal are first, off, always and every:N, N at least 1, each with a tolerance at "
+                    "least 0 and below "
+                    "1 behind it, as in every:100:1e-5",
+                    text));
+  };
+  const auto number = [&](const std::string& word) {
+    char* rest = nullptr;
+    const double n = std::strtod(word.c_str(), &rest);
+    if (word.empty() || *rest != '\0') refuse();
+    return n;
+  };
+  std::size_t end = text.find(':');
+  const std::string kind = text.substr(0, end);
+  plait::value_check how = plait::value_check::first;
+  if (kind == "every") {
+    const std::size_t begin = std::min(end, text.size() - 1) + 1;
+    end = text.find(':', begin);
+    const double n = number(text.substr(begin, end == text.npos ? end : end - begin));
+    if (!(n >= 1 && n <= 1e15 && n == static_cast<double>(static_cast<std::int64_t>(n)))) refuse();
+    how = plait::value_check::every(static_cast<std::int64_t>(n));
+  } else if (kind == "off" || kind == "always") {
+    how = kind == "off" ? plait::value_check::off : plait::value_check::always;
+  } else if (kind != "first") {
+    refuse();
+  }
+  if (end == text.npos) return how;
+  const double tolerance = number(text.substr(end + 1));
+  if (!(tolerance >= 0 && tolerance < 1)) refuse();
+  return how.within(tolerance);
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/comm/value_checks.hpp"
 #include "plait/core/numerics.hpp"
 
 // Options whose values are lists of numbers.
@@ -13,3 +14,5 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources);
 
 /// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
 plait::numerics parse_deterministic(const std::string& text);
+/// Of --check. Throws for anything else than what its help says.
+plait::value_check parse_check(const std::string& text);

@@ -179,6 +179,11 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
          "the same bits on every mesh, schedule and number of microbatches, on the CPU: off, or into how many leaves "
          "sums are cut over features, samples of a step and the sequence, as in 8,16,4; 8 is 8,8,1")
       ->capture_default_str();
+  app.add_option("--check", opt.check,
+                 "in which steps ranks compare what must be equal on them (tokens, parameters, gradients, what layers "
+                 "take): first (and the first after a load), off, always, or every:N steps; with a number behind a "
+                 "second colon, as in every:100:1e-5, differences up to so much of a value's norm are no error")
+      ->capture_default_str();
   app.add_flag("--tf32", opt.tf32, "on cuda in float: products on tensor cores, with factors of 10 bits");
   app.add_option("--recompute", opt.recompute,
                  "what layers make again for the backward pass: none, selective (what is cheap), full (all but their "
@@ -316,6 +321,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
   opt.seed = static_cast<std::uint64_t>(seed);
   opt.data_weights = parse_weights(weights, opt.data.size());
   opt.leaves = parse_deterministic(opt.deterministic);
+  opt.compared = parse_check(opt.check);
   check_options(opt, given);
   return true;
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/value_checks.hpp"
 #include "plait/core/numerics.hpp"
 #include "plait/core/recompute.hpp"
 #include "plait/data/sampler.hpp"
@@ -68,6 +69,8 @@ struct options {
   std::string moments = "full";
   std::string deterministic = "off";
   plait::numerics leaves{};  ///< of --deterministic
+  std::string check = "first";
+  plait::value_check compared{};  ///< of --check
   std::string offload = "none";
   std::string recompute = "none";
   double lr = 3e-3;

@@ -303,8 +303,8 @@ void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
   weight_work later;
   microbatch<cuda> mb = ctx;
   if (defer) mb.deferred = &later;
-  linear_saved<cuda> kept;
   const auto pass = [&](auto& layer, bool first) {
+    linear_saved<cuda> kept;
     if (first) zero_gradients(ctx, layer);
     layer.backward(mb, x, kept, dy);
     later.run();

@@ -200,7 +200,9 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
     };
     const std::size_t at_once = nodes(ctx.device, [&] { norm.backward(ctx, x, kept, dy); });
     norm.weight()->zero_gradient(ctx);
+    norm.forward(ctx, x, &kept);
     norm.backward(ctx, x, kept, dy);
+    norm.forward(ctx, x, &kept);
     const values expected = gradient();
     weight_work later;
     microbatch<cuda> mb = ctx;
@@ -211,6 +213,7 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes 
     });
     CHECK(at_once + 1 < deferred);  // dx, and a copy of dy besides
     norm.weight()->zero_gradient(ctx);
+    norm.forward(ctx, x, &kept);
     norm.backward(mb, x, kept, dy);
     later.run();
     CHECK(difference(gradient(), expected) < 1e-5);

@@ -36,6 +36,7 @@
 #include "plait/io/posix_file_system.hpp"
 #include "plait/tensor/all_reduce_scalar.hpp"
 #include "plait/tensor/broadcast_text.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -344,6 +345,7 @@ loaded_state load_state(const context<Device>& ctx, any_communicator ranks, Mode
   for (held_tensor& h : held_optimizer(ctx, model, optimizer)) held.push_back(std::move(h));
   const std::int64_t steps = loader.optimizer_steps();
   loader.load(std::move(held));
+  detail::arm_checks(ctx);
   if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
   optimizer.resume(steps);
   return loader.state();
@@ -359,6 +361,7 @@ loaded_state load_weights_of_step(const context<Device>& ctx, any_communicator r
   };
   detail::state_loader<Device> loader(ctx, ranks, files, path, std::move(rules));
   loader.load(held_weights(ctx, model));
+  detail::arm_checks(ctx);
   if constexpr (requires { model.gather_changed(ctx); }) model.gather_changed(ctx);
   return loader.state();
 }

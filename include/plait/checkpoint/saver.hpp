@@ -15,7 +15,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "plait/checkpoint/finished_save.hpp"
@@ -24,6 +26,7 @@
 #include "plait/checkpoint/save_writer.hpp"
 #include "plait/checkpoint/share_plan.hpp"
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/comm/agreement.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/io/byte_buffer.hpp"
@@ -110,6 +113,7 @@ class checkpoint_saver {
     if (all_reduce_scalar(ctx.device, ranks_, writer_->lags() ? 1.0 : 0.0, reduce_op::max) != 0)
       throw error_of_all(cat(
           {"checkpoint: step ", step, " is not saved: a save before it is stuck in a call of the ", "file system"}));
+    agree_on_scalars(ctx.device, step, extras.scalars);
     auto next = std::make_shared<detail::save_job>();
     next->begin = begin;
     next->step = step;
@@ -196,6 +200,25 @@ class checkpoint_saver {
     for (std::size_t i = 0; i < mesh.axes.size(); ++i)
       append(text, {i == 0 ? "" : ", ", mesh.axes[i].text(), "=", mesh.extents[i]});
     return text;
+  }
+
+  /// Throws where ranks would save other scalars: those of rank 0 would be restored on all.
+  template <compute_device Device>
+  void agree_on_scalars(Device& device, std::uint64_t step, const saved_scalars& scalars) {
+    std::vector<knob> values;
+    for (const auto& [name, scalar] : scalars)
+      values.push_back({name, std::visit(
+                                  [](const auto& v) {
+                                    using type = std::decay_t<decltype(v)>;
+                                    if constexpr (std::is_same_v<type, double>)
+                                      return exact_text(v);
+                                    else if constexpr (std::is_same_v<type, std::string>)
+                                      return v;
+                                    else
+                                      return std::to_string(v);
+                                  },
+                                  scalar)});
+    detail::require_equal_values(device, ranks_, cat({"checkpoint: step ", step, " is not saved"}), values);
   }
 
   /// Plans what this rank writes, which fits what the others plan, and makes room for it: a difference is told before

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <string>
@@ -26,6 +28,14 @@ struct knob {
   std::string value;  ///< short, as an error shows it; empty for a switch, which a rank has or lacks
   bool operator==(const knob&) const = default;
 };
+
+/// A number as a knob's value: two numbers have the same text only if they are equal.
+inline std::string exact_text(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  if (std::strtod(text, nullptr) != number) std::snprintf(text, sizeof text, "%.17g", number);
+  return text;
+}
 
 /// The error that `require_agreement` throws.
 class disagreement : public error_of_all {
@@ -90,8 +100,17 @@ inline std::string ranks_text(const std::vector<std::size_t>& ranks) {
   return text;
 }
 
+/// The words around a difference: "rank 1 was started with --lr 1, rank 0 with --lr 2; every rank needs the same
+/// options".
+struct agreement_words {
+  const char* one = " was started";
+  const char* several = " were started";
+  const char* end = "; every rank needs the same options";
+};
+
 /// Who has which value of the knob `name`, those that most ranks have last; empty if all have the same.
-inline std::string difference_text(const std::vector<std::vector<knob>>& of_ranks, const std::string& name) {
+inline std::string difference_text(const std::vector<std::vector<knob>>& of_ranks, const std::string& name,
+                                   const agreement_words& words) {
   struct party {
     const knob* has;  // null: the rank lacks it
     std::vector<std::size_t> ranks;
@@ -118,7 +137,7 @@ inline std::string difference_text(const std::vector<std::vector<knob>>& of_rank
   for (std::size_t i = 0; i < parties.size() && i < most; ++i) {
     const party& p = parties[i];
     text += (i == 0 ? "" : ", ") + ranks_text(p.ranks);
-    if (i == 0) text += p.ranks.size() == 1 ? " was started" : " were started";
+    if (i == 0) text += p.ranks.size() == 1 ? words.one : words.several;
     text += (p.has ? " with " : " without ") + name;
     if (!p.has || p.has->value.empty()) continue;
     const bool plain = p.has->value.find_first_of(" \t\n") == std::string::npos;
@@ -129,7 +148,7 @@ inline std::string difference_text(const std::vector<std::vector<knob>>& of_rank
 }
 
 /// Lists the knobs that differ between ranks: up to three in full, eleven by name.
-inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ranks) {
+inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ranks, const agreement_words& words) {
   std::vector<std::string> names;
   for (const auto& all : of_ranks)
     for (const knob& k : all)
@@ -137,7 +156,7 @@ inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ra
   std::string text, others;
   std::size_t found = 0;
   for (const std::string& name : names) {
-    const std::string difference = difference_text(of_ranks, name);
+    const std::string difference = difference_text(of_ranks, name, words);
     if (difference.empty()) continue;
     if (found++ < 3)
       text += (text.empty() ? "" : "; ") + difference;
@@ -145,13 +164,14 @@ inline std::string disagreement_text(const std::vector<std::vector<knob>>& of_ra
       others += (others.empty() ? "; they differ in " : ", ") + name;
   }
   if (found > 11) append(others, {" and ", found - 11, " more"});
-  return cat({text, others, (others.empty() ? "" : ", too"), "; every rank needs the same options"});
+  return cat({text, others, (others.empty() ? "" : ", too"), words.end});
 }
 
 /// How the ranks compare: `greatest(values, n)` replaces each of n int64 by the greatest among the ranks, `gather(in,
 /// out, bytes)` collects the bytes of all.
 template <class Greatest, class Gather>
-void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greatest, Gather&& gather) {
+void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greatest, Gather&& gather,
+                       std::string_view who = {}, const agreement_words& words = {}) {
   const std::string mine = packed_knobs(sorted_knobs(knobs));
   const auto hash = static_cast<std::int64_t>(fnv1a(mine));
   std::int64_t most[] = {hash, ~hash};  // the greatest complement is that of the least
@@ -172,7 +192,7 @@ void require_agreement(int ranks, std::span<const knob> knobs, Greatest&& greate
     std::memcpy(&used, all.data() + r * record, sizeof used);
     of_ranks.push_back(unpacked_knobs(std::string_view(all).substr(r * record + sizeof used, used)));
   }
-  throw disagreement(disagreement_text(of_ranks));
+  throw disagreement(std::string(who) + disagreement_text(of_ranks, words));
 }
 
 }  // namespace detail
@@ -188,25 +208,44 @@ inline void require_agreement(any_communicator& ranks, std::span<const knob> kno
       [&](const char* in, char* out, std::size_t bytes) { ranks.all_gather(in, out, bytes, dtype::u8); });
 }
 
-/// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
+namespace detail {
+
 template <compute_device Device>
-void require_agreement(Device& device, any_communicator& ranks, std::span<const knob> knobs) {
+void require_agreement_on(Device& device, any_communicator& ranks, std::span<const knob> knobs, std::string_view who,
+                          const agreement_words& words) {
   if (ranks.size() == 1) return;
   const auto stream = device.main_stream();
-  detail::require_agreement(
+  require_agreement(
       ranks.size(), knobs,
       [&](std::int64_t* values, std::size_t n) {
-        auto there = make_buffer<std::int64_t>(device, n);
+        auto there = make_collective_buffer<std::int64_t>(device, n);
         device.upload(there.data(), values, there.bytes(), stream);
         ranks.all_reduce(there.data(), there.data(), n, dtype::i64, reduce_op::max);
         device.download(values, there.data(), there.bytes(), stream);
       },
       [&](const char* in, char* out, std::size_t bytes) {
-        buffer<Device> mine(device, bytes), all(device, bytes * static_cast<std::size_t>(ranks.size()));
+        auto mine = make_collective_buffer<char>(device, bytes);
+        auto all = make_collective_buffer<char>(device, bytes * static_cast<std::size_t>(ranks.size()));
         device.upload(mine.data(), in, bytes, stream);
         ranks.all_gather(mine.data(), all.data(), bytes, dtype::u8);
         device.download(out, all.data(), all.bytes(), stream);
-      });
+      },
+      who, words);
+}
+
+/// Throws `disagreement` unless all ranks have the same values of what `who` is or does.
+template <compute_device Device>
+void require_equal_values(Device& device, any_communicator& ranks, std::string_view who, std::span<const knob> values) {
+  require_agreement_on(device, ranks, values, cat({who, ": "}),
+                       {" runs", " run", "; every rank needs the same values"});
+}
+
+}  // namespace detail
+
+/// This overload serves ranks that communicate through device memory, as NCCL's do. It waits for the main stream.
+template <compute_device Device>
+void require_agreement(Device& device, any_communicator& ranks, std::span<const knob> knobs) {
+  detail::require_agreement_on(device, ranks, knobs, {}, {});
 }
 
 }  // namespace plait

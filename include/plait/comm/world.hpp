@@ -12,6 +12,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/counting.hpp"
+#include "plait/comm/value_checks.hpp"
 #include "plait/mesh/mesh.hpp"
 
 namespace plait {
@@ -42,6 +43,9 @@ class world {
   plait::ledger& ledger() { return *ledger_; }
   /// Where a world that is made for counting writes what its rank starts, in order; null in others.
   const std::shared_ptr<call_log>& calls() const { return calls_; }
+  /// Which values of this rank are compared with those of others, and in which steps:
+  /// `checks().set(value_check::every(100))`.
+  value_checks& checks() { return checks_; }
   /// Another communicator of this rank, counted in the same ledger under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
@@ -74,6 +78,7 @@ class world {
   std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
+  value_checks checks_;
   std::shared_ptr<call_log> calls_;  ///< of a world that is made for counting
 };
 

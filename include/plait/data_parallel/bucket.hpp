@@ -127,6 +127,10 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
     sent_.reset();
     for (const member& m : members_) m.who->zero_gradient(ctx);
   }
+  /// What passes have added is lost, since an exception has ended the step.
+  void abandon() {
+    for (const member& m : members_) m.who->abandon_gradient();
+  }
   /// A pass is about to add to the gradients.
   void need_gradients(const context<Device>& ctx) {
     if (!trainable_ || summed_) return;
@@ -142,6 +146,7 @@ class parameter_bucket final : public parameter_home<Precision, Device> {
   }
   /// Starts the reduction; `finish_reduction` waits for it.
   void start_reduction(const context<Device>& ctx) {
+    ctx.ranks.checks().note_reduction();
     need_gradients(ctx);
     for (const member& m : members_) require_used(*m.who);
     for (const member& m : members_) home::begin_reduction(*m.who);

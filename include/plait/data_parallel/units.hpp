@@ -15,6 +15,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 #include "plait/data_parallel/bucket.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -105,6 +106,7 @@ class parameter_units {
   void begin_step(const context<Device>& ctx) {
     for (int i = 0; i < size(); ++i)
       if (at(i).reducing) refuse("begin_step", i, "whose reduction is under way: call finish_reduction before");
+    detail::begin_checked_step(ctx);
     for (kept_unit& u : units_) {
       for (const auto& b : u.buckets) {
         if (level_ == zero_level::parameters) b->release();
@@ -186,7 +188,11 @@ class parameter_units {
   bool reducing(int unit) const { return at(unit).reducing; }
   /// Forgets the reductions of a step that an exception has ended, so that another one may begin.
   void abandon_step() {
-    for (kept_unit& u : units_) u.reducing = false;
+    for (kept_unit& u : units_) {
+      u.reducing = false;
+      for (const auto& b : u.buckets) b->abandon();
+      for (parameter* p : u.alone) p->abandon_gradient();
+    }
   }
   /// Steps are recorded, where nobody can be asked whether something has arrived.
   void ask_nobody() { asks_ = false; }

@@ -186,6 +186,14 @@ class cuda {
   void* allocate_for_optimizers(std::size_t bytes) {
     return options_.offload_optimizer ? on_host_.allocate(bytes, key(main_)) : allocate(bytes);
   }
+  /// As `allocate`, for what belongs to the device until it goes, such as digests of checked values: it is not counted
+  /// in `bytes_in_use`.
+  void* allocate_own(std::size_t bytes) {
+    const std::size_t before = allocator_.bytes_in_use();
+    void* const memory = allocate(bytes);
+    own_bytes_ += allocator_.bytes_in_use() - before;
+    return memory;
+  }
   /// Gives the device memory that a communication library has registered. Throws where it has some.
   void serve_collectives(registered_memory memory) { pool_.serve_collectives(std::move(memory)); }
   /// That memory; empty where there is none.

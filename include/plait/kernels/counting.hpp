@@ -24,6 +24,8 @@ void cross_entropy_loss(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void cross_entropy_rescale(counting_device&, const Arguments&...) {}
 template <class... Arguments>
+void digest(counting_device&, const Arguments&...) {}
+template <class... Arguments>
 void divide_by_norm(counting_device&, const Arguments&...) {}
 template <class... Arguments>
 void fill_from(counting_device&, const Arguments&...) {}

@@ -37,6 +37,7 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
                                      const llama_options& options, int rounds = 3) {
   using model_type = llama<Precision, S, Device>;
   using clock = std::chrono::steady_clock;
+  const value_checks::pause unchecked(ctx.ranks.checks());
   llama_config one = config;
   one.layers = 1;
   model_type model(ctx, one, options);

@@ -19,6 +19,7 @@
 #include "plait/nn/layer.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/strategy/branch.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 namespace detail {
@@ -152,6 +153,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     out_.forward(mb, attended.template data<T>(), y.data(), keep ? &keep->out : nullptr,
                  addend ? addend->data() : nullptr);
     if (keep) keep->attended = std::move(attended);
+    detail::note_forward(mb, *this, layout_v<input>, qkv_.weight(0)->name(), x.data(), x.size());
     return y;
   }
 
@@ -163,6 +165,7 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
     const range profiled(ctx.device, names_.backward());
     detail::require_size(qkv_.weight(0)->name(), "x", x.size(), qkv_.input_size());
     detail::require_size(qkv_.weight(0)->name(), "dy", dy.size(), out_.output_size());
+    detail::note_backward(mb, detail::dual_v<output>, out_.weight(0)->name(), dy.data(), dy.size());
     auto dattended = make_buffer<T>(ctx.device, static_cast<std::size_t>(attended_size()));
     auto dqkv = make_buffer<T>(ctx.device, static_cast<std::size_t>(qkv_.output_size()));
     const T* const q = kept.qkv.template data<T>();

@@ -15,7 +15,9 @@
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/same_bits_calls.hpp"
+#include "plait/nn/layer/saved_stamp.hpp"
 #include "plait/nn/token_mean.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -72,6 +74,7 @@ class cross_entropy_loss
 
   struct saved {
     buffer<Device> statistics;  ///< row_max [rows], sum_exp [rows]
+    detail::saved_stamp stamp{};
   };
 
   /// `vocab` is the true number of classes; logits beyond it are padding.
@@ -79,6 +82,7 @@ class cross_entropy_loss
       : settings_(settings) {
     enforce_boundary<Logits>(ctx, "cross_entropy: logits");
     enforce_boundary<Labels>(ctx, "cross_entropy: labels");
+    detail::agree_on_context(ctx);
     range_.vocab = vocab;
     take_sizes(ctx);
     const axis_list sharing = ctx.ranks.pruned(layout_v<Logits>.dims.back().axes);
@@ -99,6 +103,8 @@ class cross_entropy_loss
     const range profiled(ctx.device, "cross_entropy forward");
     made_for_.require("cross_entropy", ctx.sizes);
     const std::int64_t n = rows_;
+    detail::require_array("cross_entropy", "logits", logits, n * range_.columns);
+    detail::require_array("cross_entropy", "labels", labels, n);
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * n));
     auto more = make_buffer<S>(ctx.device, static_cast<std::size_t>(5 * n));
     S* const global_max = statistics.template data<S>();
@@ -129,7 +135,10 @@ class cross_entropy_loss
     if (keep) {
       ctx.device.copy(global_max + n, sums, static_cast<std::size_t>(n) * sizeof(S), ctx.device.main_stream());
       keep->statistics = std::move(statistics);
+      keep->stamp.make(nullptr, mb.index);
     }
+    detail::note_boundary(mb, layout_v<Logits>, "the logits of ", "cross_entropy", logits, n * range_.columns);
+    detail::note_boundary(mb, layout_v<Labels>, "the labels of ", "cross_entropy", labels, n);
     return total;
   }
 
@@ -148,6 +157,7 @@ class cross_entropy_loss
     static_assert(enforced<detail::dual_value_check<dual_t<Sum>, output>, among<Logits, Labels>, dual_t<Sum>, output>);
     if (kept.statistics.empty() && rows_ != 0)
       fail("cross_entropy: backward without what forward keeps: give forward a `saved`, and backward the same one");
+    kept.stamp.use("cross_entropy", nullptr, mb.index);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, "cross_entropy backward");
     made_for_.require("cross_entropy", ctx.sizes);
@@ -172,6 +182,7 @@ class cross_entropy_loss
   /// Makes the loss ready for other batches and lengths, those of this context, in the world that it was made in.
   void resize(const context<Device>& ctx) {
     detail::require_resizable("cross_entropy", static_cast<bool>(columns_));
+    detail::arm_checks(ctx);
     take_sizes(ctx);
   }
   /// Both on an array of a type with the same bits.

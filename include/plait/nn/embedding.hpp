@@ -17,6 +17,7 @@
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter/rebind.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 namespace detail {
@@ -132,6 +133,8 @@ class embedding {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.forward());
     made_for_.require(table_->name(), mb.ctx.sizes);
+    detail::require_array(table_->name(), "ids", ids, tokens_);
+    detail::require_array(table_->name(), "y", y, resolve_.target().local_size());
     buffer<Device> product;
     T* out = y;
     if (!resolve_.trivial()) {
@@ -140,6 +143,7 @@ class embedding {
     }
     kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
     if (out != y) resolve_.run(on, out, y, dtype_of<T>);
+    detail::note_forward(mb, *this, layout_v<input>, table_->name(), ids, tokens_);
   }
 
   /// Forward into an array of a type with the same bits.
@@ -170,6 +174,9 @@ class embedding {
     Device& on = mb.ctx.device;
     const range profiled(on, names_.backward());
     made_for_.require(table_->name(), mb.ctx.sizes);
+    detail::require_array(table_->name(), "ids", ids, tokens_);
+    detail::require_array(table_->name(), "dy", dy, unresolve_.source().local_size());
+    detail::note_backward(mb, detail::dual_v<output>, table_->name(), dy, unresolve_.source().local_size());
     buffer<Device> resolved;
     const T* d = dy;
     if (!unresolve_.trivial()) {
@@ -197,6 +204,7 @@ class embedding {
   /// Makes the embedding ready for other batches and lengths, those of this context (`linear::resize`).
   void resize(const context<Device>& ctx) {
     detail::require_resizable(table_->name(), terms_ != nullptr);
+    detail::arm_checks(ctx);
     for (const dim_placement& p : layout_v<weight_spec>.dims)
       if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
         fail({name(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),

@@ -17,6 +17,7 @@
 #include "plait/nn/layer/policy_check.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/linear/overlap.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -162,12 +163,13 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
                saved* keep = nullptr, const tensor<T, output, Device>* addend = nullptr) {
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "y", y.size(), core_.output_size());
-    core_.forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
+    forward(mb, x.data(), y.data(), keep, addend ? addend->data() : nullptr);
   }
   /// Forward on the caller's memory: this rank's part of the input and of the output. Throws where the context has
   /// other sizes than the layer was made for, or last resized to.
   void forward(const microbatch<Device>& mb, const T* x, T* y, saved* keep = nullptr, const T* addend = nullptr) {
     core_.forward(mb, x, y, keep, addend);
+    detail::note_forward(mb, *this, layout_v<input>, weight()->name(), x, core_.input_size());
   }
 
   /// Takes the gradient of the output and returns that of the input, plus `addend` where that is not null; adds to the
@@ -189,11 +191,12 @@ class linear : public layer_types<activation_of<Precision>, typename detail::lin
     detail::require_size(weight()->name(), "x", x.size(), core_.input_size());
     detail::require_size(weight()->name(), "dy", dy.size(), core_.output_size());
     detail::require_size(weight()->name(), "dx", dx.size(), core_.input_size());
-    core_.backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
+    backward(mb, x.data(), kept, dy.data(), dx.data(), addend ? addend->data() : nullptr);
   }
   /// This overload works on the caller's memory. If dx is null, only the weights' gradients are computed.
   void backward(const microbatch<Device>& mb, const T* x, saved& kept, const T* dy, T* dx, const T* addend = nullptr) {
     core_.backward(mb, x, kept, dy, dx, addend);
+    detail::note_backward(mb, detail::dual_v<output>, weight()->name(), dy, core_.output_size());
   }
 
   /// Makes the layer ready for the sizes of this context, in the world that it was made in: batches and lengths may

@@ -8,6 +8,7 @@
 #include "plait/layout/errors.hpp"
 #include "plait/nn/layer/apart.hpp"
 #include "plait/nn/strategy/branch.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -80,6 +81,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
       keep->gate_up = std::move(gate_up);
       if (mb.policy == recompute::none) keep->activated = std::move(activated);
     }
+    detail::note_forward(mb, *this, layout_v<input>, gate_up_.weight(0)->name(), x.data(), x.size());
     return y;
   }
 
@@ -91,6 +93,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
     const range profiled(ctx.device, names_.backward());
     detail::require_size(gate_up_.weight(0)->name(), "x", x.size(), gate_up_.input_size());
     detail::require_size(gate_up_.weight(0)->name(), "dy", dy.size(), down_.output_size());
+    detail::note_backward(mb, detail::dual_v<output>, down_.weight(0)->name(), dy.data(), dy.size());
     const std::int64_t rows = gate_up_.rows(), width = gate_up_.columns() / 2;
     if (kept.activated.empty()) {
       kept.activated = make_buffer<T>(ctx.device, static_cast<std::size_t>(rows * width));

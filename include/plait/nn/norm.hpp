@@ -16,8 +16,10 @@
 #include "plait/nn/layer/made_for.hpp"
 #include "plait/nn/layer/open_sum.hpp"
 #include "plait/nn/layer/same_bits_calls.hpp"
+#include "plait/nn/layer/saved_stamp.hpp"
 #include "plait/nn/linear/core.hpp"
 #include "plait/nn/norm/core.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 /// RMSNorm (Zhang and Sennrich 2019) over the last dim of `Input`: y = x w / sqrt(mean(x^2) + eps), with the input's
@@ -36,6 +38,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
   static constexpr bool cheap = true;
   struct saved {
     buffer<Device> inv_rms;  ///< [rows]
+    detail::saved_stamp stamp{};
   };
   static_assert(enforced<value, among<Input>, Input>);
   using same_bits_calls<rms_norm, T, Device>::forward;
@@ -81,6 +84,7 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
     core_.require_sizes(ctx);
+    core_.require_arrays(x, "y", y);
     auto inv = make_buffer<S>(ctx.device, static_cast<std::size_t>(core_.rows));
     S* const r = inv.template data<S>();
     if (!core_.row_group) {
@@ -94,7 +98,11 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
                          core_.columns_global, eps_);
       kernels::rms_inverse(ctx.device, r, r, core_.rows, core_.columns_global, eps_);
     }
-    if (keep) keep->inv_rms = std::move(inv);
+    if (keep) {
+      keep->inv_rms = std::move(inv);
+      keep->stamp.make(core_.weight.get(), mb.index);
+    }
+    detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
 
   /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
@@ -122,6 +130,8 @@ class rms_norm : public layer_types<activation_of<Precision>, Input, Input, Devi
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
     core_.check_backward(kept.inv_rms, x, dy, dx, addend);
+    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index);
+    detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const inv = kept.inv_rms.template data<S>();
     if (!core_.row_group) {  // in one pass over x and dy, unless the weight's part of it is deferred
       const bool now = !mb.deferred && !core_.canonical && core_.in_place;
@@ -183,6 +193,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
   static constexpr bool cheap = true;
   struct saved {
     buffer<Device> statistics;  ///< mean [rows], then 1 / deviation [rows]
+    detail::saved_stamp stamp{};
   };
   static_assert(enforced<value, among<Input>, Input>);
   using same_bits_calls<layer_norm, T, Device>::forward;
@@ -225,6 +236,7 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, core_.names.forward());
     core_.require_sizes(ctx);
+    core_.require_arrays(x, "y", y);
     auto statistics = make_buffer<S>(ctx.device, static_cast<std::size_t>(2 * core_.rows));
     S* const mean = statistics.template data<S>();
     S* const inv = mean + core_.rows;
@@ -240,7 +252,11 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
       kernels::layer_norm_statistics(ctx.device, mean, inv, mean, inv, core_.rows, core_.columns_global, eps_);
       kernels::layer_norm_apply(ctx.device, x, mean, inv, w, b, y, core_.rows, core_.columns);
     }
-    if (keep) keep->statistics = std::move(statistics);
+    if (keep) {
+      keep->statistics = std::move(statistics);
+      keep->stamp.make(core_.weight.get(), mb.index);
+    }
+    detail::note_forward(mb, *this, layout_v<input>, core_.weight->name(), x, core_.rows * core_.columns);
   }
 
   /// `addend`, such as the gradient of a residual connection, is added in the same pass where it is not null.
@@ -268,6 +284,8 @@ class layer_norm : public layer_types<activation_of<Precision>, Input, Input, De
     const range profiled(ctx.device, core_.names.backward());
     core_.require_sizes(ctx);
     core_.check_backward(kept.statistics, x, dy, dx, addend);
+    kept.stamp.use(core_.weight->name(), core_.weight.get(), mb.index);
+    detail::note_backward(mb, detail::dual_v<output>, core_.weight->name(), dy, core_.rows * core_.columns);
     const S* const mean = kept.statistics.template data<S>();
     const S* const inv = mean + core_.rows;
     if (!core_.row_group) {

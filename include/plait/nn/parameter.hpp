@@ -26,6 +26,7 @@
 #include "plait/nn/parameter/reduced_gradient.hpp"
 #include "plait/nn/parameter/refusals.hpp"
 #include "plait/nn/parameter/use.hpp"
+#include "plait/tensor/check_values.hpp"
 #include "plait/tensor/executor.hpp"
 #include "plait/tensor/microbatch.hpp"
 
@@ -61,6 +62,7 @@ class parameter {
         callers_master_(place.master),
         canonical_(ctx.numerics.canonical()) {
     enforce(check_stored(stored), "parameter " + info_.name);
+    detail::agree_on_context(ctx);
     part_ = local_box(stored, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     if (!array_) array_ = std::make_shared<parameter_array<Precision, Device>>(ctx.device, used_size());
     array_->add_parameter();
@@ -127,8 +129,13 @@ class parameter {
     ctx.device.copy(changed_piece(), whole.template data<master_type>() + own.begin,
                     static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
   }
-  /// The gradient of this rank's piece: complete after `reduce`, and nothing to read before.
-  const gradient_type* gradient() const { return const_cast<parameter*>(this)->stored_gradient(); }
+  /// The gradient of this rank's piece. Throws from `zero_gradient` until `reduce` has completed it, unless there is
+  /// nothing to complete.
+  const gradient_type* gradient() const {
+    if ((phase_ == phase::accumulating || phase_ == phase::reducing) && needs_reduction())
+      detail::refuse_incomplete(info_.name);
+    return const_cast<parameter*>(this)->stored_gradient();
+  }
 
   /// Returns the values that layers read. Throws while the parameter is stale.
   const weight_type* used_value() const {
@@ -141,6 +148,7 @@ class parameter {
     require_accumulating();
     if (canonical_) detail::refuse_unordered(info_.name);
     if (empty_) clear_gradient(device);
+    added_ = true;
     return summed();
   }
   /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
@@ -158,7 +166,7 @@ class parameter {
     return array_->add_terms(std::move(leaves));
   }
   /// Begins to add to the canonical sums of its array. Throws as `used_gradient` does.
-  void begin_terms() { require_accumulating(), empty_ = false; }
+  void begin_terms() { require_accumulating(), empty_ = false, added_ = true; }
   /// The check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
     if (!current_) detail::refuse_ungathered(info_.name, state());
@@ -215,15 +223,24 @@ class parameter {
     rounded_current_ = gather_.trivial();
   }
   /// Begins the sum of a gradient: the first pass forgets what was there, but in memory of the caller's, which is
-  /// zeroed at once. Nothing for a frozen parameter.
+  /// zeroed at once. Nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
+  /// complete and nobody has reduced: whoever means to lose it calls `discard_gradient`.
   void zero_gradient(const context<Device>& ctx) {
+    if (added_ && needs_reduction() && !only_counts<Device>) detail::refuse_lost_gradient(info_.name);
+    discard_gradient(ctx);
+  }
+  /// Begins the sum of a gradient, whatever has become of the one before.
+  void discard_gradient(const context<Device>& ctx) {
     if (frozen_) return;
+    added_ = false;
     tying_.wait();  // of a step that an exception has ended
     phase_ = phase::accumulating;
     empty_ = true;
     array_->clear_terms();
     if (array_->callers_gradients()) clear_gradient(ctx.device);
   }
+  /// What passes have added may be lost: an exception has ended the step. Waits for nothing.
+  void abandon_gradient() { added_ = false; }
   /// Begins a gradient that the caller, whose memory it is, has zeroed.
   void begin_gradient() {
     if (!frozen_) phase_ = phase::accumulating, empty_ = false;
@@ -240,6 +257,8 @@ class parameter {
     if (home_)
       fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
     if (empty_) clear_gradient(ctx.device);  // no pass has met it
+    added_ = false;
+    ctx.ranks.checks().note_reduction();
     gradient_type* const out = stored_gradient();
     if (canonical_ && !empty_terms())
       join_terms(ctx, *array_, at_, dual(used_), gather_, out, info_.name);
@@ -297,6 +316,8 @@ class parameter {
   friend class detail::parameter_rebinding<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
+  /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
+  bool needs_reduction() const { return home_ || stages_ || canonical_ || !reduce_.trivial(); }
   bool reduction_begun() const { return phase_ == phase::reducing || phase_ == phase::reduced; }
 
   void require_given() const {
@@ -385,6 +406,7 @@ class parameter {
   bool changed_ = true;           ///< whether they are to be rounded or gathered because of somebody else
   bool given_ = false;            ///< whether anybody has set the stored values
   bool counts_ = true, frozen_ = false, canonical_ = false;
+  bool added_ = false;  ///< whether a pass has asked for the gradient since its sum began
   bool empty_ = false;  ///< whether the gradient counts as zero, whatever its memory holds
 };
 

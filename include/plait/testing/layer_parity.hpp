@@ -92,7 +92,7 @@ void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::save
   layer.forward(now.keeping(recompute::none), x, &kept);
   layer.forward(now, x, &kept);
   layer.backward(now, x, kept, dy);
-  layer.visit([&](auto& p) { p.zero_gradient(mb.ctx); });
+  layer.visit([&](auto& p) { p.discard_gradient(mb.ctx); });
 }
 
 /// One rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer, from a context of the

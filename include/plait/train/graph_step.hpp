@@ -13,10 +13,10 @@ namespace plait {
 /// then on. Loading data and reading the result stay outside of it, and so does the optimizer's `begin_step`, whose
 /// numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers it as one
 /// operation. Where somebody else has changed a parameter's values since the last step, such as whoever loads a
-/// checkpoint, the step runs as it is, in the memory of the graph, and the next one is recorded anew; who changes some
-/// does so on every rank, since NCCL records on all or on none.
-/// The ranks of a pipeline each record their own stages, and launch together. It goes before the world does: NCCL ends
-/// no communicator while there is a graph that holds its calls.
+/// checkpoint, and where values of a step are compared (`value_check`), the step runs as it is, in the memory of the
+/// graph, and the next one is recorded anew; who changes some does so on every rank, since NCCL records on all or on
+/// none. The ranks of a pipeline each record their own stages, and launch together. It goes before the world does: NCCL
+/// ends no communicator while there is a graph that holds its calls.
 ///
 /// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
 /// on in-process ranks, whose threads meet for every collective.
@@ -38,13 +38,15 @@ class graph_step {
   }
 
   void run(const context<cuda>& ctx) {
-    if (runs_ < 2 || !step_.steady() || values_changed()) {
+    if (runs_ < 2 || !step_.steady() || values_changed() || ctx.ranks.checks().on()) {
       graph_.reset();  // a step that is launched needs as much memory, and is handed the graph's
       ++runs_;
       return step_.run(ctx);
     }
     step_.settle(ctx);  // what the step before has left under way, if that was no replay
-    if (!graph_)
+    if (graph_)
+      step_.take_loaded();
+    else
       graph_.record([&] {
         step_.run(ctx);
         step_.settle(ctx);  // what a recording starts, it waits for

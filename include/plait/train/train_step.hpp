@@ -15,6 +15,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/pipeline/pipeline.hpp"
+#include "plait/tensor/check_values.hpp"
 #include "plait/train/optim/adamw.hpp"
 #include "plait/train/optim/gradient_norm.hpp"
 #include "plait/train/optim/optimizer.hpp"
@@ -92,6 +93,10 @@ class training_step {
   template <class Fill>
   void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
     const std::int64_t ignored = model_.ignore_index();
+    detail::begin_checked_step(ctx);
+    detail::agree_in_checked_step(ctx, "training_step::load", [&] {
+      return std::vector<knob>{{"first_sample", cat({first_sample})}};
+    });
     first_sample_ = first_sample;
     std::int64_t counted = 0;
     for (std::size_t i = 0; i < batch_.size(); ++i) {
@@ -99,12 +104,15 @@ class training_step {
       if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
         host_starts starts(ids.part());
         fill(static_cast<std::int64_t>(i), ids, labels, starts);
+        note_loaded(ctx, "document starts", i, starts);
         if (model_.documents()) upload(ctx, starts, starts_[i]);
       } else {
         if (model_.documents())
           fail("training_step: attention_options::documents is set, so fill must take (i, ids, labels, starts)");
         fill(static_cast<std::int64_t>(i), ids, labels);
       }
+      note_loaded(ctx, "ids", i, ids);
+      note_loaded(ctx, "labels", i, labels);
       for (std::int64_t t = 0; t < labels.size(); ++t) counted += labels.data()[t] != ignored;
       upload(ctx, ids, batch_[i].first);
       upload(ctx, labels, batch_[i].second);
@@ -113,18 +121,33 @@ class training_step {
     loaded_ = true;
   }
 
+  /// Throws unless there are tokens for a run, which this uses up: for who replays a run, as `graph_step` does.
+  void take_loaded() {
+    if (!std::exchange(loaded_, false) && !only_counts<device>)
+      fail(ran_
+               ? "training step: run(ctx) on the tokens of the step before; load(ctx, first_sample, fill) comes before "
+                 "each run, and load_again() where the same tokens are meant"
+               : "training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
+    ran_ = true;
+  }
+  /// The next run is on the tokens of the one before: for benchmarks, and tests of memorising.
+  void load_again() {
+    if (!ran_) fail("training step: load_again() before the first run(ctx)");
+    loaded_ = true;
+  }
+
   /// Forward, backward, reduction, clipping and update, in the order of the step's program. The optimizer's
   /// `begin_step` comes before. What is updated may still be on its way to where layers read it when this returns:
   /// whoever uses the model through its pipeline waits for it.
   void run(const context<device>& ctx) {
-    if (!loaded_ && !only_counts<device>)
-      fail("training step: run(ctx) without tokens; load(ctx, first_sample, fill) comes before it");
+    take_loaded();
     if (first_unasked_) look_at_first(ctx);
     mean_.begin_late(ctx);
     by_last_norm_ = delays_norm() && (has_norm_ || !clips());
     std::vector<const std::int32_t*> starts;
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
+    ctx.ranks.checks().note_reduction();  // where nothing is trained, too
     first_unasked_ = delays_norm() && clips() && !by_last_norm_;
     clipped_before_norm_ = clipped_before_norm_ || by_last_norm_;
   }
@@ -132,7 +155,9 @@ class training_step {
   /// The numbers of the last run. Waits for its sums, and asks no rank for anything. Steps that were skipped since the
   /// last call, this one or others, are taken back from the optimizer's number of steps here, once.
   step_result result(const context<device>& ctx) {
+    if (!ran_ && !only_counts<device>) fail("training step: result(ctx) before the first run(ctx)");
     settle(ctx);
+    detail::compare_values(ctx);
     double sum = 0, counted = 0;
     ctx.device.synchronize();
     ctx.device.download(&sum, mean_.loss_sum(), sizeof sum, ctx.device.main_stream());
@@ -206,6 +231,12 @@ class training_step {
   }
 
  private:
+  template <class T>
+  static void note_loaded(const context<device>& ctx, std::string_view what, std::size_t i, const host_numbers<T>& of) {
+    if (detail::notes_values(ctx))
+      detail::note_on_host(ctx, layout_v<typename tokens::spec>,
+                           cat({"the ", what, " of microbatch ", static_cast<std::int64_t>(i)}), of.data(), of.size());
+  }
   bool delays_norm() const { return model_.executor().step().policy.delayed_norm; }
   bool clips() const { return clip_ > 0; }
   kernels::clip_numbers clipped(const context<device>& ctx) const {
@@ -306,6 +337,9 @@ class training_step {
         clipped_(make_buffer<kernels::clip_numbers>(ctx.device, 1)),
         stages_(model.along()) {
     if (!(clip >= 0)) fail({"training step: the limit of the gradient norm is ", clip, "; legal is 0 (none) or more"});
+    detail::agree_in_checked_step(ctx, "training step", [&] {
+      return std::vector<knob>{{"clip", exact_text(clip)}, {"microbatches", cat({model.shape().microbatches})}};
+    });
     ctx.device.zero(clipped_.data(), clipped_.bytes(), ctx.device.main_stream());
     // Or the next step's messages would come behind a norm for which all stages have to have ended theirs.
     if (delays_norm() && stages_.size() > 1) stages_ = stages_.split(0, stages_.rank(), stages_.label());
@@ -326,7 +360,8 @@ class training_step {
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
-  bool loaded_ = false;               ///< whether there have been tokens
+  bool loaded_ = false;               ///< whether there are tokens for the next run
+  bool ran_ = false;                  ///< whether there was one
   bool has_norm_ = false;             ///< of a step before
   bool by_last_norm_ = false;         ///< whether the last step clipped by that
   bool first_unasked_ = false;        ///< whether that one clipped by its own, and nobody knows whether it was skipped

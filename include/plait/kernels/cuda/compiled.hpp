@@ -124,6 +124,7 @@
   PLAIT_KERNEL(void rope_backward(cuda&, const T*, std::int64_t, T*, const S*, const S*, std::int64_t, std::int64_t,   \
                                   std::int64_t, std::int64_t, std::int64_t))                                           \
   PLAIT_KERNEL(void sum_of_multiples(cuda&, const T*, std::int64_t, double, double*))                                  \
+  PLAIT_KERNEL(void digest(cuda&, const T*, std::int64_t, value_digest*))                                              \
   PLAIT_KERNEL(void sum(cuda&, const T*, std::int64_t, double*))                                                       \
   PLAIT_KERNEL(void swiglu_forward(cuda&, const T*, T*, std::int64_t, std::int64_t))                                   \
   PLAIT_KERNEL(void swiglu_backward(cuda&, const T*, const T*, T*, std::int64_t, std::int64_t))
@@ -192,6 +193,8 @@ PLAIT_KERNEL(void muon_momentum(cuda&, std::span<const muon_rounded_tensor<float
                                 const adamw_scalars*))
 PLAIT_KERNEL(void add_exact_squares(cuda&, std::span<const const_elements<bf16>>, std::int64_t*))
 PLAIT_KERNEL(void add_sum_squares(cuda&, std::span<const const_elements<bf16>>, double*))
+PLAIT_KERNEL(void digest(cuda&, const std::int64_t*, std::int64_t, value_digest*))
+PLAIT_KERNEL(void digest(cuda&, const std::int32_t*, std::int64_t, value_digest*))
 
 // Context parallelism in bf16 merges attention in float.
 PLAIT_KERNEL(void attention_forward(cuda&, const bf16*, const bf16*, const bf16*, float*, float*,

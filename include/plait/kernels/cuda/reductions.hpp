@@ -11,6 +11,7 @@
 #include "plait/device/cuda.hpp"
 #include "plait/kernels/elements.hpp"
 #include "plait/kernels/exact_squares.hpp"
+#include "plait/kernels/value_digest.hpp"
 
 namespace plait::kernels {
 
@@ -18,6 +19,11 @@ namespace plait::kernels {
 /// of the GPU's multiprocessors, and it takes one array a call, where gradients are hundreds.
 template <class S>
 void sum(cuda& device, const S* x, std::int64_t n, double* out);
+
+/// *out = the digest of n elements: numbers, token ids or positions. Its sketches are summed in any order, and its hash
+/// is not affected by that.
+template <class T>
+void digest(cuda& device, const T* x, std::int64_t n, value_digest* out);
 
 /// *out += the sum of the squares of all elements of all parts.
 template <class G>

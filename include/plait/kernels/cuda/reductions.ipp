@@ -69,6 +69,29 @@ static __global__ void sum_of_sums(const double* sums, std::int64_t count, bool 
   if (threadIdx.x == 0) *out = add ? *out + total : total;
 }
 
+/// Adds the digests of the blocks' elements to *out.
+template <class T>
+__global__ static void digest_of_elements(const T* x, std::int64_t n, value_digest* out) {
+  using word = unsigned long long;
+  __shared__ double scratch[warp_lanes];
+  __shared__ word hash;
+  if (threadIdx.x == 0) hash = 0;
+  __syncthreads();
+  value_digest own;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
+    add_to_digest(own, bits_of_element(x[i]), number<double>(x[i]), mixed_index(i));
+  atomicAdd(&hash, static_cast<word>(own.hash));
+  const double squares = block_sum(own.squares, scratch);
+  if (threadIdx.x == 0) atomicAdd(&out->squares, squares);
+  for (int k = 0; k < 4; ++k) {
+    const double sketch = block_sum(own.sketch[k], scratch);
+    if (threadIdx.x == 0) atomicAdd(&out->sketch[k], sketch);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<word*>(&out->hash), hash);
+}
+
 /// One block, whose threads' sums are exact, and so is theirs.
 template <class S>
 __global__ static void sum_multiples(const S* x, std::int64_t n, double quantum, double* out) {
@@ -135,6 +158,14 @@ void sum(cuda& device, const S* x, std::int64_t n, double* out) {
   double* const partial = sums.template data<double>();
   plait::detail::launch(device, {chunks, detail::sum_threads}, detail::sum_chunks<S>, x, n, partial);
   plait::detail::launch(device, {1, detail::sum_of_sums_threads}, detail::sum_of_sums, partial, chunks, false, out);
+}
+
+template <class T>
+void digest(cuda& device, const T* x, std::int64_t n, value_digest* out) {
+  device.zero(out, sizeof(value_digest), device.main_stream());
+  if (n <= 0) return;
+  plait::detail::launch(device, {plait::detail::blocks_for(n, 4 * detail::sum_threads, 1024), detail::sum_threads},
+                        detail::digest_of_elements<T>, x, n, out);
 }
 
 template <class G>

@@ -9,6 +9,7 @@
 #include "plait/nn/attention/core.hpp"
 #include "plait/nn/combinators/sum.hpp"
 #include "plait/nn/layer/apart.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 namespace detail {
@@ -160,6 +161,8 @@ class cross_attention {
         core_.forward(mb, std::move(q), std::move(k), std::move(v), keep ? &keep->inside : nullptr);
     tensor_of<output> y(mb.ctx);
     out_.forward(mb, attended.data(), y.data(), keep ? &keep->out : nullptr, addend ? addend->data() : nullptr);
+    detail::note_forward(mb, *this, layout_v<input>, q_.weight(0)->name(), x.data(), x.size());
+    detail::note_forward(mb, *this, layout_v<memory_input>, k_.weight(0)->name(), source.data(), source.size());
     if (!keep) return y;
     if (gathered.owning() && mb.policy == recompute::none) keep->gathered = std::move(gathered);
     keep->attended = std::move(attended);
@@ -174,6 +177,7 @@ class cross_attention {
     const range profiled(mb.ctx.device, names_.backward());
     check_sizes(x, source);
     detail::require_size(q_.weight(0)->name(), "dy", dy.size(), out_.output_size());
+    detail::note_backward(mb, detail::dual_v<output>, out_.weight(0)->name(), dy.data(), dy.size());
     tensor_of<dual_t<queries>> dattended(mb.ctx);
     out_.backward(mb, kept.attended.data(), kept.out, dy.data(), dattended.data());
     const auto inside = core_.backward(mb, kept.attended, kept.inside, dattended);

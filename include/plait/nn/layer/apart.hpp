@@ -42,6 +42,12 @@ inline void require_apart(std::string_view layer, const char* call, const named_
   }
 }
 
+/// Throws where the caller's memory for `size` elements is a null pointer.
+inline void require_array(std::string_view layer, const char* name, const void* pointer, std::int64_t size) {
+  if (pointer == nullptr && size > 0)
+    fail({layer, ": ", name, " is a null pointer; it must point to this rank's ", size, " elements"});
+}
+
 /// Throws unless a tensor of a call has the elements that the layer was made for: sizes are the context's at that time.
 inline void require_size(std::string_view layer, const char* name, std::int64_t has, std::int64_t made_for) {
   if (has != made_for)

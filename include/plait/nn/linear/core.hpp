@@ -26,6 +26,7 @@
 #include "plait/nn/linear/saved.hpp"
 #include "plait/nn/parameter.hpp"
 #include "plait/nn/parameter/rebind.hpp"
+#include "plait/tensor/check_values.hpp"
 
 namespace plait {
 
@@ -87,6 +88,7 @@ class linear_core : detail::linear_moves {
   /// the weights' dims may not. What a forward pass has kept is of the sizes before.
   void resize(const context<Device>& ctx, const shared_linears& d) {
     detail::require_resizable(weights_[0]->name(), static_cast<bool>(canonical_));
+    detail::arm_checks(ctx);
     take_sizes(ctx.ranks, ctx.sizes, d, weights_[0]->name());
     adapters_.resize(rows_);
   }
@@ -103,6 +105,8 @@ class linear_core : detail::linear_moves {
     require_gathered();
     const std::string& name = weights_[0]->name();
     require_sizes(name, ctx.sizes);
+    detail::require_array(name, "x", x, input_size());
+    detail::require_array(name, "y", y, output_size());
     detail::require_apart(name, "forward", {y, output_size(), "y"},
                           {{x, input_size(), "x"}, {addend, output_size(), "addend"}, weights_read()});
     buffer<Device> gathered;
@@ -146,6 +150,7 @@ class linear_core : detail::linear_moves {
       if (addend) kernels::accumulate(ctx.device, addend, y, output_size());
     }
     if (keep) *keep = {};  // of an earlier pass
+    if (keep) keep->stamp.make(weights_[0].get(), mb.index);
     if (!keep || mb.policy != recompute::none) return;
     if (weights_trainable()) keep->gathered = std::move(gathered);
     if (adapters_.trainable()) keep->adapted = std::move(adapted);
@@ -161,6 +166,9 @@ class linear_core : detail::linear_moves {
     require_gathered();
     const std::string& name = weights_[0]->name();
     require_sizes(name, ctx.sizes);
+    detail::require_array(name, "x", x, input_size());
+    detail::require_array(name, "dy", dy, output_size());
+    saved.stamp.use(name, weights_[0].get(), mb.index);
     detail::require_apart(
         name, "backward", {dx, input_size(), "dx"},
         {{x, input_size(), "x"}, {dy, output_size(), "dy"}, {addend, input_size(), "addend"}, weights_read()});

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "plait/device/buffer.hpp"
+#include "plait/nn/layer/saved_stamp.hpp"
 
 namespace plait {
 
@@ -13,6 +14,7 @@ namespace plait {
 template <compute_device Device>
 struct linear_saved {
   buffer<Device> gathered, adapted;
+  detail::saved_stamp stamp{};
 };
 
 namespace detail {

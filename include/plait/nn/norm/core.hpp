@@ -70,6 +70,7 @@ class norm_core {
   /// Takes other sizes for a norm that is made; throws under canonical numerics, which are fixed by the sizes.
   void resize(const context<Device>& ctx, const layout& input) {
     require_resizable(weight->name(), canonical);
+    arm_checks(ctx);
     take_sizes(ctx, input, name());
   }
   /// Takes the sizes of the context; all but the last dim's may change.
@@ -108,6 +109,11 @@ class norm_core {
     require_size(weight->name(), "dy", dy, rows * columns);
     require_size(weight->name(), "dx", dx, rows * columns);
   }
+  /// Throws where the caller's x or the other array is null.
+  void require_arrays(const void* x, const char* name, const void* other) const {
+    require_array(weight->name(), "x", x, rows * columns);
+    require_array(weight->name(), name, other, rows * columns);
+  }
   /// Throws where a backward pass would read what no forward pass has kept, or what it has overwritten.
   template <class T>
   void check_backward(const buffer<Device>& kept, const T* x, const T* dy, const T* dx, const T* addend) const {
@@ -116,6 +122,7 @@ class norm_core {
             ": backward without what forward keeps: give forward a `saved`, and backward "
             "the same one, once"});
     const std::int64_t size = rows * columns;
+    require_arrays(x, "dy", dy);
     require_apart(weight->name(), "backward", {dx, size, "dx"},
                   {{x, size, "x"}, {dy, size, "dy"}, {addend, size, "addend"}});
   }

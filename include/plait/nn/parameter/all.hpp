@@ -9,6 +9,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/tensor/check_values.hpp"
 #include "plait/tensor/context.hpp"
 #include "plait/tensor/parts.hpp"
 
@@ -26,9 +27,11 @@ void each_parameter(F&& f, Layers&... layers) {
   };
   (layers.visit(first_time), ...);
 }
-/// Gathers all parameters of layers or models, before a step's first pass. Collective.
+/// Gathers all parameters of layers or models, before a step's first pass. Values of the step before that are to be
+/// compared (`value_check`) are compared first. Collective.
 template <compute_device Device, class... Layers>
 void gather_parameters(const context<Device>& ctx, Layers&... layers) {
+  detail::compare_values(ctx);
   each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
 }
 /// Sets all parameters of layers or models, and gathers them: `whole`, in the device's memory, has them as whole

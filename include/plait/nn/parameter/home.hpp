@@ -73,6 +73,7 @@ class parameter_home {
   static bool rounded_current(const parameter_type& p) { return p.rounded_current_; }
   /// No pass may add to its gradient from now on.
   static void begin_reduction(parameter_type& p) {
+    p.added_ = false;
     if (!p.frozen_) p.phase_ = parameter_type::phase::reducing;
   }
   static reduced_gradient<Precision, Device> complete(parameter_type& p) { return p.complete_gradient(); }

@@ -28,6 +28,16 @@ namespace plait::detail {
               "first time goes to the optimizer"
             : ": reduce without a gradient; call zero_gradient(ctx), then backward passes, then reduce(ctx)"});
 }
+[[noreturn]] inline void refuse_lost_gradient(const std::string& name) {
+  fail({"parameter ", name,
+        ": zero_gradient would lose a gradient that passes have added to and that was not reduced; call reduce(ctx) "
+        "before it, or discard_gradient(ctx) in its place"});
+}
+[[noreturn]] inline void refuse_incomplete(const std::string& name) {
+  fail({"parameter ", name,
+        ": its gradient is read before it is complete, so that it is this rank's term of a sum; call reduce(ctx) "
+        "before"});
+}
 [[noreturn]] inline void refuse_finish(const std::string& name) {
   fail({"parameter ", name, ": finish_reduction without start_reduction(ctx), which starts what it waits for"});
 }

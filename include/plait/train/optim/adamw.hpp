@@ -18,6 +18,7 @@
 #include "plait/layout/enforce.hpp"
 #include "plait/layout/local_box.hpp"
 #include "plait/nn/parameter.hpp"
+#include "plait/tensor/check_values.hpp"
 #include "plait/tensor/tensor.hpp"
 #include "plait/train/optim/optimizer_state.hpp"
 
@@ -91,6 +92,8 @@ class adamw {
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     if (!(learning_rate >= 0 && std::isfinite(learning_rate)))
       fail({"adamw: the learning rate is ", learning_rate, "; legal is 0 or more"});
+    detail::begin_checked_step(ctx);
+    detail::agree_in_checked_step(ctx, "adamw::begin_step", [&] { return numbers_of(learning_rate, gradient_scale); });
     ++step_;
     moments_.begin_step();
     if (scalars_.empty()) scalars_ = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
@@ -133,6 +136,7 @@ class adamw {
     for (reduced& g : gradients) {
       auto& p = g.parameter();
       prepare(ctx, p);
+      detail::note_update(ctx, g);
       const parameter_piece piece = p.piece();
       const G* const values = g.data();
       const auto target = p.begin_update();
@@ -195,6 +199,13 @@ class adamw {
   const kernels::adamw_scalars* scalars() const { return scalars_.template data<kernels::adamw_scalars>(); }
 
  private:
+  /// What all ranks must be given alike.
+  std::vector<knob> numbers_of(double learning_rate, double gradient_scale) const {
+    return {{"learning_rate", exact_text(learning_rate)}, {"gradient_scale", exact_text(gradient_scale)},
+            {"beta1", exact_text(options_.beta1)},        {"beta2", exact_text(options_.beta2)},
+            {"epsilon", exact_text(options_.epsilon)},    {"weight_decay", exact_text(options_.weight_decay)},
+            {"moments", name_of(options_.moments)},       {"step", cat({step_})}};
+  }
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
   /// The place of the first element of a parameter's piece in a block of moments.

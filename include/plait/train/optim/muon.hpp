@@ -14,6 +14,7 @@
 
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/tensor/check_values.hpp"
 #include "plait/train/optim/matrix_owners.hpp"
 #include "plait/train/optim/muon_options.hpp"
 #include "plait/train/optim/optimizer_state.hpp"
@@ -42,6 +43,12 @@ class muon {
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0) {
     others_.begin_step(ctx, learning_rate, gradient_scale);
+    detail::agree_in_checked_step(ctx, "muon::begin_step", [&] {
+      return std::vector<knob>{{"momentum", exact_text(options_.momentum)},
+                               {"nesterov", options_.nesterov ? "yes" : "no"},
+                               {"learning_rate_ratio", exact_text(options_.learning_rate_ratio)},
+                               {"weight_decay", exact_text(options_.weight_decay)}};
+    });
     momenta_.begin_step();
   }
   /// See `adamw::clip_by`.
@@ -81,6 +88,7 @@ class muon {
     for (reduced& g : gradients) {
       auto& p = g.parameter();
       const bool hidden = is_hidden_matrix(p.info());
+      if (hidden) detail::note_update(ctx, g);
       if (hidden && g.size() == 0) {  // another data rank's
         static_cast<void>(p.begin_update());
         continue;

@@ -1,0 +1,36 @@
+// The mark in what a forward pass keeps, by which a backward pass knows that it is its own: of this layer, of this
+// microbatch, and not used yet. Next: tests/unit/nn/saved_life.cpp.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "plait/core/error.hpp"
+#include "plait/core/macros_off.hpp"
+
+namespace plait::detail {
+
+/// `layer` is anything that a layer keeps its life long, such as its first parameter.
+class saved_stamp {
+ public:
+  void make(const void* layer, std::int64_t microbatch) { layer_ = layer, microbatch_ = microbatch, used_ = false; }
+  /// Throws unless the forward pass that made it was of this layer and microbatch, and no backward pass has used it.
+  /// One that no forward pass has made is used as well.
+  void use(std::string_view name, const void* layer, std::int64_t microbatch) {
+    constexpr const char* each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
+    if (used_) fail({name, ": this `saved` was used by a backward pass before", each});
+    if (layer_ && layer_ != layer) fail({name, ": this `saved` was made by another layer", each});
+    if (layer_ && microbatch_ != microbatch)
+      fail({name, ": this `saved` is of microbatch ", microbatch_, ", and the backward pass of ", microbatch, each});
+    used_ = true;
+  }
+
+ private:
+  const void* layer_ = nullptr;
+  std::int64_t microbatch_ = 0;
+  bool used_ = false;
+};
+
+}  // namespace plait::detail
+
+#include "plait/core/macros_on.hpp"

@@ -1,0 +1,306 @@
+// Compares over ranks, by digests, what types call equal on them: values that layers and steps note, contexts, numbers
+// of an optimizer, and, by `require_equal`, any tensor. Which values a type calls equal: layout/layout.hpp. Next:
+// comm/value_checks.hpp for the steps that do so, tests/unit/tensor/check_values.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "plait/comm/agreement.hpp"
+#include "plait/comm/value_checks.hpp"
+#include "plait/core/hash.hpp"
+#include "plait/core/macros_off.hpp"
+#include "plait/kernels/kernels.hpp"
+#include "plait/kernels/value_digest.hpp"
+#include "plait/layout/layout.hpp"
+#include "plait/tensor/all_reduce_scalar.hpp"
+#include "plait/tensor/broadcast_text.hpp"
+#include "plait/tensor/microbatch.hpp"
+#include "plait/tensor/tensor.hpp"
+
+namespace plait {
+namespace detail {
+
+/// The layout of the gradient of a tensor with the spec.
+template <spec_like Spec>
+inline constexpr layout dual_v = layout_v<dual_t<Spec>>;
+
+/// What a rank sends of a noted value for a comparison, as numbers of 64 bits.
+struct sent_value {
+  std::uint64_t name = 0;
+  kernels::value_digest digest{};
+};
+static_assert(sizeof(sent_value) == 7 * sizeof(std::uint64_t));
+
+/// The axes of the mesh, as bits, along which `a` says that ranks hold equal values; those in `other_than` do not
+/// count.
+std::uint32_t equal_axes(const mesh_shape& mesh, const layout& a, const axis_list& other_than = {});
+/// Likewise for terms of a sum.
+std::uint32_t term_axes(const mesh_shape& mesh, const layout& a);
+
+/// Returns for each axis the hash of all noted values that are equal along it, then the number of values, then that of
+/// values that are terms.
+std::vector<std::uint64_t> combined_hashes(const mesh_shape& mesh, const std::vector<noted_value>& values);
+/// Whether along some axis the ranks of a line differ in what `combined_hashes` has for it.
+bool combined_differ(const mesh_shape& mesh, std::span<const std::uint64_t> of_ranks);
+/// Returns the hashes of values that are terms and large enough to be told from each other; 0 for others.
+std::vector<std::uint64_t> hashes_of_terms(const std::vector<noted_value>& values);
+/// Returns what is wrong with the values that are terms, as `rank` sees it, or "". `of_ranks` has `count` for each
+/// rank.
+std::string text_of_equal_terms(const mesh_shape& mesh, std::int64_t rank, const std::vector<noted_value>& values,
+                                std::span<const std::uint64_t> of_ranks, std::size_t count);
+/// Returns what is wrong with the value `mine` of `rank`, or "": `of_ranks[r]` is what rank r has sent for it.
+std::string text_of_difference(const mesh_shape& mesh, std::int64_t rank, const noted_value& mine,
+                               const std::vector<sent_value>& of_ranks, double tolerance);
+
+/// What all ranks of a world must be given alike, by name.
+std::vector<knob> values_of_context(const mesh_shape& mesh, const dim_sizes& sizes, std::uint64_t seed,
+                                    const numerics& how);
+std::uint64_t hash_of_values(std::span<const knob> values);
+
+/// Takes the noted values, with their digests, from where the device has put them.
+template <compute_device Device>
+std::vector<noted_value> take_noted(Device& device, value_checks& checks) {
+  std::vector<kernels::value_digest> all;
+  checks.take_blocks([&](kernels::value_digest* block, std::size_t count) {
+    all.resize(all.size() + count);
+    device.download(all.data() + (all.size() - count), block, count * sizeof(kernels::value_digest),
+                    device.main_stream());
+  });
+  std::vector<noted_value> values = checks.take();
+  for (noted_value& v : values)
+    if (v.slot >= 0) v.digest = all[static_cast<std::size_t>(v.slot)];
+  return values;
+}
+
+/// Compares values that all ranks of the mesh have noted in the same order. Throws `error_of_all`. Collective.
+template <compute_device Device>
+void compare_noted(const context<Device>& ctx, const std::vector<noted_value>& values, double tolerance) {
+  const mesh_shape& mesh = ctx.ranks.shape();
+  any_communicator& root = ctx.ranks.root();
+  const std::size_t axes = mesh.axes.size(), ranks = static_cast<std::size_t>(root.size());
+  if (ranks == 1) return;
+  const auto combined = gather_all(ctx.device, root, combined_hashes(mesh, values), axes + 2);
+  std::uint64_t most = 0, most_terms = 0;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    most = std::max(most, combined[r * (axes + 2) + axes]);
+    most_terms = std::max(most_terms, combined[r * (axes + 2) + axes + 1]);
+  }
+  std::string problem;
+  double problem_at = 1e18;
+  if (combined_differ(mesh, combined)) {
+    constexpr std::size_t chunk = 1024;
+    for (std::size_t begin = 0; begin < most && problem.empty(); begin += chunk) {
+      const std::size_t count = std::min<std::size_t>(chunk, most - begin);
+      constexpr std::size_t words = sizeof(sent_value) / sizeof(std::uint64_t);
+      std::vector<sent_value> own(count);
+      for (std::size_t i = 0; i < count && begin + i < values.size(); ++i)
+        own[i] = {fnv1a(values[begin + i].name), values[begin + i].digest};
+      std::vector<std::uint64_t> sent(count * words);
+      std::memcpy(sent.data(), own.data(), sent.size() * sizeof(std::uint64_t));
+      const auto all = gather_all(ctx.device, root, std::move(sent), count * words);
+      for (std::size_t i = 0; i < count && problem.empty(); ++i) {
+        std::vector<sent_value> of_ranks(ranks);
+        for (std::size_t r = 0; r < ranks; ++r)
+          std::memcpy(&of_ranks[r], all.data() + (r * count + i) * words, sizeof(sent_value));
+        static const noted_value none{};
+        const noted_value& mine = begin + i < values.size() ? values[begin + i] : none;
+        problem = text_of_difference(mesh, root.rank(), mine, of_ranks, tolerance);
+        if (!problem.empty()) problem_at = static_cast<double>(begin + i);
+      }
+      if (all_reduce_scalar(ctx.device, root, problem.empty() ? 0.0 : 1.0, reduce_op::max) != 0) break;
+    }
+  }
+  if (most_terms != 0) {
+    const auto terms = gather_all(ctx.device, root, hashes_of_terms(values), most_terms);
+    if (problem.empty()) {
+      problem = text_of_equal_terms(mesh, root.rank(), values, terms, most_terms);
+      if (!problem.empty()) problem_at = 1e17;
+    }
+  }
+  // The first value in which ranks differ, as the first of them says it.
+  const double least = -all_reduce_scalar(ctx.device, root, -problem_at, reduce_op::max);
+  if (least >= 1e18) return;
+  const int speaker = static_cast<int>(-all_reduce_scalar(
+      ctx.device, root, problem_at == least ? -static_cast<double>(root.rank()) : -1e18, reduce_op::max));
+  throw error_of_all(broadcast_text(ctx.device, root, problem, speaker));
+}
+
+/// Notes elements that lie in the device's memory as a value.
+template <class T, compute_device Device>
+void note_digest(const context<Device>& ctx, value_checks& to, noted_value value, const T* data) {
+  if constexpr (std::is_same_v<Device, cpu>) {
+    value.digest = kernels::digest_of(data, value.size);
+  } else {
+    const auto [slot, at] = to.next_slot([&] {
+      constexpr std::size_t bytes = value_checks::block * sizeof(kernels::value_digest);
+      if constexpr (requires { ctx.device.allocate_own(bytes); })
+        return static_cast<kernels::value_digest*>(ctx.device.allocate_own(bytes));
+      else
+        return static_cast<kernels::value_digest*>(ctx.device.allocate(bytes, ctx.device.main_stream()));
+    });
+    value.slot = slot;
+    kernels::digest(ctx.device, data, value.size, at);
+  }
+  to.note(std::move(value));
+}
+/// Whether values of this step are noted at all.
+template <compute_device Device>
+bool notes_values(const context<Device>& ctx) {
+  if constexpr (only_counts<Device>)
+    return false;
+  else
+    return ctx.ranks.checks().on() && ctx.ranks.size() > 1 && !ctx.ranks.calls();
+}
+
+/// Compares the values of the last step, and those that have been noted since.
+template <compute_device Device>
+void compare_values(const context<Device>& ctx) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    value_checks& checks = ctx.ranks.checks();
+    compare_noted(ctx, take_noted(ctx.device, checks), checks.how().tolerance);
+  }
+}
+/// A step begins: compares what has been noted, and decides whether values of this one are noted. Collective where the
+/// step before was checked.
+template <compute_device Device>
+void begin_checked_step(const context<Device>& ctx) {
+  compare_values(ctx);
+  ctx.ranks.checks().begin_step();
+}
+
+/// Notes a value that lies as `a`, of which this rank has `size` elements.
+template <class T, compute_device Device>
+void note_value(const context<Device>& ctx, const layout& a, std::string_view what, std::string_view of, const T* data,
+                std::int64_t size, const axis_list& cut = {}) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    const mesh_shape& mesh = ctx.ranks.shape();
+    noted_value value{cat({what, of}), equal_axes(mesh, a, cut), term_axes(mesh, a), size};
+    if ((value.equal | value.terms) == 0) return;
+    note_digest(ctx, ctx.ranks.checks(), std::move(value), data);
+  }
+}
+/// Notes a tensor that a layer takes at a boundary.
+template <class T, compute_device Device>
+void note_boundary(const microbatch<Device>& mb, const layout& a, std::string_view what, std::string_view layer,
+                   const T* data, std::int64_t size) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(mb.ctx)) return;
+    if (layer.ends_with(".weight")) layer.remove_suffix(std::string_view(".weight").size());
+    if (mb.count == 1) return note_value(mb.ctx, a, what, layer, data, size);
+    note_value(mb.ctx, a, what, cat({layer, " in microbatch ", mb.index}), data, size);
+  }
+}
+/// Notes numbers in the host's memory.
+template <class T, compute_device Device>
+void note_on_host(const context<Device>& ctx, const layout& a, std::string name, const T* data, std::int64_t size) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    noted_value value{std::move(name), equal_axes(ctx.ranks.shape(), a), 0, size};
+    value.digest = kernels::digest_of(data, size);
+    if (value.equal != 0) ctx.ranks.checks().note(std::move(value));
+  }
+}
+/// Notes the values of parameters that a layer uses, each once a step.
+template <compute_device Device, class Layer>
+void note_parameters(const context<Device>& ctx, Layer& layer) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    layer.visit([&](auto& p) {
+      if (ctx.ranks.checks().first_time(&p))
+        note_value(ctx, p.used(), "the values of ", p.name(), p.used_value(), p.used_size());
+    });
+  }
+}
+/// Notes what a layer takes in a forward pass: its input and the values of its parameters.
+template <compute_device Device, class Layer, class T>
+void note_forward(const microbatch<Device>& mb, Layer& layer, const layout& a, std::string_view name, const T* x,
+                  std::int64_t size) {
+  note_boundary(mb, a, "the input of ", name, x, size);
+  note_parameters(mb.ctx, layer);
+}
+/// Notes the gradient of a layer's output; `a` is the dual of its layout.
+template <compute_device Device, class T>
+void note_backward(const microbatch<Device>& mb, const layout& a, std::string_view name, const T* dy,
+                   std::int64_t size) {
+  note_boundary(mb, a, "the gradient of the output of ", name, dy, size);
+}
+
+/// Notes what an optimizer is about to use: the reduced gradient of a parameter and its master values.
+template <compute_device Device, class Gradient>
+void note_update(const context<Device>& ctx, const Gradient& gradient) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    const auto& p = gradient.parameter();
+    const axis_list cut = p.home() ? p.home()->axes() : axis_list();
+    note_value(ctx, p.stored(), "the reduced gradient of ", p.name(), gradient.data(), gradient.size(), cut);
+    note_value(ctx, p.stored(), "the stored values of ", p.name(), std::as_const(p).value(), gradient.size(), cut);
+  }
+}
+/// Throws `disagreement` unless all ranks of the world have equal values, in a step that is checked. Collective.
+template <compute_device Device, class Values>
+void agree_in_checked_step(const context<Device>& ctx, std::string_view who, Values&& values) {
+  if constexpr (!only_counts<Device>) {
+    if (notes_values(ctx)) require_equal_values(ctx.device, ctx.ranks.root(), who, values());
+  }
+}
+/// Likewise for what a context has, once for each that a rank makes something in.
+template <compute_device Device>
+void agree_on_context(const context<Device>& ctx) {
+  if constexpr (!only_counts<Device>) {
+    if (!notes_values(ctx)) return;
+    const std::vector<knob> values = values_of_context(ctx.ranks.shape(), ctx.sizes, ctx.seed, ctx.numerics);
+    const std::uint64_t hash = hash_of_values(values);
+    if (ctx.ranks.checks().context() == hash) return;
+    require_equal_values(ctx.device, ctx.ranks.root(), "context", values);
+    ctx.ranks.checks().context() = hash;
+  }
+}
+/// Values of the next step are compared again: something was loaded, or has other sizes. Collective.
+template <compute_device Device>
+void arm_checks(const context<Device>& ctx) {
+  ctx.ranks.checks().arm();
+  agree_on_context(ctx);
+}
+
+}  // namespace detail
+
+/// Throws `error_of_all` on every rank unless ranks have equal elements wherever the tensor's type says so: along axes
+/// over which it is invariant or replicated. The text names the axis, the ranks and how far they differ. Differences up
+/// to `tolerance` times the norm are none. Collective over the world, whatever `value_check` says.
+template <class T, spec_like Spec, compute_device Device>
+void require_equal(const context<Device>& ctx, const tensor<T, Spec, Device>& value, std::string_view name = "a tensor",
+                   double tolerance = 0) {
+  if constexpr (!only_counts<Device>) {
+    if (ctx.ranks.size() == 1 || ctx.ranks.calls()) return;
+    noted_value one{std::string(name), detail::equal_axes(ctx.ranks.shape(), layout_v<Spec>), 0, value.size()};
+    if constexpr (std::is_same_v<Device, cpu>) {
+      one.digest = kernels::digest_of(value.data(), one.size);
+    } else {
+      auto there = make_buffer<kernels::value_digest>(ctx.device, 1);
+      auto* const at = there.template data<kernels::value_digest>();
+      kernels::digest(ctx.device, value.data(), one.size, at);
+      ctx.device.download(&one.digest, at, sizeof one.digest, ctx.device.main_stream());
+    }
+    detail::compare_noted(ctx, {one}, tolerance);
+  }
+}
+
+}  // namespace plait
+
+#ifndef PLAIT_COMPILED
+#include "plait/tensor/check_values.ipp"  // IWYU pragma: keep
+#endif
+
+#include "plait/core/macros_on.hpp"

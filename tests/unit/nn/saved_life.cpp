@@ -1,0 +1,205 @@
+// program: layers
+// What a forward pass keeps belongs to one layer and one microbatch and is used once; a gradient is neither lost nor
+// read before it is complete; memory that is null is refused.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plait/nn/combinators.hpp"
+#include "plait/nn/cross_entropy.hpp"
+#include "plait/nn/embedding.hpp"
+#include "plait/nn/linear.hpp"
+#include "plait/nn/norm.hpp"
+#include "support/layer_check.hpp"
+#include "support/texts.hpp"
+
+using namespace plait;
+using namespace plait::test;
+
+namespace {
+
+using rows = spec<shard<batch, dp>, hidden>;
+struct square {
+  using input = rows;
+  using weight = spec<ffn, hidden>;
+  using output = spec<shard<batch, dp>, ffn>;
+};
+struct back {
+  using input = spec<shard<batch, dp>, ffn>;
+  using weight = spec<hidden, ffn>;
+  using output = rows;
+};
+
+/// Calls body(ctx) on two ranks; what is thrown, or "".
+template <class Body>
+std::string what_is_said(Body&& body) {
+  try {
+    threads::run(2, [&](threads::communicator c) {
+      world ranks(plait::mesh<axis<dp>>{2}.shape(), c);
+      cpu device;
+      body(context<cpu>{device, ranks, sizes_of<batch, hidden, ffn, vocab>(8, 8, 16, 12), 3});
+    });
+  } catch (const error& e) {
+    return e.what();
+  }
+  return {};
+}
+/// Likewise for body(ctx, layer, x, saved, dy) after a forward pass of the first of two layers.
+template <class Layer, class Body>
+std::string said_after_forward(Body&& body) {
+  return what_is_said([&](const context<cpu>& ctx) {
+    Layer layer = [&] {
+      if constexpr (std::is_constructible_v<Layer, const context<cpu>&, double, std::string>)
+        return Layer(ctx, 1e-5, "first");
+      else
+        return Layer(ctx, "first");
+    }();
+    layer.visit([&](auto& p) {
+      p.initialize(ctx);
+      p.gather(ctx);
+      p.zero_gradient(ctx);
+    });
+    tensor<float, typename Layer::input> x(ctx);
+    tensor<float, dual_t<typename Layer::output>> dy(ctx);
+    kernels::fill(ctx.device, x.data(), x.size(), 1.0);
+    kernels::fill(ctx.device, dy.data(), dy.size(), 1.0);
+    typename Layer::saved kept;
+    layer.forward(ctx, x, &kept);
+    body(ctx, layer, x, kept, dy);
+  });
+}
+using up = linear<float, square>;
+using norm = rms_norm<float, rows>;
+using centred = layer_norm<float, rows>;
+
+template <class Layer>
+void check_used_once(const std::string& name) {
+  const std::string each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
+  CHECK(said_after_forward<Layer>(
+            [](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) { l.backward(ctx, x, kept, dy); }) == "");
+  CHECK(has(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              l.backward(ctx, x, kept, dy);
+              l.backward(ctx, x, kept, dy);
+            }),
+            name + ": this `saved` was used by a backward pass before" + each));
+  CHECK(has(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              microbatch<cpu> other(ctx);
+              other.index = 2;
+              l.backward(other, x, kept, dy);
+            }),
+            name + ": this `saved` is of microbatch 0, and the backward pass of 2" + each));
+  CHECK(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+          l.backward(ctx, x, kept, dy);
+          l.forward(ctx, x, &kept);
+          l.backward(ctx, x, kept, dy);
+        }) == "");
+}
+
+}  // namespace
+
+TEST_CASE("what a forward pass keeps is used once, by its layer and microbatch") {
+  check_used_once<up>("first.weight");
+  check_used_once<norm>("first.weight");
+  check_used_once<centred>("first.weight");
+  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              up second(ctx, "second");
+              second.visit([&](auto& p) {
+                p.initialize(ctx);
+                p.gather(ctx);
+                p.zero_gradient(ctx);
+              });
+              static_cast<void>(l);
+              second.backward(ctx, x, kept, dy);
+            }),
+            "second.weight: this `saved` was made by another layer"));
+  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+              sequential all{up(ctx, "up"), linear<float, back>(ctx, "down")};
+              all.visit([&](auto& p) {
+                p.initialize(ctx);
+                p.gather(ctx);
+                p.zero_gradient(ctx);
+              });
+              tensor<float, rows> x(ctx);
+              tensor<float, dual_t<rows>> dy(ctx);
+              kernels::fill(ctx.device, x.data(), x.size(), 1.0);
+              kernels::fill(ctx.device, dy.data(), dy.size(), 1.0);
+              decltype(all)::saved kept;
+              all.forward(ctx, x, &kept);
+              all.backward(ctx, x, kept, dy);
+              all.backward(ctx, x, kept, dy);
+            }),
+            "down.weight: this `saved` was used by a backward pass before"));
+  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+              cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
+              std::vector<float> logits(48, 0.5f);
+              const std::vector<std::int64_t> labels(4, 1);
+              decltype(loss)::saved kept;
+              loss.forward(ctx, logits.data(), labels.data(), &kept);
+              const auto seed = loss_seed<decltype(loss)::output>::weighted(ctx, 1.0);
+              loss.backward(ctx, logits.data(), labels.data(), kept, seed);
+              loss.backward(ctx, logits.data(), labels.data(), kept, seed);
+            }),
+            "cross_entropy: this `saved` was used by a backward pass before"));
+}
+
+TEST_CASE("a gradient is neither lost nor read before it is complete") {
+  const std::string lost =
+      "parameter first.weight: zero_gradient would lose a gradient that passes have added to and that was not reduced; "
+      "call reduce(ctx) before it, or discard_gradient(ctx) in its place";
+  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              l.backward(ctx, x, kept, dy);
+              zero_gradients(ctx, l);
+            }),
+            lost));
+  CHECK(has(said_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              l.backward(ctx, x, kept, dy);
+              zero_gradients(ctx, l);
+            }),
+            lost));
+  CHECK(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+          zero_gradients(ctx, l);  // nothing was added yet
+          l.backward(ctx, x, kept, dy);
+          l.weight()->discard_gradient(ctx);
+          l.forward(ctx, x, &kept);
+          l.backward(ctx, x, kept, dy);
+          reduce_all(ctx, l);
+          static_cast<void>(std::as_const(*l.weight()).gradient());
+          zero_gradients(ctx, l);
+        }) == "");
+  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+              l.backward(ctx, x, kept, dy);
+              static_cast<void>(std::as_const(*l.weight()).gradient());
+            }),
+            "parameter first.weight: its gradient is read before it is complete, so that it is this rank's term of a "
+            "sum; call reduce(ctx) before"));
+}
+
+TEST_CASE("null pointers are refused by name") {
+  const float* const none = nullptr;
+  const auto of_linear = [&](auto&& call) {
+    return said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+      std::vector<float> y(64), dx(32);
+      call(ctx, l, x.data(), y.data(), kept, dy.data(), dx.data());
+    });
+  };
+  CHECK(has(of_linear([&](auto& ctx, auto& l, auto*, float* y, auto&, auto*, auto*) { l.forward(ctx, none, y); }),
+            "first.weight: x is a null pointer; it must point to this rank's 32 elements"));
+  CHECK(has(of_linear([&](auto& ctx, auto& l, auto* x, float*, auto&, auto*, auto*) {
+              l.forward(ctx, static_cast<const float*>(x), static_cast<float*>(nullptr));
+            }),
+            "first.weight: y is a null pointer; it must point to this rank's 64 elements"));
+  CHECK(has(of_linear([&](auto& ctx, auto& l, auto* x, float*, auto& kept, auto*, float* dx) {
+              l.backward(ctx, static_cast<const float*>(x), kept, none, dx);
+            }),
+            "first.weight: dy is a null pointer"));
+  CHECK(has(
+      said_after_forward<norm>([&](auto& ctx, auto& l, auto&, auto&, auto& dy) { l.forward(ctx, none, dy.data()); }),
+      "first.weight: x is a null pointer"));
+  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+              cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
+              const std::vector<float> logits(48);
+              loss.forward(ctx, logits.data(), static_cast<const std::int64_t*>(nullptr));
+            }),
+            "cross_entropy: labels is a null pointer"));
+}
