@@ -194,6 +194,7 @@ std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, s
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
+    ranks.checks().set(value_check::always);
     cpu device;
     all[static_cast<std::size_t>(ranks.rank())] = train_rank<T, S>(s, ranks, device);
   });

@@ -127,6 +127,7 @@ void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& o
   std::vector<pipeline_outcome> all(static_cast<std::size_t>(shape.size()));
   launch(static_cast<int>(shape.size()), [&](threads::communicator c, auto& device) {
     pipeline_world ranks(shape, any_communicator(c));
+    ranks.stage().checks().set(value_check::always);
     all[static_cast<std::size_t>(c.rank())] = train_pipeline_rank<Precision, S>(s, ranks, device, plan);
   });
   std::int64_t parameters = 0, expected = 0;

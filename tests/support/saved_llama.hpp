@@ -100,6 +100,7 @@ state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, 
     using run = saved_run<Precision>;
     using stage_type = typename run::stage_type;
     pipeline_world ranks(shape, any_communicator(c));
+    ranks.stage().checks().set(value_check::always);
     cpu device;
     const context<cpu> ctx{
         device, ranks.stage(),

@@ -206,6 +206,7 @@ std::vector<model_outcome> train_on(const mesh_shape& mesh, const model_setup& h
   std::vector<model_outcome> all(static_cast<std::size_t>(mesh.size()));
   launch(static_cast<int>(mesh.size()), [&](auto& c, auto& device) {
     pipeline_world ranks(mesh, any_communicator(c));
+    ranks.stage().checks().set(value_check::always);
     all[static_cast<std::size_t>(c.rank())] = train_rank(ranks, device, how, make, plan);
   });
   return all;
